@@ -1,0 +1,207 @@
+"""A model with a memo: rows of logits after any node of any tree, nothing computed twice."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.backends.llamacpp.model import LlamaModel, open_context
+from duodec.backends.tree_cache import Entry, Missing, OutOfSequences, SlotCache
+from duodec.core.protocols import RowQuery
+from duodec.core.sampling import Row
+from duodec.errors import ContextExceeded
+
+_BATCH = 512  # tokens a forward at most; a longer text is read in chunks
+
+
+class LlamaContext:
+    """Evaluates trees over texts in llama.cpp.
+
+    Rows are views into the library's own buffer: they hold until the next call.
+    ``on_chunk`` is called between the chunks of a long text, and may raise to abandon it:
+    what was read stays known.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        num_context: int,
+        num_sequences: int,
+        num_threads: int,
+        max_rows: int,
+    ) -> None:
+        self.model = model
+        self.num_context = num_context
+        self.on_chunk: Callable[[], None] = lambda: None
+        self._lib = model.lib
+        self._handle = open_context(
+            model,
+            num_context=num_context,
+            num_sequences=num_sequences,
+            num_threads=num_threads,
+            num_batch=_BATCH,
+            max_rows=max_rows,
+        )
+        self._memory = self._lib.llama_get_memory(self._handle)
+        self._batch = _Batch(self._lib, _BATCH, num_sequences)
+        self._free_ids = list(range(num_sequences))[::-1]
+        self._slots: OrderedDict[int, SlotCache] = OrderedDict()  # least recently used first
+
+    def close(self) -> None:
+        if self._handle:
+            self._lib.llama_free(self._handle)
+            self._handle = None
+
+    def set_threads(self, num_decode: int, num_prefill: int) -> None:
+        """Threads for forwards of one token, and of several."""
+        self._lib.llama_set_n_threads(self._handle, num_decode, num_prefill)
+
+    def rows(self, queries: Sequence[RowQuery]) -> list[list[Row]]:
+        """The logits wanted by each query, all of them in one forward where they fit.
+
+        Raises ContextExceeded when texts and trees do not fit the cache together.
+        """
+        for query in queries:
+            self._touch(query.slot)
+        used = {query.slot for query in queries}
+        try:
+            plans = [self._fit(query, used) for query in queries]
+            for query, missing in zip(queries, plans, strict=True):
+                self._read(query, missing, used)
+            return self._finish(queries, plans, used)
+        except _Failed as error:
+            for slot in used:
+                self._slots.pop(slot).drop()
+            raise ContextExceeded(
+                f"the context of {self.num_context} tokens is full; ask for a larger one with "
+                "--context, or shorten the prompt"
+            ) from error
+
+    # --- cells, for SlotCache
+
+    def remove(self, seq: int, begin: int) -> None:
+        self._lib.llama_memory_seq_rm(self._memory, seq, begin, -1)
+
+    def copy(self, source: int, target: int, begin: int, end: int) -> None:
+        self._lib.llama_memory_seq_cp(self._memory, source, target, begin, end)
+
+    # --- slots
+
+    def _touch(self, slot: int) -> None:
+        if slot not in self._slots:
+            self._slots[slot] = SlotCache(self, self._free_ids)
+        self._slots.move_to_end(slot)
+
+    def _evict(self, used: set[int]) -> bool:
+        """Forget the least recently used slot that is not in use."""
+        for slot, cache in self._slots.items():
+            if slot not in used and cache.num_ids:
+                cache.drop()
+                return True
+        return False
+
+    def _fit(self, query: RowQuery, used: set[int]) -> Missing:
+        while True:
+            try:
+                return self._slots[query.slot].fit(query.text, query.draft, query.rows)
+            except OutOfSequences as error:
+                if not self._evict(used):
+                    raise _Failed from error
+
+    # --- forwards
+
+    def _read(self, query: RowQuery, missing: Missing, used: set[int]) -> None:
+        """Compute a long text in chunks, all but its last part."""
+        while len(missing.text) + len(missing.nodes) > _BATCH:
+            chunk = missing.text[:_BATCH]
+            if len(chunk) == len(missing.text):
+                chunk = chunk[:-1]  # its row goes with the tree
+            if not chunk:
+                raise _Failed  # a tree wider than a batch
+            self._decode(chunk, used)
+            self._slots[query.slot].add_text(chunk)
+            del missing.text[: len(chunk)]
+            self.on_chunk()
+
+    def _finish(
+        self, queries: Sequence[RowQuery], plans: Sequence[Missing], used: set[int]
+    ) -> list[list[Row]]:
+        entries = [entry for missing in plans for entry in (*missing.text, *missing.nodes)]
+        if len(entries) > _BATCH:
+            raise _Failed
+        if entries:
+            self._decode(entries, used)
+        for query, missing in zip(queries, plans, strict=True):
+            self._slots[query.slot].add_text(missing.text)
+            self._slots[query.slot].add_nodes(missing)
+        logits = iter(self._logits(sum(entry.row is not None for entry in entries)))
+        answers = []
+        for query, missing in zip(queries, plans, strict=True):
+            order = [e.row for e in (*missing.text, *missing.nodes) if e.row is not None]
+            by_row = dict(zip(order, logits, strict=False))
+            answers.append([by_row[row] for row in query.rows])
+        return answers
+
+    def _decode(self, entries: Sequence[Entry], used: set[int]) -> None:
+        self._batch.fill(entries)
+        while True:
+            status = self._lib.llama_decode(self._handle, self._batch.struct)
+            if status == 0:
+                return
+            if status != 1 or not self._evict(used):  # 1: no cells are free
+                raise _Failed(status)
+
+    def _logits(self, num_rows: int) -> NDArray[np.float32]:
+        """The rows of the last forward, in the order of its entries."""
+        num_vocab = self.model.num_vocab
+        if not num_rows:
+            return np.empty((0, num_vocab), dtype=np.float32)
+        pointer = self._lib.llama_get_logits(self._handle)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        buffer = (ctypes.c_float * (num_rows * num_vocab)).from_address(address)
+        return np.frombuffer(buffer, dtype=np.float32).reshape(num_rows, num_vocab)
+
+
+class _Failed(Exception):
+    """A forward that the cache had no room for."""
+
+
+class _Batch:
+    """A llama_batch whose arrays are NumPy's: filled by columns, not element by element."""
+
+    def __init__(self, lib: object, num_tokens: int, num_sequences: int) -> None:
+        self._lib = lib
+        self._token = np.zeros(num_tokens, dtype=np.int32)
+        self._position = np.zeros(num_tokens, dtype=np.int32)
+        self._num_seqs = np.zeros(num_tokens, dtype=np.int32)
+        self._seqs = np.zeros((num_tokens, num_sequences), dtype=np.int32)
+        self._wanted = np.zeros(num_tokens, dtype=np.int8)
+        row_bytes = self._seqs.strides[0]
+        base = self._seqs.ctypes.data
+        self._rows = np.arange(base, base + num_tokens * row_bytes, row_bytes, dtype=np.uintp)
+        batch_type = lib.llama_batch  # type: ignore[attr-defined]
+        fields = dict(batch_type._fields_)
+        self.struct = batch_type()
+        for name, array in (
+            ("token", self._token),
+            ("pos", self._position),
+            ("n_seq_id", self._num_seqs),
+            ("seq_id", self._rows),
+            ("logits", self._wanted),
+        ):
+            setattr(self.struct, name, ctypes.cast(array.ctypes.data, fields[name]))
+
+    def fill(self, entries: Sequence[Entry]) -> None:
+        n = len(entries)
+        self._token[:n] = [entry.token for entry in entries]
+        self._position[:n] = [entry.position for entry in entries]
+        self._num_seqs[:n] = [len(entry.seqs) for entry in entries]
+        self._wanted[:n] = [entry.row is not None for entry in entries]
+        for i, entry in enumerate(entries):
+            self._seqs[i, : len(entry.seqs)] = entry.seqs
+        self.struct.n_tokens = n

@@ -1,0 +1,75 @@
+"""Loading llama.cpp: environment first, then the library, silenced.
+
+What counts only before the library loads is set here: OpenMP's waiting policy and the switch
+of the exact kernels. Everything of llama.cpp that the package uses goes through `load`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from duodec.errors import BackendUnavailable
+
+_EXACT_SWITCH = "GGML_CPU_TILED_MM"
+_loaded: ModuleType | None = None
+_log_callback: Any = None  # kept alive: the library calls it
+
+
+def load(*, is_exact: bool = False) -> Any:
+    """The bindings of llama.cpp, loaded once a process.
+
+    ``is_exact`` turns the tiled matrix kernels off, whose results depend on the number of rows.
+    That is decided by the first call. Raises BackendUnavailable.
+    """
+    global _loaded
+    if _loaded is None:
+        _prepare_environment(is_exact)
+        _loaded = _import()
+        _silence(_loaded)
+        _loaded.llama_backend_init()
+    elif is_exact and os.environ.get(_EXACT_SWITCH) != "0":
+        raise BackendUnavailable(
+            "llama.cpp is loaded with its fast kernels already; ask for exact kernels in the "
+            f"first Engine of the process, or set {_EXACT_SWITCH}=0 before it starts"
+        )
+    return _loaded
+
+
+def _prepare_environment(is_exact: bool) -> None:
+    # Idle workers must not burn a core that the other model computes on, but within one
+    # forward they meet hundreds of times: spin for some microseconds, then sleep.
+    os.environ.setdefault("OMP_WAIT_POLICY", "active")
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    if is_exact:
+        os.environ[_EXACT_SWITCH] = "0"
+
+
+def _import() -> ModuleType:
+    from duodec.backends.llamacpp.build import check_build
+
+    check_build()
+    try:
+        import llama_cpp
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"llama-cpp-python cannot be loaded ({error}); run `make setup`, or "
+            "`pip install --force-reinstall llama-cpp-python`"
+        ) from error
+    return llama_cpp.llama_cpp  # type: ignore[no-any-return]
+
+
+def _silence(library: Any) -> None:
+    """Send the library's log nowhere, or to stderr when DUODEC_LLAMA_LOG is set."""
+    global _log_callback
+
+    @library.llama_log_callback  # type: ignore[untyped-decorator]
+    def log(level: int, text: bytes, data: ctypes.c_void_p) -> None:
+        if os.environ.get("DUODEC_LLAMA_LOG"):
+            sys.stderr.write(text.decode("utf-8", "replace"))
+
+    _log_callback = log
+    library.llama_log_set(log, ctypes.c_void_p(0))

@@ -1,0 +1,180 @@
+"""A GGUF model: weights, vocabulary, chat template."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+from duodec.backends.llamacpp import library
+from duodec.errors import ModelUnreadable
+
+
+class LlamaModel:
+    """A causal language model in a GGUF file.
+
+    ``vocabulary_only`` reads no weights. Raises ModelUnreadable.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        num_gpu_layers: int = -1,
+        is_exact: bool = False,
+        vocabulary_only: bool = False,
+    ) -> None:
+        self.path = path
+        self.lib = lib = library.load(is_exact=is_exact)
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = num_gpu_layers
+        params.vocab_only = vocabulary_only
+        # repacked weights are computed by kernels that depend on the number of rows
+        params.use_extra_bufts = not is_exact
+        self.handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self.handle:
+            raise ModelUnreadable(
+                f"{path} cannot be loaded by llama.cpp: truncated, damaged or of an unknown "
+                "architecture; download it again or update llama-cpp-python"
+            )
+        self.vocab = lib.llama_model_get_vocab(self.handle)
+        self._refuse_other_kinds()
+
+    def _refuse_other_kinds(self) -> None:
+        lib, handle = self.lib, self.handle
+        kind = None
+        if not self.num_vocab:
+            kind = "no language model: it has no vocabulary"
+        elif lib.llama_model_has_encoder(handle) or not lib.llama_model_has_decoder(handle):
+            kind = "an encoder"
+        elif lib.llama_model_is_diffusion(handle):
+            kind = "a diffusion model"
+        elif lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle):
+            kind = "a recurrent model, whose state cannot be rolled back"
+        elif self.metadata("general.architecture") in _NOT_CAUSAL:
+            kind = "an embedding model"
+        if kind:
+            raise ModelUnreadable(f"{self.path} is {kind}; use a causal (decoder-only) model")
+
+    def close(self) -> None:
+        """Free the weights; no context may be in use."""
+        if self.handle:
+            self.lib.llama_model_free(self.handle)
+            self.handle = None
+
+    @property
+    def num_vocab(self) -> int:
+        return int(self.lib.llama_vocab_n_tokens(self.vocab))
+
+    @property
+    def num_context_train(self) -> int:
+        """Positions that the model was trained for."""
+        return int(self.lib.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def num_params(self) -> int:
+        return int(self.lib.llama_model_n_params(self.handle))
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.lib.llama_model_size(self.handle))
+
+    @property
+    def description(self) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        self.lib.llama_model_desc(self.handle, buffer, len(buffer))
+        return buffer.value.decode()
+
+    @property
+    def name(self) -> str:
+        return self.metadata("general.name") or self.path.stem
+
+    @property
+    def bos(self) -> int:
+        return int(self.lib.llama_vocab_bos(self.vocab))
+
+    @property
+    def eos(self) -> int:
+        return int(self.lib.llama_vocab_eos(self.vocab))
+
+    @property
+    def chat_template(self) -> str | None:
+        template = self.lib.llama_model_chat_template(self.handle, None)
+        return template.decode("utf-8", "replace") if template else None
+
+    def metadata(self, key: str) -> str | None:
+        """A scalar of the file's metadata, as text."""
+        size = 4096
+        buffer = ctypes.create_string_buffer(size)
+        length = self.lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, size)
+        return buffer.value.decode("utf-8", "replace") if length >= 0 else None
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends the answer."""
+        return bool(self.lib.llama_vocab_is_eog(self.vocab, token))
+
+    def token_text(self, token: int) -> bytes:
+        """The vocabulary's own entry for a token (not detokenised)."""
+        return self.lib.llama_vocab_get_text(self.vocab, token) or b""
+
+    def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
+        """Tokens of a text. A templated text has its special tokens spelled out; another one
+        gets the model's own beginning token and no meaning is read into its words."""
+        data = text.encode()
+        add_special = not is_templated or not self._begins_with_bos(text)
+        size = len(data) + 8
+        tokens = (ctypes.c_int32 * size)()
+        n = self.lib.llama_tokenize(
+            self.vocab, data, len(data), tokens, size, add_special, is_templated
+        )
+        assert n >= 0, "a token is at least one byte"
+        return list(tokens[:n])
+
+    def _begins_with_bos(self, text: str) -> bool:
+        bos = self.token_text(self.bos).decode("utf-8", "replace") if self.bos >= 0 else ""
+        return bool(bos) and text.startswith(bos)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to the text; none for control tokens."""
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = self.lib.llama_token_to_piece(self.vocab, token, buffer, size, 0, False)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+
+_NOT_CAUSAL = frozenset(
+    {"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert",
+     "modern-bert", "eurobert", "gemma-embedding", "t5encoder", "clip", "wavtokenizer-dec"}
+)  # fmt: skip
+
+
+def open_context(
+    model: LlamaModel,
+    *,
+    num_context: int,
+    num_sequences: int,
+    num_threads: int,
+    num_batch: int,
+    max_rows: int,
+) -> Any:
+    """A llama.cpp context with one unified cache. Raises ModelUnreadable when memory is short."""
+    lib = model.lib
+    params = lib.llama_context_default_params()
+    params.n_ctx = num_context
+    params.n_batch = params.n_ubatch = num_batch
+    params.n_seq_max = num_sequences
+    params.n_outputs_max = max_rows
+    params.n_threads = params.n_threads_batch = num_threads
+    params.kv_unified = True  # branches share the cells of their prefix
+    params.swa_full = True  # or earlier positions could not be rolled back to
+    params.no_perf = True
+    handle = lib.llama_init_from_model(model.handle, params)
+    if not handle:
+        raise ModelUnreadable(
+            f"no memory for a context of {num_context} tokens of {model.path}; "
+            "ask for a smaller one with --context"
+        )
+    return handle

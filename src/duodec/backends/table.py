@@ -1,0 +1,89 @@
+"""Models that are tables: a target and a draft model in a few lines of NumPy.
+
+They ship with the package so that methods, drafters, servers and tests run without a library
+or weights. A table's logits are a pure function of the last tokens of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import sleep
+
+import numpy as np
+
+from duodec.core.protocols import Query, RowQuery, Scores
+from duodec.core.sampling import Context, Draw, Law, Row
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """Logits from a seeded generator keyed by the last ``order`` tokens.
+
+    ``noise`` blends in logits of another seed: two models of one ``seed`` agree less
+    the more noise one of them has. ``seconds`` is what a forward takes, by sleeping.
+    """
+
+    num_vocab: int = 32
+    order: int = 2
+    seed: int = 0
+    noise: float = 0.0
+    seconds: float = 0.0
+
+    def logits(self, context: Context) -> Row:
+        """Logits of the token after ``context``, shape (num_vocab,)."""
+        key = [self.seed, *(int(t) for t in context.tokens()[-self.order :])]
+        row = np.random.default_rng(key).normal(0.0, 3.0, self.num_vocab)
+        if self.noise:
+            other = np.random.default_rng([*key, 1]).normal(0.0, 3.0, self.num_vocab)
+            row = (1 - self.noise) * row + self.noise * other
+        return row.astype(np.float32)
+
+    def load(self) -> TableDraftModel:
+        """The draft model of this table: so a table is also a drafter process's recipe."""
+        return TableDraftModel(self)
+
+
+@dataclass(frozen=True)
+class TableScores:
+    """Draws and laws straight from the table."""
+
+    model: TableModel
+    query: Query
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.query.draft) + 1
+
+    def draw(self, row: int) -> Draw:
+        context = self.query.context(row)
+        return self.query.sampler.draw(self.model.logits(context), context)
+
+    def law(self, row: int) -> Law:
+        context = self.query.context(row)
+        return self.query.sampler.law(self.model.logits(context), context)
+
+
+@dataclass(frozen=True)
+class TableTarget:
+    """A target over a table."""
+
+    model: TableModel
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        sleep(self.model.seconds)
+        return [TableScores(self.model, query) for query in queries]
+
+
+@dataclass(frozen=True)
+class TableDraftModel:
+    """A draft model over a table."""
+
+    model: TableModel
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        sleep(self.model.seconds)
+        return [
+            self.model.logits(Context(query.text, tuple(query.draft.path_tokens(row - 1))))
+            for row in query.rows
+        ]

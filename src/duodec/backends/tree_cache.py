@@ -1,0 +1,259 @@
+"""Which cells of a unified KV cache hold which tree: bookkeeping without a library.
+
+A slot's cells are a memo: the *trunk* (a text) and the *nodes* of a tree under it. `fit`
+is given the text and the tree that are wanted, keeps what matches, frees the rest and says
+what must be computed. A sequence id is the path from the first token of the text down to one
+leaf, and a token belongs to the ids of all leaves below it, as llama.cpp wants it. Ids lag
+behind the trunk until they are needed; then only the positions they miss are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from duodec.core.draft import ROOT, Draft
+from duodec.core.sampling import Tokens
+
+
+class Cells(Protocol):
+    """What the cache itself can do; positions are absolute."""
+
+    def remove(self, seq: int, begin: int) -> None:
+        """Positions from ``begin`` on leave a sequence."""
+
+    def copy(self, source: int, target: int, begin: int, end: int) -> None:
+        """Positions begin .. end - 1 of ``source`` belong to ``target`` too."""
+
+
+class OutOfSequences(Exception):
+    """A tree has more leaves than there are free sequence ids."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A token to compute: where it stands, the leaves it leads to, the row it gives."""
+
+    token: int
+    position: int
+    seqs: tuple[int, ...]
+    row: int | None = None
+
+
+@dataclass(eq=False)
+class _Node:
+    """A token in the cache, under the trunk; the root stands for the trunk's end."""
+
+    token: int = -1
+    parent: _Node | None = None
+    children: dict[int, _Node] = field(default_factory=dict)
+
+    def chain(self) -> list[_Node]:
+        """From this node up to the root, the root included."""
+        nodes = [self]
+        while nodes[-1].parent is not None:
+            nodes.append(nodes[-1].parent)
+        return nodes
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What a slot lacks: the rest of the text, then nodes of the tree."""
+
+    text: list[Entry]
+    nodes: list[Entry]
+    computed: dict[int, _Node]  # draft node -> node, as soon as `nodes` are computed
+    tips: dict[int, int]  # sequence id -> the draft node (or ROOT) where it will end
+
+
+class SlotCache:
+    """The cells of one slot. ``free_ids`` is shared by the slots of one cache."""
+
+    def __init__(self, cells: Cells, free_ids: list[int]) -> None:
+        self._cells = cells
+        self._free_ids = free_ids
+        self.trunk: Tokens = np.empty(0, dtype=np.int32)
+        self._root = _Node()
+        self._tip: dict[int, _Node] = {}  # id -> where it ends
+        self._shared: dict[int, int] = {}  # id -> positions of the trunk that it has
+
+    @property
+    def num_ids(self) -> int:
+        return len(self._tip)
+
+    def fit(self, text: Tokens, draft: Draft, rows: Iterable[int]) -> Missing:
+        """Keep what matches ``text`` and ``draft``, free the rest, say what is missing.
+
+        A row is had by computing its token, so tokens whose rows are wanted are not kept.
+        Raises OutOfSequences.
+        """
+        wanted = set(rows)
+        self._follow(text, len(text) - (0 in wanted))
+        is_text_known = len(self.trunk) == len(text)
+        known = self._match(draft, wanted) if is_text_known else {}
+        self._keep(set(known.values()))
+        return self._lay_out(text, draft, wanted, known)
+
+    def add_text(self, entries: Sequence[Entry]) -> None:
+        """These entries of the missing text, the first ones left, are computed now."""
+        if entries:
+            tokens = np.array([entry.token for entry in entries], dtype=np.int32)
+            self.trunk = np.concatenate([self.trunk, tokens])
+            for seq in entries[0].seqs:
+                self._shared[seq] = len(self.trunk)
+
+    def add_nodes(self, missing: Missing) -> None:
+        """The missing nodes are computed now."""
+        for node in missing.computed.values():
+            assert node.parent is not None
+            node.parent.children[node.token] = node
+        for seq, tip in missing.tips.items():
+            self._tip[seq] = self._root if tip == ROOT else missing.computed[tip]
+
+    def drop(self) -> None:
+        """Free everything."""
+        for seq in self._tip:
+            self._cells.remove(seq, 0)
+            self._free_ids.append(seq)
+        self.trunk = self.trunk[:0]
+        self._root, self._tip, self._shared = _Node(), {}, {}
+
+    # --- keeping
+
+    def _follow(self, text: Tokens, limit: int) -> None:
+        """Move the trunk to the longest known prefix of text[:limit], along nodes too."""
+        length = min(len(self.trunk), limit)
+        differs = self.trunk[:length] != text[:length]
+        common = int(differs.argmax()) if differs.any() else length
+        if common < len(self.trunk):
+            self._keep(set())
+            self.trunk = self.trunk[:common]
+            for seq, shared in self._shared.items():
+                if shared > common:
+                    self._cells.remove(seq, common)
+                    self._shared[seq] = common
+            return
+        end, path = self._root, []
+        for token in text[common:limit].tolist():
+            if token not in end.children:
+                break
+            end = end.children[token]
+            path.append(end)
+        if path:
+            self._promote(path)
+
+    def _promote(self, path: list[_Node]) -> None:
+        """The nodes of ``path`` become trunk; what is not under its end is freed."""
+        for seq, tip in self._tip.items():
+            if tip is self._root:
+                continue
+            chain = tip.chain()
+            num_on_path = sum(node in chain for node in path)
+            self._shared[seq] = len(self.trunk) + num_on_path
+            if num_on_path < len(path):
+                self._cells.remove(seq, self._shared[seq])
+                self._tip[seq] = path[-1]
+        for seq, tip in self._tip.items():
+            if tip is self._root:
+                self._tip[seq] = path[-1]
+        tokens = np.array([node.token for node in path], dtype=np.int32)
+        self.trunk = np.concatenate([self.trunk, tokens])
+        self._root = path[-1]
+        self._root.parent = None
+
+    def _match(self, draft: Draft, wanted: set[int]) -> dict[int, _Node]:
+        """Draft nodes that are cached and need not be computed again."""
+        known: dict[int, _Node] = {}
+        for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            above = self._root if parent == ROOT else known.get(parent)
+            if above is not None and token in above.children and i + 1 not in wanted:
+                known[i] = above.children[token]
+        return known
+
+    def _keep(self, kept: set[_Node]) -> None:
+        """Free all nodes but ``kept``, whose ancestors are kept too."""
+        for seq, tip in self._tip.items():
+            end = next(node for node in tip.chain() if node in kept or node is self._root)
+            if end is not tip:
+                self._cells.remove(seq, len(self.trunk) + len(end.chain()) - 1)
+                self._tip[seq] = end
+        for node in (self._root, *kept):
+            node.children = {t: child for t, child in node.children.items() if child in kept}
+
+    # --- laying out what is new
+
+    def _lay_out(
+        self, text: Tokens, draft: Draft, wanted: set[int], known: dict[int, _Node]
+    ) -> Missing:
+        """Give every new leaf a sequence id, and every new token the ids of its leaves."""
+        new = [i for i in range(len(draft)) if i not in known]
+        inner = {draft.parents[i] for i in new}
+        leaves = [i for i in new if i not in inner]
+        if not leaves and len(self.trunk) < len(text):
+            leaves = [ROOT]
+        seqs: dict[int, list[int]] = {i: [] for i in (ROOT, *new)}
+        tips: dict[int, int] = {}
+        for leaf in leaves:
+            path = [i for i in draft.path(leaf) if i not in known]
+            start = draft.parents[path[0]] if path else ROOT
+            seq = self._claim(self._root if start == ROOT else known[start], tips)
+            tips[seq] = leaf
+            for i in (ROOT, *path):
+                seqs[i].append(seq)
+
+        end = len(text)
+        ids = tuple(seqs[ROOT])
+        text_entries = [
+            Entry(token, position, ids, 0 if 0 in wanted and position == end - 1 else None)
+            for position, token in enumerate(text[len(self.trunk) :].tolist(), len(self.trunk))
+        ]
+        depth = {ROOT: -1}
+        computed: dict[int, _Node] = {}
+        node_entries = []
+        for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            depth[i] = depth[parent] + 1
+            if i in known:
+                continue
+            above = self._root if parent == ROOT else computed.get(parent) or known[parent]
+            computed[i] = _Node(token, above)
+            row = i + 1 if i + 1 in wanted else None
+            node_entries.append(Entry(token, end + depth[i], tuple(seqs[i]), row))
+        return Missing(text_entries, node_entries, computed, tips)
+
+    def _claim(self, node: _Node, taken: dict[int, int]) -> int:
+        """A sequence id that ends at ``node`` and is not taken: one that does, or a copy."""
+        depth = len(node.chain()) - 1
+        ending = [seq for seq, tip in self._tip.items() if tip is node and seq not in taken]
+        if depth == 0:  # ids at the root may lag behind the trunk
+            synced = [seq for seq in ending if self._shared[seq] == len(self.trunk)]
+        else:
+            synced = ending
+        if synced:
+            return synced[0]
+        idle = [seq for seq, tip in self._tip.items() if tip is self._root and seq not in taken]
+        if idle:
+            seq = max(idle, key=lambda seq: self._shared[seq])
+        else:
+            if not self._free_ids:
+                raise OutOfSequences
+            seq = self._free_ids.pop()
+            self._shared[seq] = 0
+        self._tip[seq] = node
+        self._copy_path(node, depth, seq)
+        return seq
+
+    def _copy_path(self, node: _Node, depth: int, target: int) -> None:
+        """``target`` gets the positions it misses of the path down to ``node``."""
+        length = len(self.trunk) + depth
+        begin = self._shared[target]
+        if begin < length:
+            source = next(
+                seq
+                for seq, tip in self._tip.items()
+                if seq != target and node in tip.chain() and self._shared[seq] == len(self.trunk)
+            )
+            self._cells.copy(source, target, begin, length)
+        self._shared[target] = len(self.trunk)

@@ -1,0 +1,118 @@
+"""The draft: a token tree.
+
+Chains, k sequences, retrieval tries and lookahead windows are all `Draft`s. A node is
+an index; its parent comes before it; ``ROOT`` (-1) is the committed text itself. A node's
+*row* in `Scores` is ``node + 1``: row 0 follows the text, row i + 1 follows node i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from duodec.core.sampling import Law
+
+ROOT = -1
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A token tree under a text; immutable, parents precede children.
+
+    ``laws[i]`` is the draft law that token i was *drawn* from; ``laws`` is None when
+    tokens were chosen, not drawn.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    laws: tuple[Law, ...] | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.parents), "one parent a token"
+        assert all(ROOT <= p < i for i, p in enumerate(self.parents)), "parents precede children"
+        assert self.laws is None or len(self.laws) == len(self.tokens), "one law a token"
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(cls, tokens: Iterable[int], laws: Iterable[Law] | None = None) -> Draft:
+        """One sequence: every token the only child of the one before."""
+        tokens = tuple(tokens)
+        parents = tuple(range(ROOT, len(tokens) - 1))
+        return cls(tokens, parents, None if laws is None else tuple(laws))
+
+    @classmethod
+    def sequences(cls, sequences: Iterable[Sequence[int]]) -> Draft:
+        """Several sequences under one root; common prefixes are merged."""
+        tree = cls()
+        for sequence in sequences:
+            tree = tree.graft(ROOT, cls.chain(sequence))
+        return tree
+
+    def children(self, node: int) -> Iterator[int]:
+        """Children of ``node`` in the order in which they were drafted."""
+        first = node + 1
+        return (i for i in range(first, len(self.parents)) if self.parents[i] == node)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of ``node`` that carries ``token``, if there is one."""
+        return next((i for i in self.children(node) if self.tokens[i] == token), None)
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from below the root down to ``node``, which is last; [] for the root."""
+        nodes = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def path_tokens(self, node: int) -> list[int]:
+        """Tokens from below the root down to ``node``."""
+        return [self.tokens[i] for i in self.path(node)]
+
+    def leaf(self) -> int:
+        """The last node of a chain; ROOT when the draft is empty."""
+        return len(self.tokens) - 1
+
+    def graft(self, node: int, other: Draft) -> Draft:
+        """This tree with ``other`` under ``node``; tokens already there are not repeated."""
+        if self.laws is not None or other.laws is not None:
+            assert self.laws is not None and other.laws is not None, "laws on both sides or none"
+        if not len(self) and node == ROOT:
+            return other
+        tokens, parents = list(self.tokens), list(self.parents)
+        laws = None if self.laws is None else list(self.laws)
+        index = {(p, t): i for i, (p, t) in enumerate(zip(parents, tokens, strict=True))}
+        placed = {ROOT: node}
+        for i, (token, parent) in enumerate(zip(other.tokens, other.parents, strict=True)):
+            key = (placed[parent], token)
+            if key not in index:
+                index[key] = len(tokens)
+                tokens.append(token)
+                parents.append(key[0])
+                if laws is not None and other.laws is not None:
+                    laws.append(other.laws[i])
+            placed[i] = index[key]
+        return Draft(tuple(tokens), tuple(parents), None if laws is None else tuple(laws))
+
+    def subtree(self, node: int) -> Draft:
+        """What lies under ``node``, re-rooted there; the whole tree for the root."""
+        if node == ROOT:
+            return self
+        placed = {node: ROOT}
+        kept: list[int] = []
+        for i in range(node + 1, len(self)):
+            if self.parents[i] in placed:
+                placed[i] = len(kept)
+                kept.append(i)
+        return Draft(
+            tuple(self.tokens[i] for i in kept),
+            tuple(placed[self.parents[i]] for i in kept),
+            None if self.laws is None else tuple(self.laws[i] for i in kept),
+        )
+
+    def after(self, token: int) -> Draft:
+        """What was drafted after ``token`` under the root; empty if it was not foreseen."""
+        node = self.child(ROOT, token)
+        return Draft() if node is None else self.subtree(node)

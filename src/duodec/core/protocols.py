@@ -1,0 +1,118 @@
+"""The seams: what a target, a drafter and a draft model can be asked.
+
+A method sees only these. It never learns where a model runs, in which library, process
+or cache. ``slot`` names a memo on the other side: callers pass the whole text each time,
+and what of it was already computed is the other side's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from duodec.core.draft import Draft
+from duodec.core.sampling import Context, Draw, Law, Row, Sampler, Tokens
+
+
+@dataclass(frozen=True)
+class Query:
+    """Score ``draft`` after ``text``, under the laws of ``sampler``."""
+
+    slot: int
+    text: Tokens  # (length,) int32, at least one token
+    draft: Draft = field(default_factory=Draft)
+    sampler: Sampler = field(default_factory=Sampler)
+
+    def context(self, row: int) -> Context:
+        """The text and the draft tokens that precede the token drawn from ``row``."""
+        return Context(self.text, tuple(self.draft.path_tokens(row - 1)))
+
+
+class Scores(Protocol):
+    """What the target says of one query. Row 0 follows the text, row i + 1 draft node i."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that were scored: the first ``num_rows - 1`` nodes of the draft."""
+
+    def draw(self, row: int) -> Draw:
+        """The keyed draw of a row."""
+
+    def law(self, row: int) -> Law:
+        """The law of a row. Raises LawUnavailable where the target has none."""
+
+
+class Target(Protocol):
+    """The model whose text is wanted."""
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        """Score every query's draft in one forward. Raises ContextExceeded."""
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """Draft ``plan`` after ``text``; ``sampler`` is the target's, for its noise."""
+
+    slot: int
+    text: Tokens
+    plan: Plan
+    sampler: Sampler = field(default_factory=Sampler)
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A draft as far as it has come, and the drafter's seconds of work on it."""
+
+    draft: Draft = field(default_factory=Draft)
+    is_complete: bool = True
+    read_s: float = 0.0  # reading text that was new to the drafter
+    draft_s: float = 0.0  # drafting
+
+
+class Drafter(Protocol):
+    """Drafts beside the caller. A request supersedes the slot's earlier one.
+
+    A drafter may be slow, fail or die: it then answers with less, or nothing, and never
+    raises while a text is being generated.
+    """
+
+    def submit(self, request: DraftRequest) -> None:
+        """Start to draft; returns at once."""
+
+    def poll(self, slot: int, wait_s: float = 0.0) -> Drafted:
+        """What has been drafted for the slot's last request, after at most ``wait_s`` seconds
+        of waiting for its completion."""
+
+    def cancel(self, slot: int) -> None:
+        """Stop the slot's work within one draft step; returns at once."""
+
+
+@dataclass(frozen=True)
+class RowQuery:
+    """Logits wanted of a draft model: those that follow ``rows`` (0 the text, i + 1 node i)."""
+
+    slot: int
+    text: Tokens
+    draft: Draft
+    rows: tuple[int, ...]
+
+
+class DraftModel(Protocol):
+    """A language model seen by the drafter: rows of logits after the nodes of a tree."""
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        """The logits after each of ``query.rows``, in one batched forward; with no rows, the
+        text and the draft are read and no more. What was computed for the slot before is not
+        computed again."""
+
+
+class Plan(Protocol):
+    """What to draft: a shape and its size. Plans travel to the drafter by value."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Draft tokens at most."""
+
+    def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft]:
+        """The draft as it grows, one forward of the draft model between two yields."""

@@ -1,0 +1,107 @@
+"""One round (one target forward and its verdict), and the statistics of many."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+NEAR_TIE = 1e-3  # nats: a draw won by less may fall otherwise under other kernels
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one target forward brought, and when. Times are seconds of one clock."""
+
+    tokens: tuple[int, ...]  # tokens that join the text
+    num_accepted: int  # how many of them (the first ones) were drafted
+    num_drafted: int  # draft tokens delivered for this round
+    num_scored: int  # draft tokens in the forward
+    margin: float  # nats, the narrowest win among its draws
+    start_s: float  # the forward
+    end_s: float
+    draft_wait_s: float = 0.0  # waiting for the drafter before the forward
+    overlap_s: float = 0.0  # of the forward, during which the drafter was at work
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The statistics of one answer, prompt to last token."""
+
+    num_prompt_tokens: int
+    rounds: tuple[Round, ...]
+    begin_s: float  # request
+    first_s: float  # first token
+    finish_s: float  # last token
+    drafter_restarts: int = 0
+
+    @property
+    def num_new_tokens(self) -> int:
+        return sum(len(r.tokens) for r in self.rounds)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(r.num_drafted for r in self.rounds)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(r.num_accepted for r in self.rounds)
+
+    @property
+    def mean_accepted(self) -> float:
+        """Tokens per target forward, its own included: 1 for plain decoding (Spec-Bench's
+        "mean accepted tokens", vLLM's ``mean_acceptance_length``)."""
+        return self.num_new_tokens / len(self.rounds) if self.rounds else math.nan
+
+    @property
+    def acceptance_histogram(self) -> list[int]:
+        """Rounds that accepted 0, 1, 2, ... draft tokens."""
+        counts = Counter(r.num_accepted for r in self.rounds)
+        return [counts[n] for n in range(max(counts, default=-1) + 1)]
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.begin_s
+
+    @property
+    def decode_s(self) -> float:
+        """From the first token to the last."""
+        return self.finish_s - self.first_s
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding speed: tokens after those of the first round, over `decode_s`."""
+        if len(self.rounds) < 2 or self.decode_s <= 0:
+            return math.nan
+        return (self.num_new_tokens - len(self.rounds[0].tokens)) / self.decode_s
+
+    @property
+    def overlap(self) -> float:
+        """Part of the target's time during which the drafter was at work too."""
+        busy = sum(r.end_s - r.start_s for r in self.rounds)
+        return sum(r.overlap_s for r in self.rounds) / busy if busy > 0 else 0.0
+
+    @property
+    def num_near_ties(self) -> int:
+        return sum(r.margin < NEAR_TIE for r in self.rounds)
+
+    @property
+    def median_gap_s(self) -> float:
+        """Between one forward's end and the next one's start, drafting not waited for."""
+        return median(
+            b.start_s - a.end_s - b.draft_wait_s
+            for a, b in zip(self.rounds, self.rounds[1:], strict=False)
+        )
+
+    @property
+    def median_forward_s(self) -> float:
+        """One target forward, prefill left out."""
+        return median(r.end_s - r.start_s for r in self.rounds[1:])
+
+
+def median(values: Iterable[float]) -> float:
+    """The median, NaN of nothing."""
+    values = list(values)
+    return statistics.median(values) if values else math.nan

@@ -1,0 +1,277 @@
+"""From a row of logits to a token: the samplers, the keyed draw, the law.
+
+The order is that of transformers: bias and penalties, temperature, top-k, top-p, min-p.
+The keyed draw is ``argmax(score + gumbel)`` over the tokens that survive (Gumbel-max), so
+it follows the law exactly and depends on nothing but the row and the key. Everything that
+decides a token is a comparison, a fixed-order fp32 operation or an integer sum: another
+library given the same row picks the same token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.core import noise
+from duodec.errors import BadOption
+
+Tokens = NDArray[np.int32]  # (length,)
+Row = NDArray[np.float32]  # (vocab,) logits
+
+_HEAD = 128  # tokens whose noise is looked at before any other
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How an answer is sampled. ``temperature=0`` takes the most likely token."""
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # on prompt and answer, as in transformers
+    presence_penalty: float = 0.0  # on the answer, as in OpenAI's interface
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        def check(name: str, is_good: bool, remedy: str) -> None:
+            if not is_good:
+                raise BadOption(f"{name} is {getattr(self, name)}; {remedy}")
+
+        # `not (x >= y)` rather than `x < y`: NaN is refused too
+        check("temperature", 0 <= self.temperature < math.inf, "use 0 (greedy) or more")
+        check("top_k", self.top_k >= 0, "use 0 (off) or more")
+        check("top_p", 0 < self.top_p <= 1, "use a value above 0 and up to 1 (off)")
+        check("min_p", 0 <= self.min_p <= 1, "use a value from 0 (off) to 1")
+        check("repetition_penalty", 0 < self.repetition_penalty < math.inf, "use 1 (off) or more")
+        check("presence_penalty", math.isfinite(self.presence_penalty), "use 0 (off)")
+        check("frequency_penalty", math.isfinite(self.frequency_penalty), "use 0 (off)")
+        check("seed", 0 <= self.seed < 1 << 64, "use a whole number from 0 to 2**64 - 1")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What precedes a token: the text and the draft tokens after it."""
+
+    text: Tokens
+    tail: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the token that follows."""
+        return len(self.text) + len(self.tail)
+
+    def tokens(self) -> Tokens:
+        return np.concatenate([self.text, np.asarray(self.tail, dtype=np.int32)])
+
+
+@dataclass(frozen=True)
+class Law:
+    """A distribution over the vocabulary, zero outside ``tokens``."""
+
+    tokens: NDArray[np.int64]  # (n,) ascending
+    probs: NDArray[np.float64]  # (n,) sums to 1
+
+    def prob(self, token: int) -> float:
+        i = int(np.searchsorted(self.tokens, token))
+        found = i < len(self.tokens) and self.tokens[i] == token
+        return float(self.probs[i]) if found else 0.0
+
+    def residual(self, q: Law) -> Law:
+        """norm(max(p - q, 0)): what is left of this law when a draw from q was refused."""
+        probs = np.maximum(self.probs - np.array([q.prob(int(t)) for t in self.tokens]), 0.0)
+        total = probs.sum()
+        # p == q leaves nothing, and then no refusal was possible: only rounding gets here
+        return self if total <= 0 else Law(self.tokens, probs / total)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A drawn token and the margin (in scores, nats) by which it won."""
+
+    token: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The samplers of one answer: parameters, which answer, where the prompt ends."""
+
+    params: SamplingParams = field(default_factory=SamplingParams)
+    choice: int = 0
+    num_prompt_tokens: int = 0
+
+    def key(self, position: int, stream: int = noise.DRAW) -> int:
+        return noise.key(self.params.seed, self.choice, position, stream)
+
+    def draw(self, row: Row, context: Context) -> Draw:
+        """The keyed draw from a row of logits."""
+        tokens, scores = self._survivors(row, context)
+        tokens, scores = self._perturbed_best(tokens, scores, context.position, 2)
+        margin = float(scores[0] - scores[1]) if len(scores) > 1 else math.inf
+        return Draw(int(tokens[0]), margin)
+
+    def law(self, row: Row, context: Context) -> Law:
+        """The law that `draw` follows."""
+        tokens, scores = self._survivors(row, context)
+        if self.params.temperature == 0:
+            return Law(tokens[np.argmax(scores)][None], np.ones(1))
+        weights = np.exp(scores.astype(np.float64) - scores.max())
+        return Law(tokens, weights / weights.sum())
+
+    def candidates(
+        self, row: Row, context: Context, k: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The draft's k best guesses of the target's draw, best first, and its confidence.
+
+        Ordered by log q + g with the target's own noise g. Confidence is the softmax of
+        these scores; at temperature 0, the law q at temperature 1. Both shapes (k,).
+        """
+        row = self._adjusted(row, context)
+        if self.params.temperature == 0:
+            tokens = top(row, k)
+            return tokens, np.exp(row[tokens].astype(np.float64) - log_normaliser(row))
+        head = np.sort(top(row, _HEAD))
+        scores = row[head] * np.float32(1 / self.params.temperature)
+        tokens, scores = self._perturbed_best(head, scores, context.position, len(head))
+        weights = np.exp(scores.astype(np.float64) - float(scores[0]))
+        return tokens[:k], (weights / weights.sum())[:k]
+
+    def _adjusted(self, row: Row, context: Context) -> Row:
+        """Bias and penalties."""
+        p = self.params
+        if p.logit_bias:
+            row = row.copy()
+            for token, bias in p.logit_bias.items():
+                row[token] += np.float32(bias)
+        if p.repetition_penalty != 1:
+            row = row.copy()
+            seen = np.unique(context.tokens())
+            penalty = np.float32(p.repetition_penalty)
+            row[seen] = np.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
+        if p.presence_penalty or p.frequency_penalty:
+            row = row.copy()
+            answer = context.tokens()[self.num_prompt_tokens :]
+            seen, counts = np.unique(answer, return_counts=True)
+            row[seen] -= np.float32(p.frequency_penalty) * counts.astype(np.float32)
+            row[seen] -= np.float32(p.presence_penalty)
+        return row
+
+    def _survivors(self, row: Row, context: Context) -> tuple[NDArray[np.int64], Row]:
+        """Tokens that may be drawn, ascending, and their scores (logits over temperature)."""
+        p = self.params
+        row = self._adjusted(row, context)
+        if p.temperature == 0:  # only the best two matter: the winner and the margin
+            tokens = np.sort(top(row, 2))
+            return tokens, row[tokens]
+        scores = row * np.float32(1 / p.temperature)
+        tokens = np.sort(top(scores, p.top_k)) if 0 < p.top_k < len(row) else None
+        if p.top_p < 1:
+            tokens = _nucleus(scores, tokens, p.top_p)
+        if tokens is None:
+            tokens = np.arange(len(row))
+        else:
+            scores = scores[tokens]
+        if p.min_p > 0:
+            keep = scores >= scores.max() + np.float32(math.log(p.min_p))
+            tokens, scores = tokens[keep], scores[keep]
+        return tokens, scores
+
+    def _perturbed_best(
+        self, tokens: NDArray[np.int64], scores: Row, position: int, k: int
+    ) -> tuple[NDArray[np.int64], Row]:
+        """The k best of score + gumbel, best first, lowest token first among equals.
+
+        Noise is made only for tokens that can still be among them.
+        """
+        if self.params.temperature > 0:
+            noise_key = self.key(position)
+            if len(tokens) > 2 * _HEAD:
+                head = top(scores, _HEAD)
+                perturbed = scores[head] + noise.gumbel(noise_key, tokens[head])
+                bound = np.partition(perturbed, len(perturbed) - k)[len(perturbed) - k]
+                alive = np.flatnonzero(scores >= bound - np.float32(noise.GUMBEL_MAX))
+                tokens, scores = tokens[alive], scores[alive]
+            scores = scores + noise.gumbel(noise_key, tokens)
+        order = np.argsort(-scores, kind="stable")[:k]
+        return tokens[order], scores[order]
+
+
+def top(values: Row, k: int) -> NDArray[np.int64]:
+    """Indices of the k largest values, largest first, lowest index first among equals.
+
+    One fast pass over the row: the k-th best of the column maxima bounds the k-th best value
+    from below, so only the few values above that bound are sorted.
+    """
+    width = 8 * max(k, 128)  # columns: enough that their k-th best maximum is a sharp bound
+    if len(values) >= 4 * width:
+        body = len(values) - len(values) % width
+        maxima = values[:body].reshape(-1, width).max(axis=0)
+        bound = np.partition(maxima, width - k)[width - k]
+        above = np.flatnonzero(values >= bound)
+    else:
+        above = np.arange(len(values))
+    return above[np.argsort(-values[above], kind="stable")[:k]]
+
+
+def log_normaliser(row: Row) -> float:
+    """ln of the sum of exp over a row of logits."""
+    shift = row.max()
+    return float(shift) + math.log(float(np.exp(row - shift).sum(dtype=np.float64)))
+
+
+_MASS_BITS = 30
+_MASS_FLOOR = np.float32(-_MASS_BITS * math.log(2))
+
+
+def _nucleus(
+    scores: Row, tokens: NDArray[np.int64] | None, top_p: float
+) -> NDArray[np.int64]:
+    """The fewest tokens, best first, whose mass reaches top_p; ascending.
+
+    Masses are integers (in 2**-30 of the best token's), so their sums have no order.
+    """
+    if tokens is None:
+        heavy = np.flatnonzero(scores >= scores.max() + _MASS_FLOOR)
+    else:
+        heavy = tokens
+    heavy_scores = scores[heavy]
+    mass = exp_mass(heavy_scores - heavy_scores.max())
+    wanted = math.ceil(top_p * int(mass.sum()))
+    k = min(_HEAD, len(heavy))
+    while True:
+        order = top(heavy_scores, k)
+        reached = np.cumsum(mass[order])
+        if reached[-1] >= wanted or k == len(heavy):
+            break
+        k = min(8 * k, len(heavy))
+    return np.sort(heavy[order[: int(np.searchsorted(reached, wanted)) + 1]])
+
+
+# Cephes expf on [-ln 2 / 2, ln 2 / 2].
+_EXP_COEFFICIENTS = (
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+    5.0000001201e-1,
+)  # fmt: skip
+
+
+def exp_mass(x: Row) -> NDArray[np.int64]:
+    """floor(2**30 exp(x)) for x <= 0, by fixed-order fp32 operations."""
+    x = np.maximum(x, _MASS_FLOOR - np.float32(1))
+    n = np.rint(x * np.float32(1.44269504))
+    r = x - n * np.float32(0.693359375)
+    r -= n * np.float32(-2.12194440e-4)
+    y = np.full_like(r, np.float32(_EXP_COEFFICIENTS[0]))
+    for coefficient in _EXP_COEFFICIENTS[1:]:
+        y *= r
+        y += np.float32(coefficient)
+    y *= r * r
+    y += r
+    y += np.float32(1)
+    return np.ldexp(y, n.astype(np.int32) + np.int32(_MASS_BITS)).astype(np.int64)

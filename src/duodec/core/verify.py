@@ -1,0 +1,124 @@
+"""Verification: the one place where draft tokens are accepted or refused.
+
+    accepted    draft tokens that are kept
+    recovered   the target's token in place of refused ones
+    bonus       the target's token after a fully accepted path
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from duodec.core import noise
+from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import Scores
+from duodec.core.sampling import Law, Sampler
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one verification.
+
+    The walk ended at node ``end`` (ROOT: nothing was accepted). ``final`` is the target's own
+    token there, or None when the walk ran past what was scored: then ``end`` was accepted
+    but what follows it is not known yet.
+    """
+
+    accepted: tuple[int, ...]  # draft tokens, in order
+    end: int
+    final: int | None
+    margin: float  # the narrowest win among the draws that decided it
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All tokens that join the text."""
+        return self.accepted if self.final is None else (*self.accepted, self.final)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one row decides: the token, the child that proposed it, the margin."""
+
+    token: int
+    child: int | None
+    margin: float
+
+
+Rule = Callable[[Draft, Scores, int], Step]
+
+
+def keyed(draft: Draft, scores: Scores, node: int) -> Step:
+    """Accept the child that carries the target's keyed draw: exact for every draft."""
+    draw = scores.draw(node + 1)
+    return Step(draw.token, draft.child(node, draw.token), draw.margin)
+
+
+def verify(draft: Draft, scores: Scores, rule: Rule = keyed) -> Verdict:
+    """Walk the tree from the root as far as it was scored."""
+    accepted: list[int] = []
+    node, margin = ROOT, math.inf
+    while node + 1 < scores.num_rows:
+        step = rule(draft, scores, node)
+        margin = min(margin, step.margin)
+        if step.child is None:
+            return Verdict(tuple(accepted), node, step.token, margin)
+        accepted.append(step.token)
+        node = step.child
+    return Verdict(tuple(accepted), node, None, margin)
+
+
+class Dice(Protocol):
+    """Chance, asked for one position at a time."""
+
+    def accept(self, position: int, token: int, probability: float) -> bool:
+        """True with ``probability``."""
+
+    def draw(self, position: int, law: Law) -> int:
+        """A token from ``law``."""
+
+
+def rejection(dice: Dice, num_text_tokens: int) -> Rule:
+    """The rule of speculative sampling with laws (2211.17192; several children: 2305.09781).
+
+    Needs drafts that were drawn from their ``laws``, and targets that give theirs.
+    """
+
+    def decide(draft: Draft, scores: Scores, node: int) -> Step:
+        assert draft.laws is not None or not len(draft), "rejection needs the drafts' laws"
+        position = num_text_tokens + len(draft.path(node))
+        p = scores.law(node + 1)
+        for child in draft.children(node):
+            token, q = draft.tokens[child], draft.laws[child]
+            if dice.accept(position, token, min(1.0, p.prob(token) / q.prob(token))):
+                return Step(token, child, math.inf)
+            # siblings are tried in order: a refusal changes p for the next
+            p = p.residual(q)
+        return Step(dice.draw(position, p), None, math.inf)
+
+    return decide
+
+
+@dataclass(frozen=True)
+class KeyedDice:
+    """Dice whose throws are a function of (seed, choice, position, token)."""
+
+    sampler: Sampler
+
+    def accept(self, position: int, token: int, probability: float) -> bool:
+        key = self.sampler.key(position, noise.COIN)
+        return bool(noise.uniform(key, np.array([token]))[0] < probability)
+
+    def draw(self, position: int, law: Law) -> int:
+        return draw_from(law, self.sampler.key(position, noise.DRAW))
+
+
+def draw_from(law: Law, key: int) -> int:
+    """The keyed draw from a law."""
+    with np.errstate(divide="ignore"):  # log 0 = -inf: never drawn
+        scores = np.log(law.probs)
+    return int(law.tokens[np.argmax(scores + noise.gumbel(key, law.tokens))])

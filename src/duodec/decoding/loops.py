@@ -1,0 +1,76 @@
+"""The loops that methods are made of: draft then verify, and draft while verifying.
+
+A loop yields a `Round` as soon as its tokens are drawn, before anything else is waited for,
+and runs until the text is full; the caller closes it at the end of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from duodec.core.draft import Draft
+from duodec.core.protocols import Drafted, Plan
+from duodec.core.round import Round
+from duodec.core.verify import Rule, keyed, verify
+from duodec.decoding.session import Session
+
+
+def serial(
+    session: Session,
+    propose: Callable[[Session], Draft],
+    rule: Callable[[Session], Rule] = lambda _: keyed,
+) -> Iterator[Round]:
+    """Draft, score, verify. The first forward, which reads the prompt, waits for no draft."""
+    while session.remaining:
+        start = session.clock()
+        draft = propose(session) if session.num_rounds and session.remaining > 1 else Draft()
+        draft_wait_s = session.clock() - start
+        forward = session.score(draft)
+        verdict = verify(draft, forward.scores, rule(session))
+        yield session.commit(
+            verdict,
+            forward,
+            num_scored=len(draft),
+            num_drafted=len(draft),
+            draft_wait_s=draft_wait_s,
+        )
+
+
+def overlapped(session: Session, plan: Callable[[int], Plan]) -> Iterator[Round]:
+    """While the target scores the chain in flight, draft what follows if all of it is accepted.
+
+    ``plan`` shapes a budget of draft tokens: as many as fit in one target forward, and one in
+    the first round, so that neither side's reading of the prompt waits for the other. An empty
+    chain in flight is the papers' pre-verify step.
+    """
+    pending, draft_wait_s, num_late = Draft(), 0.0, 0
+    while session.remaining:
+        budget = session.costs.budget() if session.num_rounds else 1
+        asked = plan(max(0, min(budget, session.remaining - len(pending) - 1)))
+        # on shared cores the drafter reads the prompt after the first token
+        is_drafting = asked.num_tokens > 0 and not (session.shares_cores and not session.num_rounds)
+        if is_drafting:
+            session.submit(asked, pending)
+        forward = session.score(pending)
+        ahead = session.peek() if is_drafting else Drafted()
+
+        tree = pending.graft(pending.leaf(), ahead.draft)
+        verdict = verify(tree, forward.scores)
+        yield session.commit(
+            verdict,
+            forward,
+            num_scored=len(pending),
+            num_drafted=len(ahead.draft) + num_late,
+            draft_wait_s=draft_wait_s,
+            overlap_s=ahead.read_s + ahead.draft_s,
+        )
+
+        is_accepted_whole = verdict.end >= pending.leaf()
+        pending, draft_wait_s, num_late = Draft(), 0.0, 0
+        if is_drafting and is_accepted_whole and session.remaining:
+            start = session.clock()
+            num_seen = len(ahead.draft)
+            ahead = session.collect(asked)
+            # the token drawn where the chain ended opens, or does not, one of the new sequences
+            pending = ahead.draft.after(verdict.tokens[-1])
+            draft_wait_s, num_late = session.clock() - start, len(ahead.draft) - num_seen

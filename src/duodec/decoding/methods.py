@@ -1,0 +1,48 @@
+"""The registry: every method by the name it has on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Protocol
+
+from duodec.core.round import Round
+from duodec.decoding.ar import Autoregressive
+from duodec.decoding.duo import DuoDecoding
+from duodec.decoding.lookup import PromptLookup
+from duodec.decoding.pearl import Pearl
+from duodec.decoding.session import Session
+from duodec.decoding.sps import SpeculativeSampling
+from duodec.decoding.sps_rejection import RejectionSampling
+from duodec.errors import BadOption
+
+
+class Method(Protocol):
+    """A way to decode: rounds over a session until its text is full."""
+
+    def rounds(self, session: Session) -> Iterator[Round]: ...
+
+
+METHODS: Mapping[str, Callable[[], Method]] = {
+    "ar": Autoregressive,
+    "sps": SpeculativeSampling,
+    "sps-rejection": RejectionSampling,
+    "lookup": PromptLookup,
+    "pearl": Pearl,
+    "duo": DuoDecoding,
+}
+
+NEEDS_DRAFT_MODEL = frozenset({"sps", "sps-rejection", "pearl", "duo"})
+OVERLAPPED = frozenset({"pearl", "duo"})
+"""Methods whose drafter computes while the target does."""
+READS_OFF_PATH = frozenset({"sps-rejection"})
+"""Methods that read laws or rows beside the text, which a replayed text cannot answer."""
+
+
+def method(name: str) -> Method:
+    """The method of that name. Raises BadOption, which lists the names."""
+    if name not in METHODS:
+        near = get_close_matches(name, METHODS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise BadOption(f"unknown method '{name}'{hint} Choose from: {', '.join(METHODS)}")
+    return METHODS[name]()

@@ -1,0 +1,136 @@
+"""What a method sees of one answer: its text, a target to ask, a drafter to set to work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+
+from duodec.core.draft import Draft
+from duodec.core.protocols import Drafted, Drafter, DraftRequest, Plan, Query, Scores, Target
+from duodec.core.round import Round
+from duodec.core.sampling import Sampler, Tokens
+from duodec.core.verify import Verdict
+from duodec.planning.costs import Costs
+
+PATIENCE = 3.0  # a draft may take this many times its expected time, then it is left
+
+
+class NoDrafter:
+    """A drafter that never has anything to say."""
+
+    def submit(self, request: DraftRequest) -> None: ...
+
+    def poll(self, slot: int, wait_s: float = 0.0) -> Drafted:
+        return Drafted()
+
+    def cancel(self, slot: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One target forward: what it said, and when it ran."""
+
+    scores: Scores
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass
+class Session:
+    """One answer in the making. Only `commit` moves its text."""
+
+    target: Target
+    prompt: Sequence[int]
+    capacity: int  # length that the text may reach
+    drafter: Drafter = field(default_factory=NoDrafter)
+    sampler: Sampler = field(default_factory=Sampler)
+    slot: int = 0
+    costs: Costs = field(default_factory=Costs)
+    shares_cores: bool = False  # drafter and target compute on the same cores
+    clock: Callable[[], float] = perf_counter
+
+    def __post_init__(self) -> None:
+        self._buffer = np.empty(self.capacity, dtype=np.int32)
+        self._length = len(self.prompt)
+        self._buffer[: self._length] = self.prompt
+        self.num_rounds = 0
+
+    @property
+    def text(self) -> Tokens:
+        """Prompt and answer so far; a view that later tokens do not change."""
+        return self._buffer[: self._length]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still join the text."""
+        return self.capacity - self._length
+
+    def score(self, draft: Draft) -> Forward:
+        """One target forward over ``draft`` after the text."""
+        start = self.clock()
+        (scores,) = self.target.score([Query(self.slot, self.text, draft, self.sampler)])
+        forward = Forward(scores, start, self.clock())
+        if self.num_rounds:  # the first one reads the prompt
+            self.costs.observe_forward(forward.duration_s)
+        return forward
+
+    def submit(self, plan: Plan, pending: Draft | None = None) -> None:
+        """Set the drafter to work on what follows the text and the chain ``pending``."""
+        text = self.text
+        if pending:
+            text = np.concatenate([text, np.array(pending.tokens, dtype=np.int32)])
+        self.drafter.submit(DraftRequest(self.slot, text, plan, self.sampler))
+
+    def peek(self) -> Drafted:
+        """The draft asked for, as far as it is now."""
+        return self.drafter.poll(self.slot)
+
+    def collect(self, plan: Plan) -> Drafted:
+        """The draft asked for, waited for with patience; what there is when it runs out."""
+        wait_s = PATIENCE * self.costs.draft_s(plan.num_tokens)
+        start = self.clock()
+        drafted = self.drafter.poll(self.slot, wait_s)
+        if len(drafted.draft):
+            self.costs.observe_draft(len(drafted.draft), drafted.draft_s)
+        elif self.clock() - start >= wait_s:  # so slow that one token takes longer than this
+            self.costs.observe_draft(1, wait_s)
+        return drafted
+
+    def draft(self, plan: Plan) -> Draft:
+        """Draft after the text and wait for it."""
+        self.submit(plan)
+        return self.collect(plan).draft
+
+    def commit(
+        self,
+        verdict: Verdict,
+        forward: Forward,
+        *,
+        num_scored: int,
+        num_drafted: int,
+        draft_wait_s: float = 0.0,
+        overlap_s: float = 0.0,
+    ) -> Round:
+        """The verdict's tokens join the text; the round is written down."""
+        tokens = verdict.tokens[: self.remaining]
+        self._buffer[self._length : self._length + len(tokens)] = tokens
+        self._length += len(tokens)
+        self.num_rounds += 1
+        return Round(
+            tokens=tokens,
+            num_accepted=min(len(verdict.accepted), len(tokens)),
+            num_drafted=num_drafted,
+            num_scored=num_scored,
+            margin=verdict.margin,
+            start_s=forward.start_s,
+            end_s=forward.end_s,
+            draft_wait_s=draft_wait_s,
+            overlap_s=min(overlap_s, forward.duration_s),
+        )

@@ -1,0 +1,25 @@
+"""Speculative sampling, keyed: a chain from the draft model, one forward to verify it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from duodec.core.draft import Draft
+from duodec.core.round import Round
+from duodec.decoding.loops import serial
+from duodec.decoding.session import Session
+from duodec.drafting.plans import Chain
+
+
+@dataclass(frozen=True)
+class SpeculativeSampling:
+    """2211.17192 and 2302.01318, with keyed draws in place of the rejection rule."""
+
+    num_tokens: int = 4  # gamma
+
+    def rounds(self, session: Session) -> Iterator[Round]:
+        def propose(session: Session) -> Draft:
+            return session.draft(Chain(min(self.num_tokens, session.remaining - 1)))
+
+        return serial(session, propose)

@@ -1,0 +1,31 @@
+"""The drafter's in-process twin: the same drafts, made while `submit` is waited for."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from duodec.core.draft import Draft
+from duodec.core.protocols import Drafted, DraftModel, DraftRequest, RowQuery
+
+
+class InlineDrafter:
+    """Drafts at once and in full. For tests, and for laws too large to send between processes."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+        self._drafted: dict[int, Drafted] = {}
+
+    def submit(self, request: DraftRequest) -> None:
+        start = perf_counter()
+        self._model.rows(RowQuery(request.slot, request.text, Draft(), ()))
+        read = perf_counter()
+        tree = Draft()
+        for tree in request.plan.grow(self._model, request):
+            pass
+        self._drafted[request.slot] = Drafted(tree, True, read - start, perf_counter() - read)
+
+    def poll(self, slot: int, wait_s: float = 0.0) -> Drafted:
+        return self._drafted.get(slot, Drafted())
+
+    def cancel(self, slot: int) -> None:
+        self._drafted.pop(slot, None)

@@ -1,0 +1,107 @@
+"""The shapes a draft model drafts, and how each one grows.
+
+A plan is a small value that travels to the drafter; ``grow`` runs there, one forward of the
+draft model between two yields, each yield the tree so far. The caller may stop at any yield.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from duodec.core import noise
+from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
+from duodec.core.sampling import Context, Law, Row
+from duodec.core.verify import draw_from
+
+MAX_SEQUENCES = 8
+
+
+def rows_after(
+    model: DraftModel, request: DraftRequest, tree: Draft, nodes: list[int]
+) -> list[tuple[Row, Context]]:
+    """One batched forward: the logits after each node (ROOT: the text), with their contexts."""
+    rows = model.rows(RowQuery(request.slot, request.text, tree, tuple(n + 1 for n in nodes)))
+    contexts = [Context(request.text, tuple(tree.path_tokens(node))) for node in nodes]
+    return list(zip(rows, contexts, strict=True))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One sequence of the draft's best guesses; with no tokens, the text is read and no more."""
+
+    num_tokens: int
+
+    def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft]:
+        if self.num_tokens == 0:
+            rows_after(model, request, Draft(), [])
+        tree = Draft()
+        for _ in range(self.num_tokens):
+            ((row, context),) = rows_after(model, request, tree, [tree.leaf()])
+            tokens, _ = request.sampler.candidates(row, context, 1)
+            tree = Draft.chain([*tree.tokens, int(tokens[0])])
+            yield tree
+
+
+@dataclass(frozen=True)
+class SampledChain:
+    """One sequence drawn from the draft's own law, which goes with it."""
+
+    num_tokens: int
+
+    def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft]:
+        tokens: list[int] = []
+        laws: list[Law] = []
+        for _ in range(self.num_tokens):
+            tree = Draft.chain(tokens)
+            ((row, context),) = rows_after(model, request, tree, [tree.leaf()])
+            laws.append(request.sampler.law(row, context))
+            tokens.append(
+                draw_from(laws[-1], request.sampler.key(context.position, noise.DRAFT))
+            )
+            yield Draft.chain(tokens, laws)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """A budget of tokens as k sequences of equal length, k by the uncertainty rule (2503.00784).
+
+    Two tokens are drafted; theta is the likelihood of that path. Every other first token
+    likelier than theta opens a sequence of its own: breadth is worth more than depth there.
+    """
+
+    num_tokens: int
+
+    def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft]:
+        if self.num_tokens == 0:
+            return
+        sampler = request.sampler
+        ((row, context),) = rows_after(model, request, Draft(), [ROOT])
+        firsts, likelihoods = sampler.candidates(row, context, MAX_SEQUENCES)
+        tree = Draft.chain(firsts[:1].tolist())
+        yield tree
+        if self.num_tokens == 1:
+            return
+        ((row, context),) = rows_after(model, request, tree, [0])
+        second, likelihood = sampler.candidates(row, context, 1)
+        theta = likelihoods[0] * likelihood[0]
+        num_sequences = 1 + int((likelihoods[1:] > theta).sum())
+        num_sequences = min(num_sequences, self.num_tokens)
+        length = self.num_tokens // num_sequences
+        if length > 1:
+            tree = Draft.chain([*tree.tokens, int(second[0])])
+        tree = tree.graft(ROOT, Draft.sequences([[int(t)] for t in firsts[1:num_sequences]]))
+        yield tree
+
+        # the first sequence is a token ahead of the others
+        tips = [node for node in range(len(tree)) if node not in tree.parents]
+        lengths = [len(tree.path(tip)) for tip in tips]
+        while open_ := [i for i in range(len(tips)) if lengths[i] < length]:
+            for i, (row, context) in zip(
+                open_, rows_after(model, request, tree, [tips[i] for i in open_]), strict=True
+            ):
+                tokens, _ = sampler.candidates(row, context, 1)
+                tree = tree.graft(tips[i], Draft.chain(tokens.tolist()))
+                tips[i], lengths[i] = len(tree) - 1, lengths[i] + 1
+            yield tree

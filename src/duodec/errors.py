@@ -1,0 +1,70 @@
+"""Every error a user can cause, as one tree.
+
+    DuodecError
+    ├── BadOption            a flag, a field or a combination that cannot be served
+    ├── ModelNotFound        a reference that names no file, repository or alias
+    ├── ModelUnreadable      a file that is there but is no causal language model
+    ├── ChecksumMismatch     a file whose SHA-256 is not the pinned one
+    ├── CacheUnwritable      the download cache cannot be written, or the disk is full
+    ├── DownloadFailed       every source of a model failed
+    ├── PairMismatch         draft and target cannot work together
+    │   └── VocabularyMismatch
+    ├── ContextExceeded      the prompt does not fit the context
+    ├── LawUnavailable       a law was asked of a target that has none (replay)
+    └── BackendUnavailable   a library is missing or was built for another machine
+
+A message is one line that names the value and the remedy; the command line prints
+it as it is and exits with ``exit_status``. `assert` is for our own mistakes.
+"""
+
+from __future__ import annotations
+
+
+class DuodecError(Exception):
+    """Base of all errors that a user can cause; never raised itself."""
+
+    exit_status = 2
+
+
+class BadOption(DuodecError):
+    """An option's value, or a combination of options, that cannot be served."""
+
+
+class ModelNotFound(DuodecError):
+    """A model reference that leads to no file."""
+
+
+class ModelUnreadable(DuodecError):
+    """A file that exists but is not a causal language model we can run."""
+
+
+class ChecksumMismatch(DuodecError):
+    """A file whose content is not what its alias pins."""
+
+
+class CacheUnwritable(DuodecError):
+    """The cache folder refuses writes, or its disk is full."""
+
+
+class DownloadFailed(DuodecError):
+    """No source of a model could be read."""
+
+
+class PairMismatch(DuodecError):
+    """A draft that cannot serve its target."""
+
+
+class VocabularyMismatch(PairMismatch):
+    """Draft and target number their tokens differently."""
+
+
+class ContextExceeded(DuodecError):
+    """A prompt that leaves no room for an answer."""
+
+
+class LawUnavailable(DuodecError):
+    """A probability law asked of a target that only knows its text."""
+
+
+class BackendUnavailable(DuodecError):
+    """A library that is missing, broken or built for another processor."""
