@@ -1,9 +1,10 @@
 """Gumbel noise as a pure function of (seed, choice, position, token).
 
-The integers are splitmix64 (Steele, Lea and Flood 2014): counter-based, the same bits in
-NumPy and torch. The floats come from them by `log32`, a fixed sequence of fp32 additions
-and multiplications, so every library that rounds each of them makes the same floats;
-library logarithms do not (they differ in their last bits).
+The integers are counter-based, the same bits in NumPy, torch and a GPU kernel: a 64-bit key of
+the position (splitmix64, Steele, Lea and Flood 2014), and per token two rounds of a 32-bit
+mixer under the two halves of that key. The floats come from them by `log32`, a fixed sequence
+of fp32 additions and multiplications, so every library that rounds each of them makes the
+same floats; library logarithms do not (they differ in their last bits).
 
     u = (2 b + 1) / 2**24,  b the upper 23 bits        exact in fp32, never 0 or 1
     G = -ln(-ln u)                                     GUMBEL_MIN <= G <= GUMBEL_MAX
@@ -11,13 +12,14 @@ library logarithms do not (they differ in their last bits).
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-GUMBEL_MIN: Final = -2.8122
-GUMBEL_MAX: Final = 16.6356
+GUMBEL_MIN: Final = np.float32(-2.8122)
+GUMBEL_MAX: Final = np.float32(16.6356)
 
 # What a stream of noise is used for; streams of one seed are independent.
 DRAW: Final = 0
@@ -25,6 +27,8 @@ DRAFT: Final = 1  # tokens drawn from the draft's law, `sps-rejection` only
 COIN: Final = 2  # acceptance of such a token
 
 _MASK: Final = (1 << 64) - 1
+_HALF: Final = (1 << 32) - 1
+_BLOCK: Final = 1 << 15
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
@@ -44,18 +48,33 @@ def key(seed: int, choice: int, position: int, stream: int = DRAW) -> int:
     return state
 
 
-def bits(key: int, tokens: NDArray[np.int64]) -> NDArray[np.uint64]:
+def in_blocks(
+    function: Callable[[NDArray[Any]], NDArray[Any]], values: NDArray[Any], dtype: DTypeLike
+) -> NDArray[Any]:
+    """An elementwise ``function`` of many steps, block by block: its intermediate arrays stay
+    in the cache, and in memory that is not returned to the system after each step."""
+    out = np.empty(len(values), dtype)
+    for begin in range(0, len(values), _BLOCK):
+        out[begin : begin + _BLOCK] = function(values[begin : begin + _BLOCK])
+    return out
+
+
+def bits(key: int, tokens: NDArray[np.int64]) -> NDArray[np.uint32]:
     """23 random bits a token, shape (n,)."""
-    z = tokens.astype(np.uint64)
-    z += np.uint64(1)
-    z *= np.uint64(_GOLDEN)
-    z += np.uint64(key)
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(_MIX_1)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(_MIX_2)
-    z ^= z >> np.uint64(31)
-    z >>= np.uint64(41)
+    return in_blocks(lambda block: _bits(key, block), tokens, np.uint32)
+
+
+def _bits(key: int, tokens: NDArray[np.int64]) -> NDArray[np.uint32]:
+    z = tokens.astype(np.uint32)
+    z *= np.uint32(0x9E3779B1)  # neighbours apart; odd, so no two tokens collide
+    for half in (key & _HALF, key >> 32):
+        z ^= np.uint32(half)
+        z ^= z >> np.uint32(16)
+        z *= np.uint32(0x7FEB352D)
+        z ^= z >> np.uint32(15)
+        z *= np.uint32(0x846CA68B)
+        z ^= z >> np.uint32(16)
+    z >>= np.uint32(9)
     return z
 
 
@@ -64,18 +83,20 @@ _LOG_COEFFICIENTS: Final = (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
     -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
 )  # fmt: skip
-_SQRT_HALF: Final = np.float32(0.70710678)
+_SQRT_HALF: Final = np.int32(0x3F3504F3)  # the bits of sqrt(1/2) in fp32
 _LN2_HIGH: Final = np.float32(0.693359375)
 _LN2_LOW: Final = np.float32(-2.12194440e-4)
 
 
 def log32(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """ln x for positive normal fp32, absolute error below 1e-6, each operation rounded."""
-    mantissa, exponent = np.frexp(x)  # exact: x = mantissa * 2**exponent, mantissa in [1/2, 1)
-    below = mantissa < _SQRT_HALF
-    f = np.where(below, mantissa + mantissa, mantissa)
-    f -= np.float32(1)
-    e = (exponent - below).astype(np.float32)
+    # x = m * 2**e with m in [sqrt(1/2), sqrt(2)), split exactly by integer operations
+    pattern = x.view(np.int32) - _SQRT_HALF
+    exponent = pattern >> np.int32(23)
+    pattern &= np.int32(0x007FFFFF)
+    pattern += _SQRT_HALF
+    f = pattern.view(np.float32) - np.float32(1)
+    e = exponent.astype(np.float32)
     square = f * f
     y = np.full_like(f, np.float32(_LOG_COEFFICIENTS[0]))
     for coefficient in _LOG_COEFFICIENTS[1:]:
@@ -92,12 +113,30 @@ def log32(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def uniform(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     """Uniform noise in (0, 1), one value a token, shape (n,) fp32."""
-    odd = bits(key, tokens)
-    odd <<= np.uint64(1)
-    odd += np.uint64(1)
-    return odd.astype(np.float32) * np.float32(2.0**-24)
+    return _uniform(bits(key, tokens))
 
 
 def gumbel(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     """Standard Gumbel noise, one value a token, shape (n,) fp32."""
     return -log32(-log32(uniform(key, tokens)))
+
+
+def gumbel_where(
+    key: int, tokens: NDArray[np.int64], needed: NDArray[np.float32]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Indices of the tokens whose noise may reach ``needed``, and their noise.
+
+    Most tokens need more noise than they have: their integers tell, and no logarithm is taken.
+    """
+    random = bits(key, tokens)
+    able = np.flatnonzero(((random >= _RARE_BITS) & (needed <= GUMBEL_MAX)) | (needed < _RARE))
+    return able, -log32(-log32(_uniform(random[able])))
+
+
+_RARE: Final = np.float32(5)  # one token in 149 has noise above it
+_RARE_BITS: Final = np.uint32(int(2**23 * np.exp(-np.exp(-4.99))))  # none of those is below it
+
+
+def _uniform(random: NDArray[np.uint32]) -> NDArray[np.float32]:
+    odd = (random << np.uint32(1)) + np.uint32(1)
+    return odd.astype(np.float32) * np.float32(2.0**-24)

@@ -77,6 +77,10 @@ class Drafter(Protocol):
     raises while a text is being generated.
     """
 
+    @property
+    def restarts(self) -> int:
+        """How often it had to be started again."""
+
     def submit(self, request: DraftRequest) -> None:
         """Start to draft; returns at once."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from duodec.core.round import Round
 from duodec.decoding.loops import overlapped
@@ -14,6 +15,10 @@ from duodec.drafting.plans import Sequences
 @dataclass(frozen=True)
 class DuoDecoding:
     """2503.00784. The budget is measured: the draft tokens that fit in one target forward."""
+
+    needs_draft_model: ClassVar[bool] = True
+    is_overlapped: ClassVar[bool] = True
+    reads_off_path: ClassVar[bool] = False
 
     def rounds(self, session: Session) -> Iterator[Round]:
         return overlapped(session, Sequences)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from duodec.core.draft import Draft
 from duodec.core.round import Round
@@ -15,6 +16,10 @@ from duodec.drafting.ngram import continuation
 @dataclass(frozen=True)
 class PromptLookup:
     """Saxena 2023; transformers' ``prompt_lookup_num_tokens``."""
+
+    needs_draft_model: ClassVar[bool] = False
+    is_overlapped: ClassVar[bool] = False
+    reads_off_path: ClassVar[bool] = False
 
     num_tokens: int = 10
     max_ngram: int = 3

@@ -21,6 +21,7 @@ def serial(
     rule: Callable[[Session], Rule] = lambda _: keyed,
 ) -> Iterator[Round]:
     """Draft, score, verify. The first forward, which reads the prompt, waits for no draft."""
+    session.read_ahead()
     while session.remaining:
         start = session.clock()
         draft = propose(session) if session.num_rounds and session.remaining > 1 else Draft()

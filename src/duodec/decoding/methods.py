@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from duodec.core.round import Round
 from duodec.decoding.ar import Autoregressive
@@ -20,6 +20,12 @@ from duodec.errors import BadOption
 class Method(Protocol):
     """A way to decode: rounds over a session until its text is full."""
 
+    needs_draft_model: ClassVar[bool]
+    is_overlapped: ClassVar[bool]
+    """The drafter computes while the target does."""
+    reads_off_path: ClassVar[bool]
+    """Laws or rows beside the text are read, which a replayed text cannot answer."""
+
     def rounds(self, session: Session) -> Iterator[Round]: ...
 
 
@@ -32,17 +38,11 @@ METHODS: Mapping[str, Callable[[], Method]] = {
     "duo": DuoDecoding,
 }
 
-NEEDS_DRAFT_MODEL = frozenset({"sps", "sps-rejection", "pearl", "duo"})
-OVERLAPPED = frozenset({"pearl", "duo"})
-"""Methods whose drafter computes while the target does."""
-READS_OFF_PATH = frozenset({"sps-rejection"})
-"""Methods that read laws or rows beside the text, which a replayed text cannot answer."""
-
 
 def method(name: str) -> Method:
     """The method of that name. Raises BadOption, which lists the names."""
     if name not in METHODS:
         near = get_close_matches(name, METHODS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise BadOption(f"unknown method '{name}'{hint} Choose from: {', '.join(METHODS)}")
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise BadOption(f"unknown method '{name}'{hint}; choose from: {', '.join(METHODS)}")
     return METHODS[name]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from duodec.core.round import Round
 from duodec.decoding.loops import overlapped
@@ -15,6 +16,10 @@ from duodec.drafting.plans import Chain
 class Pearl:
     """2408.11850. Pre-verify: the first token of a chain is judged while the rest is drafted.
     Post-verify: the next chain is drafted while this one is judged."""
+
+    needs_draft_model: ClassVar[bool] = True
+    is_overlapped: ClassVar[bool] = True
+    reads_off_path: ClassVar[bool] = False
 
     def rounds(self, session: Session) -> Iterator[Round]:
         return overlapped(session, Chain)

@@ -13,6 +13,7 @@ from duodec.core.protocols import Drafted, Drafter, DraftRequest, Plan, Query, S
 from duodec.core.round import Round
 from duodec.core.sampling import Sampler, Tokens
 from duodec.core.verify import Verdict
+from duodec.drafting.plans import Chain
 from duodec.planning.costs import Costs
 
 PATIENCE = 3.0  # a draft may take this many times its expected time, then it is left
@@ -20,6 +21,10 @@ PATIENCE = 3.0  # a draft may take this many times its expected time, then it is
 
 class NoDrafter:
     """A drafter that never has anything to say."""
+
+    @property
+    def restarts(self) -> int:
+        return 0
 
     def submit(self, request: DraftRequest) -> None: ...
 
@@ -80,6 +85,11 @@ class Session:
         if self.num_rounds:  # the first one reads the prompt
             self.costs.observe_forward(forward.duration_s)
         return forward
+
+    def read_ahead(self) -> None:
+        """Let the drafter read the text while the target does, where they share no cores."""
+        if not self.shares_cores:
+            self.submit(Chain(0))
 
     def submit(self, plan: Plan, pending: Draft | None = None) -> None:
         """Set the drafter to work on what follows the text and the chain ``pending``."""

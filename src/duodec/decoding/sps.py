@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from duodec.core.draft import Draft
 from duodec.core.round import Round
@@ -15,6 +16,10 @@ from duodec.drafting.plans import Chain
 @dataclass(frozen=True)
 class SpeculativeSampling:
     """2211.17192 and 2302.01318, with keyed draws in place of the rejection rule."""
+
+    needs_draft_model: ClassVar[bool] = True
+    is_overlapped: ClassVar[bool] = False
+    reads_off_path: ClassVar[bool] = False
 
     num_tokens: int = 4  # gamma
 

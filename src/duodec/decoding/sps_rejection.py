@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from duodec.core.draft import Draft
 from duodec.core.round import Round
@@ -16,6 +17,10 @@ from duodec.drafting.plans import SampledChain
 @dataclass(frozen=True)
 class RejectionSampling:
     """2211.17192 with laws: exact in law, exempt from "one seed, one text"."""
+
+    needs_draft_model: ClassVar[bool] = True
+    is_overlapped: ClassVar[bool] = False
+    reads_off_path: ClassVar[bool] = True
 
     num_tokens: int = 4  # gamma
     dice: Dice | None = None  # None: keyed by the sampler

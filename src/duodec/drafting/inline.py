@@ -15,6 +15,10 @@ class InlineDrafter:
         self._model = model
         self._drafted: dict[int, Drafted] = {}
 
+    @property
+    def restarts(self) -> int:
+        return 0
+
     def submit(self, request: DraftRequest) -> None:
         start = perf_counter()
         self._model.rows(RowQuery(request.slot, request.text, Draft(), ()))

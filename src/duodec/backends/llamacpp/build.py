@@ -1,7 +1,28 @@
-"""Was llama.cpp built for this processor? Asked before the library is touched."""
+"""Was llama.cpp built for this processor? Asked before the library is touched.
+
+A native build dies with an illegal instruction on a processor that lacks what the builder's
+had, so it is never loaded blindly: `make setup` leaves a note of the processor it built for.
+"""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 
-def check_build() -> None:
+from duodec.backends.cpu import cpu_key
+from duodec.errors import BackendUnavailable
+
+NOTE = "duodec-cpu-key"
+
+
+def check_build(folder: Path = Path(sys.prefix)) -> None:
     """Raises BackendUnavailable when the installed build was made for another processor."""
+    note = folder / NOTE
+    if not note.is_file():
+        return  # not installed by `make setup`: a package index's build, or the user's own
+    built_for = note.read_text().strip()
+    if built_for != cpu_key():
+        raise BackendUnavailable(
+            f"llama.cpp was built for another processor ({built_for}, this one is {cpu_key()}); "
+            "run `make setup` to build it for this one"
+        )

@@ -15,6 +15,7 @@ from duodec.core.protocols import RowQuery
 from duodec.core.sampling import Row
 from duodec.errors import ContextExceeded
 
+_SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 _BATCH = 512  # tokens a forward at most; a longer text is read in chunks
 
 
@@ -35,6 +36,8 @@ class LlamaContext:
         num_threads: int,
         max_rows: int,
     ) -> None:
+        self.num_threads = num_threads  # of a forward that continues a text
+        self._num_prompt_threads = num_threads  # of one that reads a prompt
         self.model = model
         self.num_context = num_context
         self.on_chunk: Callable[[], None] = lambda: None
@@ -57,10 +60,6 @@ class LlamaContext:
             self._lib.llama_free(self._handle)
             self._handle = None
 
-    def set_threads(self, num_decode: int, num_prefill: int) -> None:
-        """Threads for forwards of one token, and of several."""
-        self._lib.llama_set_n_threads(self._handle, num_decode, num_prefill)
-
     def rows(self, queries: Sequence[RowQuery]) -> list[list[Row]]:
         """The logits wanted by each query, all of them in one forward where they fit.
 
@@ -71,6 +70,7 @@ class LlamaContext:
         used = {query.slot for query in queries}
         try:
             plans = [self._fit(query, used) for query in queries]
+            self._set_threads(sum(len(missing.text) for missing in plans))
             for query, missing in zip(queries, plans, strict=True):
                 self._read(query, missing, used)
             return self._finish(queries, plans, used)
@@ -81,6 +81,12 @@ class LlamaContext:
                 f"the context of {self.num_context} tokens is full; ask for a larger one with "
                 "--context, or shorten the prompt"
             ) from error
+
+    def _set_threads(self, num_text_tokens: int) -> None:
+        """Nobody drafts after a prompt that was not read yet, so reading may use every thread."""
+        is_prompt = num_text_tokens > _SHORT_TEXT
+        n = self._num_prompt_threads if is_prompt else self.num_threads
+        self._lib.llama_set_n_threads(self._handle, n, n)
 
     # --- cells, for SlotCache
 

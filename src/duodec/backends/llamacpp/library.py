@@ -12,6 +12,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from duodec.backends.allocator import keep_freed_memory
+from duodec.backends.llamacpp.build import check_build
 from duodec.errors import BackendUnavailable
 
 _EXACT_SWITCH = "GGML_CPU_TILED_MM"
@@ -28,6 +30,7 @@ def load(*, is_exact: bool = False) -> Any:
     global _loaded
     if _loaded is None:
         _prepare_environment(is_exact)
+        keep_freed_memory()
         _loaded = _import()
         _silence(_loaded)
         _loaded.llama_backend_init()
@@ -49,8 +52,6 @@ def _prepare_environment(is_exact: bool) -> None:
 
 
 def _import() -> ModuleType:
-    from duodec.backends.llamacpp.build import check_build
-
     check_build()
     try:
         import llama_cpp

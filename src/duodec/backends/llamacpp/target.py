@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from duodec.backends.llamacpp.context import LlamaContext
@@ -51,25 +51,50 @@ class LlamaTarget:
         )
         return [LlamaScores(query, own) for query, own in zip(queries, rows, strict=True)]
 
+    def use_threads(self, num_threads: int) -> None:
+        """Threads of a forward that continues a text; a prompt is read by all it was made with."""
+        self.context.num_threads = num_threads
+
     def close(self) -> None:
         self.context.close()
 
 
 class LlamaDraftModel:
-    """A draft model over a `LlamaContext`; its rows hold until the next call."""
+    """A draft model over a `LlamaContext`; its rows hold until the next call.
+
+    Of a text longer than its own context it reads the last part only: a draft that sees less
+    guesses worse, but it goes on guessing.
+    """
 
     def __init__(self, model: LlamaModel, *, num_context: int, num_threads: int) -> None:
+        self._num_window = min(num_context, model.num_context_train - MAX_WIDTH)
         self.context = LlamaContext(
             model,
-            num_context=num_context + 4 * MAX_WIDTH,
+            num_context=self._num_window + 4 * MAX_WIDTH,
             num_sequences=_DRAFT_SEQUENCES,
             num_threads=num_threads,
             max_rows=_DRAFT_SEQUENCES,
         )
 
     def rows(self, query: RowQuery) -> list[Row]:
+        if len(query.text) > self._num_window:
+            query = replace(query, text=query.text[self._window_start(len(query.text)) :])
         (rows,) = self.context.rows([query])
         return rows
+
+    def _window_start(self, length: int) -> int:
+        """Moves in steps, so that the window is read anew only once a step."""
+        step = max(1, self._num_window // 4)
+        return -(-(length - self._num_window) // step) * step
+
+    @property
+    def on_chunk(self) -> Callable[[], None]:
+        """Called between the chunks of a long text; may raise to abandon it."""
+        return self.context.on_chunk
+
+    @on_chunk.setter
+    def on_chunk(self, hook: Callable[[], None]) -> None:
+        self.context.on_chunk = hook
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,160 @@
+"""Stand-ins for hardware that is not here. Reports name them wherever they are used.
+
+- `ReplayTarget` answers with a recorded text after a given latency: real drafts, real
+  processes, real clocks; only the target's arithmetic is stood in for.
+- `ClockedTarget` computes for real and reports a given latency in place of the time it took.
+- `PacedTarget` computes for real and takes at least so long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from os.path import commonprefix
+from time import perf_counter, sleep
+
+import numpy as np
+
+from duodec.core.protocols import Query, Scores, Target
+from duodec.core.sampling import Draw, Law, Tokens
+from duodec.errors import LawUnavailable
+
+_SPIN_S = 0.0002  # the last moments of a wait are spun: sleeping is not that exact
+
+
+def wait_until(deadline: float, clock: Callable[[], float] = perf_counter) -> None:
+    """Wait for a moment of ``clock``, to some microseconds."""
+    rest = deadline - clock() - _SPIN_S
+    if rest > 0:
+        sleep(rest)
+    while clock() < deadline:
+        pass
+
+
+@dataclass(frozen=True)
+class LatencyCurve:
+    """Seconds of a forward: flat up to ``flat_tokens`` draft tokens, then proportional; and
+    ``prefill_s`` a token of the prompt."""
+
+    forward_s: float
+    flat_tokens: int = 64
+    prefill_s: float = 0.0
+
+    def seconds(self, num_draft_tokens: int, num_new_tokens: int) -> float:
+        """One forward over so many draft tokens, after so many text tokens not read before."""
+        rows = 1 + num_draft_tokens
+        return (
+            self.forward_s * max(1.0, rows / (1 + self.flat_tokens))
+            + self.prefill_s * max(0, num_new_tokens - 1)
+        )
+
+
+class _Reader:
+    """How much of each slot's text a target has not read before."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[int]] = {}
+
+    def num_new(self, queries: Sequence[Query]) -> int:
+        """Tokens that these queries add to what was read; the last token of a text is new."""
+        total = 0
+        for query in queries:
+            text, known = query.text.tolist(), self._known.get(query.slot, [])
+            common = len(commonprefix([text[:-1], known]))
+            total += len(text) - common
+            # what was scored as a draft needs no reading once it is text
+            self._known[query.slot] = text + list(query.draft.tokens)
+        return total
+
+
+@dataclass
+class ReplayTarget:
+    """Replays one recorded text (prompt and answer) at a given latency.
+
+    It enforces the text, so it proves nothing about exactness. A row beside the recorded
+    text, and any law, raises LawUnavailable.
+    """
+
+    recording: Tokens
+    curve: LatencyCurve
+    _reader: _Reader = field(default_factory=_Reader)
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        start = perf_counter()
+        seconds = self.curve.seconds(
+            sum(len(query.draft) for query in queries), self._reader.num_new(queries)
+        )
+        answers: list[Scores] = [ReplayScores(self.recording, query) for query in queries]
+        wait_until(start + seconds)
+        return answers
+
+
+@dataclass(frozen=True)
+class ReplayScores:
+    """The recorded token after every node that lies on the recorded text."""
+
+    recording: Tokens
+    query: Query
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.query.draft) + 1
+
+    def draw(self, row: int) -> Draw:
+        context = self.query.context(row)
+        position, known = context.position, self.recording
+        begin = len(context.text) - 1
+        if position >= len(known) or not np.array_equal(
+            known[begin:position], [context.text[-1], *context.tail]
+        ):
+            raise LawUnavailable(
+                f"row {row} lies beside the recorded text, which a replay knows nothing of; "
+                "run this method on a real target"
+            )
+        return Draw(int(known[position]), inf)
+
+    def law(self, row: int) -> Law:
+        raise LawUnavailable(
+            "a replayed text has no laws; run this method on a real or a clocked target"
+        )
+
+
+@dataclass
+class PacedTarget:
+    """A real target whose forwards take at least ``seconds``."""
+
+    target: Target
+    seconds: float
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        start = perf_counter()
+        scores = self.target.score(queries)
+        wait_until(start + self.seconds)
+        return scores
+
+
+@dataclass
+class ClockedTarget:
+    """A real target on a clock of its own, on which a forward takes what ``curve`` says.
+
+    Use `clock` for the session: it runs as the real one does between forwards.
+    """
+
+    target: Target
+    curve: LatencyCurve
+    _skew_s: float = 0.0
+    _reader: _Reader = field(default_factory=_Reader)
+
+    def clock(self) -> float:
+        """Seconds, as if the target had the latency of the curve."""
+        return perf_counter() + self._skew_s
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        start = perf_counter()
+        seconds = self.curve.seconds(
+            sum(len(query.draft) for query in queries), self._reader.num_new(queries)
+        )
+        scores = self.target.score(queries)
+        self._skew_s += seconds - (perf_counter() - start)
+        return scores

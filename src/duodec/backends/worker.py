@@ -1,0 +1,224 @@
+"""The drafter's process: takes texts, grows drafts one step at a time, sends each step's nodes.
+
+Between two steps it looks at its socket, so a newer request or a cancel takes effect within one
+step; with nothing to do it sleeps in the kernel. It dies with its parent. Started by
+`duodec.backends.process` only, which has set the environment and the cores already.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from threading import Thread
+from time import perf_counter
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from duodec.backends.channel import (
+    NO_SLOT,
+    Channel,
+    Failure,
+    Frame,
+    Kind,
+    Progress,
+    common_prefix,
+    unpack_request,
+)
+from duodec.core.draft import Draft
+from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
+from duodec.core.sampling import Tokens
+from duodec.errors import BadOption
+
+LONG_TEXT = 64  # new tokens from which reading is announced, so that nobody waits for it
+_LAST_WORDS_S = 1.0
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+@runtime_checkable
+class ReadsInChunks(Protocol):
+    """A draft model that calls ``on_chunk`` between two chunks of a text it reads. An exception
+    from there must leave the model usable, with what it has read so far. A model that reads for
+    longer than 10 s without a call is taken for hung."""
+
+    on_chunk: Callable[[], None]
+
+
+class _Abandoned(BaseException):  # so that no model's `except Exception` eats it
+    """The text being read is no longer wanted."""
+
+
+@dataclass
+class _Job:
+    """A request in work; ``steps`` is None until its text was read."""
+
+    epoch: int
+    request: DraftRequest
+    steps: Iterator[Draft] | None = None
+    num_sent: int = 0
+    start_s: float = 0.0
+    read_s: float = 0.0
+    draft_s: float = 0.0
+
+
+class Worker:
+    """The child's loop over one channel and one model."""
+
+    def __init__(self, channel: Channel, generation: int, model: DraftModel) -> None:
+        self._channel = channel
+        self._generation = generation
+        self._model = model
+        self._jobs: dict[int, _Job] = {}  # by slot, whose turn it is first
+        self._texts: dict[int, Tokens] = {}  # by slot, the last one received
+        self._seen: dict[int, Tokens] = {}  # by slot, the last one read
+        self._current: _Job | None = None
+        if isinstance(model, ReadsInChunks):
+            model.on_chunk = self._between_chunks
+
+    def run(self) -> None:
+        """Serve until the parent closes its end."""
+        while True:
+            if not self._jobs:
+                self._channel.wait(None)
+            self._pump()
+            if self._channel.is_closed:
+                return
+            if self._jobs:
+                slot = next(iter(self._jobs))
+                job = self._jobs[slot]
+                self._turn(job)
+                if self._jobs.get(slot) is job:
+                    self._jobs[slot] = self._jobs.pop(slot)
+
+    def _pump(self) -> None:
+        self._channel.flush()
+        for frame in self._channel.receive():
+            if frame.generation != self._generation:
+                continue
+            if frame.kind == Kind.REQUEST:
+                self._accept(frame)
+            elif frame.kind == Kind.CANCEL:
+                job = self._jobs.get(frame.slot)
+                if job is not None and job.epoch == frame.epoch:
+                    del self._jobs[frame.slot]
+                self._send(Kind.DONE, frame.slot, frame.epoch, Progress())
+
+    def _accept(self, frame: Frame) -> None:
+        """A new request takes the place of the slot's earlier one."""
+        self._jobs.pop(frame.slot, None)
+        text, shape = unpack_request(self._texts.get(frame.slot, _NOTHING), frame.body)
+        self._texts[frame.slot] = text
+        try:
+            plan, sampler = pickle.loads(shape)  # noqa: S301  from our parent
+        except Exception as error:  # noqa: BLE001  a plan whose module this process cannot import
+            self._send(Kind.ERROR, frame.slot, frame.epoch, Failure.of(error))
+            return
+        self._jobs[frame.slot] = _Job(frame.epoch, DraftRequest(frame.slot, text, plan, sampler))
+
+    def _turn(self, job: _Job) -> None:
+        """Read the job's text, or take one step of its draft."""
+        self._current = job
+        try:
+            if job.steps is None:
+                self._read(job)
+                job.steps = job.request.plan.grow(self._model, job.request)
+                return
+            start = perf_counter()
+            tree = next(job.steps, None)
+            job.draft_s += perf_counter() - start
+        except _Abandoned:
+            return
+        except Exception as error:  # noqa: BLE001  one request fails, the drafter goes on
+            del self._jobs[job.request.slot]
+            self._send(Kind.ERROR, job.request.slot, job.epoch, Failure.of(error))
+            return
+        finally:
+            self._current = None
+        if tree is None:
+            del self._jobs[job.request.slot]
+            self._tell(Kind.DONE, job)
+        else:
+            self._tell(Kind.NODES, job, tree)
+
+    def _read(self, job: _Job) -> None:
+        slot, text = job.request.slot, job.request.text
+        job.start_s = perf_counter()
+        if len(text) - common_prefix(self._seen.get(slot, _NOTHING), text) > LONG_TEXT:
+            self._tell(Kind.READING, job)
+        self._model.rows(RowQuery(slot, text, Draft(), ()))
+        self._seen[slot] = text
+        job.read_s = perf_counter() - job.start_s
+
+    def _between_chunks(self) -> None:
+        """The model's hook: shows that we live, and ends a reading that nobody wants."""
+        job = self._current
+        self._pump()
+        if job is None:
+            return
+        if self._channel.is_closed or self._jobs.get(job.request.slot) is not job:
+            raise _Abandoned
+        if job.steps is None:
+            job.read_s = perf_counter() - job.start_s
+        self._tell(Kind.READING, job)
+
+    def _tell(self, kind: Kind, job: _Job, tree: Draft | None = None) -> None:
+        """A frame about a job, with the nodes of ``tree`` that were not sent yet."""
+        progress = Progress(read_s=job.read_s, draft_s=job.draft_s)
+        if tree is not None:
+            new = slice(job.num_sent, None)
+            laws = None if tree.laws is None else tree.laws[new]
+            progress = Progress(tree.tokens[new], tree.parents[new], laws, job.read_s, job.draft_s)
+            job.num_sent = len(tree)
+        self._send(kind, job.request.slot, job.epoch, progress)
+
+    def _send(self, kind: Kind, slot: int, epoch: int, value: Progress | Failure) -> None:
+        body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        self._channel.send(Frame(kind, self._generation, slot, epoch, body))
+
+
+def main(generation: int, socket_fd: int, lifeline_fd: int, problem: str) -> None:
+    """Serve the parent at the other end of ``socket_fd``; exit when ``lifeline_fd`` ends.
+
+    ``problem`` is what went wrong before this could run; it fails the loading.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the parent
+    Thread(target=_die_with_parent, args=(lifeline_fd,), daemon=True).start()
+    channel = Channel(socket.socket(fileno=socket_fd))
+    try:
+        if problem:
+            raise BadOption(problem)
+        model = _load(channel)
+        if model is not None:
+            channel.send(Frame(Kind.READY, generation))
+            Worker(channel, generation, model).run()
+    except Exception as error:  # noqa: BLE001  the last words; the parent decides what they mean
+        traceback.print_exc()
+        body = pickle.dumps(Failure.of(error))
+        channel.send(Frame(Kind.ERROR, generation, NO_SLOT, 0, body))
+        end = perf_counter() + _LAST_WORDS_S
+        while not channel.is_flushed and perf_counter() < end:
+            channel.wait(_LAST_WORDS_S)
+            channel.flush()
+        sys.exit(1)
+
+
+def _load(channel: Channel) -> DraftModel | None:
+    """The model of the recipe that the parent sends first; None when the parent left."""
+    while not channel.is_closed:
+        channel.wait(None)
+        for frame in channel.receive():
+            model: DraftModel = frame.value().load()
+            return model
+    return None
+
+
+def _die_with_parent(lifeline_fd: int) -> None:
+    """Block until the parent's end of the pipe is gone, also while a C call runs in `main`."""
+    os.read(lifeline_fd, 1)
+    os._exit(0)

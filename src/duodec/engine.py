@@ -1,0 +1,235 @@
+"""The engine: where methods meet backends.
+
+`Engine.load` puts a target, its tokenizer and a drafter together; `Engine.generate` runs a
+method over them and turns its rounds into events.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, Protocol
+
+from duodec.chat import Message, render
+from duodec.core.protocols import Drafter, Target
+from duodec.core.round import Round, Stats
+from duodec.core.sampling import Sampler, SamplingParams
+from duodec.decoding.methods import Method
+from duodec.decoding.methods import method as method_named
+from duodec.decoding.session import NoDrafter, Session
+from duodec.errors import BadOption, ContextExceeded
+from duodec.events import Delta, Event, Finished, FinishReason, Segment, Started
+from duodec.planning.costs import Costs
+from duodec.text import TextStream
+
+Prompt = str | Sequence[Message] | Sequence[int]
+"""A text as it is, chat messages, or tokens."""
+
+
+class Tokenizer(Protocol):
+    """What the engine asks of a vocabulary."""
+
+    @property
+    def num_vocab(self) -> int: ...
+    @property
+    def chat_template(self) -> str | None: ...
+    @property
+    def bos(self) -> int: ...
+    @property
+    def eos(self) -> int: ...
+    def token_text(self, token: int) -> bytes: ...
+    def tokenize(self, text: str, *, is_templated: bool) -> list[int]: ...
+    def piece(self, token: int) -> bytes: ...
+    def is_end(self, token: int) -> bool: ...
+
+
+@dataclass
+class Engine:
+    """One target and, with luck, a drafter beside it. Not for several threads at once.
+
+    Repeated calls reuse what the target and the drafter already read of a text.
+    """
+
+    target: Target
+    tokenizer: Tokenizer
+    num_context: int
+    drafter: Drafter | None = None
+    shares_cores: bool = False
+    prepare: Callable[[Method], None] = lambda _: None
+    """Called before each answer: shares the cores as its method needs them."""
+    clock: Callable[[], float] = perf_counter
+    resources: ExitStack = field(default_factory=ExitStack)
+    costs: Costs = field(default_factory=Costs)
+
+    @classmethod
+    def load(
+        cls, target: str = "smollm2", draft: str | None = "auto", **options: Any
+    ) -> Engine:
+        """An engine for these models on this machine: see `duodec.loading.EngineConfig`."""
+        # the other way round at the top of the file: loading builds engines
+        from duodec.loading import EngineConfig, load
+
+        return load(EngineConfig(target=target, draft=draft, **options))
+
+    def close(self) -> None:
+        """End the drafter and free the models. Can be called twice."""
+        self.resources.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def tokens_of(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt; messages go through the model's chat template."""
+        if isinstance(prompt, str):
+            return self.tokenizer.tokenize(prompt, is_templated=False)
+        tokens = [item for item in prompt if isinstance(item, int)]
+        if len(tokens) == len(prompt):
+            bad = [token for token in tokens if not 0 <= token < self.tokenizer.num_vocab]
+            if bad:
+                raise BadOption(f"token {bad[0]} is outside the model's vocabulary")
+            return tokens
+        messages = [item for item in prompt if not isinstance(item, int)]
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise BadOption("the model has no chat template; give the text as it is with --raw")
+        bos, eos = (
+            self.tokenizer.token_text(token).decode("utf-8", "replace") if token >= 0 else ""
+            for token in (self.tokenizer.bos, self.tokenizer.eos)
+        )
+        text = render(template, messages, bos=bos, eos=eos)
+        return self.tokenizer.tokenize(text, is_templated=True)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        method: str | Method | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        choice: int = 0,
+        slot: int = 0,
+    ) -> Iterator[Event]:
+        """Answer a prompt. Closing the iterator cancels the answer and the draft work on it.
+
+        Without a method the best one is taken: `duo` with a draft model, else `ar`.
+        Raises BadOption and ContextExceeded before anything is computed.
+        """
+        begin_s = self.clock()
+        name = method if isinstance(method, str) else type(method).__name__
+        if method is None:
+            name = "duo" if self.drafter else "ar"
+        chosen = method_named(name) if method is None or isinstance(method, str) else method
+        if chosen.needs_draft_model and self.drafter is None:
+            raise BadOption(f"method '{name}' needs a draft model; name one with --draft")
+        if max_tokens is not None and max_tokens < 1:
+            raise BadOption(f"max_tokens is {max_tokens}; use 1 or more")
+        if any(not text for text in stop):
+            raise BadOption("a stop string is empty; leave it out")
+        tokens = self.tokens_of(prompt)
+        if not tokens:
+            raise BadOption("the prompt is empty; write something to answer")
+        if len(tokens) >= self.num_context:
+            raise ContextExceeded(
+                f"the prompt has {len(tokens)} tokens and the context holds {self.num_context}; "
+                "shorten it, or ask for a larger context with --context"
+            )
+        capacity = min(self.num_context, len(tokens) + (max_tokens or self.num_context))
+        sampling = sampling or SamplingParams()
+        session = Session(
+            target=self.target,
+            prompt=tokens,
+            capacity=capacity,
+            drafter=self.drafter or NoDrafter() if chosen.needs_draft_model else NoDrafter(),
+            sampler=Sampler(sampling, choice, len(tokens)),
+            slot=slot,
+            costs=self.costs,
+            shares_cores=self.shares_cores,
+            clock=self.clock,
+        )
+        is_length_wanted = max_tokens is not None and capacity == len(tokens) + max_tokens
+        answer = _Answer(
+            self,
+            session,
+            TextStream(self.tokenizer.piece, stop),
+            begin_s,
+            full="length" if is_length_wanted else "context",
+        )
+        started = Started(name, sampling.seed, len(tokens))
+        return answer.events(started, chosen)
+
+
+@dataclass
+class _Answer:
+    """One answer on its way: rounds in, events out."""
+
+    engine: Engine
+    session: Session
+    stream: TextStream
+    begin_s: float
+    full: FinishReason  # why the answer ends when the session is full
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+    def events(self, started: Started, method: Method) -> Iterator[Event]:
+        restarts = self.session.drafter.restarts
+        yield started
+        self.engine.prepare(method)
+        first_s = finish_s = self.begin_s
+        try:
+            for done in method.rounds(self.session):
+                segments = self._take(done)
+                finish_s = self.engine.clock()
+                if len(self.rounds) == 1:
+                    first_s = finish_s
+                if segments:
+                    yield Delta(tuple(segments))
+                if self.reason:
+                    break
+        finally:
+            self.session.drafter.cancel(self.session.slot)
+        if last := self.stream.finish():
+            yield Delta(tuple(last))
+        yield Finished(
+            text=self.stream.text,
+            tokens=tuple(self.tokens),
+            finish_reason=self.reason or self.full,
+            stats=Stats(
+                num_prompt_tokens=len(self.session.prompt),
+                rounds=tuple(self.rounds),
+                begin_s=self.begin_s,
+                first_s=first_s,
+                finish_s=finish_s,
+                drafter_restarts=self.session.drafter.restarts - restarts,
+            ),
+        )
+
+    def _take(self, done: Round) -> list[Segment]:
+        """The text of a round's tokens, up to the end of the answer."""
+        segments: list[Segment] = []
+        for i, token in enumerate(done.tokens):
+            self.tokens.append(token)
+            if self.engine.tokenizer.is_end(token):
+                self.reason = "stop"
+            else:
+                segments += self.stream.push(token, is_drafted=i < done.num_accepted)
+                if self.stream.is_stopped:
+                    self.reason = "stop"
+            if self.reason:  # what was drawn after the end does not count
+                accepted = min(done.num_accepted, i + 1)
+                done = replace(done, tokens=done.tokens[: i + 1], num_accepted=accepted)
+                break
+        self.rounds.append(done)
+        return segments
+
+
+def warn(line: str) -> None:
+    """The default warning: one line on stderr."""
+    print(f"duodec: {line}", file=sys.stderr)

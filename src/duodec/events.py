@@ -1,0 +1,55 @@
+"""What a generation says while it runs: one `Started`, many `Delta`s, one `Finished`.
+
+The command line, the server and the benchmark all eat these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from duodec.core.round import Stats
+
+FinishReason = Literal["stop", "length", "context"]
+"""stop: end token or stop string; length: ``max_tokens``; context: no room is left."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The request was accepted; nothing is computed yet."""
+
+    method: str
+    seed: int
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Text whose last token was drafted (and accepted), or was the target's own."""
+
+    text: str
+    is_drafted: bool
+
+
+@dataclass(frozen=True)
+class Delta:
+    """New text. Never part of a character, never a part of a stop string."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The whole answer. ``tokens`` holds the end token, if one was drawn; ``text`` does not."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+
+
+Event = Started | Delta | Finished

@@ -1,0 +1,65 @@
+"""From tokens to text as they come: whole characters only, and no stop string."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+
+from duodec.events import Segment
+
+
+class TextStream:
+    """Turns tokens into `Segment`s.
+
+    Holds back bytes that do not make a character yet, and text that may be the beginning
+    of a stop string. Once `is_stopped`, the text ends before the stop string.
+    """
+
+    def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
+        self._piece = piece
+        self._stop = tuple(stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held: list[Segment] = []
+        self.text = ""  # all that was given out
+        self.is_stopped = False
+
+    def push(self, token: int, *, is_drafted: bool) -> list[Segment]:
+        """Text that is certain after one more token."""
+        self._hold(self._decoder.decode(self._piece(token)), is_drafted)
+        return self._release(is_last=False)
+
+    def finish(self) -> list[Segment]:
+        """What was held back, at the end of the answer."""
+        self._hold(self._decoder.decode(b"", final=True), is_drafted=False)
+        return self._release(is_last=True)
+
+    def _hold(self, text: str, is_drafted: bool) -> None:
+        if text and not self.is_stopped:
+            self._held.append(Segment(text, is_drafted))
+
+    def _release(self, *, is_last: bool) -> list[Segment]:
+        held = "".join(segment.text for segment in self._held)
+        found = [at for stop in self._stop if (at := held.find(stop)) >= 0]
+        if found:
+            self.is_stopped = True
+        length = min(found) if found else len(held) - (0 if is_last else self._doubtful(held))
+        released: list[Segment] = []
+        rest: list[Segment] = []
+        for segment in self._held:
+            now, later = segment.text[:length], segment.text[length:]
+            length -= len(now)
+            if now:
+                released.append(Segment(now, segment.is_drafted))
+            if later:
+                rest.append(Segment(later, segment.is_drafted))
+        self._held = [] if self.is_stopped else rest
+        self.text += "".join(segment.text for segment in released)
+        return released
+
+    def _doubtful(self, held: str) -> int:
+        """Length of the longest end of ``held`` that may begin a stop string."""
+        longest = max((len(stop) for stop in self._stop), default=1) - 1
+        for length in range(min(longest, len(held)), 0, -1):
+            if any(stop.startswith(held[-length:]) for stop in self._stop):
+                return length
+        return 0
