@@ -1,0 +1,29 @@
+# Every target works from a bare checkout: python3, a C++ compiler and the package registries.
+# Another Python: PYTHON=python3.12 make setup
+
+RUN_SETUP = $(or $(PYTHON),python3) scripts/setup.py $(if $(PYTHON),--this-python)
+BIN = .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:  ## make .venv, with llama.cpp built for this machine
+	@$(RUN_SETUP)
+
+demo: setup  ## answer a prompt while a second model drafts
+	@$(BIN)/duodec generate --method duo --seed 1 "Explain in a few sentences why the sky is blue."
+
+test: setup  ## run the tests
+	@$(BIN)/python -m pytest
+
+lint: setup  ## check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:  ## remove .venv and every cache in this folder (models and wheels stay cached)
+	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Measurements: what the documentation's figures are made by."""

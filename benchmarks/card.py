@@ -1,0 +1,38 @@
+"""The environment card: what a figure was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import datetime, timezone
+from importlib.metadata import version
+from typing import Any
+
+import psutil
+
+from duodec.config import available_cores
+
+
+def environment() -> dict[str, Any]:
+    """Hardware and versions, as JSON."""
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "cpu": _cpu_name(),
+        "cores": len(available_cores()),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpu": None,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in ("duodec", "llama-cpp-python", "numpy")},
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
+            lines = [line.split(":", 1) for line in file if ":" in line]
+        found = {key.strip(): value.strip() for key, value in lines}
+        return f"{found.get('model name')} (family {found.get('cpu family')})"
+    except OSError:
+        return platform.processor()
