@@ -60,14 +60,14 @@ class Engine:
     shares_cores: bool = False
     prepare: Callable[[Method], None] = lambda _: None
     """Called before each answer: shares the cores as its method needs them."""
+    on_chunk: Callable[[], None] = lambda: None
+    """Called while a long prompt is read; may raise, which abandons the answer."""
     clock: Callable[[], float] = perf_counter
     resources: ExitStack = field(default_factory=ExitStack)
     costs: Costs = field(default_factory=Costs)
 
     @classmethod
-    def load(
-        cls, target: str = "smollm2", draft: str | None = "auto", **options: Any
-    ) -> Engine:
+    def load(cls, target: str = "smollm2", draft: str | None = "auto", **options: Any) -> Engine:
         """An engine for these models on this machine: see `duodec.loading.EngineConfig`."""
         # the other way round at the top of the file: loading builds engines
         from duodec.loading import EngineConfig, load
@@ -83,6 +83,11 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def default_method(self) -> str:
+        """The best method there is with what was loaded."""
+        return "duo" if self.drafter else "ar"
 
     def tokens_of(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt; messages go through the model's chat template."""
@@ -124,7 +129,7 @@ class Engine:
         begin_s = self.clock()
         name = method if isinstance(method, str) else type(method).__name__
         if method is None:
-            name = "duo" if self.drafter else "ar"
+            name = self.default_method
         chosen = method_named(name) if method is None or isinstance(method, str) else method
         if chosen.needs_draft_model and self.drafter is None:
             raise BadOption(f"method '{name}' needs a draft model; name one with --draft")

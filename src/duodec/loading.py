@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
 
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaRecipe, LlamaTarget
@@ -34,11 +33,14 @@ class EngineConfig:
     threads: int | None = None
     draft_threads: int | None = None
     gpu_layers: int = -1  # all that the build can place on a GPU
-    exact: bool = False
+    exact: bool = False  # bit-identical kernels throughout
+    fast: bool = False  # llama.cpp's own choice of kernels throughout
     pace: float = 0.0  # seconds that a target forward takes at least
     offline: bool = False
 
     def __post_init__(self) -> None:
+        if self.exact and self.fast:
+            raise BadOption("exact and fast exclude each other; choose one")
         for name, least in (("context", 1), ("threads", 1), ("draft_threads", 1), ("pace", 0)):
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -60,20 +62,18 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
         file = resolve(config.target, offline=config.offline)
         model = LlamaModel(file.path, num_gpu_layers=config.gpu_layers, is_exact=config.exact)
         stack.callback(model.close)
-        num_context = _num_context(config, model)
-        cores = available_cores()
-        is_on_gpu = config.gpu_layers != 0 and bool(model.lib.llama_supports_gpu_offload())
-        plan = CorePlan.make(
-            cores,
-            target_is_on_cpu=not is_on_gpu,
-            num_threads=config.threads,
-            num_draft_threads=config.draft_threads,
-        )
+        num_context = num_context_for(config, model)
+        plan = core_plan(config, model)
         drafter = None
         if reference := draft_for(config):
             drafter = _drafter(reference, config, model, num_context, plan, on_warning)
             stack.callback(drafter.close)
-        target = LlamaTarget(model, num_context=num_context, num_threads=plan.target_alone)
+        target = LlamaTarget(
+            model,
+            num_context=num_context,
+            num_threads=plan.target_alone,
+            is_width_exact=plan.shares_cores and not config.fast,
+        )
         stack.callback(target.close)
         if drafter:
             drafter.wait_ready()
@@ -82,7 +82,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
             target.use_threads(plan.target_beside if method.is_overlapped else plan.target_alone)
 
         shown: Target = PacedTarget(target, config.pace) if config.pace else target
-        return Engine(
+        engine = Engine(
             shown,
             model,
             num_context,
@@ -91,10 +91,24 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
             prepare=prepare,
             resources=stack.pop_all(),
         )
+        target.context.on_chunk = lambda: engine.on_chunk()
+        return engine
     raise AssertionError("the stack swallows nothing")
 
 
-def _num_context(config: EngineConfig, model: LlamaModel) -> int:
+def core_plan(config: EngineConfig, model: LlamaModel) -> CorePlan:
+    """How this target and its draft share the cores that this process may use."""
+    is_on_gpu = config.gpu_layers != 0 and bool(model.lib.llama_supports_gpu_offload())
+    return CorePlan.make(
+        available_cores(),
+        target_is_on_cpu=not is_on_gpu,
+        num_threads=config.threads,
+        num_draft_threads=config.draft_threads,
+    )
+
+
+def num_context_for(config: EngineConfig, model: LlamaModel) -> int:
+    """Tokens that a text may reach. Raises ContextExceeded beyond what the model knows."""
     trained = model.num_context_train
     if config.context is None:
         return min(trained, DEFAULT_CONTEXT)

@@ -220,7 +220,8 @@ class ProcessDrafter:
     loaded again, answers are empty. ``num_threads`` bounds the thread pools of its libraries,
     ``env`` adds to its environment and wins. ``on_warning`` is called with one line an
     incident, from the caller's thread, in `submit`, `poll`, `cancel` or `is_ready`; those never
-    raise and never wait for the process, but for `poll`'s own wait. Requests' texts must not
+    raise and never wait for the process, but for `poll`'s own wait, and for a tenth of a second
+    at most to learn how it ended or whether it truly hangs. Requests' texts must not
     change, and plans must be picklable values of importable modules.
 
     For one thread: two callers need a lock around it. With DUODEC_DEBUG set, the process
@@ -293,9 +294,8 @@ class ProcessDrafter:
         """Stop the slot's work within one draft step and forget what it made; never blocks."""
         self._tick()
         answer = self._answers.pop(slot, None)
-        if answer is None:
-            return
-        if self._queue.pop(slot, None) is None and not answer.is_complete:
+        # told even if its request was never sent: the one before it may still be in work
+        if answer is not None and not answer.is_complete:
             self._put(slot, _Message(answer.epoch))
 
     # --- its life ---

@@ -105,7 +105,7 @@ class Worker:
                 self._accept(frame)
             elif frame.kind == Kind.CANCEL:
                 job = self._jobs.get(frame.slot)
-                if job is not None and job.epoch == frame.epoch:
+                if job is not None and job.epoch <= frame.epoch:
                     del self._jobs[frame.slot]
                 self._send(Kind.DONE, frame.slot, frame.epoch, Progress())
 

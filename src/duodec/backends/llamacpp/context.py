@@ -35,6 +35,7 @@ class LlamaContext:
         num_sequences: int,
         num_threads: int,
         max_rows: int,
+        is_width_exact: bool = False,
     ) -> None:
         self.num_threads = num_threads  # of a forward that continues a text
         self._num_prompt_threads = num_threads  # of one that reads a prompt
@@ -49,6 +50,7 @@ class LlamaContext:
             num_threads=num_threads,
             num_batch=_BATCH,
             max_rows=max_rows,
+            is_width_exact=is_width_exact,
         )
         self._memory = self._lib.llama_get_memory(self._handle)
         self._batch = _Batch(self._lib, _BATCH, num_sequences)

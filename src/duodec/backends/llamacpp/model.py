@@ -33,6 +33,10 @@ class LlamaModel:
         params.use_extra_bufts = not is_exact
         self.handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
+            if (kind := declared_architecture(path)) in _NOT_CAUSAL:
+                raise ModelUnreadable(
+                    f"{path} is no language model ({kind}); use a causal (decoder-only) model"
+                )
             raise ModelUnreadable(
                 f"{path} cannot be loaded by llama.cpp: truncated, damaged or of an unknown "
                 "architecture; download it again or update llama-cpp-python"
@@ -145,10 +149,26 @@ class LlamaModel:
             size = -n
 
 
+_HEAD_BYTES = 256
+_ARCHITECTURE_KEY = b"general.architecture" + (8).to_bytes(4, "little")  # 8: a text follows
 _NOT_CAUSAL = frozenset(
     {"bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3", "neo-bert",
      "modern-bert", "eurobert", "gemma-embedding", "t5encoder", "clip", "wavtokenizer-dec"}
 )  # fmt: skip
+
+
+def declared_architecture(path: Path) -> str | None:
+    """What a GGUF file says it is, where that comes first, as it does by convention.
+
+    llama.cpp tells of a file that it refuses in its log only.
+    """
+    with path.open("rb") as file:
+        _, _, value = file.read(_HEAD_BYTES).partition(_ARCHITECTURE_KEY)
+    length = int.from_bytes(value[:8], "little")
+    return value[8 : 8 + length].decode("utf-8", "replace") or None
+
+
+_BF16 = 30  # ggml's number of the type
 
 
 def open_context(
@@ -159,8 +179,14 @@ def open_context(
     num_threads: int,
     num_batch: int,
     max_rows: int,
+    is_width_exact: bool,
 ) -> Any:
-    """A llama.cpp context with one unified cache. Raises ModelUnreadable when memory is short."""
+    """A llama.cpp context with one unified cache. Raises ModelUnreadable when memory is short.
+
+    ``is_width_exact``: attention gives a row the same bits however many rows and threads there
+    are. llama.cpp's CPU attention takes other paths for one row (over 512 cells, by threads)
+    and for 64 rows and more, but only for a cache whose halves are both fp16 (or both fp32).
+    """
     lib = model.lib
     params = lib.llama_context_default_params()
     params.n_ctx = num_context
@@ -171,6 +197,8 @@ def open_context(
     params.kv_unified = True  # branches share the cells of their prefix
     params.swa_full = True  # or earlier positions could not be rolled back to
     params.no_perf = True
+    if is_width_exact:
+        params.type_v = _BF16
     handle = lib.llama_init_from_model(model.handle, params)
     if not handle:
         raise ModelUnreadable(

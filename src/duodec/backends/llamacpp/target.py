@@ -36,13 +36,21 @@ class LlamaScores:
 class LlamaTarget:
     """A target over a `LlamaContext`; its scores hold until the next `score`."""
 
-    def __init__(self, model: LlamaModel, *, num_context: int, num_threads: int) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        num_context: int,
+        num_threads: int,
+        is_width_exact: bool = True,
+    ) -> None:
         self.context = LlamaContext(
             model,
             num_context=num_context + MAX_WIDTH,
             num_sequences=MAX_WIDTH,
             num_threads=num_threads,
             max_rows=4 * MAX_WIDTH,
+            is_width_exact=is_width_exact,
         )
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:

@@ -1,0 +1,65 @@
+"""What the options ask for, checked before a model is loaded."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from duodec.decoding.methods import method as method_named
+from duodec.errors import BackendUnavailable, BadOption
+
+if TYPE_CHECKING:
+    from duodec.loading import EngineConfig
+
+
+def check_backend(name: str) -> None:
+    """Raises BadOption for an unknown backend, BackendUnavailable for one that is not there."""
+    if name == "torch":
+        raise BackendUnavailable(
+            "this version has no torch backend; use --target-backend llama.cpp with a GGUF file"
+        )
+    if name not in ("auto", "llama.cpp"):
+        raise BadOption(f"unknown target backend '{name}'; choose from: auto, llama.cpp, torch")
+
+
+def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:
+    """What the engine refuses too, said before a model is loaded."""
+    if max_tokens is not None and max_tokens < 1:
+        raise BadOption(f"max-tokens is {max_tokens}; use 1 or more")
+    if any(not text for text in stop):
+        raise BadOption("a --stop text is empty; leave it out")
+
+
+def method_or_none(name: str) -> str | None:
+    """A method's name; None where the engine chooses. Raises BadOption, which lists them."""
+    if name == "auto":
+        return None
+    method_named(name)
+    return name
+
+
+def draft_reference(config: EngineConfig, method: str | None) -> str | None:
+    """The draft model that this method needs, by name. Raises BadOption when it needs one and
+    there is none."""
+    from duodec.loading import draft_for
+
+    draft = draft_for(config)
+    if method is None or method_named(method).needs_draft_model:
+        if method is not None and draft is None:
+            why = (
+                f"no draft is known for {config.target}"
+                if config.draft == "auto"
+                else "--draft is none"
+            )
+            raise BadOption(
+                f"method '{method}' needs a draft model and {why}; name one with --draft, "
+                "or use --method ar or lookup"
+            )
+        return draft
+    return None
+
+
+def seed_or_random(seed: int | None) -> int:
+    """The seed asked for, or a random one of 32 bits."""
+    return secrets.randbits(32) if seed is None else seed

@@ -1,0 +1,117 @@
+"""A conversation: its messages, its settings, and the next answer."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from duodec.cli.answering import Answer, Interruption, Stopped, answer
+from duodec.cli.closing import draft_line, rate
+from duodec.cli.output import AnswerWriter, is_terminal, say, say_dim, warn
+from duodec.core.sampling import SamplingParams
+from duodec.decoding.methods import method as method_named
+from duodec.errors import BadOption, ContextExceeded
+
+if TYPE_CHECKING:
+    from duodec.engine import Engine
+
+_HARD_PATIENCE = 2  # presses of Ctrl-C after the first that are still answered in good order
+
+
+@dataclass
+class Conversation:
+    """Every answer sees all messages before it; the engine's memo makes that cheap."""
+
+    engine: Engine
+    writer: AnswerWriter
+    target: str
+    draft: str | None
+    sampling: SamplingParams
+    method: str | None = None
+    max_tokens: int | None = None
+    system: str | None = None
+    is_quiet: bool = False
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    attachment: str = ""  # text that goes before the next message
+    last: Answer | None = None
+    _num_regenerated: int = 0
+
+    def all_messages(self) -> list[dict[str, Any]]:
+        """The system's words and everything said since."""
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*first, *self.messages]
+
+    def take_over(self, messages: list[dict[str, Any]]) -> None:
+        """Go on with these messages."""
+        said = [dict(message) for message in messages]
+        if said and said[0]["role"] == "system":
+            self.system = said.pop(0)["content"]
+        self.messages = said
+
+    def num_tokens(self) -> int:
+        """Tokens of the conversation so far."""
+        return len(self.engine.tokens_of(self.all_messages())) if self.messages else 0
+
+    def draft_of(self, done: Answer) -> str | None:
+        """The draft model behind an answer."""
+        return self.draft if method_named(done.method).needs_draft_model else None
+
+    def send(self, text: str) -> None:
+        """Say something and stream the answer. Raises BadOption and ContextExceeded, and then
+        nothing was said."""
+        self.messages.append({"role": "user", "content": self.attachment + text})
+        self._num_regenerated = 0
+        try:
+            self._reply()
+        except (BadOption, ContextExceeded):
+            self.messages.pop()
+            raise
+        self.attachment = ""
+
+    def regenerate(self) -> None:
+        """Another answer to the last message: the next choice of the same seed."""
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            self.messages.pop()
+        if not self.messages:
+            raise BadOption("there is nothing to answer again; ask something first")
+        if self.sampling.temperature == 0:
+            say("  temperature is 0: the answer will be the same; try /set temperature 0.8")
+        self._num_regenerated += 1
+        self._reply()
+
+    def _reply(self) -> None:
+        done = None
+        interruption = Interruption(_HARD_PATIENCE)
+        with suppress(Stopped):
+            done = answer(
+                self.engine,
+                self.engine.tokens_of(self.all_messages()),
+                self.sampling,
+                method=self.method,
+                max_tokens=self.max_tokens,
+                writer=self.writer,
+                interruption=interruption,
+                choice=self._num_regenerated,
+            )
+        text = self.writer.text
+        self.writer.end()
+        if text:
+            self.messages.append({"role": "assistant", "content": text})
+        if done is None or done.is_interrupted:
+            say_dim("interrupted")
+        if done is not None:
+            self.last = done
+            self._close(done)
+
+    def _close(self, done: Answer) -> None:
+        if done.finished.finish_reason == "context" and not done.is_interrupted:
+            warn(
+                f"the context of {self.engine.num_context} tokens is full; /clear forgets the "
+                "conversation, and --context starts a chat with a larger one"
+            )
+        if not self.is_quiet and is_terminal(sys.stderr):
+            stats = done.finished.stats
+            line = draft_line(stats, done.method, self.draft_of(done))
+            say_dim(f"{rate(stats.tokens_per_second)}; {line}")

@@ -1,0 +1,222 @@
+"""`duodec generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duodec.cli import choices, options
+from duodec.cli.answering import Answer, Interruption, Stopped, answer, plain_seconds
+from duodec.cli.busy import NOTABLE, OtherPrograms
+from duodec.cli.closing import busy_line, comparison, draft_line, end_line, speed_line
+from duodec.cli.opening import open_engine
+from duodec.cli.output import AnswerWriter, is_terminal, put, say, say_dim, warn
+from duodec.cli.record import to_json
+from duodec.core.sampling import SamplingParams
+from duodec.errors import BadOption
+
+if TYPE_CHECKING:
+    from duodec.engine import Engine
+
+EPILOG = f"""
+[bold]Examples[/bold]
+
+duodec generate "Why is the sky blue?"
+
+cat question.txt | duodec generate --method sps --temperature 0.7 --seed 1
+
+duodec generate --raw --show-draft "def fibonacci(n):"
+
+duodec generate -m hf:Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF -md qwen2.5-coder-0.5b "Sort a list."
+
+{options.methods_help()}
+"""
+
+_INTERRUPTED = 130
+_READ_FROM_STDIN = "-"
+
+
+def generate(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="What to answer; read from standard input when absent.", show_default=False
+        ),
+    ] = None,
+    target: options.Target = "smollm2",
+    draft: options.DraftModel = "auto",
+    target_backend: options.TargetBackend = "auto",
+    offline: options.Offline = False,
+    method: options.MethodName = "auto",
+    max_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            help="Tokens of the answer at most.",
+            rich_help_panel="Decoding",
+        ),
+    ] = 256,
+    stop: options.Stop = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw",
+            help="Continue the text as it is, without the model's chat template.",
+            rich_help_panel="Decoding",
+        ),
+    ] = False,
+    system: options.System = None,
+    exact: options.Exact = False,
+    fast: options.Fast = False,
+    pace: options.Pace = 0.0,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    seed: options.Seed = None,
+    context: options.ContextSize = None,
+    threads: options.Threads = None,
+    draft_threads: options.DraftThreads = None,
+    gpu_layers: options.GpuLayers = -1,
+    show_draft: options.ShowDraft = False,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="After the text, one JSON object as the last line of stdout.",
+            rich_help_panel="Output",
+        ),
+    ] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Answer a prompt: the text to stdout, everything else to stderr.
+
+    A draft model guesses ahead in a process of its own while the target computes.
+
+    The text is the target's own; draft and method only change the speed.
+    """
+    from duodec.loading import EngineConfig
+
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=choices.seed_or_random(seed),
+    )
+    choices.check_backend(target_backend)
+    choices.check_length(max_tokens, stop or ())
+    config = EngineConfig(
+        target=target,
+        draft=draft,
+        context=context,
+        threads=threads,
+        draft_threads=draft_threads,
+        gpu_layers=gpu_layers,
+        exact=exact,
+        fast=fast,
+        pace=pace,
+        offline=offline,
+    )
+    chosen = choices.method_or_none(method)
+    draft_name = choices.draft_reference(config, chosen)
+    if draft_name is None and draft not in ("auto", "none"):
+        warn(f"method '{method}' uses no draft model: --draft {draft} is not loaded")
+    if raw and system is not None:
+        raise BadOption("--system needs the chat template that --raw leaves out; choose one")
+    text = _prompt_text(prompt)
+
+    writer = AnswerWriter(show_draft=show_draft)
+    if show_draft and not is_terminal(sys.stdout):
+        warn("--show-draft has no effect: stdout is not a terminal")
+    try:
+        with open_engine(
+            replace(config, draft=draft_name), on_warning=writer.warn, is_quiet=quiet
+        ) as engine:
+            tokens = engine.tokens_of(text if raw else messages(text, system))
+            others = OtherPrograms()
+            done = answer(
+                engine,
+                tokens,
+                sampling,
+                method=chosen,
+                max_tokens=max_tokens,
+                stop=stop or (),
+                writer=writer,
+                interruption=Interruption(patience=0),
+            )
+            writer.end()
+            if json:
+                line = to_json(done, target=target, draft=draft_name, seed=sampling.seed)
+                put(f"{line}\n")
+            if not quiet:
+                _close(engine, done, sampling, draft_name)
+                if not (json or done.is_interrupted or done.method == "ar"):
+                    _compare(engine, done, sampling, others)
+    except (Stopped, KeyboardInterrupt):
+        if writer.text:
+            writer.end()
+        say_dim("interrupted")
+        raise typer.Exit(_INTERRUPTED) from None
+    if done.is_interrupted:
+        raise typer.Exit(_INTERRUPTED)
+
+
+def messages(text: str, system: str | None) -> list[dict[str, Any]]:
+    """A conversation of one question."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": text}]
+
+
+def _close(engine: Engine, done: Answer, sampling: SamplingParams, draft: str | None) -> None:
+    """The closing lines."""
+    stats = done.finished.stats
+    words = [speed_line(stats), f"seed {sampling.seed}"]
+    end = end_line(
+        done.finished.finish_reason,
+        is_interrupted=done.is_interrupted,
+        num_context=engine.num_context,
+    )
+    if end:
+        words.append(end)
+    say("")
+    say_dim("; ".join(words))
+    say_dim(draft_line(stats, done.method, draft))
+
+
+def _compare(engine: Engine, done: Answer, sampling: SamplingParams, others: OtherPrograms) -> None:
+    """One more line: how it compares with plain decoding, which is timed for that."""
+    plain_s = plain_seconds(engine, done, sampling)
+    stats = done.finished.stats
+    say_dim(comparison(stats, plain_s, shares_cores=engine.shares_cores))
+    if plain_s is not None and (num_cores := others.num_cores) >= NOTABLE:
+        say_dim(busy_line(num_cores))
+
+
+def _prompt_text(prompt: str | None) -> str:
+    """The prompt, from standard input where none is given. Raises BadOption."""
+    if prompt is None or prompt == _READ_FROM_STDIN:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise BadOption(
+                'no prompt; write one (duodec generate "Why is the sky blue?") or pipe it in'
+            )
+        try:
+            prompt = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadOption(
+                f"standard input is no UTF-8 text (byte {error.start}); convert it first"
+            ) from error
+        prompt = prompt.removesuffix("\n")
+    if not prompt.strip():
+        raise BadOption("the prompt is empty; write something to answer")
+    return prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,0 +1,82 @@
+"""`duodec models`: what is known by name and what lies in the caches."""
+
+from __future__ import annotations
+
+import json as json_format
+from typing import Annotated
+
+import typer
+
+from duodec.cli.options import CONTEXT_SETTINGS, Offline
+from duodec.cli.output import put, put_table, say_dim
+
+_SCHEMA_VERSION = 1
+
+app = typer.Typer(
+    context_settings=CONTEXT_SETTINGS,
+    rich_markup_mode="rich",
+    epilog="[bold]Examples[/bold]\n\nduodec models\n\n"
+    "duodec models pull qwen2.5-coder-1.5b\n\n"
+    "duodec models pull hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:q8_0",
+)
+
+
+@app.callback(invoke_without_command=True)
+def models(
+    context: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+) -> None:
+    """List the models known by name and the GGUF files in the hub's cache."""
+    if context.invoked_subcommand is not None:
+        return
+    from duodec.models import cached_models
+
+    found = cached_models()
+    if json:
+        listed = [
+            {
+                "name": model.name,
+                "is_present": model.is_present,
+                "path": str(model.path) if model.path else None,
+                "num_bytes": model.num_bytes,
+                "license": model.license,
+                "source": model.source,
+            }
+            for model in found
+        ]
+        record = {"schema_version": _SCHEMA_VERSION, "models": listed}
+        put(f"{json_format.dumps(record, ensure_ascii=False)}\n")
+        return
+    put_table(
+        ("NAME", "SIZE", "LICENCE", "SOURCE", "PATH"),
+        [
+            (
+                model.name,
+                size(model.num_bytes),
+                model.license or "?",
+                model.source,
+                str(model.path) if model.path else f"absent: duodec models pull {model.name}",
+            )
+            for model in found
+        ],
+    )
+
+
+@app.command(context_settings=CONTEXT_SETTINGS)
+def pull(
+    name: Annotated[
+        str, typer.Argument(help="An alias, or hf:owner/repo\\[/file.gguf]\\[:quant]\\[@rev].")
+    ],
+    offline: Offline = False,
+) -> None:
+    """Fetch a model, unless it is on the disk; its path to stdout."""
+    from duodec.models import resolve
+
+    file = resolve(name, offline=offline)
+    say_dim(f"{file.source}, licence {file.license or 'unknown'}")
+    put(f"{file.path}\n")
+
+
+def size(num_bytes: int) -> str:
+    """Bytes for people."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

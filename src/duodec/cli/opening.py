@@ -1,0 +1,30 @@
+"""Models opened for a command: downloads with a bar, loading with a spinner."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from duodec.cli.output import is_terminal, status
+
+if TYPE_CHECKING:
+    from duodec.engine import Engine
+    from duodec.loading import EngineConfig
+
+
+def open_engine(
+    config: EngineConfig, *, on_warning: Callable[[str], None], is_quiet: bool = False
+) -> Engine:
+    """The engine that a command works with; the caller closes it."""
+    from duodec import loading
+    from duodec.models import resolve
+
+    draft = loading.draft_for(config)
+    if is_terminal(sys.stderr):
+        # downloads first: their bar and the spinner cannot share the terminal
+        for reference in filter(None, (config.target, draft)):
+            resolve(reference, offline=config.offline)
+    names = f"{config.target} and {draft}" if draft else config.target
+    with status(f"loading {names}", is_quiet=is_quiet):
+        return loading.load(config, on_warning=on_warning)

@@ -1,0 +1,437 @@
+"""Scripted dice: every outcome of a random procedure, once, with its exact probability.
+
+`outcomes` runs a function again and again. Each run asks its dice for choices; the answers
+are scripted depth first, so that all of them occur. `LawTable` is a model whose rows are
+probabilities, and `DiceSampler` draws from such rows with the dice instead of noise. As with
+keyed noise, a position is thrown once: the target's draws and the drafter's candidates there
+share the throw.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from fakes import FixedBudget
+
+from duodec.backends.table import TableModel, TableTarget
+from duodec.core import noise
+from duodec.core.draft import ROOT, Draft
+from duodec.core.sampling import Context, Draw, Law, Row, Sampler
+from duodec.core.verify import rejection, verify
+from duodec.decoding.methods import METHODS, Method
+from duodec.decoding.session import Session
+from duodec.drafting import plans
+from duodec.drafting.inline import InlineDrafter
+
+T = TypeVar("T")
+Tokens = tuple[int, ...]
+
+
+class ScriptedDice:
+    """Choices answered from a script, and with the first possible one after its end."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self._script = script
+        self.taken: list[tuple[int, int]] = []  # (which, out of how many) possible choices
+        self.probability = 1.0
+        self._cells: dict[int, int] = {}
+        self._settled: list[int] = []
+
+    def choice(self, probabilities: Sequence[float]) -> int:
+        """An index; those of probability 0 never come."""
+        possible = [i for i, p in enumerate(probabilities) if p > 0]
+        depth = len(self.taken)
+        which = self._script[depth] if depth < len(self._script) else 0
+        self.taken.append((which, len(possible)))
+        self.probability *= probabilities[possible[which]]
+        return possible[which]
+
+    def cell(self, position: int, num_cells: int) -> int:
+        """The throw of a position: made once, the same for all who ask."""
+        if position not in self._cells:
+            self._cells[position] = self.choice([1 / num_cells] * num_cells)
+        return self._cells[position]
+
+    def pick(self, law: Law) -> int:
+        """A token from ``law``, a throw of its own."""
+        return int(law.tokens[self.choice(law.probs.tolist())])
+
+    # --- what the rejection rule asks; each position is settled once, in order
+
+    def accept(self, position: int, token: int, probability: float) -> bool:
+        is_accepted = self.choice([1 - probability, probability]) == 1
+        if is_accepted:
+            self._settle(position)
+        return is_accepted
+
+    def draw(self, position: int, law: Law) -> int:
+        self._settle(position)
+        return self.pick(law)
+
+    def _settle(self, position: int) -> None:
+        assert not self._settled or position == self._settled[-1] + 1, "a position skipped"
+        self._settled.append(position)
+
+
+def outcomes(run: Callable[[ScriptedDice], T]) -> Iterator[tuple[float, T]]:
+    """Every outcome of ``run`` with its probability."""
+    script: list[int] = []
+    while True:
+        dice = ScriptedDice(script)
+        result = run(dice)
+        yield dice.probability, result
+        taken = dice.taken
+        while taken and taken[-1][0] + 1 == taken[-1][1]:
+            taken.pop()
+        if not taken:
+            return
+        script = [which for which, _ in taken]
+        script[-1] += 1
+
+
+def law_of(run: Callable[[ScriptedDice], T]) -> dict[T, float]:
+    """The law of what ``run`` returns."""
+    law: dict[T, float] = defaultdict(float)
+    for probability, result in outcomes(run):
+        law[result] += probability
+    return dict(law)
+
+
+def assert_same_law(found: Mapping[T, float], wanted: Mapping[T, float]) -> None:
+    for outcome in {*found, *wanted}:
+        difference = abs(found.get(outcome, 0.0) - wanted.get(outcome, 0.0))
+        assert difference < 1e-12, f"{outcome}: {found.get(outcome)} is not {wanted.get(outcome)}"
+
+
+@dataclass(frozen=True)
+class LawTable(TableModel):
+    """A model whose row is the law itself: a function of the last ``order`` tokens.
+
+    Every probability is a multiple of 1 / ``num_cells``. ``rule`` says how many cells each token
+    has after a prefix.
+    """
+
+    num_vocab: int = 4
+    num_cells: int = 4
+    order: int = 2
+    rule: Callable[[Tokens], Sequence[int]] = lambda _: (1, 1, 1, 1)
+
+    def cells(self, prefix: Sequence[int]) -> Sequence[int]:
+        cells = self.rule(tuple(prefix[-self.order :]))
+        assert len(cells) == self.num_vocab
+        assert sum(cells) == self.num_cells
+        return cells
+
+    def logits(self, context: Context) -> Row:
+        cells = self.cells(context.tokens().tolist())
+        return np.array(cells, dtype=np.float32) / np.float32(self.num_cells)
+
+    def product_law(self, prompt: Sequence[int], num_tokens: int) -> dict[Tokens, float]:
+        """The law of the first tokens after a prompt, by multiplication."""
+        law = {(): 1.0}
+        for _ in range(num_tokens):
+            law = {
+                (*tokens, token): p * count / self.num_cells
+                for tokens, p in law.items()
+                for token, count in enumerate(self.cells((*prompt, *tokens)))
+                if count
+            }
+        return law
+
+
+@dataclass(frozen=True)
+class ScriptedKey:
+    """Stands where a noise key would: which position's dice are to be thrown."""
+
+    dice: ScriptedDice
+
+
+@dataclass(frozen=True)
+class DiceSampler(Sampler):
+    """Draws from rows that are laws, by the throw of the position."""
+
+    dice: ScriptedDice = field(default_factory=lambda: ScriptedDice(()))
+    num_cells: int = 4
+
+    def key(self, position: int, stream: int = noise.DRAW) -> ScriptedKey:
+        assert stream == noise.DRAFT, "every other draw goes through the dice"
+        return ScriptedKey(self.dice)
+
+    def draw(self, row: Row, context: Context) -> Draw:
+        return Draw(self._drawn(row, context), float("inf"))
+
+    def law(self, row: Row, context: Context) -> Law:
+        tokens = np.flatnonzero(row)
+        return Law(tokens, row[tokens].astype(np.float64))
+
+    def candidates(self, row: Row, context: Context, k: int):
+        """The coupled guess first, then the others by probability."""
+        drawn = self._drawn(row, context)
+        others = [t for t in np.argsort(-row, kind="stable").tolist() if t != drawn]
+        tokens = np.array([drawn, *others][:k])
+        return tokens, row[tokens].astype(np.float64)
+
+    def _drawn(self, row: Row, context: Context) -> int:
+        cell = self.dice.cell(context.position, self.num_cells)
+        return int(np.searchsorted(np.cumsum(row), (cell + 0.5) / self.num_cells))
+
+
+class WitnessDrafter(InlineDrafter):
+    """An in-process drafter that remembers its drafts. While ``is_late``, a poll that does not
+    wait sees the first step of a draft at most every other time, as with a drafter at work."""
+
+    def __init__(self, model, *, is_late: bool = False) -> None:
+        super().__init__(model)
+        self.is_late = is_late
+        self.drafts: list[Draft] = []
+        self._num_polls = 0
+
+    def submit(self, request) -> None:
+        super().submit(request)
+        self.drafts.append(self._drafted[request.slot].draft)
+
+    def poll(self, slot: int, wait_s: float = 0.0):
+        drafted = super().poll(slot, wait_s)
+        if self.is_late and not wait_s:
+            self._num_polls += 1
+            draft = Draft.chain(drafted.draft.tokens[: self._num_polls % 2])
+            return replace(drafted, draft=draft, is_complete=False)
+        return drafted
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target's table and a draft's, and how far to look."""
+
+    name: str
+    target: LawTable
+    draft: LawTable
+    num_tokens: int = 4  # whose law is compared
+    room: int = 4  # tokens that the text may get
+    budget: int = 6
+    prompt: Tokens = (0, 1, 0, 1, 0)
+    is_late: bool = False
+
+
+@dataclass
+class Witness:
+    """What happened over all outcomes of a case."""
+
+    num_accepted: int = 0
+    num_scored: int = 0
+    num_refused: int = 0
+    longest: int = 0  # draft in a forward
+    widest: int = 0  # sequences in a draft
+    num_branches_taken: int = 0  # an alternative, not the likeliest sequence, went on
+    law: dict[Tokens, float] = field(default_factory=dict)
+
+
+def instance(name: str, dice: ScriptedDice) -> Method:
+    """The method of that name; its dice, if it has any, are ``dice``."""
+    method = METHODS[name]()
+    if any(f.name == "dice" for f in fields(method)):
+        method = replace(method, dice=dice)
+    return method
+
+
+def survey(name: str, case: Case) -> Witness:
+    """Run a method through every outcome of a case."""
+    witness = Witness()
+
+    def run(dice: ScriptedDice) -> Tokens:
+        drafter = WitnessDrafter(case.draft.load(), is_late=case.is_late)
+        session = Session(
+            target=TableTarget(case.target),
+            prompt=case.prompt,
+            capacity=len(case.prompt) + case.room,
+            drafter=drafter,
+            sampler=DiceSampler(dice=dice, num_cells=case.target.num_cells),
+            costs=FixedBudget(case.budget),
+        )
+        tokens: list[int] = []
+        guess: int | None = None  # the likeliest first token of the last draft
+        method = instance(name, dice)
+        for done in method.rounds(session):
+            assert done.tokens, "a round without a token"
+            witness.num_accepted += done.num_accepted
+            witness.num_scored += done.num_scored
+            witness.longest = max(witness.longest, done.num_scored)
+            witness.num_refused += done.num_accepted < done.num_scored
+            if done.num_scored and guess is not None and guess != tokens[-1]:
+                witness.num_branches_taken += 1
+            ahead = drafter.drafts[-1] if drafter.drafts else Draft()
+            guess = ahead.tokens[0] if method.is_overlapped and len(ahead) else None
+            tokens += done.tokens
+            if len(tokens) >= case.num_tokens:
+                break
+        assert session.text[len(case.prompt) :].tolist() == tokens
+        for draft in drafter.drafts:
+            witness.widest = max(witness.widest, sum(p == ROOT for p in draft.parents))
+        return tuple(tokens[: case.num_tokens])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "draw_from", lambda law, key: key.dice.pick(law))
+        witness.law = law_of(run)
+    return witness
+
+
+def assert_exact(name: str, case: Case) -> Witness:
+    """The law of a method's first tokens is the target's product law."""
+    witness = survey(name, case)
+    wanted = case.target.product_law(case.prompt, case.num_tokens)
+    assert_same_law(witness.law, wanted)
+    return witness
+
+
+# --- the rejection rule over trees
+
+
+def law(*probs: float) -> Law:
+    return Law(np.flatnonzero(probs), np.array([p for p in probs if p]))
+
+
+def assert_siblings_exact(p: Law, proposals: Callable[[ScriptedDice], Draft]) -> None:
+    """The rule's token follows p, whatever siblings a draw from their laws proposed."""
+
+    @dataclass(frozen=True)
+    class OneRow:
+        num_rows: int = 1
+
+        def draw(self, row: int) -> Draw:
+            raise AssertionError("the rule with laws needs no keyed draw")
+
+        def law(self, row: int) -> Law:
+            assert row == 0
+            return p
+
+    def run(dice: ScriptedDice) -> int:
+        verdict = verify(proposals(dice), OneRow(), rejection(dice, 7))
+        (token,) = verdict.tokens
+        return token
+
+    wanted = dict(zip(p.tokens.tolist(), p.probs.tolist(), strict=True))
+    assert_same_law(law_of(run), wanted)
+
+
+def independent_siblings(*laws: Law) -> Callable[[ScriptedDice], Draft]:
+    """Children drawn one after the other, each from its law; equal tokens may occur."""
+
+    def draw(dice: ScriptedDice) -> Draft:
+        tokens = tuple(dice.pick(q) for q in laws)
+        return Draft(tokens, (ROOT,) * len(tokens), laws)
+
+    return draw
+
+
+def distinct_siblings(q: Law, num_siblings: int) -> Callable[[ScriptedDice], Draft]:
+    """Children drawn without replacement: each from q without those before."""
+
+    def draw(dice: ScriptedDice) -> Draft:
+        tokens: list[int] = []
+        laws: list[Law] = []
+        for _ in range(num_siblings):
+            is_left = ~np.isin(q.tokens, tokens)
+            probs = q.probs[is_left]
+            laws.append(Law(q.tokens[is_left], probs / probs.sum()))
+            tokens.append(dice.pick(laws[-1]))
+        return Draft(tuple(tokens), (ROOT,) * num_siblings, tuple(laws))
+
+    return draw
+
+
+# --- tables
+
+
+def _scrambled(seed: int, num_vocab: int, num_cells: int) -> Callable[[Tokens], Sequence[int]]:
+    """Laws without a pattern, some with zeros: cells thrown over the tokens."""
+
+    def rule(prefix: Tokens) -> Sequence[int]:
+        generator = np.random.default_rng([seed, *prefix])
+        tokens = generator.integers(num_vocab, size=num_cells)
+        return np.bincount(tokens, minlength=num_vocab).tolist()
+
+    known: dict[Tokens, Sequence[int]] = {}
+
+    def remembered(prefix: Tokens) -> Sequence[int]:
+        if prefix not in known:
+            known[prefix] = rule(prefix)
+        return known[prefix]
+
+    return remembered
+
+
+def _one_hot(prefix: Tokens) -> Sequence[int]:
+    return tuple(4 * (token == sum(prefix) % 4) for token in range(4))
+
+
+def _constant(*cells: int) -> Callable[[Tokens], Sequence[int]]:
+    return lambda prefix: cells
+
+
+def _turned(*cells: int) -> Callable[[Tokens], Sequence[int]]:
+    """One law, turned by the last token: the rows of a text differ."""
+    return lambda prefix: tuple(np.roll(cells, prefix[-1]).tolist())
+
+
+def _three(rule: Callable[[Tokens], Sequence[int]], num_cells: int = 4) -> LawTable:
+    return LawTable(num_vocab=3, num_cells=num_cells, rule=rule)
+
+
+FULL_SUPPORT = Case("full support", _three(_turned(2, 1, 1)), _three(_turned(1, 1, 2)))
+
+CASES = [
+    Case("draft is target", _three(_scrambled(3, 3, 4)), _three(_scrambled(3, 3, 4))),
+    Case("unrelated", _three(_scrambled(5, 3, 4)), _three(_scrambled(6, 3, 4))),
+    Case("one-hot draft", _three(_turned(2, 1, 1)), _three(_turned(0, 4, 0))),
+    Case("one-hot target", LawTable(rule=_one_hot), LawTable(rule=_turned(2, 1, 1, 0))),
+    Case(
+        "disjoint",
+        LawTable(rule=_constant(3, 1, 0, 0)),
+        LawTable(rule=_constant(0, 0, 2, 2)),
+    ),
+    Case("uniform draft", LawTable(rule=_scrambled(8, 4, 4)), LawTable(), num_tokens=3, room=4),
+    replace(FULL_SUPPORT, name="late drafter", is_late=True),
+    FULL_SUPPORT,
+    replace(FULL_SUPPORT, name="wide", num_tokens=3, room=5),
+]
+
+# coins in place of four cells: long texts, so long chains and several rounds of them
+DEEP_CASES = [
+    Case(
+        "deep, draft is target",
+        _three(_scrambled(1, 3, 2), 2),
+        _three(_scrambled(1, 3, 2), 2),
+        num_tokens=7,
+        room=7,
+    ),
+    Case(
+        "deep, unrelated",
+        _three(_scrambled(1, 3, 2), 2),
+        _three(_scrambled(2, 3, 2), 2),
+        num_tokens=6,
+        room=6,
+        budget=4,
+    ),
+    Case(
+        "deep, branches taken",
+        _three(lambda prefix: (2, 0, 0) if prefix[-1] == 1 else (1, 1, 0), 2),
+        _three(_constant(1, 1, 0), 2),
+        num_tokens=6,
+        room=9,
+        budget=6,
+    ),
+    Case(
+        "deep, kindred and late",
+        _three(_turned(1, 1, 0), 2),
+        _three(lambda prefix: (1, 1, 0) if prefix[-1] == 0 else (0, 2, 0), 2),
+        num_tokens=6,
+        room=8,
+        budget=3,
+        is_late=True,
+    ),
+]

@@ -1,0 +1,339 @@
+"""Fakes: real subclasses and implementations, never mocks.
+
+The tables of `duodec.backends.table` are the models. What is here makes their targets strict,
+their drafters slow or mortal, and keeps a log of who was asked what and when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from duodec.backends.table import TableDraftModel, TableModel, TableTarget
+from duodec.backends.tree_cache import Entry
+from duodec.core.draft import Draft
+from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores
+from duodec.core.round import Round
+from duodec.core.sampling import Context, Row, Sampler, SamplingParams
+from duodec.decoding.methods import method
+from duodec.decoding.session import Session
+from duodec.drafting.inline import InlineDrafter
+from duodec.planning.costs import Costs
+
+PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3)
+
+
+def chi_square_limit(num_degrees: int) -> float:
+    """What chi-square exceeds once in a million times (Wilson and Hilferty's formula)."""
+    z, spread = 4.7534, 2 / (9 * num_degrees)
+    return num_degrees * (1 - spread + z * math.sqrt(spread)) ** 3
+
+
+class FakeClock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class FixedBudget(Costs):
+    """Costs that say how much to draft, whatever was measured."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self._num_tokens = num_tokens
+
+    def budget(self) -> int:
+        return self._num_tokens
+
+
+# --- targets
+
+
+@dataclass(frozen=True)
+class StrictTarget(TableTarget):
+    """Refuses drafts that do not fit the text's capacity, and stale ones: each token scored is
+    what the drafter would guess first at the very place where it is scored."""
+
+    draft: TableModel | None = None
+    capacity: int = 10**9
+    queries: list[Query] = field(default_factory=list)
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        for query in queries:
+            assert len(query.text) + len(query.draft) < self.capacity, "no room for such a draft"
+            for row in range(len(query.draft)) if self.draft else ():
+                context = query.context(query.draft.parents[row] + 1)
+                logits = self.draft.logits(context)
+                guess, _ = query.sampler.candidates(logits, context, 1)
+                assert query.draft.tokens[row] == guess[0], "a stale draft"
+        self.queries.extend(queries)
+        return super().score(queries)
+
+
+@dataclass(frozen=True)
+class LoggedTarget(TableTarget):
+    """Notes each forward in a log shared with a `LoggedDrafter`; each takes a second of the
+    clock, if there is one."""
+
+    log: list[str] = field(default_factory=list)
+    clock: FakeClock | None = None
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        (query,) = queries
+        self.log.append(f"score {len(query.draft)}")
+        if self.clock:
+            self.clock.advance(1.0)
+        return super().score(queries)
+
+
+# --- drafters
+
+
+class LoggedDrafter(InlineDrafter):
+    """Notes what it is asked in a log."""
+
+    def __init__(self, model: DraftModel, log: list[str] | None = None) -> None:
+        super().__init__(model)
+        self.log = [] if log is None else log
+        self.requests: list[DraftRequest] = []
+
+    def submit(self, request: DraftRequest) -> None:
+        self.log.append(f"submit {request.plan.num_tokens}")
+        self.requests.append(request)
+        super().submit(request)
+
+    def poll(self, slot: int, wait_s: float = 0.0) -> Drafted:
+        self.log.append("wait" if wait_s else "look")
+        return super().poll(slot, wait_s)
+
+
+class SlowDrafter(LoggedDrafter):
+    """Has made ``num_seen`` steps of a draft when looked at, and ``num_waited`` when waited for."""
+
+    def __init__(self, model: DraftModel, num_seen: int = 0, num_waited: int = 0) -> None:
+        super().__init__(model)
+        self._model = model
+        self._num_seen, self._num_waited = num_seen, num_waited
+        self._steps: list[Draft] = []
+
+    def submit(self, request: DraftRequest) -> None:
+        super().submit(request)
+        self._steps = [Draft(), *request.plan.grow(self._model, request)]
+
+    def poll(self, slot: int, wait_s: float = 0.0) -> Drafted:
+        drafted = super().poll(slot, wait_s)
+        num_steps = self._num_waited if wait_s else self._num_seen
+        if num_steps >= len(self._steps):
+            return drafted
+        return replace(drafted, draft=self._steps[num_steps], is_complete=False)
+
+
+class DyingDrafter(LoggedDrafter):
+    """Answers ``num_answers`` requests, then nothing any more."""
+
+    def __init__(self, model: DraftModel, num_answers: int) -> None:
+        super().__init__(model)
+        self._num_answers = num_answers
+
+    @property
+    def restarts(self) -> int:
+        return int(len(self.requests) > self._num_answers)
+
+    def poll(self, slot: int, wait_s: float = 0.0) -> Drafted:
+        drafted = super().poll(slot, wait_s)
+        return Drafted() if self.restarts else drafted
+
+
+@dataclass(frozen=True)
+class CountingModel(TableDraftModel):
+    """Remembers its forwards."""
+
+    queries: list[RowQuery] = field(default_factory=list)
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        self.queries.append(query)
+        return super().rows(query)
+
+
+# --- decoding with all of these
+
+
+def decode(
+    name: str,
+    *,
+    target: TableTarget,
+    drafter: InlineDrafter | None = None,
+    params: SamplingParams | None = None,
+    num_tokens: int = 40,
+    budget: int = 6,
+    prompt: Sequence[int] = PROMPT,
+    **options: object,
+) -> tuple[list[int], list[Round]]:
+    """The tokens that a method makes of a prompt, and its rounds."""
+    session = Session(
+        target=target,
+        prompt=prompt,
+        capacity=len(prompt) + num_tokens,
+        sampler=Sampler(params or SamplingParams(), 0, len(prompt)),
+        costs=FixedBudget(budget),
+        **({"drafter": drafter} if drafter else {}),
+        **options,
+    )
+    tokens: list[int] = []
+    rounds: list[Round] = []
+    for done in method(name).rounds(session):
+        assert done.tokens, "a round without a token"
+        rounds.append(done)
+        tokens += done.tokens
+        assert session.text.tolist() == [*prompt, *tokens]
+    return tokens, rounds
+
+
+def plain_text(
+    model: TableModel,
+    params: SamplingParams,
+    num_tokens: int = 40,
+    prompt: Sequence[int] = PROMPT,
+) -> list[int]:
+    """What plain decoding must give, by a loop that shares nothing with the methods."""
+    sampler = Sampler(params, 0, len(prompt))
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        context = Context(np.array(tokens, dtype=np.int32))
+        tokens.append(sampler.draw(model.logits(context), context).token)
+    return tokens[len(prompt) :]
+
+
+def assert_perfect_drafts_are_kept(name: str) -> None:
+    """A draft model that is the target: after the first rounds, every forward brings all that it
+    scored, and a token more."""
+    model = TableModel(seed=7)
+    params = SamplingParams(temperature=0.8, seed=5)
+    drafter = InlineDrafter(model.load())
+    _, rounds = decode(name, target=TableTarget(model), drafter=drafter, params=params)
+    later = rounds[2:-1]
+    assert all(len(done.tokens) == done.num_scored + 1 for done in later)
+    assert sum(done.num_scored for done in later) > len(later)
+
+
+def assert_decodes_like_ar(
+    name: str, params: SamplingParams, *, draft_noise: float = 0.4, num_tokens: int = 40
+) -> list[Round]:
+    """The method's text is plain decoding's, and its drafts are fresh and fit the text."""
+    model = TableModel(seed=7)
+    draft_model = replace(model, noise=draft_noise)
+    has_guesses = method(name).needs_draft_model and name != "sps-rejection"
+    target = StrictTarget(
+        model, draft_model if has_guesses else None, capacity=len(PROMPT) + num_tokens
+    )
+    drafter = InlineDrafter(draft_model.load())
+    found, rounds = decode(
+        name, target=target, drafter=drafter, params=params, num_tokens=num_tokens
+    )
+    assert found == plain_text(model, params, num_tokens)
+    return rounds
+
+
+# --- a cache
+
+
+@dataclass
+class _Cell:
+    position: int
+    seqs: set[int]
+    path: tuple[int, ...]  # all tokens up to its own, as they were seen when it was computed
+
+
+class FakeCells:
+    """llama.cpp's unified cache with its rules, and no numbers: a cell holds the path of tokens
+    that it was computed from."""
+
+    def __init__(self) -> None:
+        self.cells: list[_Cell] = []
+
+    def remove(self, seq: int, begin: int) -> None:
+        for cell in self.cells:
+            if cell.position >= begin:
+                cell.seqs.discard(seq)
+        self.cells = [cell for cell in self.cells if cell.seqs]
+
+    def copy(self, source: int, target: int, begin: int, end: int) -> None:
+        assert begin == self.end(target), "positions of a sequence are consecutive"
+        for cell in self.cells:
+            if source in cell.seqs and begin <= cell.position < end:
+                cell.seqs.add(target)
+        assert self.end(target) == end, "the source did not have all of them"
+
+    def end(self, seq: int) -> int:
+        """The position after a sequence's last; its cells are exactly those before."""
+        positions = sorted(cell.position for cell in self.cells if seq in cell.seqs)
+        assert positions == list(range(len(positions))), "one cell a position, without gaps"
+        return len(positions)
+
+    def decode(self, entries: Iterable[Entry]) -> dict[int, tuple[int, ...]]:
+        """One batch. The path of tokens seen by each row that is wanted."""
+        entries = list(entries)
+        for entry in entries:
+            assert entry.seqs, "a token belongs to some sequence"
+            ends = {self.end(seq) for seq in entry.seqs}
+            assert len(ends) == 1, "coupled sequences have diverged"
+        rows: dict[int, tuple[int, ...]] = {}
+        for entry in entries:
+            paths = {self._path(seq, entry.position) for seq in entry.seqs}
+            assert len(paths) == 1, "all ids of a token see the same past"
+            (past,) = paths
+            path = (*past, entry.token)
+            self.cells.append(_Cell(entry.position, set(entry.seqs), path))
+            if entry.row is not None:
+                assert entry.row not in rows
+                rows[entry.row] = path
+        return rows
+
+    def _path(self, seq: int, end: int) -> tuple[int, ...]:
+        """The tokens that a sequence sees before ``end``, which is where it must end."""
+        cells = sorted(
+            (cell for cell in self.cells if seq in cell.seqs), key=lambda cell: cell.position
+        )
+        assert [cell.position for cell in cells] == list(range(end)), "positions are consecutive"
+        path = tuple(cell.path[-1] for cell in cells)
+        assert all(cell.path == path[: cell.position + 1] for cell in cells), "a stale cell"
+        return path
+
+
+# --- a vocabulary
+
+
+@dataclass(frozen=True)
+class FakeTokenizer:
+    """Tokens are pieces of bytes; -1 where there is no such token."""
+
+    pieces: tuple[bytes, ...] = tuple(bytes([i]) for i in range(32))
+    chat_template: str | None = None
+    bos: int = -1
+    eos: int = -1
+
+    @property
+    def num_vocab(self) -> int:
+        return len(self.pieces)
+
+    def token_text(self, token: int) -> bytes:
+        return self.pieces[token]
+
+    def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
+        return [self.pieces.index(bytes([byte])) for byte in text.encode()]
+
+    def piece(self, token: int) -> bytes:
+        return self.pieces[token]
+
+    def is_end(self, token: int) -> bool:
+        return token == self.eos

@@ -1,0 +1,349 @@
+"""One-line corruptions of the core that the tests must catch: tests of the tests.
+
+A mutant is a function whose source has one expression replaced; the function that everybody
+imported runs the mutant's code. A pattern that is no longer in the source fails here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from dice import (
+    CASES,
+    DEEP_CASES,
+    FULL_SUPPORT,
+    assert_exact,
+    assert_siblings_exact,
+    distinct_siblings,
+    law,
+)
+from fakes import assert_decodes_like_ar, assert_perfect_drafts_are_kept
+
+from duodec.core import verify
+from duodec.core.draft import Draft
+from duodec.core.sampling import Law, SamplingParams
+from duodec.decoding import loops
+from duodec.decoding.session import Session
+
+# what a corrupted walk trips over, besides the assertions themselves
+CAUGHT = (AssertionError, IndexError, ZeroDivisionError)
+
+ALL_CASES = {case.name: case for case in [*CASES, *DEEP_CASES]}
+
+
+def exact_laws(name: str, case: str = "full support") -> Callable[[], None]:
+    """The exact law test of one method."""
+    return partial(assert_exact, name, ALL_CASES[case])
+
+
+def siblings() -> None:
+    """The exact law test of the rejection rule over several children."""
+    q = law(0.125, 0.125, 0.25, 0.5)
+    assert_siblings_exact(law(0.5, 0.25, 0.125, 0.125), distinct_siblings(q, 3))
+
+
+def identity(name: str) -> Callable[[], None]:
+    """The text is that of plain decoding, by drafts that are fresh wherever they are scored."""
+    return partial(assert_decodes_like_ar, name, SamplingParams(temperature=0.8, seed=5))
+
+
+def perfection(name: str) -> Callable[[], None]:
+    """Good drafts are kept. Keyed draws leave the text right whatever is drafted, so drafts made
+    for another place are caught here or by `identity`, never by a law."""
+    return partial(assert_perfect_drafts_are_kept, name)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``function`` with ``old`` replaced by ``new``: what it is, and who must notice."""
+
+    name: str
+    function: Callable
+    old: str
+    new: str
+    checks: tuple[Callable[[], None], ...]
+
+    def code(self):
+        """The code of the corrupted function."""
+        source = textwrap.dedent(inspect.getsource(self.function))
+        assert source.count(self.old) == 1, f"{self.name}: the source has changed, adapt it"
+        scope = dict(self.function.__globals__)
+        corrupted = source.replace(self.old, self.new)
+        exec(compile(corrupted, f"<{self.name}>", "exec", dont_inherit=True), scope)
+        found = scope[self.function.__name__]
+        return getattr(found, "fget", found).__code__
+
+
+KEYED_LAWS = tuple(exact_laws(name) for name in ("sps", "pearl", "duo"))
+REJECTION_LAW = exact_laws("sps-rejection")
+PERFECT = tuple(perfection(name) for name in ("sps", "pearl", "duo"))
+TWO_LOOPS = (identity("pearl"), identity("duo"))
+
+MUTANTS = [
+    # --- the keyed rule
+    Mutant(
+        "row off by one: the row above",
+        verify.keyed,
+        "scores.draw(node + 1)",
+        "scores.draw(max(node, 0))",
+        (*KEYED_LAWS, identity("sps"), *TWO_LOOPS),
+    ),
+    Mutant(
+        "row off by one: the row below",
+        verify.keyed,
+        "scores.draw(node + 1)",
+        "scores.draw(min(node + 2, scores.num_rows - 1))",
+        (*KEYED_LAWS, identity("sps"), *TWO_LOOPS),
+    ),
+    Mutant(
+        "a child is accepted without comparing",
+        verify.keyed,
+        "draft.child(node, draw.token)",
+        "next(draft.children(node), None)",
+        (*KEYED_LAWS, identity("sps"), *TWO_LOOPS),
+    ),
+    Mutant(
+        "a child is accepted for what it proposes",
+        verify.keyed,
+        "Step(draw.token, draft.child(node, draw.token), draw.margin)",
+        "Step(next((draft.tokens[i] for i in draft.children(node)), draw.token), "
+        "next(draft.children(node), None), draw.margin)",
+        (*KEYED_LAWS, identity("sps"), *TWO_LOOPS),
+    ),
+    # --- the walk
+    Mutant(
+        "the final token is dropped",
+        verify.verify,
+        "node, step.token, margin)",
+        "node, None, margin)",
+        (*KEYED_LAWS, exact_laws("ar"), REJECTION_LAW),
+    ),
+    Mutant(
+        "the final token is dropped after accepted ones",
+        verify.Verdict.tokens.fget,
+        "if self.final is None else",
+        "if self.final is None or self.accepted else",
+        (REJECTION_LAW, *PERFECT),
+    ),
+    Mutant(
+        "the final token comes twice",
+        verify.Verdict.tokens.fget,
+        "(*self.accepted, self.final)",
+        "(*self.accepted, self.final, self.final)",
+        (*KEYED_LAWS, exact_laws("ar"), REJECTION_LAW, identity("sps")),
+    ),
+    Mutant(
+        "the walk goes on past what was scored",
+        verify.verify,
+        "while node + 1 < scores.num_rows:",
+        "while node < scores.num_rows:",
+        TWO_LOOPS,
+    ),
+    Mutant(
+        "the last row is not walked",
+        verify.verify,
+        "while node + 1 < scores.num_rows:",
+        "while node + 2 < scores.num_rows:",
+        (*KEYED_LAWS, exact_laws("ar"), REJECTION_LAW),
+    ),
+    Mutant(
+        "the walk skips a node",
+        verify.verify,
+        "node = step.child\n",
+        "node = len(draft) - 1\n",
+        (exact_laws("sps"), identity("sps")),
+    ),
+    # --- the rule with laws
+    Mutant(
+        "p and q swapped",
+        verify.rejection,
+        "p.prob(token) / q.prob(token)",
+        "q.prob(token) / p.prob(token)",
+        (REJECTION_LAW, siblings),
+    ),
+    Mutant(
+        "always accepted",
+        verify.rejection,
+        "min(1.0, p.prob(token) / q.prob(token))",
+        "1.0",
+        (REJECTION_LAW, siblings),
+    ),
+    Mutant(
+        "accepted with probability p",
+        verify.rejection,
+        "p.prob(token) / q.prob(token)",
+        "p.prob(token)",
+        (REJECTION_LAW, siblings),
+    ),
+    Mutant(
+        "wrong residual: p itself",
+        verify.rejection,
+        "p = p.residual(q)",
+        "pass",
+        (REJECTION_LAW, siblings),
+    ),
+    Mutant(
+        "wrong residual: of q",
+        verify.rejection,
+        "p = p.residual(q)",
+        "p = q.residual(p)",
+        (REJECTION_LAW, siblings),
+    ),
+    Mutant(
+        "the residual is not updated between siblings",
+        verify.rejection,
+        "p = p.residual(q)",
+        "p = scores.law(node + 1).residual(q)",
+        (siblings,),
+    ),
+    Mutant(
+        "the residual is not normalised",
+        Law.residual,
+        "probs / total",
+        "probs",
+        (REJECTION_LAW, siblings),
+    ),
+    Mutant(
+        "the residual is the difference either way",
+        Law.residual,
+        "np.maximum(",
+        "np.hypot(",
+        (REJECTION_LAW, siblings),
+    ),
+    Mutant(
+        "laws of the row above",
+        verify.rejection,
+        "p = scores.law(node + 1)",
+        "p = scores.law(max(node, 0))",
+        (REJECTION_LAW,),
+    ),
+    Mutant(
+        "laws of another node",
+        verify.rejection,
+        "draft.tokens[child], draft.laws[child]",
+        "draft.tokens[child], draft.laws[-1 - child]",
+        (REJECTION_LAW, siblings),
+    ),
+    Mutant(
+        "every position of a draft takes the same dice",
+        verify.rejection,
+        "num_text_tokens + len(draft.path(node))",
+        "num_text_tokens",
+        (REJECTION_LAW,),
+    ),
+    # --- the loops
+    Mutant(
+        "stale draft: the last one is judged again",
+        loops.serial,
+        "draft = propose(session) if session.num_rounds and",
+        "draft = (draft if session.num_rounds > 1 else propose(session)) if session.num_rounds and",
+        (REJECTION_LAW, identity("sps")),
+    ),
+    Mutant(
+        "stale scores: another draft is verified than the one that was scored",
+        loops.serial,
+        "verdict = verify(draft, forward.scores, rule(session))",
+        "verdict = verify(draft, forward.scores, rule(session)); "
+        "propose(session); draft = propose(session); "
+        "verdict = verify(draft, session.score(Draft.chain(draft.tokens[::-1])).scores)",
+        (exact_laws("sps", "deep, branches taken"), identity("sps")),
+    ),
+    Mutant(
+        "a refused chain stays in flight",
+        loops.overlapped,
+        "is_accepted_whole = verdict.end >= pending.leaf()\n    "
+        "    pending, draft_wait_s, num_late = Draft(), 0.0, 0",
+        "is_accepted_whole = verdict.end >= pending.leaf()\n    "
+        "    pending, draft_wait_s, num_late = pending, 0.0, 0",
+        TWO_LOOPS,
+    ),
+    Mutant(
+        "after a miss the draft that followed the refused chain is taken",
+        loops.overlapped,
+        "is_accepted_whole = verdict.end >= pending.leaf()",
+        "is_accepted_whole = True",
+        TWO_LOOPS,
+    ),
+    Mutant(
+        "the draft after the wrong token",
+        loops.overlapped,
+        "ahead.draft.after(verdict.tokens[-1])",
+        "ahead.draft.after(ahead.draft.tokens[0] if len(ahead.draft) else -1)",
+        TWO_LOOPS,
+    ),
+    Mutant(
+        "the draft with the token that it was to come after",
+        loops.overlapped,
+        "ahead.draft.after(verdict.tokens[-1])",
+        "Draft.chain(ahead.draft.tokens)",
+        (identity("pearl"),),
+    ),
+    Mutant(
+        "the draft is made after the text, not after the chain in flight",
+        loops.overlapped,
+        "session.submit(asked, pending)",
+        "session.submit(asked)",
+        (perfection("pearl"),),
+    ),
+    # --- the session
+    Mutant(
+        "an old text is scored",
+        Session.score,
+        "Query(self.slot, self.text, draft, self.sampler)",
+        "Query(self.slot, self.text[: -self.num_rounds or None], draft, self.sampler)",
+        (*KEYED_LAWS, exact_laws("ar"), REJECTION_LAW, *TWO_LOOPS),
+    ),
+    Mutant(
+        "the last token of a round does not join the text",
+        Session.commit,
+        "self._length += len(tokens)",
+        "self._length += len(tokens) - (len(tokens) > 1)",
+        (*KEYED_LAWS, REJECTION_LAW, *TWO_LOOPS),
+    ),
+    # --- the tree
+    Mutant(
+        "any child is the child",
+        Draft.child,
+        "if self.tokens[i] == token",
+        "if True",
+        (*KEYED_LAWS, identity("sps"), *TWO_LOOPS),
+    ),
+    Mutant(
+        "nothing is left out of a subtree",
+        Draft.subtree,
+        "if self.parents[i] in placed:",
+        "if placed.setdefault(self.parents[i], -1) is not None:",
+        (identity("duo"),),
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutant.function, "__code__", mutant.code())
+    missed = [check for check in mutant.checks if not is_caught(check)]
+    assert not missed
+
+
+def is_caught(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except CAUGHT:
+        return True
+    return False
+
+
+def test_the_unchanged_code_passes_every_check() -> None:
+    for check in dict.fromkeys(check for mutant in MUTANTS for check in mutant.checks):
+        check()
+
+
+def test_full_support_is_where_p_and_q_can_be_swapped() -> None:
+    """No division by zero: the swap is caught by the law itself."""
+    tables = (FULL_SUPPORT.target, FULL_SUPPORT.draft)
+    assert all(min(table.cells((token,))) > 0 for table in tables for token in range(3))
