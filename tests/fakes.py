@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from hypothesis import HealthCheck, settings
 
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.tree_cache import Entry
@@ -22,6 +23,11 @@ from duodec.decoding.methods import method
 from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
 from duodec.planning.costs import Costs
+
+# properties: the same examples in every run, however slow the machine
+proven = settings(
+    derandomize=True, deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow]
+)
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3)
 

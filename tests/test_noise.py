@@ -9,7 +9,7 @@ import itertools
 
 import numpy as np
 import pytest
-from fakes import chi_square_limit
+from fakes import chi_square_limit, proven
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +23,7 @@ seeds = st.integers(0, 2**64 - 1)
 counters = st.integers(0, 2**31 - 1)
 
 
+@proven
 @given(seeds, counters, counters, st.lists(counters, min_size=1, max_size=20))
 def test_noise_is_a_pure_function_of_key_and_token(seed, choice, position, tokens) -> None:
     key = noise.key(seed, choice, position)
@@ -43,6 +44,7 @@ def test_the_tokens_are_left_as_they_were() -> None:
     assert tokens.tolist() == list(range(1000))
 
 
+@proven
 @given(seeds, counters, counters)
 def test_every_part_of_a_key_counts(seed, choice, position) -> None:
     key = noise.key(seed, choice, position)

@@ -12,6 +12,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from duodec.errors import BadOption
 
+# a template that cannot do with the messages what it wants to: add None to a text, for one
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RuntimeError)
+
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 
 
@@ -34,7 +37,7 @@ def render(template: str, messages: Sequence[Message], *, bos: str, eos: str) ->
             raise_exception=_refuse,
             strftime_now=lambda form: datetime.now().strftime(form),
         )
-    except TemplateError as error:
+    except _REFUSALS as error:
         raise BadOption(
             f"the model's chat template refuses these messages ({error}); "
             "change them, or give the text as it is with --raw"

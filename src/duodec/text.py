@@ -39,10 +39,11 @@ class TextStream:
 
     def _release(self, *, is_last: bool) -> list[Segment]:
         held = "".join(segment.text for segment in self._held)
-        found = [at for stop in self._stop if (at := held.find(stop)) >= 0]
+        # the one that is complete first, so that it does not matter how the text was cut up
+        found = [(at + len(stop), at) for stop in self._stop if (at := held.find(stop)) >= 0]
         if found:
             self.is_stopped = True
-        length = min(found) if found else len(held) - (0 if is_last else self._doubtful(held))
+        length = min(found)[1] if found else len(held) - (0 if is_last else self._doubtful(held))
         released: list[Segment] = []
         rest: list[Segment] = []
         for segment in self._held:

@@ -71,7 +71,8 @@ class TableTarget:
     model: TableModel
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
-        sleep(self.model.seconds)
+        if self.model.seconds:
+            sleep(self.model.seconds)
         return [TableScores(self.model, query) for query in queries]
 
 
@@ -82,7 +83,8 @@ class TableDraftModel:
     model: TableModel
 
     def rows(self, query: RowQuery) -> list[Row]:
-        sleep(self.model.seconds)
+        if self.model.seconds:
+            sleep(self.model.seconds)
         return [
             self.model.logits(Context(query.text, tuple(query.draft.path_tokens(row - 1))))
             for row in query.rows

@@ -236,14 +236,24 @@ class SlotCache:
         idle = [seq for seq, tip in self._tip.items() if tip is self._root and seq not in taken]
         if idle:
             seq = max(idle, key=lambda seq: self._shared[seq])
-        else:
-            if not self._free_ids:
-                raise OutOfSequences
+        elif self._free_ids:
             seq = self._free_ids.pop()
             self._shared[seq] = 0
+        else:
+            seq = self._spare(taken)
         self._tip[seq] = node
         self._copy_path(node, depth, seq)
         return seq
+
+    def _spare(self, taken: dict[int, int]) -> int:
+        """An id all of whose tokens another one has too, taken back to the root."""
+        for seq, tip in self._tip.items():
+            others = (end for other, end in self._tip.items() if other != seq)
+            if seq not in taken and any(tip in end.chain() for end in others):
+                self._cells.remove(seq, len(self.trunk))
+                self._tip[seq] = self._root
+                return seq
+        raise OutOfSequences
 
     def _copy_path(self, node: _Node, depth: int, target: int) -> None:
         """``target`` gets the positions it misses of the path down to ``node``."""

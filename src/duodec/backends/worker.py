@@ -2,7 +2,7 @@
 
 Between two steps it looks at its socket, so a newer request or a cancel takes effect within one
 step; with nothing to do it sleeps in the kernel. It dies with its parent. Started by
-`duodec.backends.process` only, which has set the environment and the cores already.
+`duodec.backends.child` only, which has set the environment and the cores already.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ _NOTHING = np.empty(0, dtype=np.int32)
 @runtime_checkable
 class ReadsInChunks(Protocol):
     """A draft model that calls ``on_chunk`` between two chunks of a text it reads. An exception
-    from there must leave the model usable, with what it has read so far. A model that reads for
-    longer than 10 s without a call is taken for hung."""
+    from there must leave the model usable, with what it has read so far. A model is taken for
+    hung that reads for 10 s without its first call, or later for five times the usual pause
+    between two calls, a second at least."""
 
     on_chunk: Callable[[], None]
 

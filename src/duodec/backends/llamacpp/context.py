@@ -43,17 +43,18 @@ class LlamaContext:
         self.num_context = num_context
         self.on_chunk: Callable[[], None] = lambda: None
         self._lib = model.lib
+        self._num_batch = min(_BATCH, num_context)
         self._handle = open_context(
             model,
             num_context=num_context,
             num_sequences=num_sequences,
             num_threads=num_threads,
-            num_batch=_BATCH,
+            num_batch=self._num_batch,
             max_rows=max_rows,
             is_width_exact=is_width_exact,
         )
         self._memory = self._lib.llama_get_memory(self._handle)
-        self._batch = _Batch(self._lib, _BATCH, num_sequences)
+        self._batch = _Batch(self._lib, self._num_batch, num_sequences)
         self._free_ids = list(range(num_sequences))[::-1]
         self._slots: OrderedDict[int, SlotCache] = OrderedDict()  # least recently used first
 
@@ -71,6 +72,8 @@ class LlamaContext:
             self._touch(query.slot)
         used = {query.slot for query in queries}
         try:
+            if sum(len(query.text) + len(query.draft) for query in queries) > self.num_context:
+                raise _Failed
             plans = [self._fit(query, used) for query in queries]
             self._set_threads(sum(len(missing.text) for missing in plans))
             for query, missing in zip(queries, plans, strict=True):
@@ -125,8 +128,8 @@ class LlamaContext:
 
     def _read(self, query: RowQuery, missing: Missing, used: set[int]) -> None:
         """Compute a long text in chunks, all but its last part."""
-        while len(missing.text) + len(missing.nodes) > _BATCH:
-            chunk = missing.text[:_BATCH]
+        while len(missing.text) + len(missing.nodes) > self._num_batch:
+            chunk = missing.text[: self._num_batch]
             if len(chunk) == len(missing.text):
                 chunk = chunk[:-1]  # its row goes with the tree
             if not chunk:
@@ -140,7 +143,7 @@ class LlamaContext:
         self, queries: Sequence[RowQuery], plans: Sequence[Missing], used: set[int]
     ) -> list[list[Row]]:
         entries = [entry for missing in plans for entry in (*missing.text, *missing.nodes)]
-        if len(entries) > _BATCH:
+        if len(entries) > self._num_batch:
             raise _Failed
         if entries:
             self._decode(entries, used)

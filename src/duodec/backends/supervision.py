@@ -1,0 +1,75 @@
+"""When a drafter's process is called hung, when it is started anew, and what is said of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from time import perf_counter
+
+HANG_S = 1.0  # silence that is never called hanging
+_HANG_STEPS = 5.0  # nor is less than this many expected steps
+_UNKNOWN_STEP_S = 2.0  # expected before one was measured
+_BACKOFF_S = 1.0  # before the second restart; doubled for each one more
+_MAX_BACKOFF_S = 30.0
+
+
+class Pace:
+    """What a step takes, and so how long silence is no reason for worry."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=16)
+
+    def observe(self, seconds: float) -> None:
+        if seconds > 0:
+            self._recent.append(seconds)
+
+    def limit_s(self) -> float:
+        return max(HANG_S, _HANG_STEPS * (median(self._recent or (_UNKNOWN_STEP_S,))))
+
+
+class Silence:
+    """For how long a process that owes us a word has said nothing."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None  # None: it owes us nothing
+
+    @property
+    def seconds(self) -> float:
+        return 0.0 if self._since_s is None else perf_counter() - self._since_s
+
+    def ask(self) -> None:
+        """It owes us a word from now on, if it did not already."""
+        if self._since_s is None:
+            self._since_s = perf_counter()
+
+    def end(self, *, is_more_owed: bool) -> None:
+        self._since_s = perf_counter() if is_more_owed else None
+
+
+class Incidents:
+    """The failures since the drafter last worked: when to try again, and what to tell."""
+
+    def __init__(self) -> None:
+        self._num_failures = 0
+        self._num_told = 0
+
+    def forget(self) -> None:
+        """It works again."""
+        self._num_failures = self._num_told = 0
+
+    def pause_s(self, *, was_ready: bool) -> float:
+        """Count a failure. Nothing to wait for after the first in work; later 1 s, 2 s, 4 s."""
+        num_before = self._num_failures
+        self._num_failures += 1
+        if was_ready and not num_before:
+            return 0.0
+        return min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0 ** min(max(0, num_before - 1), 10))
+
+    def remedy(self) -> str | None:
+        """What to say is being done; None when enough was said."""
+        self._num_told += 1
+        if self._num_told == 1:
+            return "going on without drafts, restarting it"
+        if self._num_told == 2:
+            return "drafting stays off until a restart works"
+        return None

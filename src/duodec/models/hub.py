@@ -1,0 +1,187 @@
+"""Files of the Hugging Face hub, in the hub library's own cache."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from duodec.errors import CacheUnwritable, DownloadFailed, DuodecError, ModelNotFound
+from duodec.models.base import Alias, CachedModel, ModelFile, Progress
+from duodec.models.contents import check_gguf
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+DEFAULT_QUANT = "Q4_K_M"
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A GGUF file in a repository of the Hugging Face hub, kept in the hub library's cache."""
+
+    repo: str
+    filename: str | None = None  # None: chosen by quant
+    quant: str | None = None  # None: DEFAULT_QUANT, or else the first file
+    revision: str | None = None
+
+    @property
+    def words(self) -> str:
+        return f"hub {self.repo}"
+
+    def cached(self, alias: Alias) -> Path | None:
+        try:
+            return self._local()
+        except (OSError, ValueError):
+            return None
+
+    def fetch(self, alias: Alias, on_progress: Progress | None) -> Path:
+        return self._find(offline=False)[0]
+
+    def resolve(self, reference: str, *, offline: bool) -> ModelFile:
+        """The file, by the network if allowed and reachable, else from the hub's cache."""
+        path, terms = self._find(offline=offline)
+        return ModelFile(check_gguf(path), reference, self.words_of(path), terms, None)
+
+    def words_of(self, path: Path) -> str:
+        """The place with the commit, which is in a path of the cache: `snapshots/<commit>/`."""
+        _, _, after = path.as_posix().partition("/snapshots/")
+        return f"{self.words}@{after.split('/')[0][:12]}" if after else self.words
+
+    def _find(self, *, offline: bool) -> tuple[Path, str | None]:
+        trouble: Exception | None = None
+        if not offline:
+            try:
+                return self._online()
+            except DuodecError:
+                raise
+            except Exception as error:  # noqa: BLE001  the hub library leaks its HTTP client's
+                trouble = error
+        try:
+            return self._local(), None
+        except (OSError, ValueError):
+            raise _hub_error(self, trouble) from trouble
+
+    def _online(self) -> tuple[Path, str | None]:
+        hub = _hub_library()
+        # asked first even where the file is known: it fails at once without a network
+        info: ModelInfo = hub.HfApi().model_info(self.repo, revision=self.revision, timeout=10)
+        names = [sibling.rfilename for sibling in info.siblings or ()]
+        chosen = self.filename or choose_gguf(names, self.quant, self.repo)
+        paths = [
+            Path(hub.hf_hub_download(self.repo, name, revision=self.revision))
+            for name in _shards(chosen)
+        ]
+        return paths[0], info.card_data.get("license") if info.card_data else None
+
+    def _local(self) -> Path:
+        hub = _hub_library()
+        wanted = {"revision": self.revision, "local_files_only": True}
+        name = self.filename
+        if name is None:
+            snapshot = Path(hub.snapshot_download(self.repo, **wanted))
+            names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf")]
+            name = choose_gguf(names, self.quant, self.repo)
+        paths = [Path(hub.hf_hub_download(self.repo, part, **wanted)) for part in _shards(name)]
+        return paths[0]
+
+
+def choose_gguf(names: list[str], quant: str | None, repo: str) -> str:
+    """The GGUF file of a quantisation, the first shard if there are several.
+
+    Without a quantisation DEFAULT_QUANT, or else the first by name. Raises ModelNotFound
+    naming what there is.
+    """
+    models = sorted(n for n in names if n.endswith(".gguf") and "mmproj" not in n.lower())
+    if not models:
+        raise ModelNotFound(
+            f"{repo} holds no GGUF file; name a repository that does, often called {repo}-GGUF"
+        )
+    token = re.compile(rf"(?:^|[-._/]){re.escape(quant or DEFAULT_QUANT)}(?=[-._/])", re.IGNORECASE)
+    matching = [name for name in models if token.search(name)]
+    if quant and not matching:
+        raise ModelNotFound(f"{repo} has no quantisation {quant!r}; it has {', '.join(models)}")
+    return (matching or models)[0]
+
+
+def _shards(name: str) -> list[str]:
+    """Every file of a model split into several, the first of them first."""
+    shard = _SHARD.fullmatch(name)
+    if shard is None:
+        return [name]
+    return [
+        f"{shard['stem']}-{number:05d}-of-{shard['count']}.gguf"
+        for number in range(1, int(shard["count"]) + 1)
+    ]
+
+
+def hub_listing() -> list[CachedModel]:
+    """The GGUF files in the hub's cache, by name."""
+    hub = _hub_library()
+    try:
+        repos = hub.scan_cache_dir().repos
+    except (hub.CacheNotFound, ValueError, OSError):
+        return []
+    found = {
+        file.blob_path: CachedModel(
+            f"hf:{repo.repo_id}/{file.file_path.relative_to(revision.snapshot_path).as_posix()}",
+            file.file_path,
+            file.size_on_disk,
+            None,
+            f"hub {repo.repo_id}@{revision.commit_hash[:12]}",
+        )
+        for repo in repos
+        for revision in repo.revisions
+        for file in revision.files
+        if file.file_name.endswith(".gguf")
+    }
+    return sorted(found.values(), key=lambda model: model.name)
+
+
+def _hub_library() -> Any:
+    """Imported when first needed: a local file must not wait for it."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    import huggingface_hub
+
+    return huggingface_hub
+
+
+def _hub_error(hub: Hub, error: Exception | None) -> DuodecError:
+    """One line for whatever kept a file of the hub from us."""
+    if error is None:
+        return DownloadFailed(
+            f"{hub.words} is not in the cache and the network is off; fetch it once online"
+        )
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        return CacheUnwritable(
+            f"cannot write the hub's cache for {hub.repo} ({error.strerror}); "
+            "free space or set HF_HOME to another folder"
+        )
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{hub.repo}"
+    revision = hub.revision or "main"
+    for kind, words in (
+        (errors.GatedRepoError, f"is gated; accept its terms at {page}, then set HF_TOKEN"),
+        (errors.RepositoryNotFoundError, "does not exist or is private; check it or set HF_TOKEN"),
+        (errors.RevisionNotFoundError, f"has no revision {revision!r}; leave out @{revision}"),
+        (errors.HFValidationError, "is no repository name; write hf:owner/repo"),
+    ):
+        if isinstance(error, kind):
+            return ModelNotFound(f"{hub.words} {words}")
+    is_absent = isinstance(error, errors.EntryNotFoundError)
+    if is_absent and not isinstance(error, errors.LocalEntryNotFoundError):
+        return ModelNotFound(f"{hub.words} has no file {hub.filename}; see {page}/tree/{revision}")
+    if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
+        status = error.response.status_code
+        return DownloadFailed(f"{hub.words} answered with HTTP status {status}; try again later")
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return DownloadFailed(
+        f"{hub.words} cannot be reached ({reason[:120]}) and is not in the cache; "
+        "check the network or HF_ENDPOINT"
+    )

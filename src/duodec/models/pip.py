@@ -1,0 +1,62 @@
+"""One wheel from a package registry, by pip; it is downloaded and never installed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from duodec.errors import DownloadFailed
+
+
+def pip_download(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+    """Fetch one wheel, from the registry that the user's pip is set to; never installs it.
+
+    Raises DownloadFailed, or OSError when the disk is full.
+    """
+    # fmt: off
+    command = [
+        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+        "--no-input", "--no-deps", "--no-cache-dir", "--only-binary", ":all:",
+        "--ignore-requires-python", "--progress-bar", "off", "--dest", str(folder), requirement,
+    ]
+    # fmt: on
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "TMPDIR": str(folder)},  # on the disk that the file is for
+        ) as running:
+            try:
+                while running.poll() is None:
+                    on_bytes(_bytes_in(folder))
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        running.wait(timeout=0.2)
+            except BaseException:
+                running.kill()
+                raise
+        output.seek(0)
+        said = output.read()
+    if running.returncode == 0:
+        for wheel in folder.glob("*.whl"):
+            return wheel
+    if "No space left on device" in said or "Errno 28" in said:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    errors = [line for line in said.splitlines() if line.startswith("ERROR") or "No module" in line]
+    reason = errors[-1].removeprefix("ERROR: ") if errors else "pip gave no reason"
+    raise DownloadFailed(f"package {requirement} cannot be downloaded ({reason})")
+
+
+def _bytes_in(folder: Path) -> int:
+    num_bytes = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # pip moves its files while we look
+            num_bytes += path.stat().st_size if path.is_file() else 0
+    return num_bytes

@@ -1,0 +1,97 @@
+"""Resolving a reference: the disk first, then what the network is allowed to give."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from duodec.errors import ChecksumMismatch, DownloadFailed, DuodecError, ModelNotFound
+from duodec.models.aliases import ALIASES
+from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
+from duodec.models.cache import cache_folder
+from duodec.models.contents import check_content, check_gguf
+from duodec.models.hub import Hub, hub_listing
+from duodec.models.references import parse_hub
+
+
+def resolve(
+    reference: str, *, offline: bool = False, on_progress: Progress | None = None
+) -> ModelFile:
+    """The file that a reference names, downloaded first if need be.
+
+    `on_progress` hears of downloads from packages; without it a bar is drawn on stderr,
+    on a terminal only. `offline`, or HF_HUB_OFFLINE in the environment, allows the disk
+    alone. Raises ModelNotFound, ModelUnreadable, ChecksumMismatch, CacheUnwritable or
+    DownloadFailed.
+    """
+    offline = offline or _hub_is_offline()
+    alias = ALIASES.get(reference.strip().lower())
+    if alias is not None:
+        return _resolve_alias(alias, reference, offline, on_progress)
+    path = Path(reference).expanduser()
+    if reference and path.exists():
+        return ModelFile(check_gguf(path), reference, "file", None, None)
+    hub = parse_hub(reference)
+    if hub is None:
+        raise ModelNotFound(f"no model {reference!r}: {_did_you_mean(reference)}")
+    return hub.resolve(reference, offline=offline)
+
+
+def cached_models() -> list[CachedModel]:
+    """Every alias, present or not, then every GGUF file in the hub's cache."""
+    return [_listed(alias) for alias in ALIASES.values()] + hub_listing()
+
+
+def _resolve_alias(
+    alias: Alias, reference: str, offline: bool, on_progress: Progress | None
+) -> ModelFile:
+    faults: list[DuodecError] = []
+    for source in alias.sources:  # the disk first, whatever the order of the sources
+        path = source.cached(alias)
+        if path is not None:
+            try:
+                return _pinned(alias, check_content(path, alias), reference, source)
+            except ChecksumMismatch as fault:
+                faults.append(fault)
+    for source in () if offline else alias.sources:
+        try:
+            path = check_content(source.fetch(alias, on_progress), alias)
+            return _pinned(alias, path, reference, source)
+        except (DownloadFailed, ModelNotFound, ChecksumMismatch) as fault:
+            faults.append(fault)
+    for wrong in faults:
+        if isinstance(wrong, ChecksumMismatch):
+            raise wrong
+    if offline:
+        raise DownloadFailed(f"{alias.name} is not in {cache_folder()}; fetch it once online")
+    raise DownloadFailed(f"{alias.name}: {'; '.join(map(str, faults))}")
+
+
+def _pinned(alias: Alias, path: Path, reference: str, source: Source) -> ModelFile:
+    words = source.words_of(path) if isinstance(source, Hub) else source.words
+    return ModelFile(path, reference, words, alias.license, alias.sha256)
+
+
+def _listed(alias: Alias) -> CachedModel:
+    for source in alias.sources:
+        path = source.cached(alias)
+        if path is not None and path.stat().st_size == alias.num_bytes:
+            return CachedModel(alias.name, path, alias.num_bytes, alias.license, source.words)
+    return CachedModel(alias.name, None, alias.num_bytes, alias.license, alias.sources[0].words)
+
+
+def _hub_is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
+
+
+def _did_you_mean(reference: str) -> str:
+    folder = Path(reference).expanduser().parent
+    neighbours = {str(folder / path.name): path for path in folder.glob("*.gguf")}
+    near = [
+        *difflib.get_close_matches(reference.lower(), ALIASES, n=1),
+        *difflib.get_close_matches(reference, neighbours, n=1),
+    ]
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"give a GGUF file, hf:owner/repo, or one of {', '.join(ALIASES)}"

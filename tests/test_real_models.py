@@ -1,0 +1,322 @@
+"""The default pair for real: llama.cpp, the drafter in its process, exact texts.
+
+The target's kernels give a row the same bits at every width, so nothing here is "close":
+logits are equal, texts are equal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from duodec import Delta, Engine, Finished, SamplingParams
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.process import ProcessDrafter
+from duodec.core.draft import Draft
+from duodec.core.protocols import Query
+from duodec.decoding.methods import METHODS
+from duodec.errors import ContextExceeded
+from duodec.models import resolve
+
+QUESTIONS = (
+    "Why is the sky blue?",
+    "Write a Python function that reverses a list, and explain each line.",
+    "List five rivers and the seas they run into.",
+)
+KEYED = [name for name in METHODS if name != "sps-rejection"]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LlamaModel]:
+    model = LlamaModel(resolve("smollm2").path)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def target(model: LlamaModel) -> Iterator[LlamaTarget]:
+    target = LlamaTarget(model, num_context=1024, num_threads=1)
+    yield target
+    target.close()
+
+
+def chat(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+def answer(engine: Engine, prompt: object, method: str, n: int = 64, **sampling: float) -> Finished:
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    *_, last = engine.generate(prompt, params, method=method, max_tokens=n)  # type: ignore[arg-type]
+    assert isinstance(last, Finished)
+    return last
+
+
+def logits(target: LlamaTarget, *queries: Query) -> list[list[np.ndarray]]:
+    answers = []
+    for scores in target.score(queries):
+        assert isinstance(scores, LlamaScores)
+        answers.append([row.copy() for row in scores.rows])
+    return answers
+
+
+def text_of(model: LlamaModel, n: int) -> np.ndarray:
+    prose = "The harbour was quiet that morning, and the boats lay still in the fog. " * 60
+    return np.array(model.tokenize(prose, is_templated=False)[:n], dtype=np.int32)
+
+
+# --- rows
+
+
+def test_a_tree_scores_as_its_branches_one_token_at_a_time(
+    model: LlamaModel, target: LlamaTarget
+) -> None:
+    text = text_of(model, 600)  # beyond 512 cells, where llama.cpp's own attention changes paths
+    tree = Draft.sequences([[5, 6, 7, 8], [5, 9], [20, 21, 22], [30]])
+    (rows,) = logits(target, Query(0, text, tree))
+    target.context.num_threads = 2
+    for node in range(-1, len(tree)):
+        path = np.array(tree.path_tokens(node), dtype=np.int32)
+        for length in range(len(path) + 1):
+            (alone,) = logits(target, Query(0, np.concatenate([text, path[:length]])))
+        assert np.array_equal(alone[0], rows[node + 1]), node
+
+
+def test_logits_do_not_depend_on_how_the_text_was_read(
+    model: LlamaModel, target: LlamaTarget
+) -> None:
+    text = text_of(model, 700)
+    (whole,) = logits(target, Query(0, text))
+    logits(target, Query(0, text[:1]))
+    for length in range(37, len(text), 37):
+        logits(target, Query(0, text[:length]))
+    (pieces,) = logits(target, Query(0, text))
+    assert np.array_equal(whole[0], pieces[0])
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_a_memo_equals_a_fresh_model(
+    model: LlamaModel, target: LlamaTarget, num_slots: int
+) -> None:
+    """Bit for bit with one slot. With several, a slot's cells can lie in another order than its
+    positions (another slot's freed cells are filled), and attention sums in the order of cells."""
+    rng = np.random.default_rng(0)
+    text, base = text_of(model, 40), text_of(model, 120)
+    for step in range(40):
+        kind = rng.integers(4)
+        if kind == 0:  # another text
+            text = base[: rng.integers(2, 60)]
+        elif kind == 1:  # shorter
+            text = text[: rng.integers(1, len(text) + 1)]
+        else:  # on along something that was drafted, or not
+            text = np.concatenate([text, rng.integers(0, 50, rng.integers(1, 4), dtype=np.int32)])
+        draft = Draft.chain(rng.integers(0, 50, rng.integers(0, 6)).tolist())
+        (rows,) = logits(target, Query(int(rng.integers(num_slots)), text, draft))
+        if step % 8 == 0:
+            fresh = LlamaTarget(model, num_context=256, num_threads=1)
+            (expected,) = logits(fresh, Query(0, text, draft))
+            fresh.close()
+            far = max(np.abs(a - b).max() for a, b in zip(rows, expected, strict=True))
+            assert far == 0 if num_slots == 1 else far < 1.0, step
+
+
+def test_several_queries_in_one_call_score_as_they_do_alone(
+    model: LlamaModel, target: LlamaTarget
+) -> None:
+    queries = [
+        Query(slot, text_of(model, 30 + 10 * slot), Draft.sequences([[3, 4], [slot + 5]]))
+        for slot in range(3)
+    ]
+    together = logits(target, *queries)
+    for query, rows in zip(queries, together, strict=True):
+        fresh = LlamaTarget(model, num_context=256, num_threads=1)
+        (alone,) = logits(fresh, query)
+        fresh.close()
+        assert all(np.array_equal(a, b) for a, b in zip(rows, alone, strict=True))
+
+
+def test_slots_give_way_when_the_cache_is_full(model: LlamaModel) -> None:
+    target = LlamaTarget(model, num_context=256, num_threads=1)
+    texts = [text_of(model, 150 + slot) for slot in range(4)]
+    first = [logits(target, Query(slot, text))[0][0] for slot, text in enumerate(texts)]
+    again = [logits(target, Query(slot, text))[0][0] for slot, text in enumerate(texts)]
+    for a, b in zip(first, again, strict=True):
+        assert np.array_equal(a, b)
+    with pytest.raises(ContextExceeded, match="--context"):
+        logits(target, Query(9, text_of(model, 600)))
+    (rows,) = logits(target, Query(0, texts[0]))  # and it goes on after the refusal
+    assert np.array_equal(rows[0], first[0])
+    target.close()
+
+
+# --- texts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("method", [name for name in KEYED if name != "ar"])
+def test_one_seed_one_text(engine: Engine, method: str, temperature: float) -> None:
+    drafted = accepted = 0
+    for question in QUESTIONS:
+        settings = {"temperature": temperature, "top_p": 0.95, "seed": 11}
+        plain = answer(engine, chat(question), "ar", **settings)
+        ours = answer(engine, chat(question), method, **settings)
+        assert ours.tokens == plain.tokens
+        assert ours.text == plain.text
+        drafted += ours.stats.num_draft_tokens
+        accepted += ours.stats.num_accepted_tokens
+    assert drafted > 0
+    assert accepted > 0 or method == "lookup"
+
+
+def test_plain_decoding_is_llama_cpps_own(engine: Engine) -> None:
+    """Against llama-cpp-python's `Llama`, greedy, on the same kind of cache (30: bf16)."""
+    import llama_cpp
+
+    llama = llama_cpp.Llama(
+        str(resolve("smollm2").path), n_ctx=1024, n_threads=1, n_threads_batch=1,
+        flash_attn=True, type_v=30, verbose=False,
+    )  # fmt: skip
+    for question in QUESTIONS:
+        tokens = engine.tokens_of(chat(question))
+        ours = answer(engine, tokens, "ar", n=80)
+        llama.reset()
+        theirs = []
+        for token in llama.generate(tokens, temp=0.0, top_k=1, repeat_penalty=1.0):
+            theirs.append(token)
+            if len(theirs) == len(ours.tokens):
+                break
+        assert list(ours.tokens) == theirs
+    llama.close()
+
+
+def test_many_refusals_in_a_long_text_change_nothing(engine: Engine) -> None:
+    """Past 512 cells, with a prompt that the draft knows little of."""
+    prompt = chat("Continue this list of unusual words, many of them: " + "zephyr, quoll, " * 120)
+    plain = answer(engine, prompt, "ar", n=150, temperature=1.2, top_p=0.95, seed=3)
+    ours = answer(engine, prompt, "sps", n=150, temperature=1.2, top_p=0.95, seed=3)
+    assert ours.stats.num_prompt_tokens > 450
+    assert sum(r.num_accepted < r.num_scored for r in ours.stats.rounds) > 20
+    assert ours.tokens == plain.tokens
+
+
+def test_the_rejection_rule_is_reproducible_too(engine: Engine) -> None:
+    first, second = (
+        answer(engine, chat(QUESTIONS[0]), "sps-rejection", temperature=0.8, seed=2)
+        for _ in range(2)
+    )
+    assert first.tokens == second.tokens
+    assert first.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("corruption", ["row off by one", "stale row"])
+def test_mutants_of_the_target_are_caught(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, corruption: str
+) -> None:
+    plain = answer(engine, chat(QUESTIONS[1]), "ar", temperature=0.7, seed=5)
+    draw = LlamaScores.draw
+
+    def shifted(self: LlamaScores, row: int) -> object:
+        return draw(self, max(0, row - 1))
+
+    kept: list[np.ndarray] = []
+
+    def stale(self: LlamaScores, row: int) -> object:
+        kept.append(self.rows[row].copy())
+        return self.query.sampler.draw(kept[max(0, len(kept) - 2)], self.query.context(row))
+
+    monkeypatch.setattr(LlamaScores, "draw", shifted if "off" in corruption else stale)
+    broken = answer(engine, chat(QUESTIONS[1]), "sps", temperature=0.7, seed=5)
+    assert broken.tokens != plain.tokens
+
+
+# --- faults
+
+
+@pytest.mark.parametrize("method", ["sps", "duo"])
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signals) -> None:
+    warnings: list[str] = []
+    from duodec.loading import EngineConfig, load
+
+    with load(EngineConfig(), on_warning=warnings.append) as engine:
+        drafter = engine.drafter
+        assert isinstance(drafter, ProcessDrafter)
+        plain = answer(engine, chat(QUESTIONS[0]), "ar", n=200, seed=1, temperature=0.8)
+        num_deltas = 0
+        last = None
+        for event in engine.generate(
+            chat(QUESTIONS[0]), SamplingParams(seed=1, temperature=0.8), method=method,
+            max_tokens=200,
+        ):  # fmt: skip
+            num_deltas += isinstance(event, Delta)
+            if num_deltas == 20 and drafter.pid:
+                os.kill(drafter.pid, blow)
+                num_deltas += 1
+            last = event
+        assert isinstance(last, Finished)
+        assert last.tokens == plain.tokens
+        assert last.stats.drafter_restarts <= 1
+        again = answer(engine, chat(QUESTIONS[0]), method, n=200, seed=1, temperature=0.8)
+        assert again.tokens == plain.tokens
+        drafter.wait_ready()
+        resumed = answer(engine, chat(QUESTIONS[0]), method, n=100, seed=1, temperature=0.8)
+        assert resumed.stats.num_draft_tokens > 0
+        assert len(warnings) == 1, warnings
+
+
+# --- the engine
+
+
+def test_a_full_context_is_a_clear_end() -> None:
+    with Engine.load(draft=None, context=64) as engine:
+        tokens = engine.tokens_of("Once upon a time")
+        last = answer(engine, tokens, "lookup", n=500)
+        assert last.finish_reason == "context"
+        assert len(tokens) + len(last.tokens) == 64
+
+
+def test_repeated_calls_reuse_the_prefix(engine: Engine) -> None:
+    target = engine.target
+    assert isinstance(target, LlamaTarget)
+    first = answer(engine, chat(QUESTIONS[2]), "ar", n=20)
+    computed: list[int] = []
+    decode = target.context._decode
+
+    def counting(entries: object, used: object) -> None:
+        computed.append(len(entries))  # type: ignore[arg-type]
+        decode(entries, used)  # type: ignore[arg-type]
+
+    target.context._decode = counting  # type: ignore[method-assign,assignment]
+    try:
+        history = [
+            *chat(QUESTIONS[2]),
+            {"role": "assistant", "content": first.text},
+            {"role": "user", "content": "Thank you."},
+        ]
+        answer(engine, history, "ar", n=2)
+    finally:
+        target.context._decode = decode  # type: ignore[method-assign]
+    assert computed[0] < 30  # the first turn is known
+
+
+def test_times_are_in_order_and_counts_add_up(engine: Engine) -> None:
+    stats = answer(engine, chat(QUESTIONS[0]), "duo", n=60).stats
+    assert 0 < stats.ttft_s <= stats.ttft_s + stats.decode_s
+    assert all(a.end_s <= b.start_s for a, b in pairwise(stats.rounds))
+    assert sum(n * count for n, count in enumerate(stats.acceptance_histogram)) == (
+        stats.num_accepted_tokens
+    )
+    assert stats.num_new_tokens == 60
+
+

@@ -1,0 +1,163 @@
+"""Who may import whom: the arrows of the design, read off the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import duodec
+
+ROOT = Path(duodec.__file__).parent
+PURE = ("core", "decoding", "drafting", "planning")
+
+# what each part of the package may import of the package; anything outside is the engine's ring
+ARROWS = {
+    "errors": set(),
+    "core": {"core", "errors"},
+    "drafting": {"drafting", "core", "errors"},
+    "planning": {"planning", "core", "errors"},
+    "decoding": {"decoding", "drafting", "planning", "core", "errors"},
+    "backends": {"backends", "core", "errors"},
+}
+OUTER = {"cli", "server", "bench", "integrations"}
+
+# third-party libraries, and the only places where they are imported
+HOMES = {
+    "numpy": (*PURE, "backends", "engine", "server", "bench", "cli", "pairing"),
+    "llama_cpp": ("backends/llamacpp/library",),
+    "torch": ("backends/torch", "backends/transformers"),
+    "transformers": ("backends/torch", "backends/transformers"),
+    "accelerate": ("backends/torch", "backends/transformers"),
+    "gguf": ("backends/torch", "backends/transformers"),
+    "huggingface_hub": ("models",),
+    "jinja2": ("chat",),
+    "typer": ("cli",),
+    "click": ("cli",),
+    "prompt_toolkit": ("cli",),
+    "rich": ("cli", "models"),
+    "psutil": ("config", "cli", "bench", "backends/process"),
+    "scipy": ("bench",),
+    "starlette": ("server",),
+    "uvicorn": ("server",),
+    "prometheus_client": ("server",),
+}
+
+
+def sources() -> list[str]:
+    """Every file of the package, as ``core/draft``."""
+    return sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.rglob("*.py"))
+
+
+def imports(source: str) -> Iterator[str]:
+    """Modules that a file imports, also those inside of functions, by their full names."""
+    tree = ast.parse((ROOT / source).with_suffix(".py").read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{source}: imports are absolute"
+            assert node.module
+            if node.module == "duodec" or (ROOT / node.module.partition(".")[2]).is_dir():
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def is_in(source: str, place: str) -> bool:
+    return source == place or source.startswith(f"{place}/")
+
+
+@pytest.mark.parametrize("source", sources())
+def test_arrows_point_inwards(source: str) -> None:
+    part = source.split("/")[0]
+    for name in imports(source):
+        package, _, rest = name.partition(".")
+        if package != "duodec":
+            continue
+        other = rest.split(".")[0]
+        if part in ARROWS:
+            assert other in ARROWS[part], f"{source} imports {name}"
+        elif part not in OUTER and part != "__main__":
+            assert other not in OUTER, f"{source} imports {name}"
+
+
+@pytest.mark.parametrize("source", sources())
+def test_libraries_are_imported_in_their_places_only(source: str) -> None:
+    for name in imports(source):
+        library = name.split(".")[0]
+        if library == "duodec" or library in sys.stdlib_module_names:
+            continue
+        assert library in HOMES, f"{source} imports {library}: give it a home in this test"
+        is_home = any(is_in(source, place) for place in HOMES[library])
+        assert is_home, f"{source} imports {library}, which belongs to {HOMES[library]}"
+
+
+def test_the_core_needs_numpy_and_nothing_else() -> None:
+    for source in sources():
+        if source.split("/")[0] in PURE:
+            others = {name.split(".")[0] for name in imports(source)} - sys.stdlib_module_names
+            assert others <= {"duodec", "numpy"}, source
+
+
+def test_methods_mention_no_caches_threads_devices_or_modes() -> None:
+    """A method is what it drafts and the loop it uses."""
+    words = ("cache", "thread", "device", "cuda", "llama", "mode", "flag")
+    for path in (ROOT / "decoding").glob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        parts = {part for name in names for part in name.lower().split("_")}
+        assert not parts & set(words), path.name
+
+
+IMPORT_BLOCKED = """
+import importlib, pkgutil, sys
+
+packages, blocked = (set(argument.split()) for argument in sys.argv[1:])
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+for package in packages:
+    module = importlib.import_module(package)
+    for found in pkgutil.walk_packages(getattr(module, "__path__", []), package + "."):
+        importlib.import_module(found.name)
+assert not blocked & {name.split(".")[0] for name in sys.modules}
+"""
+
+
+def import_blocked(packages: list[str], blocked: set[str]) -> subprocess.CompletedProcess[str]:
+    """Import packages and all their modules in a process where some libraries are missing."""
+    command = [sys.executable, "-c", IMPORT_BLOCKED, " ".join(packages), " ".join(blocked)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+HEAVY = {"llama_cpp", "torch", "transformers", "starlette", "uvicorn", "prometheus_client", "scipy"}
+
+
+def test_the_engine_and_all_below_it_import_without_heavy_libraries() -> None:
+    packages = [*(f"duodec.{part}" for part in PURE), "duodec.engine"]
+    done = import_blocked(packages, HEAVY | {"huggingface_hub"})
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_core_imports_without_any_library_but_numpy() -> None:
+    done = import_blocked(["duodec.core.verify"], HEAVY)
+    assert done.returncode == 0, done.stderr
+    assert import_blocked(["duodec.core"], {"numpy"}).returncode != 0
+
+
+def test_the_package_exports_what_it_lists() -> None:
+    assert sorted(duodec.__all__) == list(duodec.__all__)
+    public = {name for name, value in vars(duodec).items() if not name.startswith("_")}
+    modules = {name for name in public if (ROOT / name).exists() or (ROOT / f"{name}.py").exists()}
+    assert public - modules == set(duodec.__all__)
