@@ -256,30 +256,21 @@ MUTANTS = [
     Mutant(
         "a refused chain stays in flight",
         loops.overlapped,
-        "is_accepted_whole = verdict.end >= pending.leaf()\n    "
-        "    pending, draft_wait_s, num_late = Draft(), 0.0, 0",
-        "is_accepted_whole = verdict.end >= pending.leaf()\n    "
-        "    pending, draft_wait_s, num_late = pending, 0.0, 0",
+        "if verdict.final is None else Draft()",
+        "if verdict.final is None else pending",
         TWO_LOOPS,
     ),
     Mutant(
         "after a miss the draft that followed the refused chain is taken",
         loops.overlapped,
-        "is_accepted_whole = verdict.end >= pending.leaf()",
-        "is_accepted_whole = True",
-        TWO_LOOPS,
-    ),
-    Mutant(
-        "the draft after the wrong token",
-        loops.overlapped,
-        "ahead.draft.after(verdict.tokens[-1])",
-        "ahead.draft.after(ahead.draft.tokens[0] if len(ahead.draft) else -1)",
+        "if verdict.final is None else Draft()",
+        "if verdict.final is None else Draft.chain(ahead.draft.tokens)",
         TWO_LOOPS,
     ),
     Mutant(
         "the draft with the token that it was to come after",
         loops.overlapped,
-        "ahead.draft.after(verdict.tokens[-1])",
+        "tree.subtree(verdict.end)",
         "Draft.chain(ahead.draft.tokens)",
         (identity("pearl"),),
     ),

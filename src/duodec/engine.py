@@ -147,6 +147,11 @@ class Engine:
             )
         capacity = min(self.num_context, len(tokens) + (max_tokens or self.num_context))
         sampling = sampling or SamplingParams()
+        if any(token >= self.tokenizer.num_vocab for token in sampling.logit_bias):
+            raise BadOption(
+                f"logit_bias names token {max(sampling.logit_bias)}, and the vocabulary has "
+                f"{self.tokenizer.num_vocab}; use tokens of the model"
+            )
         session = Session(
             target=self.target,
             prompt=tokens,

@@ -148,13 +148,15 @@ class Worker:
             self._tell(Kind.NODES, job, tree)
 
     def _read(self, job: _Job) -> None:
+        """Read a long text, all but its last token, whose row the first step wants; a few new
+        tokens go with that step."""
         slot, text = job.request.slot, job.request.text
         job.start_s = perf_counter()
         if len(text) - common_prefix(self._seen.get(slot, _NOTHING), text) > LONG_TEXT:
             self._tell(Kind.READING, job)
-        self._model.rows(RowQuery(slot, text, Draft(), ()))
+            self._model.rows(RowQuery(slot, text[:-1], Draft(), ()))
+            job.read_s = perf_counter() - job.start_s
         self._seen[slot] = text
-        job.read_s = perf_counter() - job.start_s
 
     def _between_chunks(self) -> None:
         """The model's hook: shows that we live, and ends a reading that nobody wants."""

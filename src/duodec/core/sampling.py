@@ -27,7 +27,10 @@ _HEAD = 128  # tokens whose noise is looked at before any other
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How an answer is sampled. ``temperature=0`` takes the most likely token."""
+    """How an answer is sampled. ``temperature=0`` takes the most likely token.
+
+    Raises BadOption on values that make no law.
+    """
 
     temperature: float = 0.0
     top_k: int = 0  # 0: off
@@ -52,7 +55,14 @@ class SamplingParams:
         check("repetition_penalty", 0 < self.repetition_penalty < math.inf, "use 1 (off) or more")
         check("presence_penalty", math.isfinite(self.presence_penalty), "use 0 (off)")
         check("frequency_penalty", math.isfinite(self.frequency_penalty), "use 0 (off)")
+        is_good_bias = all(t >= 0 and b < math.inf for t, b in self.logit_bias.items())
+        check("logit_bias", is_good_bias, "use tokens of the vocabulary and numbers (-inf bans)")
         check("seed", 0 <= self.seed < 1 << 64, "use a whole number from 0 to 2**64 - 1")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Temperatures too low to divide by count as 0, as in vLLM."""
+        return self.temperature < 1e-5
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,7 @@ class Sampler:
     def law(self, row: Row, context: Context) -> Law:
         """The law that `draw` follows."""
         tokens, scores = self._survivors(row, context)
-        if self.params.temperature == 0:
+        if self.params.is_greedy:
             return Law(tokens[np.argmax(scores)][None], np.ones(1))
         weights = np.exp(scores.astype(np.float64) - scores.max())
         return Law(tokens, weights / weights.sum())
@@ -134,7 +144,7 @@ class Sampler:
         these scores; at temperature 0, the law q at temperature 1. Both shapes (k,).
         """
         row = self._adjusted(row, context)
-        if self.params.temperature == 0:
+        if self.params.is_greedy:
             tokens = top(row, k)
             return tokens, np.exp(row[tokens].astype(np.float64) - log_normaliser(row))
         head = np.sort(top(row, _HEAD))
@@ -167,7 +177,7 @@ class Sampler:
         """Tokens that may be drawn, ascending, and their scores (logits over temperature)."""
         p = self.params
         row = self._adjusted(row, context)
-        if p.temperature == 0:  # only the best two matter: the winner and the margin
+        if p.is_greedy:  # only the best two matter: the winner and the margin
             tokens = np.sort(top(row, 2))
             return tokens, row[tokens]
         scores = row * np.float32(1 / p.temperature)
@@ -190,7 +200,7 @@ class Sampler:
 
         Noise is made only for tokens that can still be among them.
         """
-        if self.params.temperature > 0:
+        if not self.params.is_greedy:
             key = self.key(position)
             if len(tokens) > 2 * _HEAD:
                 head = top(scores, _HEAD)

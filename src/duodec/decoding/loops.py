@@ -41,10 +41,11 @@ def overlapped(session: Session, plan: Callable[[int], Plan]) -> Iterator[Round]
     """While the target scores the chain in flight, draft what follows if all of it is accepted.
 
     ``plan`` shapes a budget of draft tokens: as many as fit in one target forward, and one in
-    the first round, so that neither side's reading of the prompt waits for the other. An empty
+    the first round, so that neither side's reading of the prompt waits for the other. The target
+    waits for no draft: what has been drafted when its forward ends is what there is. An empty
     chain in flight is the papers' pre-verify step.
     """
-    pending, draft_wait_s, num_late = Draft(), 0.0, 0
+    pending = Draft()
     while session.remaining:
         budget = session.costs.budget() if session.num_rounds else 1
         asked = plan(max(0, min(budget, session.remaining - len(pending) - 1)))
@@ -61,17 +62,9 @@ def overlapped(session: Session, plan: Callable[[int], Plan]) -> Iterator[Round]
             verdict,
             forward,
             num_scored=len(pending),
-            num_drafted=len(ahead.draft) + num_late,
-            draft_wait_s=draft_wait_s,
+            num_drafted=len(ahead.draft),
             overlap_s=ahead.read_s + ahead.draft_s,
         )
-
-        is_accepted_whole = verdict.end >= pending.leaf()
-        pending, draft_wait_s, num_late = Draft(), 0.0, 0
-        if is_drafting and is_accepted_whole and session.remaining:
-            start = session.clock()
-            num_seen = len(ahead.draft)
-            ahead = session.collect(asked)
-            # the token drawn where the chain ended opens, or does not, one of the new sequences
-            pending = ahead.draft.after(verdict.tokens[-1])
-            draft_wait_s, num_late = session.clock() - start, len(ahead.draft) - num_seen
+        # past what was scored: the chain was accepted whole and its next token opens one of the
+        # new sequences, whose rest is the next chain in flight
+        pending = tree.subtree(verdict.end) if verdict.final is None else Draft()

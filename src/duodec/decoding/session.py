@@ -100,17 +100,18 @@ class Session:
 
     def peek(self) -> Drafted:
         """The draft asked for, as far as it is now."""
-        return self.drafter.poll(self.slot)
+        drafted = self.drafter.poll(self.slot)
+        self.costs.observe_draft(len(drafted.draft), drafted.draft_s)
+        return drafted
 
     def collect(self, plan: Plan) -> Drafted:
         """The draft asked for, waited for with patience; what there is when it runs out."""
         wait_s = PATIENCE * self.costs.draft_s(plan.num_tokens)
         start = self.clock()
         drafted = self.drafter.poll(self.slot, wait_s)
-        if len(drafted.draft):
-            self.costs.observe_draft(len(drafted.draft), drafted.draft_s)
-        elif self.clock() - start >= wait_s:  # so slow that one token takes longer than this
-            self.costs.observe_draft(1, wait_s)
+        self.costs.observe_draft(len(drafted.draft), drafted.draft_s)
+        if not len(drafted.draft) and self.clock() - start >= wait_s:
+            self.costs.observe_draft(1, wait_s)  # one token takes longer than this
         return drafted
 
     def draft(self, plan: Plan) -> Draft:

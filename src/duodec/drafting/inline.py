@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, DraftModel, DraftRequest, RowQuery
+from duodec.core.protocols import Drafted, DraftModel, DraftRequest
 
 
 class InlineDrafter:
@@ -21,12 +21,10 @@ class InlineDrafter:
 
     def submit(self, request: DraftRequest) -> None:
         start = perf_counter()
-        self._model.rows(RowQuery(request.slot, request.text, Draft(), ()))
-        read = perf_counter()
         tree = Draft()
-        for tree in request.plan.grow(self._model, request):
-            pass
-        self._drafted[request.slot] = Drafted(tree, True, read - start, perf_counter() - read)
+        for step in request.plan.grow(self._model, request):
+            tree = step
+        self._drafted[request.slot] = Drafted(tree, draft_s=perf_counter() - start)
 
     def poll(self, slot: int, wait_s: float = 0.0) -> Drafted:
         return self._drafted.get(slot, Drafted())

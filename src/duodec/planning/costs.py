@@ -36,7 +36,7 @@ class Costs:
         """The draft tokens that fit in one target forward; at least one (2503.00784)."""
         if not self._forward_s or not self._token_s:
             return _UNKNOWN_BUDGET
-        return max(1, int(median(self._forward_s) / median(self._token_s)))
+        return max(1, round(median(self._forward_s) / median(self._token_s)))
 
     def draft_s(self, num_tokens: int) -> float:
         """Expected seconds of a draft of so many tokens."""
