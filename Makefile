@@ -14,7 +14,8 @@ setup:  ## make .venv, with llama.cpp built for this machine
 	@$(RUN_SETUP)
 
 demo: setup  ## answer a prompt while a second model drafts
-	@$(BIN)/duodec generate --method duo --seed 1 "Explain in a few sentences why the sky is blue."
+	@$(BIN)/duodec generate --method duo --seed 1 --max-tokens 160 $$(test -t 1 && echo --show-draft) \
+		"Explain in a few sentences why the sky is blue."
 
 test: setup  ## run the tests
 	@$(BIN)/python -m pytest

@@ -56,9 +56,7 @@ def measure(model_name: str, setting: str, length: int) -> Measured:
     """Every way to the same rows."""
     is_exact, is_width_exact = SETTINGS[setting]
     model = LlamaModel(resolve(model_name).path, is_exact=is_exact)
-    target = LlamaTarget(
-        model, num_context=1024, num_threads=1, is_width_exact=is_width_exact
-    )
+    target = LlamaTarget(model, num_context=1024, num_threads=1, is_width_exact=is_width_exact)
     prose = (Path(__file__).parent.parent / "LICENSE").read_text()
     tokens = model.tokenize(prose, is_templated=False)[:length]
     start = length - 16
@@ -89,7 +87,9 @@ def measure(model_name: str, setting: str, length: int) -> Measured:
     return Measured(model_name, setting, length, spread, prefill, forwards)
 
 
-def score(target: LlamaTarget, text: Sequence[int], draft: Sequence[int] = ()) -> list[NDArray[np.float32]]:
+def score(
+    target: LlamaTarget, text: Sequence[int], draft: Sequence[int] = ()
+) -> list[NDArray[np.float32]]:
     (scores,) = target.score([Query(0, np.array(text, np.int32), Draft.chain(draft))])
     assert isinstance(scores, LlamaScores)
     return [row.copy() for row in scores.rows]
@@ -114,12 +114,14 @@ def main() -> None:
             for setting, results in runs.items():
                 cells = {
                     f"{t} threads, prefill": median(
-                        r["prefill_ms_per_token"][str(t)] for r in results  # type: ignore[index]
+                        r["prefill_ms_per_token"][str(t)]
+                        for r in results  # type: ignore[index]
                     )
                     for t in THREADS
                 } | {
                     f"{t} threads, {w} rows": median(
-                        r["forward_ms"][str(t)][str(w)] for r in results  # type: ignore[index]
+                        r["forward_ms"][str(t)][str(w)]
+                        for r in results  # type: ignore[index]
                     )
                     for t in THREADS
                     for w in WIDTHS

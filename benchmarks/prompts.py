@@ -46,7 +46,9 @@ def _read_task(path: Path) -> list[tuple[str, str]]:
             name = str(item.get("question_id", item.get("task_id")))
             texts.append((name, item["turns"][0] if "turns" in item else item["prompt"]))
         except (ValueError, KeyError, IndexError) as error:
-            raise BadOption(f"{path}, line {number} is broken ({error}); mend or remove it") from error
+            raise BadOption(
+                f"{path}, line {number} is broken ({error}); mend or remove it"
+            ) from error
     return texts
 
 

@@ -1,6 +1,6 @@
 """Real targets without a stand-in: every method on a real pair, cold prompts, interleaved.
 
-    python -m benchmarks.real_pair --data FOLDER --limit 1
+python -m benchmarks.real_pair --data FOLDER --limit 1
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def main(
     for method in names:
         mine = [g for g in generations if g.method == method]
         ratio = ratio_of_rates([rate(g) for g in mine], [rate(g) for g in plain])
-        first = np.median([g.stats.ttft_s / p.stats.ttft_s for g, p in zip(mine, plain, strict=True)])
+        first = np.median(
+            [g.stats.ttft_s / p.stats.ttft_s for g, p in zip(mine, plain, strict=True)]
+        )
         tokens_, seconds = np.sum([rate(g) for g in mine], axis=0)
         lines.append(
             f"| {method} | {tokens_ / seconds:.1f} "
@@ -92,7 +94,9 @@ def main(
     (RESULTS / f"{name}.md").write_text("\n".join(lines) + "\n")
 
 
-def run(engine: Engine, tokens: list[int], sampling: SamplingParams, method: str, n: int) -> Finished:
+def run(
+    engine: Engine, tokens: list[int], sampling: SamplingParams, method: str, n: int
+) -> Finished:
     """One answer."""
     *_, last = engine.generate(tokens, sampling, method=method, max_tokens=n)
     assert isinstance(last, Finished)

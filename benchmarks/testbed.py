@@ -198,11 +198,7 @@ def compare(generations: list[Generation], baseline: str = "ar") -> dict[str, di
     for method, mine in by_method.items():
         table[method] = {}
         for task in ("all", *TASKS):
-            keys = [
-                key
-                for key in mine
-                if task in ("all", key[0]) and mine[key].stats.decode_s > 0
-            ]
+            keys = [key for key in mine if task in ("all", key[0]) and mine[key].stats.decode_s > 0]
             if keys:
                 table[method][task] = ratio_of_rates(
                     [_rate(mine[key]) for key in keys],
@@ -243,7 +239,7 @@ def markdown(generations: list[Generation], latency_ms: float) -> str:
         )
     lines += ["", "| ratio to ar | " + " | ".join(TASKS) + " |", "|---" * (len(TASKS) + 1) + "|"]
     for method, ratios in table.items():
-        cells = [f"{ratios[task].value:.2f}" if task in ratios else "–" for task in TASKS]
+        cells = [f"{ratios[task].value:.2f}" if task in ratios else "-" for task in TASKS]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

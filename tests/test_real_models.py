@@ -318,5 +318,3 @@ def test_times_are_in_order_and_counts_add_up(engine: Engine) -> None:
         stats.num_accepted_tokens
     )
     assert stats.num_new_tokens == 60
-
-

@@ -1,10 +1,10 @@
 """duodec: a GPU's language model decodes faster with drafts from the CPU beside it.
 
-    from duodec import Engine
+from duodec import Engine
 
-    with Engine.load(target="smollm2") as engine:
-        for event in engine.generate([{"role": "user", "content": "Why is the sky blue?"}]):
-            ...
+with Engine.load(target="smollm2") as engine:
+    for event in engine.generate([{"role": "user", "content": "Why is the sky blue?"}]):
+        ...
 """
 
 from duodec.core.sampling import SamplingParams

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from os.path import commonprefix
 from time import perf_counter, sleep
 
 import numpy as np
@@ -44,9 +43,8 @@ class LatencyCurve:
     def seconds(self, num_draft_tokens: int, num_new_tokens: int) -> float:
         """One forward over so many draft tokens, after so many text tokens not read before."""
         rows = 1 + num_draft_tokens
-        return (
-            self.forward_s * max(1.0, rows / (1 + self.flat_tokens))
-            + self.prefill_s * max(0, num_new_tokens - 1)
+        return self.forward_s * max(1.0, rows / (1 + self.flat_tokens)) + self.prefill_s * max(
+            0, num_new_tokens - 1
         )
 
 
@@ -54,17 +52,19 @@ class _Reader:
     """How much of each slot's text a target has not read before."""
 
     def __init__(self) -> None:
-        self._known: dict[int, list[int]] = {}
+        self._known: dict[int, Tokens] = {}
 
     def num_new(self, queries: Sequence[Query]) -> int:
         """Tokens that these queries add to what was read; the last token of a text is new."""
         total = 0
         for query in queries:
-            text, known = query.text.tolist(), self._known.get(query.slot, [])
-            common = len(commonprefix([text[:-1], known]))
-            total += len(text) - common
+            known = self._known.get(query.slot, query.text[:0])
+            length = min(len(known), len(query.text) - 1)
+            differs = known[:length] != query.text[:length]
+            total += len(query.text) - (int(differs.argmax()) if differs.any() else length)
             # what was scored as a draft needs no reading once it is text
-            self._known[query.slot] = text + list(query.draft.tokens)
+            drafted = np.array(query.draft.tokens, dtype=np.int32)
+            self._known[query.slot] = np.concatenate([query.text, drafted])
         return total
 
 

@@ -27,7 +27,7 @@ _PROBE_S = 1.0  # no longer, once there are a few rounds
 _FEWEST = 3  # rounds that make a median
 
 
-class Stopped(Exception):  # noqa: N818  a signal, not an error
+class Stopped(Exception):
     """The user pressed Ctrl-C before the answer had a token."""
 
 

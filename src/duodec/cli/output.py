@@ -15,7 +15,7 @@ _DIM, _UNDERLINE, _GREEN_UNDERLINE = "\x1b[2m", "\x1b[4m", "\x1b[4;32m"
 _COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
 
 
-class OutputClosed(Exception):  # noqa: N818  a signal, not an error
+class OutputClosed(Exception):
     """Nobody reads our stdout any more (`| head`)."""
 
 

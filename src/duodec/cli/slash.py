@@ -25,7 +25,7 @@ _SAMPLING = {
 _LEAVE = ("/bye", "/exit", "/quit")
 
 
-class Leave(Exception):  # noqa: N818  a signal, not an error
+class Leave(Exception):
     """The user ends the chat."""
 
 

@@ -78,7 +78,8 @@ class Draft:
     def graft(self, node: int, other: Draft) -> Draft:
         """This tree with ``other`` under ``node``; tokens already there are not repeated."""
         if self.laws is not None or other.laws is not None:
-            assert self.laws is not None and other.laws is not None, "laws on both sides or none"
+            assert self.laws is not None, "laws on both sides or none"
+            assert other.laws is not None, "laws on both sides or none"
         if not len(self) and node == ROOT:
             return other
         tokens, parents = list(self.tokens), list(self.parents)

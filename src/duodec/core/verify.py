@@ -1,8 +1,8 @@
 """Verification: the one place where draft tokens are accepted or refused.
 
-    accepted    draft tokens that are kept
-    recovered   the target's token in place of refused ones
-    bonus       the target's token after a fully accepted path
+accepted    draft tokens that are kept
+recovered   the target's token in place of refused ones
+bonus       the target's token after a fully accepted path
 """
 
 from __future__ import annotations

@@ -57,9 +57,7 @@ class SampledChain:
             tree = Draft.chain(tokens)
             ((row, context),) = rows_after(model, request, tree, [tree.leaf()])
             laws.append(request.sampler.law(row, context))
-            tokens.append(
-                draw_from(laws[-1], request.sampler.key(context.position, noise.DRAFT))
-            )
+            tokens.append(draw_from(laws[-1], request.sampler.key(context.position, noise.DRAFT)))
             yield Draft.chain(tokens, laws)
 
 

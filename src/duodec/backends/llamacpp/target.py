@@ -115,6 +115,4 @@ class LlamaRecipe:
 
     def load(self) -> LlamaDraftModel:
         model = LlamaModel(self.path, num_gpu_layers=0)
-        return LlamaDraftModel(
-            model, num_context=self.num_context, num_threads=self.num_threads
-        )
+        return LlamaDraftModel(model, num_context=self.num_context, num_threads=self.num_threads)
