@@ -102,7 +102,8 @@ def main(model: Annotated[str, typer.Option()] = "qwen2.5-coder-0.5b") -> None:
 
 def accepted_us(text: np.ndarray, rows: list[Row], params: SamplingParams) -> float:
     """Microseconds of verifying a chain that the draws accept whole: a draw for every row."""
-    sampler, drawn = Sampler(params), []
+    sampler = Sampler(params)
+    drawn: list[int] = []
     for i in range(_WIDTH):
         drawn.append(sampler.draw(rows[i], Context(text, tuple(drawn))).token)
     draft = Draft.chain(drawn)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +103,7 @@ def main() -> None:
     table = []
     for model in models:
         for length in LENGTHS:
-            runs: dict[str, list[dict[str, object]]] = {name: [] for name in SETTINGS}
+            runs: dict[str, list[dict[str, Any]]] = {name: [] for name in SETTINGS}
             for _ in range(REPEATS):
                 for setting in SETTINGS:
                     out = subprocess.run(
@@ -114,19 +115,17 @@ def main() -> None:
             for setting, results in runs.items():
                 cells = {
                     f"{t} threads, prefill": median(
-                        r["prefill_ms_per_token"][str(t)]
-                        for r in results  # type: ignore[index]
+                        r["prefill_ms_per_token"][str(t)] for r in results
                     )
                     for t in THREADS
                 } | {
                     f"{t} threads, {w} rows": median(
-                        r["forward_ms"][str(t)][str(w)]
-                        for r in results  # type: ignore[index]
+                        r["forward_ms"][str(t)][str(w)] for r in results
                     )
                     for t in THREADS
                     for w in WIDTHS
                 }
-                worst = max(r["deviation"] for r in results)  # type: ignore[type-var]
+                worst = max(r["deviation"] for r in results)
                 table.append({"model": model, "tokens": length, "setting": setting,
                               "deviation": worst, "ms": cells})  # fmt: skip
                 shown = ", ".join(f"{name} {ms:.1f}" for name, ms in cells.items())

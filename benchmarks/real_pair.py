@@ -43,17 +43,21 @@ def main(
     sampling = SamplingParams(temperature=temperature, top_p=0.95 if temperature else 1.0, seed=1)
     names = methods.split(",")
     generations: list[Generation] = []
+    num_parted = 0  # prompts on which methods disagreed
     with load(EngineConfig(target=target, draft=draft, exact=exact, fast=fast)) as engine:
         prompts = read_prompts(data, limit)
         for warm in names:
             run(engine, engine.tokens_of("A first word."), sampling, warm, 8)
         for turn, prompt in enumerate(track(prompts, "measuring")):
             tokens = engine.tokens_of([{"role": "user", "content": prompt.text}])
+            texts = set()
             for method in names[turn % len(names) :] + names[: turn % len(names)]:
                 cool(engine)
                 last = run(engine, tokens, sampling, method, max_tokens)
+                texts.add(last.tokens)
                 recording = Recording(prompt, tokens, list(last.tokens))
                 generations.append(Generation(method, recording, last.stats))
+            num_parted += len(texts) > 1
     lines = [
         f"### {target}, temperature {temperature:g}, no stand-in",
         "",
@@ -77,6 +81,7 @@ def main(
             f"| {np.median([g.stats.median_forward_s for g in mine]) * 1e3:.1f} "
             f"| {np.median([g.stats.median_gap_s for g in mine]) * 1e3:.2f} |"
         )
+    lines += ["", f"Prompts on which texts differed: {num_parted} of {len(prompts)}."]
     console.print("\n".join(lines), soft_wrap=True, markup=False)
     RESULTS.mkdir(exist_ok=True)
     settings = {"target": target, "draft": draft, "exact": exact, "fast": fast,

@@ -107,7 +107,7 @@ def record(
     config: EngineConfig, prompts: list[TaskPrompt], sampling: SamplingParams, max_tokens: int
 ) -> list[Recording]:
     """The target's plain answers, from the scratch folder where they were recorded before."""
-    setting = [config.target, max_tokens, repr(sampling), [p.text for p in prompts]]
+    setting = [str(config), max_tokens, repr(sampling), [p.text for p in prompts]]
     digest = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]
     path = SCRATCH / f"recording-{digest}.json"
     if path.exists():

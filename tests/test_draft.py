@@ -135,18 +135,6 @@ def test_a_graft_under_a_chain_is_a_subtree_of_it(tree: Draft, other: Draft) -> 
     assert paths(chain.graft(chain.leaf(), tree).subtree(chain.leaf())) == paths(tree)
 
 
-@proven
-@given(trees(), tokens)
-def test_after_is_the_subtree_of_that_first_token(tree: Draft, token: int) -> None:
-    below = {path[1:] for path in paths(tree) if path[0] == token and len(path) > 1}
-    assert paths(tree.after(token)) == below
-
-
-def test_nothing_is_after_a_token_that_was_not_drafted() -> None:
-    assert Draft.sequences([[1, 2], [3]]).after(2) == Draft()
-    assert Draft.sequences([[1, 2], [3]]).after(3) == Draft()
-
-
 def test_empty_trees() -> None:
     empty = Draft()
     assert len(empty) == 0
@@ -154,7 +142,6 @@ def test_empty_trees() -> None:
     assert empty.leaf() == ROOT
     assert empty.graft(ROOT, empty) == empty
     assert empty.subtree(ROOT) == empty
-    assert empty.after(1) == empty
     assert list(empty.children(ROOT)) == []
     chain = Draft.chain([1, 2])
     assert chain.graft(1, empty) == chain

@@ -122,16 +122,17 @@ class Failing:
 
 @dataclass
 class ReadingModel:
-    """Reads its texts 10 tokens at a time, 10 ms each."""
+    """Reads its texts 10 tokens at a time, ``chunk_s`` each."""
 
     table: TableDraftModel
+    chunk_s: float = 0.01
     num_read: int = 0
     on_chunk: Callable[[], None] = field(default=lambda: None)
 
     def rows(self, query: RowQuery) -> list[Row]:
         self.num_read = min(self.num_read, len(query.text))
         while self.num_read < len(query.text):
-            sleep(0.01)
+            sleep(self.chunk_s)
             self.num_read += 10
             self.on_chunk()
         return self.table.rows(query)
@@ -139,8 +140,10 @@ class ReadingModel:
 
 @dataclass(frozen=True)
 class Reading:
+    chunk_s: float = 0.01
+
     def load(self) -> DraftModel:
-        return ReadingModel(TABLE.load())
+        return ReadingModel(TABLE.load(), self.chunk_s)
 
 
 # --- helpers ---
@@ -320,6 +323,21 @@ def test_nobody_waits_while_it_reads_and_reading_can_be_left(start: Start) -> No
     assert perf_counter() - before < 15
 
 
+def test_reading_slowly_is_not_hanging_when_requests_supersede_each_other(
+    start: Start, warnings: list[str]
+) -> None:
+    drafter = start(Reading(chunk_s=1.4))  # longer than silence between steps may be
+    assert len(finished(drafter, request([1, 2], Chain(2))).draft) == 2
+    long = np.arange(100) % 32  # more than is read with the first step
+    begin, num_asked = perf_counter(), 0
+    while perf_counter() - begin < 3.5:  # as the rounds of a fast target do
+        drafter.submit(request(np.append(long, num_asked % 32), Chain(2)))
+        drafter.poll(0)
+        num_asked += 1
+        sleep(0.02)
+    assert (drafter.restarts, warnings) == (0, [])
+
+
 def test_a_failed_request_is_told_once_and_the_next_is_drafted(
     start: Start, warnings: list[str]
 ) -> None:
@@ -417,7 +435,7 @@ def test_killed_in_the_middle_of_a_draft(start: Start, name: str, warnings: list
     until(lambda: drafter.is_ready and drafter.restarts == 1)
     assert drafts_again(drafter)
     assert (drafter.restarts, len(warnings)) == (1, 1)
-    assert "died (signal 9); going on without drafts, restarting it" in warnings[0]
+    assert "died (signal 9); going on without drafts until a restart works" in warnings[0]
 
 
 def test_stopped_in_the_middle_of_a_draft(start: Start, warnings: list[str]) -> None:
@@ -458,13 +476,12 @@ def test_a_model_that_vanishes_is_told_and_found_again(
     assert text_of("sps", session_of(drafter)) == text_of("ar", session_of(None))
     until(lambda: drafter.is_ready or drafter.restarts >= 3)
     assert not drafter.is_ready
-    assert len(warnings) == 2
+    assert len(warnings) == 1  # one incident, one line
     assert "died (signal 9)" in warnings[0]
-    assert "is gone; pass a model); drafting stays off" in warnings[1]
     path.touch()
     until(lambda: drafter.is_ready)
     assert drafts_again(drafter)
-    assert len(warnings) == 2
+    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize("fault", ["instant", "slow", "dying", "killed"])

@@ -58,6 +58,7 @@ class Engine:
     num_context: int
     drafter: Drafter | None = None
     shares_cores: bool = False
+    pace_s: float = 0.0  # the target is slowed to this many seconds a forward, for a show
     prepare: Callable[[Method], None] = lambda _: None
     """Called before each answer: shares the cores as its method needs them."""
     on_chunk: Callable[[], None] = lambda: None
@@ -86,8 +87,10 @@ class Engine:
 
     @property
     def default_method(self) -> str:
-        """The best method there is with what was loaded."""
-        return "duo" if self.drafter else "ar"
+        """`duo` with a drafter beside a target elsewhere; plain decoding where both would share
+        the cores, since scoring several tokens costs a CPU several forwards."""
+        can_pay = self.pace_s > 0 or not self.shares_cores
+        return "duo" if self.drafter and can_pay else "ar"
 
     def tokens_of(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt; messages go through the model's chat template."""
@@ -123,7 +126,7 @@ class Engine:
     ) -> Iterator[Event]:
         """Answer a prompt. Closing the iterator cancels the answer and the draft work on it.
 
-        Without a method the best one is taken: `duo` with a draft model, else `ar`.
+        Without a method, `default_method` is taken.
         Raises BadOption and ContextExceeded before anything is computed.
         """
         begin_s = self.clock()

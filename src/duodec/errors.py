@@ -10,6 +10,7 @@
     ├── PairMismatch         draft and target cannot work together
     │   └── VocabularyMismatch
     ├── ContextExceeded      the prompt does not fit the context
+    ├── ComputeFailed        the library failed in the middle of a forward
     ├── LawUnavailable       a law was asked of a target that has none (replay)
     └── BackendUnavailable   a library is missing or was built for another machine
 
@@ -60,6 +61,12 @@ class VocabularyMismatch(PairMismatch):
 
 class ContextExceeded(DuodecError):
     """A prompt that leaves no room for an answer."""
+
+
+class ComputeFailed(DuodecError):
+    """A forward that the library could not compute."""
+
+    exit_status = 1
 
 
 class LawUnavailable(DuodecError):

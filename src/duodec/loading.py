@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from duodec.backends.llamacpp.library import EXACT_SWITCH
+from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaRecipe, LlamaTarget
 from duodec.backends.process import ProcessDrafter
@@ -14,8 +17,8 @@ from duodec.config import CorePlan, available_cores
 from duodec.core.protocols import Target
 from duodec.decoding.methods import Method
 from duodec.engine import Engine, warn
-from duodec.errors import BadOption, ContextExceeded
-from duodec.models import ALIASES, ModelFile, resolve
+from duodec.errors import BadOption, ContextExceeded, DuodecError
+from duodec.models import ALIASES, resolve
 from duodec.pairing import check_pair
 
 DEFAULT_TARGET = "smollm2"
@@ -41,6 +44,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.exact and self.fast:
             raise BadOption("exact and fast exclude each other; choose one")
+        if not math.isfinite(self.pace):
+            raise BadOption(f"pace is {self.pace}; use a number of seconds")
         for name, least in (("context", 1), ("threads", 1), ("draft_threads", 1), ("pace", 0)):
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -64,9 +69,8 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
         stack.callback(model.close)
         num_context = num_context_for(config, model)
         plan = core_plan(config, model)
-        drafter = None
-        if reference := draft_for(config):
-            drafter = _drafter(reference, config, model, num_context, plan, on_warning)
+        drafter = _drafter(config, model, num_context, plan, on_warning)
+        if drafter:
             stack.callback(drafter.close)
         target = LlamaTarget(
             model,
@@ -75,8 +79,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
             is_width_exact=plan.shares_cores and not config.fast,
         )
         stack.callback(target.close)
-        if drafter:
-            drafter.wait_ready()
+        drafter = _when_ready(drafter, config, on_warning)
 
         def prepare(method: Method) -> None:
             target.use_threads(plan.target_beside if method.is_overlapped else plan.target_alone)
@@ -88,6 +91,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
             num_context,
             drafter,
             shares_cores=plan.shares_cores,
+            pace_s=config.pace,
             prepare=prepare,
             resources=stack.pop_all(),
         )
@@ -96,9 +100,17 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
     raise AssertionError("the stack swallows nothing")
 
 
+def drafting_can_pay(config: EngineConfig) -> bool:
+    """Whether the target computes elsewhere (or is slowed for a show): a CPU that scores several
+    tokens at once pays for several forwards."""
+    can_offload = bool(load_llama(is_exact=config.exact).llama_supports_gpu_offload())
+    return config.pace > 0 or (config.gpu_layers != 0 and can_offload)
+
+
 def core_plan(config: EngineConfig, model: LlamaModel) -> CorePlan:
     """How this target and its draft share the cores that this process may use."""
-    is_on_gpu = config.gpu_layers != 0 and bool(model.lib.llama_supports_gpu_offload())
+    is_whole = config.gpu_layers < 0 or config.gpu_layers >= model.num_layers
+    is_on_gpu = is_whole and bool(model.lib.llama_supports_gpu_offload())
     return CorePlan.make(
         available_cores(),
         target_is_on_cpu=not is_on_gpu,
@@ -121,24 +133,53 @@ def num_context_for(config: EngineConfig, model: LlamaModel) -> int:
 
 
 def _drafter(
-    reference: str,
     config: EngineConfig,
     target: LlamaModel,
     num_context: int,
     plan: CorePlan,
     on_warning: Callable[[str], None],
-) -> ProcessDrafter:
+) -> ProcessDrafter | None:
     """The draft model in a process of its own, loading while the target does."""
-    file: ModelFile = resolve(reference, offline=config.offline)
-    vocabulary = LlamaModel(file.path, vocabulary_only=True, num_gpu_layers=0)
+    reference = draft_for(config)
+    if reference is None:
+        return None
     try:
-        check_pair(target, vocabulary, stride=_SAMPLED_STRIDE)
-    finally:
-        vocabulary.close()
+        path = resolve(reference, offline=config.offline).path
+        vocabulary = LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
+        try:
+            check_pair(target, vocabulary, stride=_SAMPLED_STRIDE)
+        finally:
+            vocabulary.close()
+    except DuodecError as error:
+        _without(config, error, on_warning)
+        return None
     num_threads = len(plan.draft_cores)
     return ProcessDrafter(
-        LlamaRecipe(file.path, num_context, num_threads),
+        LlamaRecipe(path, num_context, num_threads, target.num_vocab),
         cores=plan.draft_cores,
         num_threads=num_threads,
+        env={EXACT_SWITCH: "1"},  # the target's exact kernels would only slow the draft
         on_warning=on_warning,
     )
+
+
+def _when_ready(
+    drafter: ProcessDrafter | None, config: EngineConfig, on_warning: Callable[[str], None]
+) -> ProcessDrafter | None:
+    """The drafter once its model is loaded; None where it does not load and nobody named it."""
+    if drafter is None:
+        return None
+    try:
+        drafter.wait_ready()
+    except DuodecError as error:
+        drafter.close()
+        _without(config, error, on_warning)
+        return None
+    return drafter
+
+
+def _without(config: EngineConfig, error: DuodecError, on_warning: Callable[[str], None]) -> None:
+    """A draft that the user named must work; one that we chose may be missing."""
+    if config.draft != "auto":
+        raise error
+    on_warning(f"no draft: {error}")

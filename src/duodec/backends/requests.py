@@ -72,7 +72,10 @@ class Requests:
         """Put a request in the place of the slot's last one."""
         self._epoch += 1
         shape = pickle.dumps((request.plan, request.sampler), pickle.HIGHEST_PROTOCOL)
-        self._answers[request.slot] = _Answer(self._epoch)
+        # a child in the middle of a long text goes on reading until it sees this
+        old = self._answers.get(request.slot)
+        is_reading = old is not None and old.is_reading
+        self._answers[request.slot] = _Answer(self._epoch, is_reading=is_reading)
         self._put(request.slot, _Message(self._epoch, request.text, shape))
 
     def cancel(self, slot: int) -> None:
@@ -147,7 +150,7 @@ class Requests:
         if frame.kind == Kind.NODES:
             self._steps.observe(value.draft_s - answer.draft_s)
         answer.hear(frame.kind, value)
-        child.has_drafted = child.has_drafted or answer.is_complete
+        child.has_drafted = child.has_drafted or frame.kind in (Kind.NODES, Kind.DONE)
 
     def _is_reading(self) -> bool:
         return any(answer.is_reading for answer in self._answers.values())

@@ -69,7 +69,5 @@ class Incidents:
         """What to say is being done; None when enough was said."""
         self._num_told += 1
         if self._num_told == 1:
-            return "going on without drafts, restarting it"
-        if self._num_told == 2:
-            return "drafting stays off until a restart works"
+            return "going on without drafts until a restart works"
         return None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from duodec.engine import Engine
 
 _PROBE_TOKENS = 8
+_LONGEST_PROBE_S = 3.0  # a comparison that takes longer is not worth the wait
 _PROBE_S = 1.0  # no longer, once there are a few rounds
 _FEWEST = 3  # rounds that make a median
 
@@ -131,7 +132,8 @@ def plain_seconds(engine: Engine, done: Answer, sampling: SamplingParams) -> flo
     The answer's last tokens are decoded once more: one seed, one text. None when it is too short.
     """
     tail = done.finished.tokens[-_PROBE_TOKENS:]
-    if len(tail) <= _FEWEST:
+    expected_s = (_FEWEST + 1) * done.finished.stats.median_forward_s
+    if len(tail) <= _FEWEST or not expected_s < _LONGEST_PROBE_S:
         return None
     text = [*done.prompt, *done.finished.tokens][: -len(tail)]
     rounds: list[Round] = []

@@ -73,7 +73,7 @@ def chat(
     quiet: options.Quiet = False,
 ) -> None:
     """Talk with a model: the history is kept, Ctrl-C stops an answer and not the chat."""
-    from duodec.loading import EngineConfig
+    from duodec.loading import EngineConfig, draft_for
 
     sampling = SamplingParams(
         temperature=temperature,
@@ -99,11 +99,12 @@ def chat(
         pace=pace,
         offline=offline,
     )
-    chosen = choices.method_or_none(method)
-    draft_name = choices.draft_reference(config, chosen)
+    chosen = choices.method_or_none(method, draft)
+    # loaded even where it may not pay: /draft on asks for it, and until then it sleeps
+    draft_name = draft_for(config) if chosen is None else choices.draft_reference(config, chosen)
     writer = AnswerWriter(show_draft=show_draft)
     with open_engine(
-        replace(config, draft=draft_name), on_warning=writer.warn, is_quiet=quiet
+        replace(config, draft=draft if draft_name else None), on_warning=writer.warn, is_quiet=quiet
     ) as engine:
         conversation = Conversation(
             engine=engine,

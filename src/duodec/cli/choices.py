@@ -31,10 +31,11 @@ def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:
         raise BadOption("a --stop text is empty; leave it out")
 
 
-def method_or_none(name: str) -> str | None:
-    """A method's name; None where the engine chooses. Raises BadOption, which lists them."""
+def method_or_none(name: str, draft: str) -> str | None:
+    """A method's name; None where the engine chooses. Who names a draft wants it used. Raises
+    BadOption, which lists the methods."""
     if name == "auto":
-        return None
+        return None if draft in ("auto", "none") else "duo"
     method_named(name)
     return name
 
@@ -42,8 +43,10 @@ def method_or_none(name: str) -> str | None:
 def draft_reference(config: EngineConfig, method: str | None) -> str | None:
     """The draft model that this method needs, by name. Raises BadOption when it needs one and
     there is none."""
-    from duodec.loading import draft_for
+    from duodec.loading import draft_for, drafting_can_pay
 
+    if method is None and config.draft == "auto" and not drafting_can_pay(config):
+        return None
     draft = draft_for(config)
     if method is None or method_named(method).needs_draft_model:
         if method is not None and draft is None:

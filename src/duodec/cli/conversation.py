@@ -72,6 +72,7 @@ class Conversation:
 
     def regenerate(self) -> None:
         """Another answer to the last message: the next choice of the same seed."""
+        before = list(self.messages)
         if self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
         if not self.messages:
@@ -80,6 +81,8 @@ class Conversation:
             say("  temperature is 0: the answer will be the same; try /set temperature 0.8")
         self._num_regenerated += 1
         self._reply()
+        if len(self.messages) < len(before):  # nothing came: the old answer stands
+            self.messages = before
 
     def _reply(self) -> None:
         done = None
@@ -99,6 +102,8 @@ class Conversation:
         self.writer.end()
         if text:
             self.messages.append({"role": "assistant", "content": text})
+        else:  # templates want answers between questions: one that got none is not kept
+            self.messages.pop()
         if done is None or done.is_interrupted:
             say_dim("interrupted")
         if done is not None:

@@ -11,7 +11,7 @@ import typer
 from duodec.cli import choices, options
 from duodec.cli.answering import Answer, Interruption, Stopped, answer, plain_seconds
 from duodec.cli.busy import NOTABLE, OtherPrograms
-from duodec.cli.closing import busy_line, comparison, draft_line, end_line, speed_line
+from duodec.cli.closing import busy_line, comparison, draft_line, end_line, seconds, speed_line
 from duodec.cli.opening import open_engine
 from duodec.cli.output import AnswerWriter, is_terminal, put, say, say_dim, warn
 from duodec.cli.record import to_json
@@ -128,7 +128,7 @@ def generate(
         pace=pace,
         offline=offline,
     )
-    chosen = choices.method_or_none(method)
+    chosen = choices.method_or_none(method, draft)
     draft_name = choices.draft_reference(config, chosen)
     if draft_name is None and draft not in ("auto", "none"):
         warn(f"method '{method}' uses no draft model: --draft {draft} is not loaded")
@@ -141,7 +141,9 @@ def generate(
         warn("--show-draft has no effect: stdout is not a terminal")
     try:
         with open_engine(
-            replace(config, draft=draft_name), on_warning=writer.warn, is_quiet=quiet
+            replace(config, draft=draft if draft_name else None),
+            on_warning=writer.warn,
+            is_quiet=quiet,
         ) as engine:
             tokens = engine.tokens_of(text if raw else messages(text, system))
             others = OtherPrograms()
@@ -157,7 +159,9 @@ def generate(
             )
             writer.end()
             if json:
-                line = to_json(done, target=target, draft=draft_name, seed=sampling.seed)
+                line = to_json(
+                    done, target=target, draft=draft_name, seed=sampling.seed, pace_s=pace
+                )
                 put(f"{line}\n")
             if not quiet:
                 _close(engine, done, sampling, draft_name)
@@ -182,6 +186,8 @@ def _close(engine: Engine, done: Answer, sampling: SamplingParams, draft: str | 
     """The closing lines."""
     stats = done.finished.stats
     words = [speed_line(stats), f"seed {sampling.seed}"]
+    if engine.pace_s:
+        words.append(f"paced at {seconds(engine.pace_s)} a forward: a stand-in for a larger model")
     end = end_line(
         done.finished.finish_reason,
         is_interrupted=done.is_interrupted,
@@ -196,7 +202,10 @@ def _close(engine: Engine, done: Answer, sampling: SamplingParams, draft: str | 
 
 def _compare(engine: Engine, done: Answer, sampling: SamplingParams, others: OtherPrograms) -> None:
     """One more line: how it compares with plain decoding, which is timed for that."""
-    plain_s = plain_seconds(engine, done, sampling)
+    try:
+        plain_s = plain_seconds(engine, done, sampling)
+    except KeyboardInterrupt:  # the answer is complete: only its comparison is given up
+        return
     stats = done.finished.stats
     say_dim(comparison(stats, plain_s, shares_cores=engine.shares_cores))
     if plain_s is not None and (num_cores := others.num_cores) >= NOTABLE:

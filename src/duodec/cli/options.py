@@ -100,7 +100,8 @@ MethodName = Annotated[
     str,
     typer.Option(
         "--method",
-        help="How to decode; auto: duo with a draft, else ar. All of them are listed below.",
+        help="How to decode; auto: duo where drafting can pay (a target on a GPU, or a draft "
+        "that you name), else ar. All of them are listed below.",
         metavar="NAME",
         rich_help_panel=_DECODING,
     ),

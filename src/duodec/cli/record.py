@@ -9,8 +9,8 @@ from duodec.cli.answering import Answer
 from duodec.core.round import Stats
 
 
-def to_json(done: Answer, *, target: str, draft: str | None, seed: int) -> str:
-    """One line; what is not a number is null."""
+def to_json(done: Answer, *, target: str, draft: str | None, seed: int, pace_s: float = 0.0) -> str:
+    """One line; what is not a number is null. A target slowed for a show is named as such."""
     finished = done.finished
     return json.dumps(
         {
@@ -22,6 +22,7 @@ def to_json(done: Answer, *, target: str, draft: str | None, seed: int) -> str:
             "seed": seed,
             "finish_reason": "interrupted" if done.is_interrupted else finished.finish_reason,
             "stats": _stats(finished.stats),
+            **({"pace_s": pace_s} if pace_s else {}),
         },
         ensure_ascii=False,
         allow_nan=False,

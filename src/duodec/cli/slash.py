@@ -76,7 +76,7 @@ def _set(chat: Conversation, rest: str) -> None:
 
 def set_method(chat: Conversation, name: str) -> None:
     """Raises BadOption for an unknown method, and for one without the draft it needs."""
-    chosen = choices.method_or_none(name)
+    chosen = choices.method_or_none(name, "auto")
     if chosen and method_named(chosen).needs_draft_model and chat.engine.drafter is None:
         raise BadOption(f"method '{name}' needs a draft model; start the chat with --draft")
     chat.method = chosen
@@ -89,12 +89,16 @@ def _number(name: str, value: str, kind: type) -> Any:
         raise BadOption(f"{name} is {value!r}; write a number") from None
 
 
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _show(chat: Conversation, rest: str) -> None:
     say(f"  target {chat.target}, draft {chat.draft or 'none'}")
     say(f"  method {chat.method or chat.engine.default_method}")
     say(f"  system {chat.system or 'none'}")
     say(f"  max_tokens {chat.max_tokens or 'none'}")
-    say("  " + ", ".join(f"{name} {getattr(chat.sampling, name):g}" for name in _SAMPLING))
+    say("  " + ", ".join(f"{name} {_short(getattr(chat.sampling, name))}" for name in _SAMPLING))
     used, size = chat.num_tokens(), chat.engine.num_context
     say(f"  {len(chat.messages)} messages, {used} of {size} tokens of the context")
 
@@ -122,7 +126,7 @@ def _draft(chat: Conversation, rest: str) -> None:
         raise BadOption(f"/draft is {rest!r}; use /draft on or /draft off")
     if rest == "on" and chat.engine.drafter is None:
         raise BadOption("no draft model is loaded; start the chat with --draft")
-    chat.method = None if rest == "on" else "ar"
+    chat.method = "duo" if rest == "on" else "ar"
 
 
 def _save(chat: Conversation, rest: str) -> None:

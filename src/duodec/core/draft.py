@@ -112,8 +112,3 @@ class Draft:
             tuple(placed[self.parents[i]] for i in kept),
             None if self.laws is None else tuple(self.laws[i] for i in kept),
         )
-
-    def after(self, token: int) -> Draft:
-        """What was drafted after ``token`` under the root; empty if it was not foreseen."""
-        node = self.child(ROOT, token)
-        return Draft() if node is None else self.subtree(node)

@@ -95,7 +95,11 @@ class Law:
 
     def residual(self, q: Law) -> Law:
         """norm(max(p - q, 0)): what is left of this law when a draw from q was refused."""
-        probs = np.maximum(self.probs - np.array([q.prob(int(t)) for t in self.tokens]), 0.0)
+        probs = self.probs.copy()
+        _, ours, theirs = np.intersect1d(
+            self.tokens, q.tokens, assume_unique=True, return_indices=True
+        )
+        probs[ours] = np.maximum(probs[ours] - q.probs[theirs], 0.0)
         total = probs.sum()
         # p == q leaves nothing, and then no refusal was possible: only rounding gets here
         return self if total <= 0 else Law(self.tokens, probs / total)
@@ -159,16 +163,20 @@ class Sampler:
         if p.logit_bias:
             row = row.copy()
             for token, bias in p.logit_bias.items():
-                row[token] += np.float32(bias)
+                if token < len(row):  # a draft's vocabulary may be the shorter one
+                    row[token] += np.float32(bias)
         if p.repetition_penalty != 1:
             row = row.copy()
             seen = np.unique(context.tokens())
+            seen = seen[seen < len(row)]
             penalty = np.float32(p.repetition_penalty)
             row[seen] = np.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
         if p.presence_penalty or p.frequency_penalty:
             row = row.copy()
             answer = context.tokens()[self.num_prompt_tokens :]
             seen, counts = np.unique(answer, return_counts=True)
+            is_known = seen < len(row)
+            seen, counts = seen[is_known], counts[is_known]
             row[seen] -= np.float32(p.frequency_penalty) * counts.astype(np.float32)
             row[seen] -= np.float32(p.presence_penalty)
         return row
@@ -178,10 +186,12 @@ class Sampler:
         p = self.params
         row = self._adjusted(row, context)
         if p.is_greedy:  # only the best two matter: the winner and the margin
-            tokens = np.sort(top(row, 2))
-            return tokens, row[tokens]
+            best = np.sort(top(row, 2))
+            return best, row[best]
         scores = row * np.float32(1 / p.temperature)
-        tokens = np.sort(top(scores, p.top_k)) if 0 < p.top_k < len(row) else None
+        tokens: NDArray[np.int64] | None = None
+        if 0 < p.top_k < len(row):
+            tokens = np.sort(top(scores, p.top_k))
         if p.top_p < 1:
             tokens = _nucleus(scores, tokens, p.top_p)
         if tokens is None:

@@ -89,11 +89,12 @@ def rejection(dice: Dice, num_text_tokens: int) -> Rule:
     """
 
     def decide(draft: Draft, scores: Scores, node: int) -> Step:
-        assert draft.laws is not None or not len(draft), "rejection needs the drafts' laws"
+        laws = draft.laws or ()
+        assert len(laws) == len(draft), "rejection needs the drafts' laws"
         position = num_text_tokens + len(draft.path(node))
         p = scores.law(node + 1)
         for child in draft.children(node):
-            token, q = draft.tokens[child], draft.laws[child]
+            token, q = draft.tokens[child], laws[child]
             if dice.accept(position, token, min(1.0, p.prob(token) / q.prob(token))):
                 return Step(token, child, math.inf)
             # siblings are tried in order: a refusal changes p for the next

@@ -26,7 +26,7 @@ class PromptLookup:
 
     def rounds(self, session: Session) -> Iterator[Round]:
         def propose(session: Session) -> Draft:
-            num_tokens = min(self.num_tokens, session.remaining - 1)
+            num_tokens = min(self.num_tokens, session.room)
             return Draft.chain(continuation(session.text, self.max_ngram, num_tokens))
 
         return serial(session, propose)

@@ -24,7 +24,7 @@ def serial(
     session.read_ahead()
     while session.remaining:
         start = session.clock()
-        draft = propose(session) if session.num_rounds and session.remaining > 1 else Draft()
+        draft = propose(session) if session.num_rounds and session.room else Draft()
         draft_wait_s = session.clock() - start
         forward = session.score(draft)
         verdict = verify(draft, forward.scores, rule(session))
@@ -48,7 +48,7 @@ def overlapped(session: Session, plan: Callable[[int], Plan]) -> Iterator[Round]
     pending = Draft()
     while session.remaining:
         budget = session.costs.budget() if session.num_rounds else 1
-        asked = plan(max(0, min(budget, session.remaining - len(pending) - 1)))
+        asked = plan(max(0, min(budget, session.max_width, session.remaining - len(pending) - 1)))
         # on shared cores the drafter reads the prompt after the first token
         is_drafting = asked.num_tokens > 0 and not (session.shares_cores and not session.num_rounds)
         if is_drafting:

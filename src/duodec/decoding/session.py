@@ -59,6 +59,7 @@ class Session:
     slot: int = 0
     costs: Costs = field(default_factory=Costs)
     shares_cores: bool = False  # drafter and target compute on the same cores
+    max_width: int = 64  # draft tokens that one forward may score
     clock: Callable[[], float] = perf_counter
 
     def __post_init__(self) -> None:
@@ -76,6 +77,11 @@ class Session:
     def remaining(self) -> int:
         """Tokens that may still join the text."""
         return self.capacity - self._length
+
+    @property
+    def room(self) -> int:
+        """Draft tokens after the text that can be of use."""
+        return max(0, min(self.remaining - 1, self.max_width))
 
     def score(self, draft: Draft) -> Forward:
         """One target forward over ``draft`` after the text."""
@@ -110,8 +116,8 @@ class Session:
         start = self.clock()
         drafted = self.drafter.poll(self.slot, wait_s)
         self.costs.observe_draft(len(drafted.draft), drafted.draft_s)
-        if not len(drafted.draft) and self.clock() - start >= wait_s:
-            self.costs.observe_draft(1, wait_s)  # one token takes longer than this
+        if not len(drafted.draft) and plan.num_tokens and self.clock() - start >= wait_s:
+            self.costs.observe_draft(1, wait_s)  # it was drafting, and a token takes longer
         return drafted
 
     def draft(self, plan: Plan) -> Draft:

@@ -25,6 +25,6 @@ class SpeculativeSampling:
 
     def rounds(self, session: Session) -> Iterator[Round]:
         def propose(session: Session) -> Draft:
-            return session.draft(Chain(min(self.num_tokens, session.remaining - 1)))
+            return session.draft(Chain(min(self.num_tokens, session.room)))
 
         return serial(session, propose)

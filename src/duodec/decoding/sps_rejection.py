@@ -29,7 +29,7 @@ class RejectionSampling:
         dice = self.dice or KeyedDice(session.sampler)
 
         def propose(session: Session) -> Draft:
-            return session.draft(SampledChain(min(self.num_tokens, session.remaining - 1)))
+            return session.draft(SampledChain(min(self.num_tokens, session.room)))
 
         def rule(session: Session) -> Rule:
             return rejection(dice, len(session.text))

@@ -9,7 +9,7 @@ from duodec.core.protocols import Drafted, DraftModel, DraftRequest
 
 
 class InlineDrafter:
-    """Drafts at once and in full. For tests, and for laws too large to send between processes."""
+    """Drafts at once and in full. The seam's fake: deterministic, with nothing to wait for."""
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model

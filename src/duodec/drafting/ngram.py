@@ -18,5 +18,5 @@ def continuation(text: Tokens, max_ngram: int, num_tokens: int) -> list[int]:
             starts &= text[offset : offset + length - n] == text[length - n + offset]
         first = int(starts.argmax())
         if starts[first]:
-            return text[first + n : first + n + num_tokens].tolist()
+            return [int(token) for token in text[first + n : first + n + num_tokens]]
     return []

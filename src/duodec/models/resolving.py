@@ -6,7 +6,13 @@ import difflib
 import os
 from pathlib import Path
 
-from duodec.errors import ChecksumMismatch, DownloadFailed, DuodecError, ModelNotFound
+from duodec.errors import (
+    ChecksumMismatch,
+    DownloadFailed,
+    DuodecError,
+    ModelNotFound,
+    ModelUnreadable,
+)
 from duodec.models.aliases import ALIASES
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.cache import cache_folder
@@ -29,13 +35,26 @@ def resolve(
     alias = ALIASES.get(reference.strip().lower())
     if alias is not None:
         return _resolve_alias(alias, reference, offline, on_progress)
-    path = Path(reference).expanduser()
-    if reference and path.exists():
+    path = _existing(reference)
+    if path is not None:
         return ModelFile(check_gguf(path), reference, "file", None, None)
     hub = parse_hub(reference)
     if hub is None:
         raise ModelNotFound(f"no model {reference!r}: {_did_you_mean(reference)}")
     return hub.resolve(reference, offline=offline)
+
+
+def _existing(reference: str) -> Path | None:
+    """The path that a reference is, if there is something. Raises ModelUnreadable."""
+    try:
+        path = Path(reference).expanduser()
+        return path if reference and path.exists() else None
+    except PermissionError as error:
+        raise ModelUnreadable(
+            f"cannot read {reference}: {error.strerror}; check its owner and its folder's"
+        ) from error
+    except (OSError, RuntimeError, ValueError):  # too long, no such user: no path at all
+        return None
 
 
 def cached_models() -> list[CachedModel]:

@@ -13,18 +13,17 @@ from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.tree_cache import Entry, Missing, OutOfSequences, SlotCache
 from duodec.core.protocols import RowQuery
 from duodec.core.sampling import Row
-from duodec.errors import ContextExceeded
+from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
-_BATCH = 512  # tokens a forward at most; a longer text is read in chunks
 
 
 class LlamaContext:
     """Evaluates trees over texts in llama.cpp.
 
-    Rows are views into the library's own buffer: they hold until the next call.
-    ``on_chunk`` is called between the chunks of a long text, and may raise to abandon it:
-    what was read stays known.
+    Rows are views into the library's own buffer: they hold until the next call. A forward takes
+    ``num_chunk`` tokens at most; a longer text is read in chunks. ``on_chunk`` is called between
+    them, and may raise to abandon the text: what was read stays known.
     """
 
     def __init__(
@@ -35,15 +34,17 @@ class LlamaContext:
         num_sequences: int,
         num_threads: int,
         max_rows: int,
+        num_chunk: int = 512,
         is_width_exact: bool = False,
     ) -> None:
+        self._max_rows = max_rows
         self.num_threads = num_threads  # of a forward that continues a text
         self._num_prompt_threads = num_threads  # of one that reads a prompt
         self.model = model
         self.num_context = num_context
         self.on_chunk: Callable[[], None] = lambda: None
         self._lib = model.lib
-        self._num_batch = min(_BATCH, num_context)
+        self._num_batch = min(num_chunk, num_context)
         self._handle = open_context(
             model,
             num_context=num_context,
@@ -66,22 +67,31 @@ class LlamaContext:
     def rows(self, queries: Sequence[RowQuery]) -> list[list[Row]]:
         """The logits wanted by each query, all of them in one forward where they fit.
 
-        Raises ContextExceeded when texts and trees do not fit the cache together.
+        Raises ContextExceeded when texts and trees do not fit the cache together, BadOption
+        when they want more rows than one forward gives, and ComputeFailed.
         """
+        num_rows = sum(len(query.rows) for query in queries)
+        if num_rows > self._max_rows:
+            raise BadOption(
+                f"{num_rows} rows of logits are wanted of one forward, which gives "
+                f"{self._max_rows}; draft less"
+            )
         for query in queries:
             self._touch(query.slot)
         used = {query.slot for query in queries}
         try:
             if sum(len(query.text) + len(query.draft) for query in queries) > self.num_context:
-                raise _Failed
+                raise _NoRoom
             plans = [self._fit(query, used) for query in queries]
             self._set_threads(sum(len(missing.text) for missing in plans))
             for query, missing in zip(queries, plans, strict=True):
                 self._read(query, missing, used)
             return self._finish(queries, plans, used)
-        except _Failed as error:
+        except (_NoRoom, ComputeFailed) as error:
             for slot in used:
                 self._slots.pop(slot).drop()
+            if isinstance(error, ComputeFailed):
+                raise
             raise ContextExceeded(
                 f"the context of {self.num_context} tokens is full; ask for a larger one with "
                 "--context, or shorten the prompt"
@@ -122,7 +132,7 @@ class LlamaContext:
                 return self._slots[query.slot].fit(query.text, query.draft, query.rows)
             except OutOfSequences as error:
                 if not self._evict(used):
-                    raise _Failed from error
+                    raise _NoRoom from error
 
     # --- forwards
 
@@ -133,7 +143,7 @@ class LlamaContext:
             if len(chunk) == len(missing.text):
                 chunk = chunk[:-1]  # its row goes with the tree
             if not chunk:
-                raise _Failed  # a tree wider than a batch
+                raise _NoRoom  # a tree wider than a batch
             self._decode(chunk, used)
             self._slots[query.slot].add_text(chunk)
             del missing.text[: len(chunk)]
@@ -144,7 +154,7 @@ class LlamaContext:
     ) -> list[list[Row]]:
         entries = [entry for missing in plans for entry in (*missing.text, *missing.nodes)]
         if len(entries) > self._num_batch:
-            raise _Failed
+            raise _NoRoom
         if entries:
             self._decode(entries, used)
         for query, missing in zip(queries, plans, strict=True):
@@ -164,8 +174,13 @@ class LlamaContext:
             status = self._lib.llama_decode(self._handle, self._batch.struct)
             if status == 0:
                 return
-            if status != 1 or not self._evict(used):  # 1: no cells are free
-                raise _Failed(status)
+            if status != _NO_CELLS:
+                raise ComputeFailed(
+                    f"llama.cpp could not compute {self.model.path.name} (status {status}); "
+                    "memory may be short: use a smaller --context, or fewer --gpu-layers"
+                )
+            if not self._evict(used):
+                raise _NoRoom
 
     def _logits(self, num_rows: int) -> NDArray[np.float32]:
         """The rows of the last forward, in the order of its entries."""
@@ -173,13 +188,17 @@ class LlamaContext:
         if not num_rows:
             return np.empty((0, num_vocab), dtype=np.float32)
         pointer = self._lib.llama_get_logits(self._handle)
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
-        buffer = (ctypes.c_float * (num_rows * num_vocab)).from_address(address)
-        return np.frombuffer(buffer, dtype=np.float32).reshape(num_rows, num_vocab)
+        array = ctypes.c_float * (num_rows * num_vocab)
+        buffer = ctypes.cast(pointer, ctypes.POINTER(array)).contents
+        rows: NDArray[np.float32] = np.ctypeslib.as_array(buffer)
+        return rows.reshape(num_rows, num_vocab)
 
 
-class _Failed(Exception):
-    """A forward that the cache had no room for."""
+_NO_CELLS = 1  # llama_decode's answer to a full cache
+
+
+class _NoRoom(Exception):
+    """A forward that the cache has no room for."""
 
 
 class _Batch:

@@ -16,7 +16,7 @@ from duodec.backends.allocator import keep_freed_memory
 from duodec.backends.llamacpp.build import check_build
 from duodec.errors import BackendUnavailable
 
-_EXACT_SWITCH = "GGML_CPU_TILED_MM"
+EXACT_SWITCH = "GGML_CPU_TILED_MM"
 _loaded: ModuleType | None = None
 _log_callback: Any = None  # kept alive: the library calls it
 
@@ -34,10 +34,10 @@ def load(*, is_exact: bool = False) -> Any:
         _loaded = _import()
         _silence(_loaded)
         _loaded.llama_backend_init()
-    elif is_exact and os.environ.get(_EXACT_SWITCH) != "0":
+    elif is_exact and os.environ.get(EXACT_SWITCH) != "0":
         raise BackendUnavailable(
             "llama.cpp is loaded with its fast kernels already; ask for exact kernels in the "
-            f"first Engine of the process, or set {_EXACT_SWITCH}=0 before it starts"
+            f"first Engine of the process, or set {EXACT_SWITCH}=0 before it starts"
         )
     return _loaded
 
@@ -48,7 +48,7 @@ def _prepare_environment(is_exact: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "active")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     if is_exact:
-        os.environ[_EXACT_SWITCH] = "0"
+        os.environ[EXACT_SWITCH] = "0"
 
 
 def _import() -> ModuleType:
@@ -60,7 +60,7 @@ def _import() -> ModuleType:
             f"llama-cpp-python cannot be loaded ({error}); run `make setup`, or "
             "`pip install --force-reinstall llama-cpp-python`"
         ) from error
-    return llama_cpp.llama_cpp  # type: ignore[no-any-return]
+    return llama_cpp.llama_cpp
 
 
 def _silence(library: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,12 @@ class LlamaModel:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = num_gpu_layers
         params.vocab_only = vocabulary_only
+        if num_gpu_layers == 0:  # not even a context on the GPU: it is the target's
+            params.split_mode = lib.LLAMA_SPLIT_MODE_NONE
+            params.main_gpu = -1
         # repacked weights are computed by kernels that depend on the number of rows
         params.use_extra_bufts = not is_exact
-        self.handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             if (kind := declared_architecture(path)) in _NOT_CAUSAL:
                 raise ModelUnreadable(
@@ -74,6 +78,10 @@ class LlamaModel:
     def num_context_train(self) -> int:
         """Positions that the model was trained for."""
         return int(self.lib.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.lib.llama_model_n_layer(self.handle))
 
     @property
     def num_params(self) -> int:
@@ -124,7 +132,7 @@ class LlamaModel:
     def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
         """Tokens of a text. A templated text has its special tokens spelled out; another one
         gets the model's own beginning token and no meaning is read into its words."""
-        data = text.encode()
+        data = text.encode("utf-8", "replace")  # a lone surrogate is no text
         add_special = not is_templated or not self._begins_with_bos(text)
         size = len(data) + 8
         tokens = (ctypes.c_int32 * size)()

@@ -13,6 +13,7 @@ from duodec.core.sampling import Draw, Law, Row
 
 MAX_WIDTH = 64  # draft tokens that a forward of the target may score
 _DRAFT_SEQUENCES = 32
+_DRAFT_CHUNK = 64  # tokens that a draft reads at once: it looks up in between
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class LlamaTarget:
             num_context=num_context + MAX_WIDTH,
             num_sequences=MAX_WIDTH,
             num_threads=num_threads,
-            max_rows=4 * MAX_WIDTH,
+            max_rows=2 * MAX_WIDTH,
             is_width_exact=is_width_exact,
         )
 
@@ -71,10 +72,19 @@ class LlamaDraftModel:
     """A draft model over a `LlamaContext`; its rows hold until the next call.
 
     Of a text longer than its own context it reads the last part only: a draft that sees less
-    guesses worse, but it goes on guessing.
+    guesses worse, but it goes on guessing. Of a vocabulary larger than the target's it knows the
+    first ``num_vocab`` tokens only.
     """
 
-    def __init__(self, model: LlamaModel, *, num_context: int, num_threads: int) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        num_context: int,
+        num_threads: int,
+        num_vocab: int | None = None,
+    ) -> None:
+        self._num_vocab = num_vocab
         self._num_window = min(num_context, model.num_context_train - MAX_WIDTH)
         self.context = LlamaContext(
             model,
@@ -82,13 +92,14 @@ class LlamaDraftModel:
             num_sequences=_DRAFT_SEQUENCES,
             num_threads=num_threads,
             max_rows=_DRAFT_SEQUENCES,
+            num_chunk=_DRAFT_CHUNK,
         )
 
     def rows(self, query: RowQuery) -> list[Row]:
         if len(query.text) > self._num_window:
             query = replace(query, text=query.text[self._window_start(len(query.text)) :])
         (rows,) = self.context.rows([query])
-        return rows
+        return [row[: self._num_vocab] for row in rows]
 
     def _window_start(self, length: int) -> int:
         """Moves in steps, so that the window is read anew only once a step."""
@@ -112,7 +123,13 @@ class LlamaRecipe:
     path: Path
     num_context: int
     num_threads: int
+    num_vocab: int | None = None  # of the target
 
     def load(self) -> LlamaDraftModel:
         model = LlamaModel(self.path, num_gpu_layers=0)
-        return LlamaDraftModel(model, num_context=self.num_context, num_threads=self.num_threads)
+        return LlamaDraftModel(
+            model,
+            num_context=self.num_context,
+            num_threads=self.num_threads,
+            num_vocab=self.num_vocab,
+        )

@@ -1,0 +1,101 @@
+"""The stand-ins: what they answer, what they refuse, how long they take."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+from duodec.backends.table import TableModel, TableTarget
+from duodec.backends.testbeds import ClockedTarget, LatencyCurve, PacedTarget, ReplayTarget
+from duodec.core.draft import Draft
+from duodec.core.protocols import Query
+from duodec.core.sampling import Sampler, SamplingParams
+from duodec.decoding.methods import METHODS, method
+from duodec.decoding.session import Session
+from duodec.drafting.inline import InlineDrafter
+from duodec.errors import LawUnavailable
+
+PROMPT = [3, 1, 4, 1, 5]
+MODEL = TableModel(num_vocab=16, order=1)
+DRAFT = TableModel(num_vocab=16, order=1, noise=0.3)
+NOW = LatencyCurve(0.0)
+
+
+def session(target: object, num_tokens: int = 30, **fields: object) -> Session:
+    return Session(
+        target=target,  # type: ignore[arg-type]
+        prompt=PROMPT,
+        capacity=len(PROMPT) + num_tokens,
+        drafter=InlineDrafter(DRAFT.load()),
+        sampler=Sampler(SamplingParams(temperature=0.8, seed=4)),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def recording() -> np.ndarray:
+    plain = session(TableTarget(MODEL))
+    list(method("ar").rounds(plain))
+    return plain.text.copy()
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if not METHODS[n]().reads_off_path])
+def test_a_replay_tells_every_method_the_recorded_text(name: str) -> None:
+    real, replayed = session(TableTarget(MODEL)), session(ReplayTarget(recording(), NOW))
+    real_rounds = list(method(name).rounds(real))
+    replayed_rounds = list(method(name).rounds(replayed))
+    assert np.array_equal(replayed.text, real.text)
+    if name in ("ar", "sps", "lookup"):  # budgets of the others hang on what forwards take
+        assert [r.tokens for r in replayed_rounds] == [r.tokens for r in real_rounds]
+
+
+def test_a_replay_knows_nothing_beside_its_text() -> None:
+    text = recording()
+    target = ReplayTarget(text, NOW)
+    known = text[:10]
+    wrong = int(text[10]) ^ 1
+    (scores,) = target.score([Query(0, known, Draft.sequences([text[10:12].tolist(), [wrong]]))])
+    assert [scores.draw(row).token for row in range(3)] == text[10:13].tolist()
+    with pytest.raises(LawUnavailable, match="beside the recorded text"):
+        scores.draw(3)
+    with pytest.raises(LawUnavailable, match="no laws"):
+        scores.law(0)
+    with pytest.raises(LawUnavailable):
+        list(method("sps-rejection").rounds(session(target)))
+
+
+def test_a_replay_takes_what_its_curve_says() -> None:
+    text = recording()
+    target = ReplayTarget(text, LatencyCurve(0.01, flat_tokens=4, prefill_s=0.002))
+
+    def seconds(length: int, num_draft: int = 0) -> float:
+        begin = perf_counter()
+        target.score([Query(0, text[:length], Draft.chain(text[length : length + num_draft]))])
+        return perf_counter() - begin
+
+    assert seconds(11) >= 0.01 + 10 * 0.002  # a prompt of 11: ten tokens and the forward
+    assert seconds(12) >= 0.01
+    assert seconds(12, 9) >= 0.02  # ten rows cost two of five
+    assert target.curve.seconds(4, 1) == target.curve.seconds(0, 1) == 0.01
+    assert target._reader.num_new([Query(0, text[:15])]) == 1  # drafted tokens were read
+
+
+def test_a_pace_is_kept() -> None:
+    begin = perf_counter()
+    PacedTarget(TableTarget(MODEL), 0.02).score([Query(0, np.array(PROMPT, np.int32))])
+    assert perf_counter() - begin >= 0.02
+
+
+def test_a_clocked_target_reports_its_curve() -> None:
+    """Real rows, laws included; on its own clock 20 forwards of 50 ms take a second."""
+    clocked = ClockedTarget(TableTarget(MODEL), LatencyCurve(0.05))
+    plain = session(clocked, 20, clock=clocked.clock)
+    begin, real = clocked.clock(), perf_counter()
+    rounds = list(method("ar").rounds(plain))
+    assert perf_counter() - real < 0.9
+    assert 1.0 <= clocked.clock() - begin < 1.9
+    assert all(r.end_s - r.start_s == pytest.approx(0.05, abs=1e-3) for r in rounds)
+    drawn = session(clocked, 20, clock=clocked.clock)
+    list(method("sps-rejection").rounds(drawn))
+    assert drawn.remaining == 0
