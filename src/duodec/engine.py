@@ -130,17 +130,40 @@ class Engine:
         Raises BadOption and ContextExceeded before anything is computed.
         """
         begin_s = self.clock()
-        name = method if isinstance(method, str) else type(method).__name__
-        if method is None:
-            name = self.default_method
-        chosen = method_named(name) if method is None or isinstance(method, str) else method
-        if chosen.needs_draft_model and self.drafter is None:
-            raise BadOption(f"method '{name}' needs a draft model; name one with --draft")
+        chosen = self._method(method)
         if max_tokens is not None and max_tokens < 1:
             raise BadOption(f"max_tokens is {max_tokens}; use 1 or more")
         if any(not text for text in stop):
             raise BadOption("a stop string is empty; leave it out")
-        tokens = self.tokens_of(prompt)
+        tokens = self._checked(self.tokens_of(prompt))
+        sampling = self._checked_sampling(sampling or SamplingParams())
+        wanted = len(tokens) + (self.num_context if max_tokens is None else max_tokens)
+        session = Session(
+            target=self.target,
+            prompt=tokens,
+            capacity=min(self.num_context, wanted),
+            drafter=(self.drafter if chosen.needs_draft_model else None) or NoDrafter(),
+            sampler=Sampler(sampling, choice, len(tokens)),
+            slot=slot,
+            costs=self.costs,
+            shares_cores=self.shares_cores,
+            clock=self.clock,
+        )
+        stream = TextStream(self.tokenizer.piece, stop)
+        full: FinishReason = "length" if wanted <= self.num_context else "context"
+        started = Started(chosen.name, sampling.seed, len(tokens))
+        return _Answer(self, session, stream, begin_s, full).events(started, chosen)
+
+    def _method(self, method: str | Method | None) -> Method:
+        """The method to use. Raises BadOption when it needs a draft model and there is none."""
+        method = method or self.default_method
+        chosen = method_named(method) if isinstance(method, str) else method
+        if chosen.needs_draft_model and self.drafter is None:
+            raise BadOption(f"method '{chosen.name}' needs a draft model; name one with --draft")
+        return chosen
+
+    def _checked(self, tokens: list[int]) -> list[int]:
+        """A prompt's tokens, if they can be answered."""
         if not tokens:
             raise BadOption("the prompt is empty; write something to answer")
         if len(tokens) >= self.num_context:
@@ -148,34 +171,15 @@ class Engine:
                 f"the prompt has {len(tokens)} tokens and the context holds {self.num_context}; "
                 "shorten it, or ask for a larger context with --context"
             )
-        capacity = min(self.num_context, len(tokens) + (max_tokens or self.num_context))
-        sampling = sampling or SamplingParams()
+        return tokens
+
+    def _checked_sampling(self, sampling: SamplingParams) -> SamplingParams:
         if any(token >= self.tokenizer.num_vocab for token in sampling.logit_bias):
             raise BadOption(
                 f"logit_bias names token {max(sampling.logit_bias)}, and the vocabulary has "
                 f"{self.tokenizer.num_vocab}; use tokens of the model"
             )
-        session = Session(
-            target=self.target,
-            prompt=tokens,
-            capacity=capacity,
-            drafter=self.drafter or NoDrafter() if chosen.needs_draft_model else NoDrafter(),
-            sampler=Sampler(sampling, choice, len(tokens)),
-            slot=slot,
-            costs=self.costs,
-            shares_cores=self.shares_cores,
-            clock=self.clock,
-        )
-        is_length_wanted = max_tokens is not None and capacity == len(tokens) + max_tokens
-        answer = _Answer(
-            self,
-            session,
-            TextStream(self.tokenizer.piece, stop),
-            begin_s,
-            full="length" if is_length_wanted else "context",
-        )
-        started = Started(name, sampling.seed, len(tokens))
-        return answer.events(started, chosen)
+        return sampling
 
 
 @dataclass

@@ -16,6 +16,7 @@ from duodec.decoding.session import Session
 class Autoregressive:
     """Plain decoding: what every other method must equal in text and beat in speed."""
 
+    name: ClassVar[str] = "ar"
     needs_draft_model: ClassVar[bool] = False
     is_overlapped: ClassVar[bool] = False
     reads_off_path: ClassVar[bool] = False

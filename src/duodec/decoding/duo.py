@@ -16,6 +16,7 @@ from duodec.drafting.plans import Sequences
 class DuoDecoding:
     """2503.00784. The budget is measured: the draft tokens that fit in one target forward."""
 
+    name: ClassVar[str] = "duo"
     needs_draft_model: ClassVar[bool] = True
     is_overlapped: ClassVar[bool] = True
     reads_off_path: ClassVar[bool] = False

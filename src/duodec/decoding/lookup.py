@@ -17,6 +17,7 @@ from duodec.drafting.ngram import continuation
 class PromptLookup:
     """Saxena 2023; transformers' ``prompt_lookup_num_tokens``."""
 
+    name: ClassVar[str] = "lookup"
     needs_draft_model: ClassVar[bool] = False
     is_overlapped: ClassVar[bool] = False
     reads_off_path: ClassVar[bool] = False

@@ -20,6 +20,7 @@ from duodec.errors import BadOption
 class Method(Protocol):
     """A way to decode: rounds over a session until its text is full."""
 
+    name: ClassVar[str]
     needs_draft_model: ClassVar[bool]
     is_overlapped: ClassVar[bool]
     """The drafter computes while the target does."""
@@ -30,12 +31,15 @@ class Method(Protocol):
 
 
 METHODS: Mapping[str, Callable[[], Method]] = {
-    "ar": Autoregressive,
-    "sps": SpeculativeSampling,
-    "sps-rejection": RejectionSampling,
-    "lookup": PromptLookup,
-    "pearl": Pearl,
-    "duo": DuoDecoding,
+    kind.name: kind
+    for kind in (
+        Autoregressive,
+        SpeculativeSampling,
+        RejectionSampling,
+        PromptLookup,
+        Pearl,
+        DuoDecoding,
+    )
 }
 
 

@@ -17,6 +17,7 @@ class Pearl:
     """2408.11850. Pre-verify: the first token of a chain is judged while the rest is drafted.
     Post-verify: the next chain is drafted while this one is judged."""
 
+    name: ClassVar[str] = "pearl"
     needs_draft_model: ClassVar[bool] = True
     is_overlapped: ClassVar[bool] = True
     reads_off_path: ClassVar[bool] = False

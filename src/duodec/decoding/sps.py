@@ -17,6 +17,7 @@ from duodec.drafting.plans import Chain
 class SpeculativeSampling:
     """2211.17192 and 2302.01318, with keyed draws in place of the rejection rule."""
 
+    name: ClassVar[str] = "sps"
     needs_draft_model: ClassVar[bool] = True
     is_overlapped: ClassVar[bool] = False
     reads_off_path: ClassVar[bool] = False

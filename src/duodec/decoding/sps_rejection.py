@@ -18,6 +18,7 @@ from duodec.drafting.plans import SampledChain
 class RejectionSampling:
     """2211.17192 with laws: exact in law, exempt from "one seed, one text"."""
 
+    name: ClassVar[str] = "sps-rejection"
     needs_draft_model: ClassVar[bool] = True
     is_overlapped: ClassVar[bool] = False
     reads_off_path: ClassVar[bool] = True
