@@ -225,8 +225,8 @@ MUTANTS = [
     Mutant(
         "laws of another node",
         verify.rejection,
-        "draft.tokens[child], draft.laws[child]",
-        "draft.tokens[child], draft.laws[-1 - child]",
+        "draft.tokens[child], laws[child]",
+        "draft.tokens[child], laws[-1 - child]",
         (REJECTION_LAW, siblings),
     ),
     Mutant(

@@ -53,6 +53,8 @@ def in_blocks(
 ) -> NDArray[Any]:
     """An elementwise ``function`` of many steps, block by block: its intermediate arrays stay
     in the cache, and in memory that is not returned to the system after each step."""
+    if len(values) <= _BLOCK:
+        return function(values)
     out = np.empty(len(values), dtype)
     for begin in range(0, len(values), _BLOCK):
         out[begin : begin + _BLOCK] = function(values[begin : begin + _BLOCK])
@@ -79,9 +81,11 @@ def _bits(key: int, tokens: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 # Cephes logf: minimax polynomial of ln(1 + f) on [sqrt(1/2) - 1, sqrt(2) - 1].
-_LOG_COEFFICIENTS: Final = (
+_LOG_COEFFICIENTS: Final = tuple(
+    np.float32(c) for c in (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
     -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)
 )  # fmt: skip
 _SQRT_HALF: Final = np.int32(0x3F3504F3)  # the bits of sqrt(1/2) in fp32
 _LN2_HIGH: Final = np.float32(0.693359375)
@@ -98,10 +102,11 @@ def log32(x: NDArray[np.float32]) -> NDArray[np.float32]:
     f = pattern.view(np.float32) - np.float32(1)
     e = exponent.astype(np.float32)
     square = f * f
-    y = np.full_like(f, np.float32(_LOG_COEFFICIENTS[0]))
-    for coefficient in _LOG_COEFFICIENTS[1:]:
+    y = f * _LOG_COEFFICIENTS[0]
+    for coefficient in _LOG_COEFFICIENTS[1:-1]:
+        y += coefficient
         y *= f
-        y += np.float32(coefficient)
+    y += _LOG_COEFFICIENTS[-1]
     y *= f
     y *= square
     y += e * _LN2_LOW

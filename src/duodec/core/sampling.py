@@ -261,14 +261,14 @@ def log_normaliser(row: Row) -> float:
     return float(shift) + math.log(float(np.exp(row - shift).sum(dtype=np.float64)))
 
 
-_MASS_BITS = 30
-_MASS_FLOOR = np.float32(-_MASS_BITS * math.log(2))
+_MASS_BITS = 24
+_MASS_FLOOR = np.float32(-(_MASS_BITS + 1) * math.log(2))  # below it, a mass rounds to 0
 
 
 def _nucleus(scores: Row, tokens: NDArray[np.int64] | None, top_p: float) -> NDArray[np.int64]:
     """The fewest tokens, best first, whose mass reaches top_p; ascending.
 
-    Masses are whole numbers (in 2**-30 of the best token's), so their sums have no order.
+    Masses are whole numbers (in 2**-24 of the best token's), so their sums have no order.
     """
     best = scores.max() if tokens is None else scores[tokens].max()
     if tokens is None:
@@ -286,25 +286,29 @@ def _nucleus(scores: Row, tokens: NDArray[np.int64] | None, top_p: float) -> NDA
 
 
 # 2**f on [0, 1), relative error below 4e-6, exact at both ends
-_EXP2_COEFFICIENTS = (0.013555746, 0.052032368, 0.24137977, 0.69303212, 1.0)
+_EXP2_COEFFICIENTS = tuple(
+    np.float32(c) for c in (0.013555746, 0.052032368, 0.24137977, 0.69303212, 1.0)
+)
 
 
 def exp_mass(x: Row) -> Row:
-    """floor(2**30 exp(x)) for x <= 0, as whole fp32 numbers, by fixed-order operations."""
+    """2**24 exp(x) for x <= 0, rounded to whole fp32 numbers, by fixed-order operations."""
     return noise.in_blocks(_exp_mass, x, np.float32)
 
 
 def _exp_mass(x: Row) -> Row:
     t = x * np.float32(1.44269504)
-    np.maximum(t, np.float32(-_MASS_BITS - 1), out=t)
+    np.maximum(t, np.float32(-_MASS_BITS - 2), out=t)
     n = np.floor(t)
     t -= n  # f = t - n, exact
-    y = np.full_like(t, np.float32(_EXP2_COEFFICIENTS[0]))
-    for coefficient in _EXP2_COEFFICIENTS[1:]:
+    y = t * _EXP2_COEFFICIENTS[0]
+    for coefficient in _EXP2_COEFFICIENTS[1:-1]:
+        y += coefficient
         y *= t
-        y += np.float32(coefficient)
+    y += _EXP2_COEFFICIENTS[-1]
     exponent = n.astype(np.int32)
     exponent += np.int32(_MASS_BITS)
     exponent <<= np.int32(23)
-    y.view(np.int32)[...] += exponent  # times 2**(n + 30), exact
-    return np.floor(y, out=y)
+    y.view(np.int32)[...] += exponent  # times 2**(n + 24), exact
+    np.rint(y, out=y)
+    return y
