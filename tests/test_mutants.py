@@ -256,22 +256,22 @@ MUTANTS = [
     Mutant(
         "a refused chain stays in flight",
         loops.overlapped,
-        "if verdict.final is None else Draft()",
-        "if verdict.final is None else pending",
+        "if verdict.final is not None:\n            pending = Draft()",
+        "if verdict.final is not None:\n            pass",
         TWO_LOOPS,
     ),
     Mutant(
         "after a miss the draft that followed the refused chain is taken",
         loops.overlapped,
-        "if verdict.final is None else Draft()",
-        "if verdict.final is None else Draft.chain(ahead.draft.tokens)",
+        "if verdict.final is not None:\n            pending = Draft()",
+        "if verdict.final is not None:\n            pending = Draft.chain(ahead.draft.tokens)",
         TWO_LOOPS,
     ),
     Mutant(
         "the draft with the token that it was to come after",
         loops.overlapped,
-        "tree.subtree(verdict.end)",
-        "Draft.chain(ahead.draft.tokens)",
+        "pending = tree.subtree(verdict.end)",
+        "pending = Draft.chain(ahead.draft.tokens)",
         (identity("pearl"),),
     ),
     Mutant(

@@ -42,10 +42,11 @@ def overlapped(session: Session, plan: Callable[[int], Plan]) -> Iterator[Round]
 
     ``plan`` shapes a budget of draft tokens: as many as fit in one target forward, and one in
     the first round, so that neither side's reading of the prompt waits for the other. The target
-    waits for no draft: what has been drafted when its forward ends is what there is. An empty
+    takes what has been drafted when its forward ends; it waits, with patience, only where that
+    was right to its last token, so that nothing but the rest of the draft could follow. An empty
     chain in flight is the papers' pre-verify step.
     """
-    pending = Draft()
+    pending, draft_wait_s = Draft(), 0.0
     while session.remaining:
         budget = session.costs.budget() if session.num_rounds else 1
         asked = plan(max(0, min(budget, session.max_width, session.remaining - len(pending) - 1)))
@@ -63,8 +64,16 @@ def overlapped(session: Session, plan: Callable[[int], Plan]) -> Iterator[Round]
             forward,
             num_scored=len(pending),
             num_drafted=len(ahead.draft),
+            draft_wait_s=draft_wait_s,
             overlap_s=ahead.read_s + ahead.draft_s,
         )
-        # past what was scored: the chain was accepted whole and its next token opens one of the
-        # new sequences, whose rest is the next chain in flight
-        pending = tree.subtree(verdict.end) if verdict.final is None else Draft()
+        start = session.clock()
+        if verdict.final is not None:
+            pending = Draft()
+        else:
+            # past what was scored: the chain was accepted whole and its next token opens one of
+            # the new sequences, whose rest is the next chain in flight
+            if not tree.subtree(verdict.end) and session.remaining:
+                tree = pending.graft(pending.leaf(), session.collect(asked).draft)
+            pending = tree.subtree(verdict.end)
+        draft_wait_s = session.clock() - start
