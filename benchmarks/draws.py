@@ -23,7 +23,8 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
-from duodec.core.sampling import Context, Row, Sampler, SamplingParams, log_normaliser, top
+from duodec.core.rows import Row, log_normaliser, top
+from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.core.verify import verify
 from duodec.models import resolve
 

@@ -28,7 +28,8 @@ from benchmarks.testbed import RESULTS
 from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import Context, Row, Sampler, SamplingParams, Tokens
+from duodec.core.rows import Row
+from duodec.core.sampling import Context, Sampler, SamplingParams, Tokens
 from duodec.engine import Engine
 from duodec.events import Finished
 from duodec.loading import EngineConfig, load

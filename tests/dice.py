@@ -21,7 +21,8 @@ from fakes import FixedBudget
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core import noise
 from duodec.core.draft import ROOT, Draft
-from duodec.core.sampling import Context, Draw, Law, Row, Sampler
+from duodec.core.rows import Row
+from duodec.core.sampling import Context, Draw, Law, Sampler
 from duodec.core.verify import rejection, verify
 from duodec.decoding.methods import METHODS, Method
 from duodec.decoding.session import Session

@@ -18,7 +18,8 @@ from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores
 from duodec.core.round import Round
-from duodec.core.sampling import Context, Row, Sampler, SamplingParams
+from duodec.core.rows import Row
+from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.decoding.methods import method
 from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter

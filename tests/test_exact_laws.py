@@ -29,7 +29,8 @@ from dice import (
 from fakes import chi_square_limit
 
 from duodec.backends.table import TableModel, TableTarget
-from duodec.core.sampling import Context, Row, Sampler, SamplingParams
+from duodec.core.rows import Row
+from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.decoding.methods import METHODS, method
 from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter

@@ -24,7 +24,8 @@ from duodec.backends.process import ProcessDrafter, Recipe
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Plan, RowQuery
-from duodec.core.sampling import Row, Sampler, SamplingParams, Tokens
+from duodec.core.rows import Row
+from duodec.core.sampling import Sampler, SamplingParams, Tokens
 from duodec.decoding.methods import method
 from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter

@@ -17,7 +17,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from duodec.core import noise
-from duodec.core.sampling import Context, Law, Sampler, SamplingParams, log_normaliser, top
+from duodec.core.rows import log_normaliser, top
+from duodec.core.sampling import Context, Law, Sampler, SamplingParams
 from duodec.errors import BadOption
 
 # --- the oracle

@@ -13,7 +13,8 @@ from time import sleep
 import numpy as np
 
 from duodec.core.protocols import Query, RowQuery, Scores
-from duodec.core.sampling import Context, Draw, Law, Row
+from duodec.core.rows import Row
+from duodec.core.sampling import Context, Draw, Law
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from duodec.core.draft import Draft
-from duodec.core.sampling import Context, Draw, Law, Row, Sampler, Tokens
+from duodec.core.rows import Row
+from duodec.core.sampling import Context, Draw, Law, Sampler, Tokens
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from duodec.core import noise
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
-from duodec.core.sampling import Context, Law, Row
+from duodec.core.rows import Row
+from duodec.core.sampling import Context, Law
 from duodec.core.verify import draw_from
 
 MAX_SEQUENCES = 8

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.tree_cache import Entry, Missing, OutOfSequences, SlotCache
 from duodec.core.protocols import RowQuery
-from duodec.core.sampling import Row
+from duodec.core.rows import Row
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt

@@ -9,7 +9,8 @@ from pathlib import Path
 from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.core.protocols import Query, RowQuery, Scores
-from duodec.core.sampling import Draw, Law, Row
+from duodec.core.rows import Row
+from duodec.core.sampling import Draw, Law
 
 MAX_WIDTH = 64  # draft tokens that a forward of the target may score
 _DRAFT_SEQUENCES = 32

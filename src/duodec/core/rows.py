@@ -1,0 +1,108 @@
+"""Passes over a row of logits: the best tokens, the normaliser, the nucleus.
+
+A row has up to a few hundred thousand entries, so each pass counts. What decides a token is made
+of comparisons, fixed-order fp32 operations and sums of whole numbers only.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.core import noise
+
+Row = NDArray[np.float32]  # (vocab,) logits
+
+HEAD = 128  # tokens looked at before any other
+
+
+def top(values: Row, k: int) -> NDArray[np.int64]:
+    """Indices of the k largest values, largest first, lowest index first among equals.
+
+    The k-th best of the column maxima bounds the k-th best value from below, so one fast pass
+    leaves few values to sort.
+    """
+    k = min(k, len(values))
+    width = 8 * max(k, 128)  # columns: enough that their k-th best maximum is a sharp bound
+    if len(values) >= 4 * width:
+        body = len(values) - len(values) % width
+        maxima = values[:body].reshape(-1, width).max(axis=0)
+        above = np.flatnonzero(values >= np.partition(maxima, -k)[-k])
+    elif len(values) > 2 * k:
+        above = np.flatnonzero(values >= np.partition(values, -k)[-k])
+    else:
+        above = np.arange(len(values))
+    return above[descending(values[above])[:k]]
+
+
+def descending(values: Row) -> NDArray[np.int64]:
+    """The stable order, largest first."""
+    if len(values) <= 512:
+        return np.argsort(-values, kind="stable")
+    # many values: integers that sort like (value descending, index) sort several times faster
+    pattern = (values + np.float32(0)).view(np.int32).astype(np.int64)  # + 0: no negative zero
+    ascending = np.where(pattern < 0, pattern ^ 0x7FFFFFFF, pattern)
+    keys = (-ascending << 32) | np.arange(len(values))
+    keys.sort()
+    return keys & 0xFFFFFFFF
+
+
+def log_normaliser(row: Row) -> float:
+    """ln of the sum of exp over a row of logits."""
+    shift = row.max()
+    return float(shift) + math.log(float(np.exp(row - shift).sum(dtype=np.float64)))
+
+
+_MASS_BITS = 24
+_MASS_FLOOR = np.float32(-(_MASS_BITS + 1) * math.log(2))  # below it, a mass rounds to 0
+
+
+def nucleus(scores: Row, tokens: NDArray[np.int64] | None, top_p: float) -> NDArray[np.int64]:
+    """The fewest tokens, best first, whose mass reaches top_p; ascending.
+
+    Masses are whole numbers (in 2**-24 of the best token's), so their sums have no order.
+    """
+    best = scores.max() if tokens is None else scores[tokens].max()
+    if tokens is None:
+        tokens = np.flatnonzero(scores >= best + _MASS_FLOOR)
+    heavy = scores[tokens]
+    mass = exp_mass(heavy - best)
+    wanted = math.ceil(top_p * int(mass.sum(dtype=np.float64)))
+    k = HEAD
+    while True:
+        order = top(heavy, k)
+        reached = np.cumsum(mass[order], dtype=np.float64)
+        if reached[-1] >= wanted or len(order) == len(heavy):
+            return np.sort(tokens[order[: int(np.searchsorted(reached, wanted)) + 1]])
+        k *= 8
+
+
+# 2**f on [0, 1), relative error below 4e-6, exact at both ends
+_EXP2_COEFFICIENTS = tuple(
+    np.float32(c) for c in (0.013555746, 0.052032368, 0.24137977, 0.69303212, 1.0)
+)
+
+
+def exp_mass(x: Row) -> Row:
+    """2**24 exp(x) for x <= 0, rounded to whole fp32 numbers, by fixed-order operations."""
+    return noise.in_blocks(_exp_mass, x, np.float32)
+
+
+def _exp_mass(x: Row) -> Row:
+    t = x * np.float32(1.44269504)
+    np.maximum(t, np.float32(-_MASS_BITS - 2), out=t)
+    n = np.floor(t)
+    t -= n  # f = t - n, exact
+    y = t * _EXP2_COEFFICIENTS[0]
+    for coefficient in _EXP2_COEFFICIENTS[1:-1]:
+        y += coefficient
+        y *= t
+    y += _EXP2_COEFFICIENTS[-1]
+    exponent = n.astype(np.int32)
+    exponent += np.int32(_MASS_BITS)
+    exponent <<= np.int32(23)
+    y.view(np.int32)[...] += exponent  # times 2**(n + 24), exact
+    np.rint(y, out=y)
+    return y
