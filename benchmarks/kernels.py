@@ -38,7 +38,7 @@ SETTINGS = {
     "width-exact attention": (False, True),
     "width-exact attention, exact matrices": (True, True),
 }
-REPEATS = 3
+REPEATS = 2
 
 
 @dataclass(frozen=True)
