@@ -102,7 +102,7 @@ def log32(x: NDArray[np.float32]) -> NDArray[np.float32]:
     f = pattern.view(np.float32) - np.float32(1)
     e = exponent.astype(np.float32)
     square = f * f
-    y = f * _LOG_COEFFICIENTS[0]
+    y: NDArray[np.float32] = f * _LOG_COEFFICIENTS[0]
     for coefficient in _LOG_COEFFICIENTS[1:-1]:
         y += coefficient
         y *= f
@@ -144,4 +144,5 @@ _RARE_BITS: Final = np.uint32(int(2**23 * np.exp(-np.exp(-4.99))))  # none of th
 
 def _uniform(random: NDArray[np.uint32]) -> NDArray[np.float32]:
     odd = (random << np.uint32(1)) + np.uint32(1)
-    return odd.astype(np.float32) * np.float32(2.0**-24)
+    uniform: NDArray[np.float32] = odd.astype(np.float32) * np.float32(2.0**-24)
+    return uniform

@@ -46,7 +46,8 @@ def descending(values: Row) -> NDArray[np.int64]:
     ascending = np.where(pattern < 0, pattern ^ 0x7FFFFFFF, pattern)
     keys = (-ascending << 32) | np.arange(len(values))
     keys.sort()
-    return keys & 0xFFFFFFFF
+    order: NDArray[np.int64] = keys & 0xFFFFFFFF
+    return order
 
 
 def log_normaliser(row: Row) -> float:
@@ -95,7 +96,7 @@ def _exp_mass(x: Row) -> Row:
     np.maximum(t, np.float32(-_MASS_BITS - 2), out=t)
     n = np.floor(t)
     t -= n  # f = t - n, exact
-    y = t * _EXP2_COEFFICIENTS[0]
+    y: Row = t * _EXP2_COEFFICIENTS[0]
     for coefficient in _EXP2_COEFFICIENTS[1:-1]:
         y += coefficient
         y *= t
