@@ -208,6 +208,8 @@ class Sampler:
 
         Noise is made only for tokens that can still be among them.
         """
+        if len(tokens) == 1:  # common under top-p: nothing to decide
+            return tokens, scores
         if not self.params.is_greedy:
             key = self.key(position)
             if len(tokens) > 2 * HEAD:
