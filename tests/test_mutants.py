@@ -79,6 +79,14 @@ class Mutant:
         return getattr(found, "fget", found).__code__
 
 
+def branches_are_followed() -> None:
+    """`duo` in a text whose draw is often not the draft's first guess: what goes on in flight is
+    what was drafted after the token that was drawn, and after no other."""
+    for seed in range(6):
+        params = SamplingParams(temperature=1.0, seed=seed)
+        assert_decodes_like_ar("duo", params, draft_noise=0.55, num_tokens=120)
+
+
 KEYED_LAWS = tuple(exact_laws(name) for name in ("sps", "pearl", "duo"))
 REJECTION_LAW = exact_laws("sps-rejection")
 PERFECT = tuple(perfection(name) for name in ("sps", "pearl", "duo"))
@@ -273,6 +281,13 @@ MUTANTS = [
         "pending = tree.subtree(verdict.end)",
         "pending = Draft.chain(ahead.draft.tokens)",
         (identity("pearl"),),
+    ),
+    Mutant(
+        "the likeliest sequence goes on, whichever was opened",
+        loops.overlapped,
+        "pending = tree.subtree(verdict.end)",
+        "pending = tree.subtree(len(pending))",
+        (branches_are_followed,),
     ),
     Mutant(
         "the draft is made after the text, not after the chain in flight",

@@ -138,8 +138,11 @@ class Requests:
 
     def _hear(self, frame: Frame, child: Child) -> None:
         answer = self._answers.get(frame.slot)
-        if answer is None or answer.epoch != frame.epoch:
-            return  # superseded or cancelled
+        if answer is None:
+            return  # cancelled
+        if answer.epoch != frame.epoch:  # superseded; but who drafts has done with reading
+            answer.is_reading = answer.is_reading and frame.kind == Kind.READING
+            return
         value: Progress | Failure = frame.value()
         if isinstance(value, Failure):
             answer.end()

@@ -127,9 +127,10 @@ class Worker:
         self._current = job
         try:
             if job.steps is None:
-                self._read(job)
+                has_taken_long = self._read(job)
                 job.steps = job.request.plan.grow(self._model, job.request)
-                return
+                if has_taken_long:
+                    return
             start = perf_counter()
             tree = next(job.steps, None)
             job.draft_s += perf_counter() - start
@@ -147,16 +148,18 @@ class Worker:
         else:
             self._tell(Kind.NODES, job, tree)
 
-    def _read(self, job: _Job) -> None:
+    def _read(self, job: _Job) -> bool:
         """Read a long text, all but its last token, whose row the first step wants; a few new
-        tokens go with that step."""
+        tokens go with that step. Whether there was anything to read."""
         slot, text = job.request.slot, job.request.text
         job.start_s = perf_counter()
-        if len(text) - common_prefix(self._seen.get(slot, _NOTHING), text) > LONG_TEXT:
+        is_long = len(text) - common_prefix(self._seen.get(slot, _NOTHING), text) > LONG_TEXT
+        if is_long:
             self._tell(Kind.READING, job)
             self._model.rows(RowQuery(slot, text[:-1], Draft(), ()))
             job.read_s = perf_counter() - job.start_s
         self._seen[slot] = text
+        return is_long
 
     def _between_chunks(self) -> None:
         """The model's hook: shows that we live, and ends a reading that nobody wants."""
