@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from fakes import FixedBudget
+from fakes import FixedBudget, noisy_text
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core import noise
@@ -253,6 +253,7 @@ def survey(name: str, case: Case) -> Witness:
             drafter=drafter,
             sampler=DiceSampler(dice=dice, num_cells=case.target.num_cells),
             costs=FixedBudget(case.budget),
+            datastore=noisy_text(case.target.num_vocab),
         )
         tokens: list[int] = []
         guess: int | None = None  # the likeliest first token of the last draft

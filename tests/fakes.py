@@ -77,7 +77,8 @@ class StrictTarget(TableTarget):
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         for query in queries:
-            assert len(query.text) + len(query.draft) < self.capacity, "no room for such a draft"
+            deepest = max(query.draft.depths(), default=0)
+            assert len(query.text) + deepest < self.capacity, "no room for such a draft"
             for row in range(len(query.draft)) if self.draft else ():
                 context = query.context(query.draft.parents[row] + 1)
                 logits = self.draft.logits(context)
@@ -172,6 +173,38 @@ class CountingModel(TableDraftModel):
         return super().rows(query)
 
 
+# --- a datastore
+
+
+@dataclass(frozen=True)
+class FakeDatastore:
+    """Texts in a list, searched from one end to the other."""
+
+    texts: Sequence[Sequence[int]]
+
+    def continuations(
+        self, text: np.ndarray, *, max_span: int, min_span: int, length: int
+    ) -> np.ndarray:
+        for span in range(min(max_span, len(text)), min_span - 1, -1):
+            suffix = list(text[-span:])
+            found = [
+                list(known[i + span : i + span + length])
+                for known in self.texts
+                for i in range(len(known) - span)
+                if list(known[i : i + span]) == suffix
+            ]
+            if found:
+                rows = sorted(window + [-1] * (length - len(window)) for window in found)
+                return np.array(rows, dtype=np.int32)
+        return np.empty((0, length), dtype=np.int32)
+
+
+def noisy_text(num_vocab: int, num_tokens: int = 400) -> FakeDatastore:
+    """A text of no sense: some of its continuations are right by chance."""
+    tokens = np.random.default_rng(4).integers(num_vocab, size=num_tokens)
+    return FakeDatastore([tokens.tolist()])
+
+
 # --- decoding with all of these
 
 
@@ -187,6 +220,8 @@ def decode(
     **options: object,
 ) -> tuple[list[int], list[Round]]:
     """The tokens that a method makes of a prompt, and its rounds."""
+    texts = [plain_text(target.model, SamplingParams(), 60, (a, b)) for a in PROMPT for b in PROMPT]
+    options.setdefault("datastore", FakeDatastore(texts))
     session = Session(
         target=target,
         prompt=prompt,

@@ -14,12 +14,12 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from duodec.chat import Message, render
-from duodec.core.protocols import Drafter, Target
+from duodec.core.protocols import Datastore, Drafter, Target
 from duodec.core.round import Round, Stats
 from duodec.core.sampling import Sampler, SamplingParams
-from duodec.decoding.methods import Method
+from duodec.decoding.method import Method
 from duodec.decoding.methods import method as method_named
-from duodec.decoding.session import NoDrafter, Session
+from duodec.decoding.session import NoDatastore, NoDrafter, Session
 from duodec.errors import BadOption, ContextExceeded
 from duodec.events import Delta, Event, Finished, FinishReason, Segment, Started
 from duodec.planning.costs import Costs
@@ -57,6 +57,7 @@ class Engine:
     tokenizer: Tokenizer
     num_context: int
     drafter: Drafter | None = None
+    datastore: Datastore | None = None
     shares_cores: bool = False
     pace_s: float = 0.0  # the target is slowed to this many seconds a forward, for a show
     prepare: Callable[[Method], None] = lambda _: None
@@ -66,6 +67,7 @@ class Engine:
     clock: Callable[[], float] = perf_counter
     resources: ExitStack = field(default_factory=ExitStack)
     costs: Costs = field(default_factory=Costs)
+    _methods: dict[str, Method] = field(default_factory=dict)  # with what they have learned
 
     @classmethod
     def load(cls, target: str = "smollm2", draft: str | None = "auto", **options: Any) -> Engine:
@@ -145,6 +147,7 @@ class Engine:
             drafter=(self.drafter if chosen.needs_draft_model else None) or NoDrafter(),
             sampler=Sampler(sampling, choice, len(tokens)),
             slot=slot,
+            datastore=self.datastore or NoDatastore(),
             costs=self.costs,
             shares_cores=self.shares_cores,
             clock=self.clock,
@@ -155,11 +158,19 @@ class Engine:
         return _Answer(self, session, stream, begin_s, full).events(started, chosen)
 
     def _method(self, method: str | Method | None) -> Method:
-        """The method to use. Raises BadOption when it needs a draft model and there is none."""
-        method = method or self.default_method
-        chosen = method_named(method) if isinstance(method, str) else method
+        """The method to use. Raises BadOption when it needs what is not there."""
+        chosen = method or self.default_method
+        if isinstance(chosen, str):
+            if chosen not in self._methods:
+                self._methods[chosen] = method_named(chosen)
+            chosen = self._methods[chosen]
         if chosen.needs_draft_model and self.drafter is None:
             raise BadOption(f"method '{chosen.name}' needs a draft model; name one with --draft")
+        if chosen.needs_datastore and self.datastore is None:
+            raise BadOption(
+                f"method '{chosen.name}' needs a datastore; make one of your texts with "
+                "`duodec datastore build FILES`, or name one with --datastore"
+            )
         return chosen
 
     def _checked(self, tokens: list[int]) -> list[int]:

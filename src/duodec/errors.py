@@ -12,7 +12,9 @@
     ├── ContextExceeded      the prompt does not fit the context
     ├── ComputeFailed        the library failed in the middle of a forward
     ├── LawUnavailable       a law was asked of a target that has none (replay)
-    └── BackendUnavailable   a library is missing or was built for another machine
+    ├── BackendUnavailable   a library is missing or was built for another machine
+    ├── ResultsUnreadable    a benchmark's result file that is broken or of another version
+    └── DatastoreUnreadable  a datastore that is broken, or made for another vocabulary
 
 A message is one line that names the value and the remedy; the command line prints
 it as it is and exits with ``exit_status``. `assert` is for our own mistakes.
@@ -75,3 +77,11 @@ class LawUnavailable(DuodecError):
 
 class BackendUnavailable(DuodecError):
     """A library that is missing, broken or built for another processor."""
+
+
+class ResultsUnreadable(DuodecError):
+    """A result file that we did not write, or wrote in another version."""
+
+
+class DatastoreUnreadable(DuodecError):
+    """A datastore that is broken, or whose tokens are of another vocabulary."""

@@ -15,7 +15,7 @@ from duodec.backends.process import ProcessDrafter
 from duodec.backends.testbeds import PacedTarget
 from duodec.config import CorePlan, available_cores
 from duodec.core.protocols import Target
-from duodec.decoding.methods import Method
+from duodec.decoding.method import Method
 from duodec.engine import Engine, warn
 from duodec.errors import BadOption, ContextExceeded, DuodecError
 from duodec.models import ALIASES, resolve

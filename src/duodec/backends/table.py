@@ -13,7 +13,7 @@ from time import sleep
 import numpy as np
 
 from duodec.core.protocols import Query, RowQuery, Scores
-from duodec.core.rows import Row
+from duodec.core.rows import Row, top
 from duodec.core.sampling import Context, Draw, Law
 
 
@@ -59,6 +59,10 @@ class TableScores:
     def draw(self, row: int) -> Draw:
         context = self.query.context(row)
         return self.query.sampler.draw(self.model.logits(context), context)
+
+    def candidates(self, row: int) -> tuple[int, ...]:
+        logits = self.model.logits(self.query.context(row))
+        return tuple(top(logits, self.query.num_candidates).tolist())
 
     def law(self, row: int) -> Law:
         context = self.query.context(row)

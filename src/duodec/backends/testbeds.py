@@ -37,7 +37,7 @@ class LatencyCurve:
     ``prefill_s`` a token of the prompt."""
 
     forward_s: float
-    flat_tokens: int = 64
+    flat_tokens: int = 80
     prefill_s: float = 0.0
 
     def seconds(self, num_draft_tokens: int, num_new_tokens: int) -> float:
@@ -113,6 +113,11 @@ class ReplayScores:
                 "run this method on a real target"
             )
         return Draw(int(known[position]), inf)
+
+    def candidates(self, row: int) -> tuple[int, ...]:
+        raise LawUnavailable(
+            "a replayed text has no candidates; run this method on a real or a clocked target"
+        )
 
     def law(self, row: int) -> Law:
         raise LawUnavailable(

@@ -5,6 +5,10 @@ is given the text and the tree that are wanted, keeps what matches, frees the re
 what must be computed. A sequence id is the path from the first token of the text down to one
 leaf, and a token belongs to the ids of all leaves below it, as llama.cpp wants it. Ids lag
 behind the trunk until they are needed; then only the positions they miss are copied.
+
+Attention adds in the order of cells. Where sums must not depend on what was drafted, an *ordered*
+slot keeps a text's tokens in cells that follow each other: of an accepted branch it keeps what
+lies right after the trunk, and computes the rest again with the next forward.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ class _Node:
     token: int = -1
     parent: _Node | None = None
     children: dict[int, _Node] = field(default_factory=dict)
+    place: int = -1  # of its cell, where the slot's cells follow each other
 
     def chain(self) -> list[_Node]:
         """From this node up to the root, the root included."""
@@ -72,9 +77,10 @@ class Missing:
 class SlotCache:
     """The cells of one slot. ``free_ids`` is shared by the slots of one cache."""
 
-    def __init__(self, cells: Cells, free_ids: list[int]) -> None:
+    def __init__(self, cells: Cells, free_ids: list[int], *, is_ordered: bool = False) -> None:
         self._cells = cells
         self._free_ids = free_ids
+        self._is_ordered = is_ordered
         self.trunk: Tokens = np.empty(0, dtype=np.int32)
         self._root = _Node()
         self._tip: dict[int, _Node] = {}  # id -> where it ends
@@ -92,8 +98,8 @@ class SlotCache:
         """
         wanted = set(rows)
         self._follow(text, len(text) - (0 in wanted))
-        is_text_known = len(self.trunk) == len(text)
-        known = self._match(draft, wanted) if is_text_known else {}
+        can_keep = len(self.trunk) == len(text) and not self._is_ordered
+        known = self._match(draft, wanted) if can_keep else {}
         self._keep(set(known.values()))
         return self._lay_out(text, draft, wanted, known)
 
@@ -141,6 +147,8 @@ class SlotCache:
             if token not in end.children:
                 break
             end = end.children[token]
+            if self._is_ordered and end.place != len(self.trunk) + len(path):
+                break
             path.append(end)
         if path:
             self._promote(path)
@@ -210,17 +218,17 @@ class SlotCache:
             Entry(token, position, ids, 0 if 0 in wanted and position == end - 1 else None)
             for position, token in enumerate(text[len(self.trunk) :].tolist(), len(self.trunk))
         ]
-        depth = {ROOT: -1}
+        depths = draft.depths()
         computed: dict[int, _Node] = {}
         node_entries = []
-        for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-            depth[i] = depth[parent] + 1
+        for i in draft.preorder():  # a first child's cell is next to its parent's
             if i in known:
                 continue
+            token, parent = draft.tokens[i], draft.parents[i]
             above = self._root if parent == ROOT else computed.get(parent) or known[parent]
-            computed[i] = _Node(token, above)
+            computed[i] = _Node(token, above, place=end + len(node_entries))
             row = i + 1 if i + 1 in wanted else None
-            node_entries.append(Entry(token, end + depth[i], tuple(seqs[i]), row))
+            node_entries.append(Entry(token, end + depths[i] - 1, tuple(seqs[i]), row))
         return Missing(text_entries, node_entries, computed, tips)
 
     def _claim(self, node: _Node, taken: dict[int, int]) -> int:

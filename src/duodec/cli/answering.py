@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from duodec.cli.output import AnswerWriter
 from duodec.core.round import Round, median
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.methods import Method
+from duodec.decoding.method import Method
 from duodec.decoding.methods import method as method_named
 from duodec.decoding.session import Session
 from duodec.events import Delta, Finished

@@ -45,10 +45,10 @@ class Draft:
     @classmethod
     def sequences(cls, sequences: Iterable[Sequence[int]]) -> Draft:
         """Several sequences under one root; common prefixes are merged."""
-        tree = cls()
+        tree = TreeBuilder()
         for sequence in sequences:
-            tree = tree.graft(ROOT, cls.chain(sequence))
-        return tree
+            tree.add_path(ROOT, sequence)
+        return tree.draft()
 
     def children(self, node: int) -> Iterator[int]:
         """Children of ``node`` in the order in which they were drafted."""
@@ -58,6 +58,31 @@ class Draft:
     def child(self, node: int, token: int) -> int | None:
         """The child of ``node`` that carries ``token``, if there is one."""
         return next((i for i in self.children(node) if self.tokens[i] == token), None)
+
+    def find(self, paths: Iterable[Sequence[int]]) -> list[int | None]:
+        """The node at the end of each path of tokens from the root (ROOT of an empty one); None
+        where the tree has no such path."""
+        index = {(p, t): i for i, (p, t) in enumerate(zip(self.parents, self.tokens, strict=True))}
+        ends: list[int | None] = []
+        for path in paths:
+            node: int | None = ROOT
+            for token in path:
+                node = None if node is None else index.get((node, token))
+            ends.append(node)
+        return ends
+
+    def preorder(self) -> list[int]:
+        """All nodes, each followed by what lies under its first child, then its second, ..."""
+        below: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            below.setdefault(parent, []).append(node)
+        order: list[int] = []
+        waiting = below.get(ROOT, [])[::-1]
+        while waiting:
+            node = waiting.pop()
+            order.append(node)
+            waiting += below.get(node, [])[::-1]
+        return order
 
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to ``node``, which is last; [] for the root."""
@@ -97,6 +122,21 @@ class Draft:
             placed[i] = index[key]
         return Draft(tuple(tokens), tuple(parents), None if laws is None else tuple(laws))
 
+    def depths(self) -> list[int]:
+        """Tokens from the root down to each node, its own included."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 + (depths[parent] if parent != ROOT else 0))
+        return depths
+
+    def within(self, num_tokens: int, depth: int) -> Draft:
+        """The first ``num_tokens`` nodes of those that are at most ``depth`` deep."""
+        depths = self.depths()
+        if len(depths) <= num_tokens and max(depths, default=0) <= depth:
+            return self
+        kept = [node for node, deep in enumerate(depths) if deep <= depth][:num_tokens]
+        return self._of(kept, {ROOT: ROOT, **{node: i for i, node in enumerate(kept)}})
+
     def subtree(self, node: int) -> Draft:
         """What lies under ``node``, re-rooted there; the whole tree for the root."""
         if node == ROOT:
@@ -107,8 +147,38 @@ class Draft:
             if self.parents[i] in placed:
                 placed[i] = len(kept)
                 kept.append(i)
+        return self._of(kept, placed)
+
+    def _of(self, kept: list[int], placed: dict[int, int]) -> Draft:
+        """These nodes, numbered anew; their parents are among them or the new root."""
         return Draft(
             tuple(self.tokens[i] for i in kept),
             tuple(placed[self.parents[i]] for i in kept),
             None if self.laws is None else tuple(self.laws[i] for i in kept),
         )
+
+
+class TreeBuilder:
+    """A draft in the making: a token is a node once, however often it is added."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+
+    def add(self, parent: int, token: int) -> int:
+        """The child of ``parent`` that carries ``token``."""
+        node = self._nodes.setdefault((parent, token), len(self._tokens))
+        if node == len(self._tokens):
+            self._tokens.append(token)
+            self._parents.append(parent)
+        return node
+
+    def add_path(self, node: int, tokens: Iterable[int]) -> int:
+        """The end of a sequence under ``node``."""
+        for token in tokens:
+            node = self.add(node, token)
+        return node
+
+    def draft(self) -> Draft:
+        return Draft(tuple(self._tokens), tuple(self._parents))

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from duodec.core.draft import Draft
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Draw, Law, Sampler, Tokens
@@ -24,6 +27,7 @@ class Query:
     text: Tokens  # (length,) int32, at least one token
     draft: Draft = field(default_factory=Draft)
     sampler: Sampler = field(default_factory=Sampler)
+    num_candidates: int = 0  # of each row, to come back with its draw
 
     def context(self, row: int) -> Context:
         """The text and the draft tokens that precede the token drawn from ``row``."""
@@ -39,6 +43,10 @@ class Scores(Protocol):
 
     def draw(self, row: int) -> Draw:
         """The keyed draw of a row."""
+
+    def candidates(self, row: int) -> tuple[int, ...]:
+        """The row's likeliest tokens, best first: as many as the query asked for. Raises
+        LawUnavailable where the target has none."""
 
     def law(self, row: int) -> Law:
         """The law of a row. Raises LawUnavailable where the target has none."""
@@ -121,3 +129,13 @@ class Plan(Protocol):
 
     def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft]:
         """The draft as it grows, one forward of the draft model between two yields."""
+
+
+class Datastore(Protocol):
+    """Texts that were seen before, searchable by a suffix."""
+
+    def continuations(
+        self, text: Tokens, *, max_span: int, min_span: int, length: int
+    ) -> NDArray[np.int32]:
+        """What followed the longest known suffix of ``text`` (of ``max_span`` tokens down to
+        ``min_span``): shape (found, length), in lexicographic order, -1 where a text ended."""

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from duodec.core.draft import Draft
 from duodec.core.round import Round
 from duodec.decoding.loops import serial
+from duodec.decoding.method import Method
 from duodec.decoding.session import Session
 from duodec.drafting.ngram import continuation
 
 
 @dataclass(frozen=True)
-class PromptLookup:
+class PromptLookup(Method):
     """Saxena 2023; transformers' ``prompt_lookup_num_tokens``."""
 
-    name: ClassVar[str] = "lookup"
-    needs_draft_model: ClassVar[bool] = False
-    is_overlapped: ClassVar[bool] = False
-    reads_off_path: ClassVar[bool] = False
+    name = "lookup"
 
     num_tokens: int = 10
     max_ngram: int = 3

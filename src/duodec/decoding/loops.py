@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, Plan
+from duodec.core.protocols import Drafted, Plan, Scores
 from duodec.core.round import Round
+from duodec.core.sampling import Tokens
 from duodec.core.verify import Rule, keyed, verify
 from duodec.decoding.session import Session
 
@@ -19,14 +20,22 @@ def serial(
     session: Session,
     propose: Callable[[Session], Draft],
     rule: Callable[[Session], Rule] = lambda _: keyed,
+    learn: Callable[[Tokens, Draft, Scores], None] = lambda text, draft, scores: None,
+    num_candidates: int = 0,
 ) -> Iterator[Round]:
-    """Draft, score, verify. The first forward, which reads the prompt, waits for no draft."""
+    """Draft, score, verify. The first forward, which reads the prompt, waits for no draft.
+
+    ``learn`` is shown each text, its draft and its scores, with ``num_candidates`` of each row,
+    once the tokens are out.
+    """
     session.read_ahead()
     while session.remaining:
         start = session.clock()
         draft = propose(session) if session.num_rounds and session.room else Draft()
+        draft = draft.within(session.max_width, session.remaining - 1)
         draft_wait_s = session.clock() - start
-        forward = session.score(draft)
+        text = session.text
+        forward = session.score(draft, num_candidates)
         verdict = verify(draft, forward.scores, rule(session))
         yield session.commit(
             verdict,
@@ -35,6 +44,7 @@ def serial(
             num_drafted=len(draft),
             draft_wait_s=draft_wait_s,
         )
+        learn(text, draft, forward.scores)
 
 
 def overlapped(session: Session, plan: Callable[[int], Plan]) -> Iterator[Round]:

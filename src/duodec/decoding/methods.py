@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
-from typing import ClassVar, Protocol
 
-from duodec.core.round import Round
 from duodec.decoding.ar import Autoregressive
 from duodec.decoding.duo import DuoDecoding
+from duodec.decoding.lookahead import Lookahead
 from duodec.decoding.lookup import PromptLookup
+from duodec.decoding.method import Method
 from duodec.decoding.pearl import Pearl
-from duodec.decoding.session import Session
+from duodec.decoding.recycling import TokenRecycling
+from duodec.decoding.rest import Rest
 from duodec.decoding.sps import SpeculativeSampling
 from duodec.decoding.sps_rejection import RejectionSampling
+from duodec.decoding.suffix import SuffixDecoding
 from duodec.errors import BadOption
 
-
-class Method(Protocol):
-    """A way to decode: rounds over a session until its text is full."""
-
-    name: ClassVar[str]
-    needs_draft_model: ClassVar[bool]
-    is_overlapped: ClassVar[bool]
-    """The drafter computes while the target does."""
-    reads_off_path: ClassVar[bool]
-    """Laws or rows beside the text are read, which a replayed text cannot answer."""
-
-    def rounds(self, session: Session) -> Iterator[Round]: ...
-
-
-METHODS: Mapping[str, Callable[[], Method]] = {
+METHODS: Mapping[str, Callable[..., Method]] = {
     kind.name: kind
     for kind in (
         Autoregressive,
         SpeculativeSampling,
         RejectionSampling,
         PromptLookup,
+        Rest,
+        Lookahead,
+        TokenRecycling,
+        SuffixDecoding,
         Pearl,
         DuoDecoding,
     )
@@ -44,9 +37,18 @@ METHODS: Mapping[str, Callable[[], Method]] = {
 
 
 def method(name: str) -> Method:
-    """The method of that name. Raises BadOption, which lists the names."""
-    if name not in METHODS:
-        near = get_close_matches(name, METHODS, 1)
+    """The method of that name, new: it has learned nothing yet. ``sps:2`` is `sps` with two draft
+    tokens a round. Raises BadOption, which lists the names."""
+    base, _, number = name.partition(":")
+    if base not in METHODS:
+        near = get_close_matches(base, METHODS, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise BadOption(f"unknown method '{name}'{hint}; choose from: {', '.join(METHODS)}")
-    return METHODS[name]()
+    kind = METHODS[base]
+    if base == name:
+        return kind()
+    if all(field.name != "num_tokens" for field in fields(kind)):  # type: ignore[arg-type]
+        raise BadOption(f"method '{base}' takes no number of draft tokens; write '{base}'")
+    if not (number.isdecimal() and int(number) > 0):
+        raise BadOption(f"'{name}' does not say how many tokens to draft; write, say, {base}:4")
+    return kind(num_tokens=int(number))

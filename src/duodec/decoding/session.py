@@ -7,9 +7,19 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, Drafter, DraftRequest, Plan, Query, Scores, Target
+from duodec.core.protocols import (
+    Datastore,
+    Drafted,
+    Drafter,
+    DraftRequest,
+    Plan,
+    Query,
+    Scores,
+    Target,
+)
 from duodec.core.round import Round
 from duodec.core.sampling import Sampler, Tokens
 from duodec.core.verify import Verdict
@@ -32,6 +42,15 @@ class NoDrafter:
         return Drafted()
 
     def cancel(self, slot: int) -> None: ...
+
+
+class NoDatastore:
+    """A datastore that knows nothing."""
+
+    def continuations(
+        self, text: Tokens, *, max_span: int, min_span: int, length: int
+    ) -> NDArray[np.int32]:
+        return np.empty((0, length), dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -57,9 +76,10 @@ class Session:
     drafter: Drafter = field(default_factory=NoDrafter)
     sampler: Sampler = field(default_factory=Sampler)
     slot: int = 0
+    datastore: Datastore = field(default_factory=NoDatastore)
     costs: Costs = field(default_factory=Costs)
     shares_cores: bool = False  # drafter and target compute on the same cores
-    max_width: int = 64  # draft tokens that one forward may score
+    max_width: int = 80  # draft tokens that one forward may score
     clock: Callable[[], float] = perf_counter
 
     def __post_init__(self) -> None:
@@ -83,10 +103,11 @@ class Session:
         """Draft tokens after the text that can be of use."""
         return max(0, min(self.remaining - 1, self.max_width))
 
-    def score(self, draft: Draft) -> Forward:
+    def score(self, draft: Draft, num_candidates: int = 0) -> Forward:
         """One target forward over ``draft`` after the text."""
+        query = Query(self.slot, self.text, draft, self.sampler, num_candidates)
         start = self.clock()
-        (scores,) = self.target.score([Query(self.slot, self.text, draft, self.sampler)])
+        (scores,) = self.target.score([query])
         forward = Forward(scores, start, self.clock())
         if self.num_rounds:  # the first one reads the prompt
             self.costs.observe_forward(forward.duration_s)

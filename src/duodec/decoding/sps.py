@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from duodec.core.draft import Draft
 from duodec.core.round import Round
 from duodec.decoding.loops import serial
+from duodec.decoding.method import Method
 from duodec.decoding.session import Session
 from duodec.drafting.plans import Chain
 
 
 @dataclass(frozen=True)
-class SpeculativeSampling:
+class SpeculativeSampling(Method):
     """2211.17192 and 2302.01318, with keyed draws in place of the rejection rule."""
 
-    name: ClassVar[str] = "sps"
-    needs_draft_model: ClassVar[bool] = True
-    is_overlapped: ClassVar[bool] = False
-    reads_off_path: ClassVar[bool] = False
+    name = "sps"
+    needs_draft_model = True
 
     num_tokens: int = 4  # gamma
 

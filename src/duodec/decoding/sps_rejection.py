@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from duodec.core.draft import Draft
 from duodec.core.round import Round
 from duodec.core.verify import Dice, KeyedDice, Rule, rejection
 from duodec.decoding.loops import serial
+from duodec.decoding.method import Method
 from duodec.decoding.session import Session
 from duodec.drafting.plans import SampledChain
 
 
 @dataclass(frozen=True)
-class RejectionSampling:
+class RejectionSampling(Method):
     """2211.17192 with laws: exact in law, exempt from "one seed, one text"."""
 
-    name: ClassVar[str] = "sps-rejection"
-    needs_draft_model: ClassVar[bool] = True
-    is_overlapped: ClassVar[bool] = False
-    reads_off_path: ClassVar[bool] = True
+    name = "sps-rejection"
+    needs_draft_model = True
+    reads_off_path = True
 
     num_tokens: int = 4  # gamma
     dice: Dice | None = None  # None: keyed by the sampler

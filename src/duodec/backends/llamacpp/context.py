@@ -57,6 +57,7 @@ class LlamaContext:
         self._memory = self._lib.llama_get_memory(self._handle)
         self._batch = _Batch(self._lib, self._num_batch, num_sequences)
         self._free_ids = list(range(num_sequences))[::-1]
+        self._is_ordered = is_width_exact
         self._slots: OrderedDict[int, SlotCache] = OrderedDict()  # least recently used first
 
     def close(self) -> None:
@@ -115,7 +116,7 @@ class LlamaContext:
 
     def _touch(self, slot: int) -> None:
         if slot not in self._slots:
-            self._slots[slot] = SlotCache(self, self._free_ids)
+            self._slots[slot] = SlotCache(self, self._free_ids, is_ordered=self._is_ordered)
         self._slots.move_to_end(slot)
 
     def _evict(self, used: set[int]) -> bool:

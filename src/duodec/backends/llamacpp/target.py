@@ -9,10 +9,10 @@ from pathlib import Path
 from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.core.protocols import Query, RowQuery, Scores
-from duodec.core.rows import Row
+from duodec.core.rows import Row, top
 from duodec.core.sampling import Draw, Law
 
-MAX_WIDTH = 64  # draft tokens that a forward of the target may score
+MAX_WIDTH = 80  # draft tokens that a forward of the target may score
 _DRAFT_SEQUENCES = 32
 _DRAFT_CHUNK = 64  # tokens that a draft reads at once: it looks up in between
 
@@ -30,6 +30,9 @@ class LlamaScores:
 
     def draw(self, row: int) -> Draw:
         return self.query.sampler.draw(self.rows[row], self.query.context(row))
+
+    def candidates(self, row: int) -> tuple[int, ...]:
+        return tuple(top(self.rows[row], self.query.num_candidates).tolist())
 
     def law(self, row: int) -> Law:
         return self.query.sampler.law(self.rows[row], self.query.context(row))

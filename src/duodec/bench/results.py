@@ -1,0 +1,165 @@
+"""What a benchmark wrote down: one record a generation, in a file with a version.
+
+``results.json`` holds `Results`; `docs/evaluation.md` documents its fields. While a run is on,
+records are appended to ``generations.jsonl`` beside it, so that an interruption loses nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from duodec.errors import ResultsUnreadable
+
+SCHEMA_VERSION = 1
+RESULTS, JOURNAL = "results.json", "generations.jsonl"
+
+
+@dataclass(frozen=True)
+class RoundTrace:
+    """One target forward of a generation; seconds count from the request."""
+
+    start_s: float
+    end_s: float
+    num_tokens: int  # that joined the text
+    num_accepted: int  # of them, drafted ones
+    num_scored: int  # draft tokens in the forward
+    draft_wait_s: float  # before the forward, spent on drafting or waiting for it
+    overlap_s: float  # of the forward, during which the drafter was at work
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One answer of one method. A failed one has an ``error`` and no measures (None, [])."""
+
+    task: str
+    prompt_id: str
+    turn: int  # 1, 2, ... of a conversation
+    method: str  # its label: a method named twice is `ar`, `ar#2`
+    target: str
+    draft: str | None
+    repeat: int  # 0, 1, ...
+    test_bed: str  # real, replay, clocked or enforced
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+    ttft_s: float | None = None
+    decode_s: float | None = None  # from the first token to the last
+    rounds: int | None = None
+    mean_accepted: float | None = None  # tokens a forward, the target's own included
+    acceptance_histogram: list[int] = field(default_factory=list)  # rounds that accepted 0, 1, ...
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
+    target_busy_s: float | None = None
+    draft_busy_s: float | None = None
+    overlap: float | None = None  # part of the target's time with the drafter at work too
+    identical: bool | None = None  # to plain decoding; None where that is not promised
+    near_ties: int | None = None
+    drafter_restarts: int | None = None
+    ceiling_tokens_per_second: float | None = None  # the target's latency or bandwidth allows
+    memory_bytes: int | None = None  # resident at its end, the drafter's process included
+    energy_j: float | None = None
+    score: bool | None = None  # a right answer, where the task has one and it was asked for
+    error: str | None = None
+    trace: list[RoundTrace] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What no two records of a run share."""
+        parts = (self.target, self.draft or "", self.method, self.repeat, *self.prompt_key)
+        return tuple(str(part) for part in parts)
+
+    @property
+    def prompt_key(self) -> tuple[str, str, int]:
+        return self.task, self.prompt_id, self.turn
+
+    @property
+    def rate(self) -> tuple[float, float] | None:
+        """(tokens, seconds) of decoding, those of the first round left out; None where there
+        is nothing to measure."""
+        if self.error or len(self.trace) < 2 or not self.decode_s:
+            return None
+        return float((self.new_tokens or 0) - self.trace[0].num_tokens), self.decode_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Between one arrival of tokens and the next."""
+        ends = [r.end_s for r in self.trace]
+        return [b - a for a, b in zip(ends, ends[1:], strict=False)]
+
+    def as_json(self) -> dict[str, Any]:
+        record = dataclasses.asdict(self)
+        record["trace"] = [[round(v, 6) for v in dataclasses.astuple(r)] for r in self.trace]
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Generation:
+        """Raises TypeError or ValueError for what `as_json` does not write."""
+        trace = [RoundTrace(*values) for values in record["trace"]]
+        return cls(**{**record, "trace": trace})
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run: what it measured, on what, asked how."""
+
+    generations: Sequence[Generation]
+    environment: dict[str, Any]
+    settings: dict[str, Any]
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """Labels in the order in which they were asked for."""
+        return list(self.settings["methods"])
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        return list(self.settings["tasks"])
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all. Raises OSError."""
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "environment": self.environment,
+            "settings": self.settings,
+            "generations": [g.as_json() for g in self.generations],
+        }
+        part = path.with_suffix(".part")
+        part.write_text(_one_record_a_line(document), encoding="utf-8")
+        part.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """Raises ResultsUnreadable, which names the file."""
+        path = path / RESULTS if path.is_dir() else path
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ResultsUnreadable(
+                f"{path} cannot be read ({error.strerror}); name a results.json or its folder"
+            ) from error
+        except ValueError as error:
+            raise ResultsUnreadable(
+                f"{path} is no JSON ({error}); name a results.json of duodec bench"
+            ) from error
+        version = document.get("schema_version") if isinstance(document, dict) else None
+        if version != SCHEMA_VERSION:
+            raise ResultsUnreadable(
+                f"{path} has schema version {version}, and this duodec reads {SCHEMA_VERSION}; "
+                "measure again, or use the duodec that wrote it"
+            )
+        try:
+            generations = [Generation.from_json(g) for g in document["generations"]]
+            return cls(generations, document["environment"], document["settings"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ResultsUnreadable(f"{path} is broken ({error}); measure again") from error
+
+
+def _one_record_a_line(document: dict[str, Any]) -> str:
+    head = {name: value for name, value in document.items() if name != "generations"}
+    records = ",\n".join(json.dumps(g) for g in document["generations"])
+    return f'{json.dumps(head, indent=1)[:-2]},\n "generations": [\n{records}\n]}}\n'

@@ -1,0 +1,48 @@
+"""Lookahead decoding: n-grams from a Jacobi window that the target fills beside its own text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from duodec.core.draft import ROOT, Draft, TreeBuilder
+from duodec.core.protocols import Scores
+from duodec.core.round import Round
+from duodec.core.sampling import Tokens
+from duodec.decoding.loops import serial
+from duodec.decoding.method import Method
+from duodec.decoding.session import Session
+from duodec.drafting.jacobi import NgramPool, Window
+
+
+@dataclass(frozen=True)
+class Lookahead(Method):
+    """2402.02057. The guesses to verify and the window to fill are branches of one draft."""
+
+    name = "lookahead"
+    reads_off_path = True
+
+    num_levels: int = 5  # N, the length of an n-gram
+    num_columns: int = 7  # W, the window
+    num_guesses: int = 7  # G, n-grams verified in a round
+
+    def rounds(self, session: Session) -> Iterator[Round]:
+        window = Window.beside(session.text, self.num_levels, self.num_columns)
+        pool = NgramPool(self.num_guesses)
+
+        def propose(session: Session) -> Draft:
+            tree = TreeBuilder()
+            for guess in pool.after(int(session.text[-1])):
+                tree.add_path(ROOT, guess)
+            for branch in window.branches():
+                tree.add_path(ROOT, branch)
+            return tree.draft()
+
+        def learn(text: Tokens, draft: Draft, scores: Scores) -> None:
+            ends = draft.find(window.branches())
+            if len(draft) and None not in ends:  # at the end of a text the window is cut
+                guesses = [scores.candidates(end + 1)[0] for end in ends if end is not None]
+                for ngram in window.advance(int(text[-1]), guesses):
+                    pool.add(ngram)
+
+        return serial(session, propose, learn=learn, num_candidates=1)

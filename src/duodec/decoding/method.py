@@ -1,0 +1,29 @@
+"""What every method is: a name, what it needs, and rounds over a session."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+from duodec.core.round import Round
+from duodec.decoding.session import Session
+
+
+class Method(ABC):
+    """A way to decode. Its fields are the settings of its paper; an object of it keeps what it
+    learned from one answer for the next."""
+
+    name: ClassVar[str]
+    needs_draft_model: ClassVar[bool] = False
+    needs_datastore: ClassVar[bool] = False
+    is_overlapped: ClassVar[bool] = False
+    """The drafter computes while the target does."""
+    reads_off_path: ClassVar[bool] = False
+    """Laws or rows beside the text are read, which a replayed text cannot answer."""
+    learns: ClassVar[bool] = False
+    """Later answers are drafted with what earlier ones taught."""
+
+    @abstractmethod
+    def rounds(self, session: Session) -> Iterator[Round]:
+        """Decode until the session's text is full."""

@@ -1,0 +1,46 @@
+"""Suffix decoding: what followed the text's last tokens in it, or in earlier answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from duodec.core.draft import Draft
+from duodec.core.round import Round
+from duodec.decoding.loops import serial
+from duodec.decoding.method import Method
+from duodec.decoding.session import Session
+from duodec.drafting.suffix import Suffixes
+
+_MAX_DEPTH = 24
+
+
+@dataclass(frozen=True)
+class SuffixDecoding(Method):
+    """2411.04975. Two stores: this text, and the answers to earlier ones; the more promising
+    of their two drafts is taken. Settings are those of its release."""
+
+    name = "suffix"
+    learns = True
+
+    factor: float = 1.0  # draft tokens a matched token
+    min_share: float = 0.1
+    earlier: Suffixes = field(default_factory=lambda: Suffixes(_MAX_DEPTH))
+
+    def rounds(self, session: Session) -> Iterator[Round]:
+        own = Suffixes(_MAX_DEPTH)
+        num_prompt = len(session.text)
+
+        def propose(session: Session) -> Draft:
+            own.extend(session.text[len(own) :].tolist())
+            speculations = [
+                store.speculate(session.text, self.factor, self.min_share)
+                for store in (own, self.earlier)
+            ]
+            return max(speculations, key=lambda speculation: speculation.score).draft
+
+        try:
+            yield from serial(session, propose)
+        finally:
+            self.earlier.extend(session.text[num_prompt:].tolist())
+            self.earlier.end()

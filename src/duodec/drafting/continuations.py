@@ -1,0 +1,56 @@
+"""From continuations that were seen to a draft: the tree of the commonest ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.core.draft import ROOT, Draft
+
+END = -1  # in place of a token: the continuation is over
+
+
+@dataclass(frozen=True)
+class Frequent:
+    """A tree, and how many of the continuations run through each node."""
+
+    draft: Draft
+    counts: tuple[int, ...]
+
+
+def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 1) -> Frequent:
+    """The ``num_tokens`` nodes that most continuations run through, at least ``min_count``.
+
+    ``windows`` has shape (continuations, length), in lexicographic order, padded with `END`. No
+    node is commoner than its parent, so the nodes are one tree; of two equally common ones the
+    one nearer the root comes first.
+    """
+    if len(windows) == min_count == 1:  # the usual case of a long match
+        tokens = windows[0][:num_tokens].tolist()
+        length = tokens.index(END) if END in tokens else len(tokens)
+        return Frequent(Draft.chain(tokens[:length]), (1,) * length)
+    rows, parents = windows, np.full(len(windows), ROOT)  # a row's node at the depth above
+    found: list[tuple[int, int, int]] = []  # (count, token, parent in this list)
+    for depth in range(windows.shape[1]):
+        column = rows[:, depth]
+        is_first = np.ones(len(column), dtype=bool)  # of the rows that run through one node
+        is_first[1:] = (column[1:] != column[:-1]) | (parents[1:] != parents[:-1])
+        firsts = np.flatnonzero(is_first)
+        counts = np.diff(firsts, append=len(column))
+        is_kept = (counts >= min_count) & (column[firsts] != END)
+        kept, own = firsts[is_kept], counts[is_kept]
+        if not len(kept):
+            break
+        nodes = np.arange(len(found), len(found) + len(kept))
+        found += zip(own.tolist(), column[kept].tolist(), parents[kept].tolist(), strict=True)
+        if len(found) >= num_tokens:  # a deeper node must be commoner than the last of these
+            min_count = 1 + sorted(count for count, _, _ in found)[-num_tokens]
+        if len(kept) < len(firsts):
+            rows = rows[np.repeat(is_kept, counts)]
+        parents = np.repeat(nodes, own)
+    best = sorted(range(len(found)), key=lambda i: -found[i][0])[:num_tokens]  # stable
+    place = {ROOT: ROOT, **{i: node for node, i in enumerate(best)}}
+    draft = Draft(tuple(found[i][1] for i in best), tuple(place[found[i][2]] for i in best))
+    return Frequent(draft, tuple(found[i][0] for i in best))

@@ -1,0 +1,70 @@
+"""The Jacobi window of lookahead decoding, and the n-grams that it yields."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from duodec.core.sampling import Tokens
+
+Ngram = tuple[int, ...]
+
+
+class Window:
+    """Guesses at the tokens after the text, as they were some rounds ago.
+
+    The *trunk* guesses the next tokens. Column j's branch leaves the trunk after its j-th token
+    (column 0: after the text) and holds a newer guess a level. All of them are one token tree.
+    A round adds a level from what the target says at the ends of the branches; when the window
+    is full, the oldest level, the trunk, gives way.
+    """
+
+    def __init__(self, trunk: Sequence[int], num_levels: int) -> None:
+        """A trunk; ``num_levels`` is the length of the n-grams that will come, 3 or more."""
+        assert num_levels > 2, "an n-gram has a key and at least two tokens"
+        self._levels = [list(trunk)]
+        self._num_levels = num_levels
+
+    @classmethod
+    def beside(cls, text: Tokens, num_levels: int, num_columns: int) -> Window:
+        """A trunk of tokens thrown from the text. It is longer than the window by a token for
+        each level that is to be filled, since every round moves the text under it."""
+        dice = random.Random(0)
+        trunk = dice.choices(text.tolist(), k=num_columns + num_levels - 3)
+        return cls(trunk, num_levels)
+
+    def branches(self) -> Iterator[list[int]]:
+        """The path down to the end of every column."""
+        trunk, *levels = self._levels
+        for column in range(len(trunk) + 1):
+            yield trunk[:column] + [level[column] for level in levels]
+
+    def advance(self, last: int, guesses: Sequence[int]) -> list[Ngram]:
+        """Take in a guess for every column's end. The n-grams that are complete: of column 0,
+        it begins with ``last``, the text's last token."""
+        trunk, *levels = self._levels
+        if len(levels) + 2 < self._num_levels:
+            self._levels = [level[1:] for level in (trunk, *levels, list(guesses))]
+            return []
+        self._levels = [levels[0][1:], *levels[1:], list(guesses)]
+        return list(zip([last, *trunk], *levels, guesses, strict=True))
+
+
+class NgramPool:
+    """The latest ``num_guesses`` n-grams that begin with each token."""
+
+    def __init__(self, num_guesses: int) -> None:
+        self._num_guesses = num_guesses
+        self._by_first: dict[int, OrderedDict[Ngram, None]] = {}
+
+    def add(self, ngram: Ngram) -> None:
+        known = self._by_first.setdefault(ngram[0], OrderedDict())
+        known[ngram[1:]] = None
+        known.move_to_end(ngram[1:])
+        if len(known) > self._num_guesses:
+            known.popitem(last=False)
+
+    def after(self, token: int) -> list[Ngram]:
+        """What followed ``token``, latest first."""
+        return list(self._by_first.get(token, ()))[::-1]

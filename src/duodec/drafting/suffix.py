@@ -1,0 +1,96 @@
+"""Drafts from all that was said before: where the text's last tokens occurred, what came next.
+
+`Suffixes` answers what a suffix tree with counts answers (2411.04975), from an inverted index:
+each token with the places where it stands. The places of the text's last token, and how far each
+agrees with the text, are all the tree's nodes that a draft can come from.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.core.draft import Draft
+from duodec.core.sampling import Tokens
+from duodec.drafting.continuations import END, most_frequent
+
+_MAX_PLACES = 1000  # of one token that are looked at, latest first
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """A draft and how many of its tokens are expected to be right."""
+
+    draft: Draft = field(default_factory=Draft)
+    score: float = 0.0
+
+
+class Suffixes:
+    """Token sequences, searchable by the longest suffix of a text."""
+
+    def __init__(self, max_depth: int) -> None:
+        """``max_depth``: tokens of a match, and of its continuation, at most."""
+        self._max_depth = max_depth
+        self._tokens = array("i", [END] * max_depth)
+        self._num_tokens = 0
+        self._places: dict[int, array[int]] = {}
+
+    def __len__(self) -> int:
+        """Tokens that were added."""
+        return self._num_tokens
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """The current sequence goes on."""
+        for token in tokens:
+            self._places.setdefault(token, array("i")).append(len(self._tokens))
+            self._tokens.append(token)
+            self._num_tokens += 1
+
+    def end(self) -> None:
+        """The next token begins a sequence of its own."""
+        self._tokens.extend([END] * self._max_depth)
+
+    def speculate(self, text: Tokens, factor: float, min_share: float) -> Speculation:
+        """The best draft over all suffixes of the text. A suffix of n tokens may draft
+        ``factor`` * n; a node is drafted when at least ``min_share`` of the suffix's places
+        run through it; a draft's score is the sum of these shares."""
+        best = Speculation()
+        for length, places in self._matches(text):
+            num_tokens = min(self._max_depth, int(factor * length + 1e-6))
+            if num_tokens:
+                windows = self._after(places, num_tokens)
+                tree = most_frequent(windows, num_tokens, _at_least(min_share * len(places)))
+                score = sum(tree.counts) / len(places)
+                if score >= best.score:  # of equals, the longer match
+                    best = Speculation(tree.draft, score)
+        return best
+
+    def _matches(self, text: Tokens) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Suffix lengths, ascending, with the places of a suffix's last token; of lengths with
+        the same places the longest only."""
+        known = np.frombuffer(self._tokens, dtype=np.int32)
+        places = np.array(self._places.get(int(text[-1]), ())[-_MAX_PLACES:], dtype=np.int64)
+        places = places[places + 1 < len(known)]
+        if not len(places):
+            return
+        tail = text[-self._max_depth :][::-1]
+        agrees = known[places[:, None] - np.arange(len(tail))] == tail
+        lengths = np.cumprod(agrees, axis=1, dtype=np.int8).sum(axis=1)
+        for length in sorted(set(lengths.tolist())):
+            yield length, places[lengths >= length]
+
+    def _after(self, places: NDArray[np.int64], num_tokens: int) -> NDArray[np.int32]:
+        """What follows these places, in lexicographic order, padded with END."""
+        known = np.frombuffer(self._tokens, dtype=np.int32)
+        at = places[:, None] + np.arange(1, num_tokens + 1)
+        windows = np.where(at < len(known), known[np.minimum(at, len(known) - 1)], END)
+        return windows[np.lexsort(windows.T[::-1])] if len(windows) > 1 else windows
+
+
+def _at_least(count: float) -> int:
+    """The least whole number that is no less, rounding aside."""
+    return max(1, int(np.ceil(count - 1e-6)))
