@@ -60,7 +60,7 @@ def main() -> int:
     wheel = _wheel(cpu)
     _say("installing into .venv")
     _pip("install", "--no-deps", "--force-reinstall", str(wheel))
-    _pip("install", "--editable", f"{ROOT}[bench,dev]")
+    _pip("install", "--editable", f"{ROOT}[bench,datastore,dev]")
     CPU_KEY_FILE.write_text(f"{cpu}\n", encoding="utf-8")
     made = _wanted_stamp(cpu, {"python": _python_of_venv()})
     STAMP.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")

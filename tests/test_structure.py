@@ -28,14 +28,16 @@ OUTER = {"cli", "server", "bench", "integrations"}
 
 # third-party libraries, and the only places where they are imported
 HOMES = {
-    "numpy": (*PURE, "backends", "engine", "server", "bench", "cli", "pairing"),
+    "numpy": (*PURE, "backends", "engine", "server", "bench", "cli", "pairing", "datastores"),
     "llama_cpp": ("backends/llamacpp/library",),
     "torch": ("backends/torch", "backends/transformers"),
     "transformers": ("backends/torch", "backends/transformers"),
     "accelerate": ("backends/torch", "backends/transformers"),
     "gguf": ("backends/torch", "backends/transformers"),
     "huggingface_hub": ("models",),
-    "jinja2": ("chat",),
+    "jinja2": ("chat", "bench"),
+    "matplotlib": ("bench/figures",),
+    "pydivsufsort": ("datastores",),
     "typer": ("cli",),
     "click": ("cli",),
     "prompt_toolkit": ("cli",),
@@ -141,7 +143,10 @@ def import_blocked(packages: list[str], blocked: set[str]) -> subprocess.Complet
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-HEAVY = {"llama_cpp", "torch", "transformers", "starlette", "uvicorn", "prometheus_client", "scipy"}
+HEAVY = {
+    "llama_cpp", "torch", "transformers", "starlette", "uvicorn", "prometheus_client", "scipy",
+    "matplotlib",
+}  # fmt: skip
 
 
 def test_the_engine_and_all_below_it_import_without_heavy_libraries() -> None:

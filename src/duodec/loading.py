@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from duodec.backends.llamacpp.library import EXACT_SWITCH
 from duodec.backends.llamacpp.library import load as load_llama
@@ -14,7 +15,8 @@ from duodec.backends.llamacpp.target import LlamaRecipe, LlamaTarget
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.testbeds import PacedTarget
 from duodec.config import CorePlan, available_cores
-from duodec.core.protocols import Target
+from duodec.core.protocols import Datastore, Target
+from duodec.datastores import open_for
 from duodec.decoding.method import Method
 from duodec.engine import Engine, warn
 from duodec.errors import BadOption, ContextExceeded, DuodecError
@@ -39,6 +41,7 @@ class EngineConfig:
     exact: bool = False  # bit-identical kernels throughout
     fast: bool = False  # llama.cpp's own choice of kernels throughout
     pace: float = 0.0  # seconds that a target forward takes at least
+    datastore: str | None = None  # for `rest`: a file, or "auto", the vocabulary's own
     offline: bool = False
 
     def __post_init__(self) -> None:
@@ -90,6 +93,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
             model,
             num_context,
             drafter,
+            _datastore(config, model),
             shares_cores=plan.shares_cores,
             pace_s=config.pace,
             prepare=prepare,
@@ -98,6 +102,12 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
         target.context.on_chunk = lambda: engine.on_chunk()
         return engine
     raise AssertionError("the stack swallows nothing")
+
+
+def _datastore(config: EngineConfig, model: LlamaModel) -> Datastore | None:
+    if config.datastore is None:
+        return None
+    return open_for(model, None if config.datastore == "auto" else Path(config.datastore))
 
 
 def drafting_can_pay(config: EngineConfig) -> bool:
@@ -139,20 +149,34 @@ def _drafter(
     plan: CorePlan,
     on_warning: Callable[[str], None],
 ) -> ProcessDrafter | None:
-    """The draft model in a process of its own, loading while the target does."""
-    reference = draft_for(config)
-    if reference is None:
+    """The drafter; None where there is none, or the one that we chose does not suit."""
+    if draft_for(config) is None:
         return None
     try:
-        path = resolve(reference, offline=config.offline).path
-        vocabulary = LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
-        try:
-            check_pair(target, vocabulary, stride=_SAMPLED_STRIDE)
-        finally:
-            vocabulary.close()
+        return open_drafter(config, target, num_context, plan, on_warning=on_warning)
     except DuodecError as error:
         _without(config, error, on_warning)
         return None
+
+
+def open_drafter(
+    config: EngineConfig,
+    target: LlamaModel,
+    num_context: int,
+    plan: CorePlan,
+    *,
+    on_warning: Callable[[str], None] = warn,
+) -> ProcessDrafter:
+    """The draft model in a process of its own, loading while the target does. Raises what is
+    wrong with it, or with the pair."""
+    reference = draft_for(config)
+    assert reference, "somebody asked for a draft"
+    path = resolve(reference, offline=config.offline).path
+    vocabulary = LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
+    try:
+        check_pair(target, vocabulary, stride=_SAMPLED_STRIDE)
+    finally:
+        vocabulary.close()
     num_threads = len(plan.draft_cores)
     return ProcessDrafter(
         LlamaRecipe(path, num_context, num_threads, target.num_vocab),

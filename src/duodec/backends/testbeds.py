@@ -4,6 +4,7 @@
   processes, real clocks; only the target's arithmetic is stood in for.
 - `ClockedTarget` computes for real and reports a given latency in place of the time it took.
 - `PacedTarget` computes for real and takes at least so long.
+- `EnforcedTarget` computes for real and draws a given text: for texts that no model says.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ class PacedTarget:
 class ClockedTarget:
     """A real target on a clock of its own, on which a forward takes what ``curve`` says.
 
-    Use `clock` for the session: it runs as the real one does between forwards.
+    Use `clock` for the session: it runs as the real one does between forwards. Draws and
+    candidates are part of the forward, as they are on a device.
     """
 
     target: Target
@@ -160,6 +162,73 @@ class ClockedTarget:
         seconds = self.curve.seconds(
             sum(len(query.draft) for query in queries), self._reader.num_new(queries)
         )
-        scores = self.target.score(queries)
+        scores = [
+            _DrawnScores.of(answer, query)
+            for answer, query in zip(self.target.score(queries), queries, strict=True)
+        ]
         self._skew_s += seconds - (perf_counter() - start)
-        return scores
+        return list(scores)
+
+
+@dataclass(frozen=True)
+class _DrawnScores:
+    """Scores whose draws and candidates are made."""
+
+    scores: Scores
+    draws: list[Draw]
+    tops: list[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, scores: Scores, query: Query) -> _DrawnScores:
+        rows = range(scores.num_rows)
+        tops = [scores.candidates(row) for row in rows] if query.num_candidates else []
+        return cls(scores, [scores.draw(row) for row in rows], tops)
+
+    @property
+    def num_rows(self) -> int:
+        return self.scores.num_rows
+
+    def draw(self, row: int) -> Draw:
+        return self.draws[row]
+
+    def candidates(self, row: int) -> tuple[int, ...]:
+        return self.tops[row]
+
+    def law(self, row: int) -> Law:
+        return self.scores.law(row)
+
+
+@dataclass
+class EnforcedTarget:
+    """A real target that draws a recorded text, wherever a row lies on it."""
+
+    target: Target
+    recording: Tokens
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        answers = zip(self.target.score(queries), queries, strict=True)
+        return [_EnforcedScores(scores, ReplayScores(self.recording, q)) for scores, q in answers]
+
+
+@dataclass(frozen=True)
+class _EnforcedScores:
+    """A real target's scores under a recorded text."""
+
+    scores: Scores
+    replayed: ReplayScores
+
+    @property
+    def num_rows(self) -> int:
+        return self.scores.num_rows
+
+    def draw(self, row: int) -> Draw:
+        try:
+            return self.replayed.draw(row)
+        except LawUnavailable:  # beside the recorded text
+            return self.scores.draw(row)
+
+    def candidates(self, row: int) -> tuple[int, ...]:
+        return self.scores.candidates(row)
+
+    def law(self, row: int) -> Law:
+        return self.scores.law(row)

@@ -142,7 +142,8 @@ class SlotCache:
                     self._cells.remove(seq, common)
                     self._shared[seq] = common
             return
-        end, path = self._root, []
+        end = self._root
+        path: list[_Node] = []
         for token in text[common:limit].tolist():
             if token not in end.children:
                 break
@@ -220,7 +221,7 @@ class SlotCache:
         ]
         depths = draft.depths()
         computed: dict[int, _Node] = {}
-        node_entries = []
+        node_entries: list[Entry] = []
         for i in draft.preorder():  # a first child's cell is next to its parent's
             if i in known:
                 continue

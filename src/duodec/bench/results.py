@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class Generation:
     def gaps_s(self) -> list[float]:
         """Between one arrival of tokens and the next."""
         ends = [r.end_s for r in self.trace]
-        return [b - a for a, b in zip(ends, ends[1:], strict=False)]
+        return [b - a for a, b in pairwise(ends)]
 
     def as_json(self) -> dict[str, Any]:
         record = dataclasses.asdict(self)

@@ -41,6 +41,7 @@ def chat(
     target: options.Target = "smollm2",
     draft: options.DraftModel = "auto",
     target_backend: options.TargetBackend = "auto",
+    datastore: options.DatastoreFile = "auto",
     offline: options.Offline = False,
     method: options.MethodName = "auto",
     max_tokens: Annotated[
@@ -98,6 +99,7 @@ def chat(
         fast=fast,
         pace=pace,
         offline=offline,
+        datastore=choices.datastore_or_none(datastore, method),
     )
     chosen = choices.method_or_none(method, draft)
     # loaded even where it may not pay: /draft on asks for it, and until then it sleeps

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from duodec.backends.cpu import cpu_key
-from duodec.cli.busy import NOTABLE
+from duodec.busy import NOTABLE
 from duodec.cli.closing import rate, seconds
 from duodec.cli.models import size
 from duodec.cli.speed import NUM_LEAVES, NUM_SCORED, Speed

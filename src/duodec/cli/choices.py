@@ -40,6 +40,12 @@ def method_or_none(name: str, draft: str) -> str | None:
     return name
 
 
+def datastore_or_none(datastore: str, method: str) -> str | None:
+    """The datastore to open: one that is named, or that this method needs."""
+    needs_one = method != "auto" and method_named(method).needs_datastore
+    return datastore if needs_one or datastore != "auto" else None
+
+
 def draft_reference(config: EngineConfig, method: str | None) -> str | None:
     """The draft model that this method needs, by name. Raises BadOption when it needs one and
     there is none."""

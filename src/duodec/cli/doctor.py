@@ -89,8 +89,8 @@ def doctor(
 
 def _examine(config: EngineConfig, files: dict[str, ModelFile]) -> tuple[list[Check], Speed | None]:
     """Every check that can be made, and the measurement where the pair is sound."""
+    from duodec.busy import OtherPrograms
     from duodec.cli import checks
-    from duodec.cli.busy import OtherPrograms
     from duodec.cli.speed import measure
     from duodec.config import available_cores
     from duodec.loading import core_plan, num_context_for

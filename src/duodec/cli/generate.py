@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duodec.busy import NOTABLE, OtherPrograms
 from duodec.cli import choices, options
 from duodec.cli.answering import Answer, Interruption, Stopped, answer, plain_seconds
-from duodec.cli.busy import NOTABLE, OtherPrograms
 from duodec.cli.closing import busy_line, comparison, draft_line, end_line, seconds, speed_line
 from duodec.cli.opening import open_engine
 from duodec.cli.output import AnswerWriter, is_terminal, put, say, say_dim, warn
@@ -49,6 +49,7 @@ def generate(
     target: options.Target = "smollm2",
     draft: options.DraftModel = "auto",
     target_backend: options.TargetBackend = "auto",
+    datastore: options.DatastoreFile = "auto",
     offline: options.Offline = False,
     method: options.MethodName = "auto",
     max_tokens: Annotated[
@@ -127,6 +128,7 @@ def generate(
         fast=fast,
         pace=pace,
         offline=offline,
+        datastore=choices.datastore_or_none(datastore, method),
     )
     chosen = choices.method_or_none(method, draft)
     draft_name = choices.draft_reference(config, chosen)

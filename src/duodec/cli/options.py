@@ -93,6 +93,16 @@ Offline = Annotated[
         "--offline", help="Use only models that are on the disk.", rich_help_panel=_MODELS
     ),
 ]
+DatastoreFile = Annotated[
+    str,
+    typer.Option(
+        "--datastore",
+        help="What `rest` drafts from; auto: the one that `duodec datastore build` made for this "
+        "vocabulary.",
+        metavar="FILE",
+        rich_help_panel=_MODELS,
+    ),
+]
 
 # Decoding
 

@@ -75,10 +75,13 @@ def _set(chat: Conversation, rest: str) -> None:
 
 
 def set_method(chat: Conversation, name: str) -> None:
-    """Raises BadOption for an unknown method, and for one without the draft it needs."""
+    """Raises BadOption for an unknown method, and for one without what it needs."""
     chosen = choices.method_or_none(name, "auto")
-    if chosen and method_named(chosen).needs_draft_model and chat.engine.drafter is None:
+    wanted = method_named(chosen) if chosen else None
+    if wanted and wanted.needs_draft_model and chat.engine.drafter is None:
         raise BadOption(f"method '{name}' needs a draft model; start the chat with --draft")
+    if wanted and wanted.needs_datastore and chat.engine.datastore is None:
+        raise BadOption(f"method '{name}' needs a datastore; start the chat with --method {name}")
     chat.method = chosen
 
 

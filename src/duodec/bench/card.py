@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -24,7 +23,6 @@ def environment() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "packages": {name: version(name) for name in ("duodec", "llama-cpp-python", "numpy")},
-        "load_average": [round(load, 2) for load in os.getloadavg()],
     }
 
 

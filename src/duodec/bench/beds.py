@@ -1,0 +1,234 @@
+"""Where a method runs: on the real pair, on a replay, or on a clocked target.
+
+Replays stand in for the arithmetic of a target that is not here: real drafts come from the real
+drafter process on cores of its own, and one core is left to the target's side. Methods that read
+more than the text's path run on a clocked target: real forwards that take, on its clock, what
+the replay would. Reports name both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.testbeds import ClockedTarget, EnforcedTarget, LatencyCurve, ReplayTarget
+from duodec.bench.meters import bandwidth
+from duodec.bench.recording import Turn
+from duodec.config import CorePlan, available_cores
+from duodec.core.protocols import Datastore, Drafter, DraftRequest, Query, Target
+from duodec.core.sampling import Sampler, SamplingParams
+from duodec.decoding.method import Method
+from duodec.drafting.plans import Chain
+from duodec.engine import Engine
+from duodec.events import Finished
+from duodec.loading import EngineConfig, load, num_context_for, open_drafter
+from duodec.models import resolve
+from duodec.planning.costs import Costs
+
+_SLOT = 0
+_ONE_TOKEN = np.zeros(1, dtype=np.int32)
+_FORGET_S = 5.0
+
+
+class Bed(Protocol):
+    """Answers turns with a method. ``forward_s`` is the shortest forward that the target's
+    latency, or its memory's bandwidth, allows."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def forward_s(self) -> float: ...
+
+    def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
+        """One answer. Raises DuodecError."""
+
+    def forget(self) -> None:
+        """The next answer is cold: neither side knows anything of its prompt."""
+
+
+@dataclass
+class RealBed:
+    """The models as they are."""
+
+    engine: Engine
+    sampling: SamplingParams
+    forward_s: float
+    name: str = "real"
+
+    def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
+        engine = replace(self.engine, costs=costs)
+        return _answer(engine, self.sampling, method, turn, turn.max_tokens)
+
+    def forget(self) -> None:
+        _forget(self.engine.target, self.engine.drafter)
+
+
+@dataclass
+class ReplayBed:
+    """The recorded text, at the latency of a curve."""
+
+    parts: Parts
+    curve: LatencyCurve
+    name: str = "replay"
+
+    def __post_init__(self) -> None:
+        self.forget()
+
+    @property
+    def forward_s(self) -> float:
+        return self.curve.forward_s
+
+    def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
+        self._target.recording = turn.tokens
+        engine = self.parts.engine(self._target, costs)
+        with on_cores(self.parts.target_cores):
+            return _answer(engine, self.parts.sampling, method, turn, len(turn.answer))
+
+    def forget(self) -> None:
+        self._target = ReplayTarget(_ONE_TOKEN, self.curve)
+        _forget(None, self.parts.drafter)
+
+
+@dataclass
+class ClockedBed:
+    """Real forwards on a clock by which they take what a curve says. With ``is_enforced`` draws
+    are those of the recording, whatever the target would say."""
+
+    parts: Parts
+    target: LlamaTarget
+    curve: LatencyCurve
+    is_enforced: bool = False
+
+    def __post_init__(self) -> None:
+        self.name = "enforced" if self.is_enforced else "clocked"
+        self.forget()
+
+    @property
+    def forward_s(self) -> float:
+        return self.curve.forward_s
+
+    def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
+        if self.is_enforced:
+            self._clocked.target = EnforcedTarget(self.target, turn.tokens)
+        cores = self.parts.target_cores if method.needs_draft_model else available_cores()
+        engine = self.parts.engine(self._clocked, costs, self._clocked.clock)
+        with on_cores(cores):
+            self.target.use_threads(len(cores))
+            return _answer(engine, self.parts.sampling, method, turn, len(turn.answer))
+
+    def forget(self) -> None:
+        self._clocked = ClockedTarget(self.target, self.curve)
+        _forget(self.target, self.parts.drafter)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the stand-ins share."""
+
+    vocabulary: LlamaModel
+    num_context: int
+    drafter: Drafter | None
+    datastore: Datastore | None
+    sampling: SamplingParams
+    target_cores: tuple[int, ...]
+
+    def engine(
+        self, target: Target, costs: Costs, clock: Callable[[], float] | None = None
+    ) -> Engine:
+        engine = Engine(
+            target,
+            self.vocabulary,
+            self.num_context,
+            drafter=self.drafter,
+            datastore=self.datastore,
+            costs=costs,
+        )
+        return replace(engine, clock=clock) if clock else engine
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pair, loaded: an engine for its plain text, and beds once that is known."""
+
+    recorder: Engine
+    bed_for: Callable[[Method], Bed]
+
+
+@contextmanager
+def real_stage(config: EngineConfig, sampling: SamplingParams) -> Iterator[Stage]:
+    """The pair on this machine. Raises what is wrong with its models."""
+    with load(config) as engine:
+        num_bytes = resolve(config.target, offline=True).path.stat().st_size
+        forward_s = num_bytes / bandwidth(len(available_cores()))
+        bed = RealBed(engine, sampling, forward_s)
+        yield Stage(engine, lambda method: bed)
+
+
+@contextmanager
+def replay_stage(
+    config: EngineConfig,
+    sampling: SamplingParams,
+    curve: LatencyCurve,
+    methods: Sequence[Method],
+    *,
+    is_enforced: bool,
+) -> Iterator[Stage]:
+    """The pair with its target replayed, or clocked where a method needs that."""
+    with ExitStack() as stack:
+        cores = available_cores()
+        plan = CorePlan.make(cores, target_is_on_cpu=False, num_draft_threads=config.draft_threads)
+        engine = stack.enter_context(load(replace(config, draft=None)))
+        target, model = engine.target, engine.tokenizer
+        assert isinstance(target, LlamaTarget)
+        assert isinstance(model, LlamaModel)
+        drafter = None
+        if config.draft is not None and any(method.needs_draft_model for method in methods):
+            num_context = num_context_for(config, model)
+            drafter = open_drafter(config, model, num_context, plan)
+            stack.callback(drafter.close)
+            drafter.wait_ready()
+        rest = tuple(core for core in cores if core not in plan.draft_cores) or cores
+        parts = Parts(model, engine.num_context, drafter, engine.datastore, sampling, rest)
+        replayed = ReplayBed(parts, curve)
+        clocked = ClockedBed(parts, target, curve, is_enforced)
+        yield Stage(engine, lambda method: clocked if method.reads_off_path else replayed)
+
+
+def _answer(
+    engine: Engine, sampling: SamplingParams, method: Method, turn: Turn, max_tokens: int
+) -> Finished:
+    *_, last = engine.generate(
+        turn.prompt_tokens, sampling, method=method, max_tokens=max_tokens, slot=_SLOT
+    )
+    assert isinstance(last, Finished)
+    return last
+
+
+def _forget(target: Target | None, drafter: Drafter | None) -> None:
+    """Have both sides read one token in place of what they know."""
+    if target is not None:
+        target.score([Query(_SLOT, _ONE_TOKEN)])
+    if drafter is not None:
+        drafter.submit(DraftRequest(_SLOT, _ONE_TOKEN, Chain(0), Sampler()))
+        drafter.poll(_SLOT, _FORGET_S)
+
+
+@contextmanager
+def on_cores(cores: tuple[int, ...]) -> Iterator[None]:
+    """This thread keeps to these cores, where the system can."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,68 @@
+"""A whole benchmark: prompts in, a folder with results and a report out."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+from duodec.bench.card import environment
+from duodec.bench.journal import Journal
+from duodec.bench.markdown import markdown_report
+from duodec.bench.meters import EnergyMeter, peak_bytes
+from duodec.bench.plan import BenchPlan
+from duodec.bench.report import write_report
+from duodec.bench.results import RESULTS, Results
+from duodec.bench.run import OnProgress, Runner
+from duodec.bench.scoring import score_text, score_text_and_code
+from duodec.bench.tasks import read_prompts
+
+PAGE, TABLES = "report.html", "report.md"
+
+
+def benchmark(
+    plan: BenchPlan,
+    folder: Path,
+    *,
+    command: str,
+    is_resumed: bool,
+    on_progress: OnProgress,
+) -> Results:
+    """Measure everything that the plan asks for, in ``folder``.
+
+    An interruption leaves what was measured there, as a run that is not complete. Raises
+    DuodecError, and OSError when the disk is full.
+    """
+    prompts = read_prompts(plan.data, plan.tasks, plan.limit)
+    pairs = plan.pairs()
+    card = environment()
+    card["other_programs_cores"] = 0.0
+    card["energy"] = EnergyMeter().absence
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    settings = plan.settings(command, started, [f"{p.task}/{p.prompt_id}" for p in prompts])
+    journal = (Journal.resume if is_resumed else Journal)(folder, settings)
+    score = score_text_and_code if plan.runs_code else score_text
+    is_complete = False
+    try:
+        for config in pairs:
+            runner = Runner(plan, config, journal, score, on_progress)
+            runner.run(prompts)
+            card["other_programs_cores"] = max(
+                card["other_programs_cores"], round(runner.num_other_cores, 2)
+            )
+        is_complete = True
+    finally:
+        card["peak_memory_bytes"] = peak_bytes()
+        results = Results(journal.generations, card, {**settings, "is_complete": is_complete})
+        if journal.generations:
+            write(results, folder)
+        else:
+            journal.discard()
+    return results
+
+
+def write(results: Results, folder: Path) -> None:
+    """The results and what they say."""
+    results.write(folder / RESULTS)
+    if any(not generation.error for generation in results.generations):
+        (folder / TABLES).write_text(markdown_report(results), encoding="utf-8")
+        write_report(results, folder / PAGE, raw=RESULTS)

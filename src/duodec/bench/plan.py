@@ -1,0 +1,175 @@
+"""What is to be measured, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from duodec.bench.tasks import TASKS
+from duodec.core.sampling import SamplingParams
+from duodec.decoding.method import Method
+from duodec.decoding.methods import METHODS
+from duodec.decoding.methods import method as method_named
+from duodec.errors import BadOption
+from duodec.loading import EngineConfig, draft_for
+
+SHUFFLED = "shuffled"  # the control in which answers make no sense
+BASELINE = "ar"
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method under the name that reports give it: `ar`, and `ar#2` if it is named again."""
+
+    label: str
+    name: str
+
+    def new(self) -> Method:
+        """The method as it is before its first answer."""
+        return method_named(self.name)
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """Every field is an option of `duodec bench`."""
+
+    methods: tuple[str, ...] = tuple(METHODS)
+    targets: tuple[str, ...] = (EngineConfig.target,)
+    drafts: tuple[str, ...] = ("auto",)
+    tasks: tuple[str, ...] = TASKS
+    data: Path | None = None
+    limit: int | None = 5  # prompts a task
+    max_tokens: int = 128
+    repeats: int = 1
+    replay_ms: float | None = None
+    prefill_ms: float = 0.1  # a prompt token, in a replay
+    control: str | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    datastore: str = "auto"
+    threads: int | None = None
+    draft_threads: int | None = None
+    context: int | None = None
+    exact: bool = False
+    fast: bool = False
+    offline: bool = False
+    runs_code: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.methods:
+            method_named(name)
+        if not self.methods:
+            raise BadOption("no methods are named; say, for instance, --methods ar,sps,duo")
+        for name, least in (("max_tokens", 2), ("repeats", 1), ("limit", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise BadOption(f"{name.replace('_', '-')} is {value}; use {least} or more")
+        for name in ("replay_ms", "prefill_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise BadOption(f"{name.replace('_', '-')} is {value}; use milliseconds, 0 or more")
+        if self.control not in (None, SHUFFLED):
+            raise BadOption(f"unknown control '{self.control}'; the one there is: {SHUFFLED}")
+        if self.control and self.replay_ms is None:
+            raise BadOption(
+                f"the control '{SHUFFLED}' replays a text that makes no sense; say how fast, with "
+                "--replay-ms"
+            )
+
+    @property
+    def entrants(self) -> list[Entrant]:
+        seen: Counter[str] = Counter()
+        entrants = []
+        for name in self.methods:
+            seen[name] += 1
+            entrants.append(Entrant(name if seen[name] == 1 else f"{name}#{seen[name]}", name))
+        return entrants
+
+    @property
+    def needs_datastore(self) -> bool:
+        return any(entrant.new().needs_datastore for entrant in self.entrants)
+
+    @property
+    def baseline(self) -> str:
+        """The label of plain decoding; of the first method, where it takes no part."""
+        return BASELINE if BASELINE in self.methods else self.methods[0]
+
+    def pairs(self) -> list[EngineConfig]:
+        """Every target with every draft, the drafts by name. Raises BadOption where a method
+        needs a draft model and none is known."""
+        return [self._pair(target, draft) for target in self.targets for draft in self.drafts]
+
+    def _pair(self, target: str, draft: str) -> EngineConfig:
+        config = EngineConfig(
+            target=target,
+            draft=draft,
+            context=self.context,
+            threads=self.threads,
+            draft_threads=self.draft_threads,
+            datastore=self.datastore if self.needs_datastore else None,
+            exact=self.exact,
+            fast=self.fast,
+            offline=self.offline,
+        )
+        needing = [e.label for e in self.entrants if e.new().needs_draft_model]
+        reference = draft_for(config) if needing else None
+        if needing and reference is None:
+            raise BadOption(
+                f"{', '.join(needing)} need a draft model and none is known for {target}; name "
+                "one with --draft, or leave them out with --methods"
+            )
+        return dataclasses.replace(config, draft=reference)
+
+    def settings(self, command: str, started: str, prompts: Sequence[str]) -> dict[str, Any]:
+        """For the record: what was asked, and of which prompts."""
+        sampling = self.sampling
+        return {
+            "command": command,
+            "started": started,
+            "methods": [entrant.label for entrant in self.entrants],
+            "baseline": self.baseline,
+            "tasks": list(self.tasks),
+            "targets": list(self.targets),
+            "drafts": sorted({config.draft for config in self.pairs() if config.draft}),
+            "data": self.data.name if self.data else "built-in",
+            "prompts": list(prompts),
+            "limit": self.limit,
+            "max_tokens": self.max_tokens,
+            "repeats": self.repeats,
+            "replay_ms": self.replay_ms,
+            "prefill_ms": None if self.replay_ms is None else self.prefill_ms,
+            "control": self.control,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            "kernels": "exact" if self.exact else "fast" if self.fast else "default",
+            "datastore": {"name": Path(self.datastore).name} if self.needs_datastore else None,
+            "notes": self.notes(),
+        }
+
+    def notes(self) -> list[str]:
+        """What a reader must know before any figure."""
+        notes = []
+        if self.replay_ms is not None:
+            notes.append(
+                f"The target was replayed at {self.replay_ms:g} ms a forward: its plain text was "
+                "recorded first, and its arithmetic is stood in for by waiting. Drafts, the "
+                "drafter's process and all clocks are real; a replay enforces the text, so it "
+                "proves nothing about exactness."
+            )
+            clocked = [e.label for e in self.entrants if e.new().reads_off_path]
+            if clocked:
+                notes.append(
+                    f"{', '.join(clocked)} read more than the text: they ran on a clocked target, "
+                    "real forwards whose time is replaced by the same latency."
+                )
+        if self.control:
+            notes.append(
+                "Control: the recorded answers were shuffled before they were replayed. No figure "
+                "here says how fast anything is."
+            )
+        return notes

@@ -1,0 +1,77 @@
+"""The target's plain text, recorded first: what every method must say, and what a replay says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from duodec.bench.tasks import SHORT_TASKS, SHORT_TOKENS, Prompt
+from duodec.core.sampling import SamplingParams, Tokens
+from duodec.engine import Engine
+from duodec.errors import DuodecError
+from duodec.events import Finished
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn of a conversation: the tokens put to the target and its plain answer to them."""
+
+    number: int  # 1, 2, ...
+    prompt_tokens: tuple[int, ...]
+    answer: tuple[int, ...]
+    text: str
+    max_tokens: int
+
+    @property
+    def tokens(self) -> Tokens:
+        return np.array(self.prompt_tokens + self.answer, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt with its turns; where one could not be answered, ``error`` says why, and the turns
+    before it are left out too."""
+
+    prompt: Prompt
+    turns: tuple[Turn, ...] = ()
+    error: str | None = None
+
+
+def tokens_for(task: str, max_tokens: int) -> int:
+    """Tokens that an answer to a task may have: fewer where the paper allows fewer."""
+    return min(max_tokens, SHORT_TOKENS) if task in SHORT_TASKS else max_tokens
+
+
+def record(
+    engine: Engine, prompts: Sequence[Prompt], sampling: SamplingParams, max_tokens: int
+) -> Iterator[Conversation]:
+    """The plain answers, one conversation after the other; each turn sees the answers before."""
+    for prompt in prompts:
+        limit = tokens_for(prompt.task, max_tokens)
+        messages: list[dict[str, str]] = []
+        turns: list[Turn] = []
+        try:
+            for number, question in enumerate(prompt.turns, 1):
+                messages.append({"role": "user", "content": question})
+                tokens = engine.tokens_of(messages)
+                *_, last = engine.generate(tokens, sampling, method="ar", max_tokens=limit)
+                assert isinstance(last, Finished)
+                turns.append(Turn(number, tuple(tokens), last.tokens, last.text, limit))
+                messages.append({"role": "assistant", "content": last.text})
+            yield Conversation(prompt, tuple(turns))
+        except DuodecError as error:
+            yield Conversation(prompt, error=str(error))
+
+
+def shuffled(conversation: Conversation, is_end: Callable[[int], bool]) -> Conversation:
+    """The answers' tokens in an order that means nothing; the token that ends one stays last. A
+    drafter that does well on such a text knows what it cannot know."""
+    turns = []
+    for turn in conversation.turns:
+        body = [token for token in turn.answer if not is_end(token)]
+        dice = np.random.default_rng([turn.number, *conversation.prompt.prompt_id.encode()])
+        mixed = dice.permutation(np.array(body, dtype=np.int64)).tolist()
+        turns.append(replace(turn, answer=(*mixed, *turn.answer[len(body) :])))
+    return replace(conversation, turns=tuple(turns))

@@ -1,0 +1,257 @@
+"""The measuring loop: fair turns, cold prompts, every record kept at once.
+
+For each conversation every method has its turn, in an order that rotates. A method's stores and
+costs are its own in each repeat; what it learned comes from the conversations before, never from
+another method, and never from the same prompt.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+
+from duodec.backends.testbeds import LatencyCurve
+from duodec.bench.beds import Bed, Stage, real_stage, replay_stage
+from duodec.bench.journal import Journal
+from duodec.bench.meters import EnergyMeter, resident_bytes
+from duodec.bench.plan import SHUFFLED, BenchPlan, Entrant
+from duodec.bench.recording import Conversation, Turn, record, shuffled
+from duodec.bench.results import Generation, RoundTrace
+from duodec.bench.scoring import Scorer
+from duodec.bench.tasks import Prompt
+from duodec.busy import OtherPrograms
+from duodec.core.round import Stats
+from duodec.decoding.method import Method
+from duodec.errors import DuodecError
+from duodec.events import Finished
+from duodec.loading import EngineConfig
+from duodec.planning.costs import Costs
+
+_WARM_UP = Prompt(
+    task="warm-up",
+    prompt_id="warm-up",
+    turns=("Name three uses of a paper clip, and say why each of them works.",),
+    reference=None,
+    code=None,
+)
+_WARM_UP_TOKENS = 48
+
+OnProgress = Callable[[str, int, int], None]
+"""What is being done, how much of it is done, of how much."""
+
+
+@dataclass
+class Runner:
+    """Measures a pair with all methods of a plan."""
+
+    plan: BenchPlan
+    config: EngineConfig
+    journal: Journal
+    score: Scorer
+    on_progress: OnProgress
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
+    num_other_cores: float = 0.0  # kept busy by other programs, in the busiest repeat
+
+    def run(self, prompts: Sequence[Prompt]) -> None:
+        """Measure what the journal lacks. Raises DuodecError when the pair cannot be loaded."""
+        entrants = [e for e in self.plan.entrants if not self._is_done_with_another_draft(e)]
+        if not entrants:
+            return
+        with self._stage(entrants) as stage:
+            conversations = self._record(stage, prompts)
+            for repeat in range(self.plan.repeats):
+                self._repeat(stage, entrants, conversations, repeat)
+
+    def _is_done_with_another_draft(self, entrant: Entrant) -> bool:
+        """A method without a draft model is measured once a target."""
+        if entrant.new().needs_draft_model:
+            return False
+        first = next(c for c in self.plan.pairs() if c.target == self.config.target)
+        return first != self.config
+
+    def _stage(self, entrants: Sequence[Entrant]) -> AbstractContextManager[Stage]:
+        sampling = self.plan.sampling
+        if self.plan.replay_ms is None:
+            return real_stage(self.config, sampling)
+        curve = LatencyCurve(self.plan.replay_ms / 1e3, prefill_s=self.plan.prefill_ms / 1e3)
+        return replay_stage(
+            self.config,
+            sampling,
+            curve,
+            [entrant.new() for entrant in entrants],
+            is_enforced=self.plan.control == SHUFFLED,
+        )
+
+    def _record(self, stage: Stage, prompts: Sequence[Prompt]) -> list[Conversation]:
+        """The warm-up conversation, then one a prompt."""
+        engine, plan = stage.recorder, self.plan
+        found = list(record(engine, [_WARM_UP], plan.sampling, _WARM_UP_TOKENS))
+        for conversation in record(engine, prompts, plan.sampling, plan.max_tokens):
+            if plan.control == SHUFFLED:
+                conversation = shuffled(conversation, engine.tokenizer.is_end)
+            found.append(conversation)
+            self.on_progress("recording plain text", len(found) - 1, len(prompts))
+        return found
+
+    def _repeat(
+        self,
+        stage: Stage,
+        entrants: Sequence[Entrant],
+        conversations: Sequence[Conversation],
+        repeat: int,
+    ) -> None:
+        warm_up, *measured = conversations
+        costs = {entrant.label: Costs() for entrant in entrants}
+        for entrant in entrants:  # costs are learned; what else is learned is forgotten again
+            method = entrant.new()
+            for _ in self._answers(stage.bed_for(method), method, costs[entrant.label], warm_up):
+                pass
+        methods = {entrant.label: entrant.new() for entrant in entrants}
+        others = OtherPrograms()
+        done = {generation.key for generation in self.journal.generations}
+        for number, conversation in enumerate(measured):
+            first = (number + repeat) % len(entrants)
+            for entrant in (*entrants[first:], *entrants[:first]):
+                method = methods[entrant.label]
+                self.on_progress(
+                    f"{conversation.prompt.task}, {entrant.label}",
+                    repeat * len(measured) + number,
+                    self.plan.repeats * len(measured),
+                )
+                blank = self._blanks(stage, entrant, method, conversation, repeat)
+                is_known = all(generation.key in done for generation in blank)
+                if is_known and not method.learns:
+                    continue
+                bed = stage.bed_for(method)
+                self.journal.check_room()
+                for generation in self._conversation(
+                    bed, method, costs[entrant.label], conversation, blank
+                ):
+                    if generation.key not in done:
+                        self.journal.keep(generation)
+            self.num_other_cores = max(self.num_other_cores, others.num_cores)
+
+    def _blanks(
+        self,
+        stage: Stage,
+        entrant: Entrant,
+        method: Method,
+        conversation: Conversation,
+        repeat: int,
+    ) -> list[Generation]:
+        """The records of a conversation before anything was measured."""
+        prompt = conversation.prompt
+        return [
+            Generation(
+                task=prompt.task,
+                prompt_id=prompt.prompt_id,
+                turn=number,
+                method=entrant.label,
+                target=self.config.target,
+                draft=self.config.draft if method.needs_draft_model else None,
+                repeat=repeat,
+                test_bed=stage.bed_for(method).name,
+                error=conversation.error,
+            )
+            for number in range(1, len(prompt.turns) + 1)
+        ]
+
+    def _conversation(
+        self,
+        bed: Bed,
+        method: Method,
+        costs: Costs,
+        conversation: Conversation,
+        blanks: Sequence[Generation],
+    ) -> Iterator[Generation]:
+        """The records of a conversation; those that fail say why."""
+        if conversation.error:
+            yield from blanks
+            return
+        answers = self._answers(bed, method, costs, conversation)
+        for blank, turn in zip(blanks, conversation.turns, strict=True):
+            try:
+                answer, joules = next(answers)
+            except DuodecError as error:
+                yield replace(blank, error=str(error))
+                answers = iter(())  # what follows it would follow another text
+                continue
+            except StopIteration:
+                yield replace(blank, error="an earlier turn failed")
+                continue
+            yield self._record_of(blank, bed, method, conversation.prompt, turn, answer, joules)
+
+    def _answers(
+        self, bed: Bed, method: Method, costs: Costs, conversation: Conversation
+    ) -> Iterator[tuple[Finished, float | None]]:
+        """Each turn's answer and the energy it took; only the first is cold."""
+        bed.forget()
+        for turn in conversation.turns:
+            gc.collect()
+            before = self.energy.read()
+            answer = bed.answer(method, turn, costs)
+            yield answer, self.energy.joules_since(before)
+
+    def _record_of(
+        self,
+        blank: Generation,
+        bed: Bed,
+        method: Method,
+        prompt: Prompt,
+        turn: Turn,
+        answer: Finished,
+        joules: float | None,
+    ) -> Generation:
+        """A record with its measures."""
+        stats = answer.stats
+        is_sampled = self.plan.sampling.temperature > 0
+        proves_text = bed.name in ("real", "clocked")
+        is_exempt = method.name == "sps-rejection" and is_sampled  # exact in law only
+        is_identical = answer.tokens == turn.answer if proves_text and not is_exempt else None
+        forwards_per_second = 1 / bed.forward_s if bed.forward_s else math.inf
+        is_last = turn.number == len(prompt.turns)
+        return replace(
+            _measured(blank, stats),
+            identical=is_identical,
+            ceiling_tokens_per_second=stats.mean_accepted * forwards_per_second,
+            memory_bytes=resident_bytes(),
+            energy_j=joules,
+            score=self.score(prompt, answer.text) if is_last else None,
+        )
+
+
+def _measured(blank: Generation, stats: Stats) -> Generation:
+    """A record with what rounds and clocks say of an answer."""
+    begin_s = stats.begin_s
+    return replace(
+        blank,
+        prompt_tokens=stats.num_prompt_tokens,
+        new_tokens=stats.num_new_tokens,
+        ttft_s=stats.ttft_s,
+        decode_s=stats.decode_s,
+        rounds=len(stats.rounds),
+        mean_accepted=stats.mean_accepted,
+        acceptance_histogram=stats.acceptance_histogram,
+        draft_tokens=stats.num_draft_tokens,
+        accepted_tokens=stats.num_accepted_tokens,
+        target_busy_s=sum(r.end_s - r.start_s for r in stats.rounds),
+        draft_busy_s=sum(r.overlap_s + r.draft_wait_s for r in stats.rounds),
+        overlap=stats.overlap,
+        near_ties=stats.num_near_ties,
+        drafter_restarts=stats.drafter_restarts,
+        trace=[
+            RoundTrace(
+                start_s=r.start_s - begin_s,
+                end_s=r.end_s - begin_s,
+                num_tokens=len(r.tokens),
+                num_accepted=r.num_accepted,
+                num_scored=r.num_scored,
+                draft_wait_s=r.draft_wait_s,
+                overlap_s=r.overlap_s,
+            )
+            for r in stats.rounds
+        ],
+    )

@@ -1,0 +1,341 @@
+"""`duodec bench`: every method on the seven tasks, in one run and one report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duodec.cli import options
+from duodec.cli.output import is_terminal, say, say_dim
+from duodec.cli.report import check_installed, show_run
+from duodec.core.sampling import SamplingParams
+from duodec.decoding.methods import METHODS
+from duodec.errors import BadOption
+
+if TYPE_CHECKING:
+    from duodec.bench.plan import BenchPlan
+    from duodec.bench.results import Results
+
+EPILOG = f"""
+[bold]Examples[/bold]
+
+duodec bench --methods ar,sps,lookup --tasks qa,humaneval --limit 2
+
+duodec bench --replay-ms 25 --max-tokens 96     a target that takes 25 ms a forward, on any machine
+
+duodec bench --data spec_bench --methods ar,ar     a control: 1.00 is within the interval
+
+duodec bench --resume --output bench-1     go on with a run that was interrupted
+
+The folder holds results.json (raw times included), report.md and report.html; see also
+`duodec report`.
+
+[bold]Exit status[/bold]
+
+0: measured. 1: something failed, or the disk is full. 2: bad input. 130: interrupted; what was
+measured is kept.
+
+{options.methods_help()}
+"""
+
+_INTERRUPTED = 130
+_ALL = "all"
+_PANEL = "Benchmark"
+
+
+def bench(
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods",
+            help="Methods, by commas; one may be named twice, and sps:2 drafts two tokens. all: "
+            "every one that is exact, `rest` only with a datastore.",
+            metavar="A,B,...",
+            rich_help_panel=_PANEL,
+        ),
+    ] = _ALL,
+    tasks: Annotated[
+        str,
+        typer.Option(
+            "--tasks",
+            help="Tasks, by commas: mt_bench, translation, summarization, qa, math_reasoning, "
+            "rag, humaneval; or all.",
+            metavar="A,B,...",
+            rich_help_panel=_PANEL,
+        ),
+    ] = _ALL,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            help="A folder of prompts in Spec-Bench's format; without it, our own.",
+            metavar="FOLDER",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    limit: Annotated[
+        int,
+        typer.Option(
+            "--limit", help="Prompts a task, spread over it; 0: all.", rich_help_panel=_PANEL
+        ),
+    ] = 5,
+    max_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            help="Tokens of an answer at most; qa and rag get 32, as in the papers.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = 128,
+    repeats: Annotated[
+        int, typer.Option("--repeats", help="Runs of everything.", rich_help_panel=_PANEL)
+    ] = 1,
+    replay_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--replay-ms",
+            help="Record the target's plain text, then replay it at this latency: a stand-in for "
+            "a target that is not here.",
+            metavar="MS",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    prefill_ms: Annotated[
+        float,
+        typer.Option(
+            "--prefill-ms",
+            help="A prompt token in a replay.",
+            metavar="MS",
+            rich_help_panel=_PANEL,
+        ),
+    ] = 0.1,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            "--control",
+            help="shuffled: replay answers whose tokens are shuffled; no draft may do well.",
+            metavar="NAME",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    run_code: Annotated[
+        bool,
+        typer.Option(
+            "--run-code",
+            help="Run the programs of humaneval's answers, to say whether they are right. A child "
+            "process with limits guards against accidents, not against malice.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The folder for results and report; by default a new one.",
+            metavar="FOLDER",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in --output, asked for the same.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target",
+            "-m",
+            help="A target; several may be given. \\[default: smollm2]",
+            metavar="MODEL",
+            show_default=False,
+            rich_help_panel="Models",
+        ),
+    ] = None,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--draft",
+            "-md",
+            help="A draft model; several may be given. \\[default: auto]",
+            metavar="MODEL",
+            show_default=False,
+            rich_help_panel="Models",
+        ),
+    ] = None,
+    datastore: options.DatastoreFile = "auto",
+    offline: options.Offline = False,
+    exact: options.Exact = False,
+    fast: options.Fast = False,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", "-s", help="Of every answer.", rich_help_panel="Sampling"),
+    ] = 0,
+    context: options.ContextSize = None,
+    threads: options.Threads = None,
+    draft_threads: options.DraftThreads = None,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="No progress, no tables.", rich_help_panel="Output"),
+    ] = False,
+) -> None:
+    """Measure methods beside each other: speed, acceptance, overlap, and the same text.
+
+    Prompts are cold, methods take turns in an order that rotates, and every answer is compared
+    with plain decoding. Raw times are kept.
+    """
+    from duodec.bench.plan import BenchPlan
+    from duodec.bench.tasks import tasks_named
+
+    check_installed()
+    if resume and output is None:
+        raise BadOption("--resume needs the folder to go on with; name it with --output")
+    plan = BenchPlan(
+        methods=_methods(methods, datastore, target or [], offline=offline),
+        targets=tuple(target or BenchPlan.targets),
+        drafts=tuple(draft or BenchPlan.drafts),
+        tasks=tuple(tasks_named(tasks)),
+        data=data,
+        limit=limit or None,
+        max_tokens=max_tokens,
+        repeats=repeats,
+        replay_ms=replay_ms,
+        prefill_ms=prefill_ms,
+        control=control,
+        sampling=SamplingParams(temperature=temperature, top_p=top_p, seed=seed),
+        datastore=datastore,
+        context=context,
+        threads=threads,
+        draft_threads=draft_threads,
+        exact=exact,
+        fast=fast,
+        offline=offline,
+        runs_code=run_code,
+    )
+    folder = output or Path(datetime.now().strftime("bench-%Y%m%d-%H%M%S"))
+    _measure(plan, folder, is_resumed=resume, is_quiet=quiet)
+
+
+def _measure(plan: BenchPlan, folder: Path, *, is_resumed: bool, is_quiet: bool) -> None:
+    from duodec.bench.benchmark import PAGE, TABLES, benchmark
+
+    command = shlex.join(["duodec", *sys.argv[1:]])
+    try:
+        with _bar(is_quiet=is_quiet) as on_progress:
+            results = benchmark(
+                plan, folder, command=command, is_resumed=is_resumed, on_progress=on_progress
+            )
+    except KeyboardInterrupt:
+        say("")
+        say_dim(f"interrupted; what was measured is in {folder}: go on with --resume")
+        raise typer.Exit(_INTERRUPTED) from None
+    if not is_quiet:
+        show_run(results)
+    say_dim(f"written to {folder}: results.json, {TABLES}, {PAGE}")
+    _exit_status(results)
+
+
+def _exit_status(results: Results) -> None:
+    failed = sum(generation.error is not None for generation in results.generations)
+    differing = sum(generation.identical is False for generation in results.generations)
+    if failed:
+        say(f"duodec: {failed} answers failed; the report lists them")
+    if differing:
+        say(f"duodec: {differing} answers are not plain decoding's; the report counts them")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _methods(names: str, datastore: str, targets: list[str], *, offline: bool) -> tuple[str, ...]:
+    """The methods of a list such as ``ar,sps:2``."""
+    if names != _ALL:
+        return tuple(name.strip() for name in names.split(",") if name.strip())
+    chosen = [name for name, kind in METHODS.items() if name != "sps-rejection"]
+    if not _has_datastore(datastore, targets, offline=offline):
+        say_dim("without `rest`: there is no datastore; see `duodec datastore build`")
+        chosen.remove("rest")
+    return tuple(chosen)
+
+
+def _has_datastore(datastore: str, targets: list[str], *, offline: bool) -> bool:
+    from duodec.backends.llamacpp.model import LlamaModel
+    from duodec.datastores import open_for
+    from duodec.loading import DEFAULT_TARGET
+    from duodec.models import resolve
+
+    for target in targets or [DEFAULT_TARGET]:
+        path = resolve(target, offline=offline).path
+        vocabulary = LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
+        try:
+            open_for(vocabulary, None if datastore == "auto" else Path(datastore))
+        except BadOption:
+            if datastore != "auto":
+                raise
+            return False
+        finally:
+            vocabulary.close()
+    return True
+
+
+@contextmanager
+def _bar(*, is_quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Progress on stderr: a bar with the time left, or off a terminal a line now and then."""
+    if is_quiet:
+        yield lambda words, done, total: None
+    elif not is_terminal(sys.stderr):
+        yield _Lines()
+    else:
+        from rich import progress
+        from rich.console import Console
+
+        with progress.Progress(
+            progress.TextColumn("{task.description:<28}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        ) as bar:
+            stages: dict[bool, progress.TaskID] = {}
+
+            def show(words: str, done: int, total: int) -> None:
+                is_recording = words.startswith("recording")
+                if is_recording not in stages:  # each stage has a speed of its own
+                    for task in stages.values():
+                        bar.update(task, visible=False)
+                    stages[is_recording] = bar.add_task(words, total=total)
+                bar.update(stages[is_recording], description=words, completed=done, total=total)
+
+            yield show
+
+
+class _Lines:
+    """A line whenever another prompt begins."""
+
+    def __init__(self) -> None:
+        self._last = (-1, -1)
+
+    def __call__(self, words: str, done: int, total: int) -> None:
+        if (done, total) != self._last:
+            self._last = (done, total)
+            say(f"{done}/{total}  {words}")
