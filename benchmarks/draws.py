@@ -17,10 +17,10 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from benchmarks.card import environment
-from benchmarks.testbed import RESULTS
+from benchmarks import RESULTS
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores
+from duodec.bench.card import environment
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.core.rows import Row, log_normaliser, top

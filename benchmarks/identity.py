@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.card import environment
-from benchmarks.prompts import read_prompts
-from benchmarks.testbed import RESULTS
+from benchmarks import RESULTS
 from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.bench.card import environment
+from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.rows import Row
@@ -146,16 +146,16 @@ def main(
     """Compare every method's text with plain decoding's."""
     console = Console()
     counts: dict[str, Count] = {}
-    chosen = read_prompts(data, limit)[:prompts]
+    chosen = read_prompts(data, TASKS, limit)[:prompts]
     with load(EngineConfig(target=target, draft=draft, exact=exact, fast=fast)) as engine:
         assert isinstance(engine.target, LlamaTarget)
         judge = Judge(engine.target)
-        tokens = engine.tokens_of([{"role": "user", "content": chosen[0].text}])
+        tokens = engine.tokens_of([{"role": "user", "content": chosen[0].turns[0]}])
         plain = answer(engine, tokens, SamplingParams(), "ar", 64)
         moved = judge.measure([*tokens, *plain.tokens], len(plain.tokens))
         console.print(f"logits move by up to {moved.max():.3g}, 99th percentile {judge.delta:.3g}")
         for prompt in track(chosen, "comparing"):
-            tokens = engine.tokens_of([{"role": "user", "content": prompt.text}])
+            tokens = engine.tokens_of([{"role": "user", "content": prompt.turns[0]}])
             for temperature in TEMPERATURES:
                 top_p = 0.95 if temperature else 1.0
                 sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=7)

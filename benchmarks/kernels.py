@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks.card import environment
+from benchmarks import RESULTS
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.bench.card import environment
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.models import resolve
@@ -130,7 +131,7 @@ def main() -> None:
                               "deviation": worst, "ms": cells})  # fmt: skip
                 shown = ", ".join(f"{name} {ms:.1f}" for name, ms in cells.items())
                 console.print(f"{model} at {length}, {setting}: moves {worst:.3g}; ms: {shown}")
-    path = Path(__file__).parent / "results" / "kernels.json"
+    path = RESULTS / "kernels.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"environment": environment(), "table": table}, indent=1) + "\n")
 

@@ -42,7 +42,7 @@ HOMES = {
     "click": ("cli",),
     "prompt_toolkit": ("cli",),
     "rich": ("cli", "models"),
-    "psutil": ("config", "cli", "bench", "backends/process"),
+    "psutil": ("busy", "config", "cli", "bench", "backends/process"),
     "scipy": ("bench",),
     "starlette": ("server",),
     "uvicorn": ("server",),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from duodec.errors import BadOption
@@ -24,12 +25,8 @@ def render(template: str, messages: Sequence[Message], *, bos: str, eos: str) ->
     The template comes with the model file, so it runs in jinja2's sandbox. Raises BadOption
     when it refuses the messages.
     """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
     try:
-        return environment.from_string(template).render(
+        return _compiled(template).render(
             messages=[dict(message) for message in messages],
             add_generation_prompt=True,
             bos_token=bos,
@@ -42,6 +39,15 @@ def render(template: str, messages: Sequence[Message], *, bos: str, eos: str) ->
             f"the model's chat template refuses these messages ({error}); "
             "change them, or give the text as it is with --raw"
         ) from error
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    return environment.from_string(template)
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

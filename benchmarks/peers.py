@@ -1,0 +1,213 @@
+"""Acceptance beside transformers': assisted generation and prompt lookup on the same weights.
+
+Both models are dequantised to fp32, once for each library. transformers decodes every prompt
+plainly, with an assistant and with prompt lookup; our `sps` and `lookup` then draft for the very
+text that it decoded. Speed is not compared: transformers' loop on a CPU is no rival.
+
+    python -m benchmarks.peers --data FOLDER --limit 3
+
+Needs the torch extra: pip install -e '.[torch]'.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import transformers
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks import RESULTS, SCRATCH
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target import LlamaDraftModel
+from duodec.backends.testbeds import LatencyCurve, ReplayTarget
+from duodec.bench.card import environment
+from duodec.bench.recording import tokens_for
+from duodec.bench.tasks import TASKS, read_prompts
+from duodec.core.sampling import SamplingParams
+from duodec.drafting.inline import InlineDrafter
+from duodec.engine import Engine
+from duodec.events import Finished
+from duodec.models import resolve
+
+_ALL_F32 = 0  # llama.cpp's number for a file of 32-bit floats
+
+
+@dataclass
+class Count:
+    """Tokens of rounds that could be drafted for, and these rounds."""
+
+    num_tokens: int = 0
+    num_rounds: int = 0
+
+    def add(self, num_tokens: int, num_rounds: int) -> None:
+        self.num_tokens += num_tokens
+        self.num_rounds += num_rounds
+
+    @property
+    def mean_accepted(self) -> float:
+        return self.num_tokens / self.num_rounds
+
+
+def in_fp32(path: Path) -> Path:
+    """The model with its weights as 32-bit floats, made once."""
+    made = SCRATCH / f"{path.stem}-f32.gguf"
+    if not made.exists():
+        SCRATCH.mkdir(exist_ok=True)
+        lib: Any = library.load(is_exact=False)
+        params = lib.llama_model_quantize_default_params()
+        params.ftype, params.allow_requantize = _ALL_F32, True
+        status = lib.llama_model_quantize(
+            str(path).encode(), str(made).encode(), ctypes.byref(params)
+        )
+        assert status == 0, f"llama.cpp could not convert {path}"
+    return made
+
+
+def in_transformers(path: Path) -> Any:
+    """The same weights in transformers, dequantised to fp32."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(path.parent), gguf_file=path.name, dtype=torch.float32
+    )
+    return model.eval()
+
+
+@contextmanager
+def counted(model: Any) -> Iterator[list[int]]:
+    """Forwards of a model, counted in a list of one."""
+    count, forward = [0], model.forward
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        return forward(*args, **kwargs)
+
+    model.forward = counting
+    try:
+        yield count
+    finally:
+        model.forward = forward
+
+
+def theirs(
+    model: Any, prompt: Sequence[int], max_tokens: int, ends: Sequence[int], **options: Any
+) -> tuple[list[int], int]:
+    """transformers' answer, and the target forwards that it took."""
+    ids = torch.tensor([list(prompt)])
+    with counted(model) as count, torch.inference_mode():
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            eos_token_id=list(ends),
+            pad_token_id=ends[0],
+            **options,
+        )
+    return output[0, len(prompt) :].tolist(), count[0]
+
+
+def ours(
+    name: str, vocabulary: LlamaModel, draft: LlamaDraftModel, prompt: list[int], answer: list[int]
+) -> Finished:
+    """Our method on the same text: a replay that takes no time."""
+    recording = np.array(prompt + answer, dtype=np.int32)
+    engine = Engine(
+        ReplayTarget(recording, LatencyCurve(0.0)),
+        vocabulary,
+        num_context=len(recording) + 1,
+        drafter=InlineDrafter(draft),
+    )
+    *_, last = engine.generate(prompt, SamplingParams(), method=name, max_tokens=len(answer))
+    assert isinstance(last, Finished)
+    return last
+
+
+def main(
+    data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
+    limit: Annotated[int, typer.Option(help="Prompts a task.")] = 3,
+    max_tokens: Annotated[int, typer.Option(help="Tokens an answer.")] = 96,
+    num_tokens: Annotated[int, typer.Option(help="Draft tokens a round of sps.")] = 4,
+) -> None:
+    """Compare mean accepted tokens with transformers'."""
+    transformers.logging.set_verbosity_error()
+    paths = {name: resolve(name).path for name in ("smollm2", "smollm2-draft")}
+    target, assistant = (in_transformers(path) for path in paths.values())
+    vocabulary = LlamaModel(paths["smollm2"], vocabulary_only=True, num_gpu_layers=0)
+    drafts = {
+        "fp32": LlamaModel(in_fp32(paths["smollm2-draft"]), num_gpu_layers=0),
+        "q4_0": LlamaModel(paths["smollm2-draft"], num_gpu_layers=0),
+    }
+    drafters = {
+        kind: LlamaDraftModel(model, num_context=4096, num_threads=2)
+        for kind, model in drafts.items()
+    }
+    assistant.generation_config.num_assistant_tokens = num_tokens
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    assistant.generation_config.assistant_confidence_threshold = 0.0
+    ends = [t for t in range(vocabulary.num_vocab) if vocabulary.is_end(t)]
+    engine = Engine(ReplayTarget(np.zeros(1, np.int32), LatencyCurve(0.0)), vocabulary, 8192)
+
+    counts: dict[str, Count] = {}
+    num_parted = 0
+    for prompt in track(read_prompts(data, TASKS, limit), console=Console(stderr=True)):
+        tokens = engine.tokens_of([{"role": "user", "content": prompt.turns[0]}])
+        length = tokens_for(prompt.task, max_tokens)
+        answer, num_forwards = theirs(target, tokens, length, ends)
+        assert len(answer) == num_forwards, "plain decoding draws a token a forward"
+        if len(answer) < 2:
+            continue
+        for name, options in (
+            ("transformers, assisted", {"assistant_model": assistant}),
+            (
+                "transformers, prompt lookup",
+                {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3},
+            ),
+        ):
+            said, num_forwards = theirs(target, tokens, length, ends, **options)
+            num_parted += said != answer
+            # their first forward verifies a draft as well; ours never waits for one
+            counts.setdefault(name, Count()).add(len(said), num_forwards)
+        for name, label, kind in (
+            (f"sps:{num_tokens}", "duodec, sps, fp32 draft", "fp32"),
+            (f"sps:{num_tokens}", "duodec, sps, q4_0 draft as shipped", "q4_0"),
+            ("lookup", "duodec, lookup", "fp32"),
+        ):
+            stats = ours(name, vocabulary, drafters[kind], tokens, answer).stats
+            first = len(stats.rounds[0].tokens)
+            counts.setdefault(label, Count()).add(
+                stats.num_new_tokens - first, len(stats.rounds) - 1
+            )
+    for name, count in counts.items():
+        print(f"{name:<40} {count.mean_accepted:.3f}  ({count.num_tokens}/{count.num_rounds})")
+    print(f"{num_parted} of their drafted answers part from their plain ones")
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "peers.json").write_text(
+        json.dumps(
+            {
+                "environment": environment()
+                | {"torch": torch.__version__, "transformers": transformers.__version__},
+                "settings": {
+                    "limit": limit, "max_tokens": max_tokens, "num_tokens": num_tokens,
+                    "data": data.name if data else "built-in",
+                },
+                "mean_accepted": {n: c.mean_accepted for n, c in counts.items()},
+                "tokens_and_rounds": {n: [c.num_tokens, c.num_rounds] for n, c in counts.items()},
+                "parted": num_parted,
+            },
+            indent=1,
+        )
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    typer.run(main)
