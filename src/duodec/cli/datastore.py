@@ -1,4 +1,4 @@
-"""`duodec datastore`: text that the method rest drafts from."""
+"""`duodec datastore`: what the method `rest` drafts from, built and listed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,16 @@ _SCHEMA_VERSION = 1
 app = typer.Typer(
     context_settings=CONTEXT_SETTINGS,
     rich_markup_mode="rich",
-    no_args_is_help=True,
-    help="Make and list datastores: text of yours that the method rest drafts from.",
     epilog="[bold]Examples[/bold]\n\nduodec datastore build ~/project/src notes.md chats.jsonl\n\n"
     "duodec datastore build -m qwen2.5-coder-1.5b ~/project\n\nduodec datastore info",
 )
+
+
+@app.callback(invoke_without_command=True)
+def datastore(context: typer.Context) -> None:
+    """Build and list datastores: text of yours that the method `rest` drafts from."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command(context_settings=CONTEXT_SETTINGS)

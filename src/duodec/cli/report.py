@@ -45,7 +45,7 @@ def report(
         typer.Argument(
             help="A results.json of duodec bench, or its folder; several are compared with the "
             "first.",
-            metavar="FILE...",
+            metavar="FILE",
             show_default=False,
         ),
     ],

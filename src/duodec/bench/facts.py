@@ -1,0 +1,54 @@
+"""How a run was made, for people: its settings and its machine as names and words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from duodec.bench.results import Results
+
+_NONE = "-"
+_LONG_LIST = 16
+
+
+def flat(facts: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(name, words) of every fact; one inside of another as `packages numpy`."""
+    for key, value in facts.items():
+        name = f"{prefix}{key.replace('_', ' ')}"
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{name} ")
+        elif isinstance(value, list):
+            yield name, _listed(list(map(str, value)))
+        elif key.endswith("_bytes") and isinstance(value, (int, float)):
+            yield name.removesuffix(" bytes"), f"{value / 2**30:.2f} GiB"
+        elif key.endswith("_gib") and value is not None:
+            yield name.removesuffix(" gib"), f"{value} GiB"
+        elif isinstance(value, bool):
+            yield name, "yes" if value else "no"
+        else:
+            yield name, _NONE if value in (None, "", {}) else str(value)
+
+
+def _listed(words: list[str]) -> str:
+    if len(words) > _LONG_LIST:
+        return f"{len(words)}, from {words[0]} to {words[-1]}"
+    return ", ".join(words) or _NONE
+
+
+def headline(results: Results) -> list[tuple[str, str]]:
+    """What a reader wants to know before any figure."""
+    settings = results.settings
+    answers = results.generations
+    facts: list[tuple[str, object]] = [
+        ("prompts", len({(g.task, g.prompt_id) for g in answers})),
+        ("tasks", len(results.tasks)),
+        ("methods", len(results.methods)),
+        ("answers", len(answers)),
+        ("repeats", settings.get("repeats")),
+        ("test bed", ", ".join(dict.fromkeys(g.test_bed for g in answers))),
+        ("ms a forward", settings.get("replay_ms")),
+        ("tokens an answer, at most", settings.get("max_tokens")),
+        ("temperature", settings.get("temperature")),
+        ("control", settings.get("control")),
+    ]
+    return [(name, str(value)) for name, value in facts if value is not None]

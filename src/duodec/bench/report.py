@@ -1,0 +1,86 @@
+"""A run, or several beside each other, as one HTML page that needs no network and no script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from duodec.bench.comparison import compare
+from duodec.bench.facts import flat, headline
+from duodec.bench.figures.acceptance import acceptance_figure
+from duodec.bench.figures.speed import speed_figures
+from duodec.bench.figures.timeline import timeline_figure
+from duodec.bench.measures import PairMeasures, measure
+from duodec.bench.pairs import generations_of
+from duodec.bench.results import RESULTS, Results
+from duodec.bench.sentences import cautions, failures, verdict
+from duodec.bench.tables import cost_table, paper_table, task_tables
+from duodec.bench.timeline import timeline
+
+_MOST_FAILURES = 100  # named one by one
+_SHOWN_ELSEWHERE = {"command", "notes"}
+
+
+def write_report(results: Results, path: Path, *, raw: str = RESULTS) -> None:
+    """The page of one run, whole or not at all; ``raw`` is the link to its records, from the
+    page's folder. Raises OSError."""
+    failed = failures(results)
+    page = _render(
+        "report.html.j2",
+        results=results,
+        sections=[_section(results, i, m) for i, m in enumerate(measure(results))],
+        cautions=cautions(results),
+        failures=failed[:_MOST_FAILURES],
+        num_more_failures=len(failed[_MOST_FAILURES:]),
+        headline=headline(results),
+        machine=list(flat(results.environment)),
+        asked=[fact for fact in flat(results.settings) if fact[0] not in _SHOWN_ELSEWHERE],
+        raw=raw,
+    )
+    _write(path, page)
+
+
+def write_comparison(results: Sequence[Results], names: Sequence[str], path: Path) -> None:
+    """The page of several runs, whole or not at all. Raises OSError."""
+    tables = compare(results, names)
+    _write(path, _render("comparison.html.j2", runs=results, names=names, tables=tables))
+
+
+def _section(results: Results, number: int, measures: PairMeasures) -> dict[str, Any]:
+    """What the page shows of one pair."""
+    ours = generations_of(results, measures.pair)
+    shown = timeline(ours, measures.methods, measures.baseline)
+    return {
+        "measures": measures,
+        "verdict": verdict(measures),
+        "paper": paper_table(measures),
+        "speed": speed_figures(f"speed{number}", measures),
+        "acceptance": acceptance_figure(f"acceptance{number}", measures),
+        "timeline": shown,
+        "timeline_figure": timeline_figure(f"timeline{number}", shown) if shown else None,
+        "tasks": task_tables(measures),
+        "costs": cost_table(measures, results.environment.get("energy") or "not measured"),
+    }
+
+
+def _render(template: str, **facts: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(facts)
+
+
+def _write(path: Path, page: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(page, encoding="utf-8", errors="replace")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

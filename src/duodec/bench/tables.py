@@ -1,0 +1,226 @@
+"""The tables of a report, and their Markdown: as in the papers, a table a task, and costs.
+
+A column that nothing was measured for is left out, and a note says so. A loss (an interval
+below 1) is marked in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from duodec.bench.measures import Measures, PairMeasures
+from duodec.bench.statistics import Ratio
+
+ALL = "all tasks"
+LEGEND = "slower: the 95% interval of the ratio lies below 1"
+_MISSING = "-"
+_SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*[]<>|"})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a table: the figure, what belongs to it, and a mark in a word."""
+
+    text: str
+    detail: str = ""
+    mark: str = ""  # slower, faster or failed
+    heat: int = 0  # -3 (far slower) to 3 (far faster)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Row heads stand in the first column; `notes` say what is left out, and why."""
+
+    caption: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of `Measures`; `absence` says why it may be missing everywhere."""
+
+    head: str
+    cell: Callable[[Measures], Cell | None]
+    absence: str
+
+
+def paper_table(measures: PairMeasures) -> Table:
+    """Methods by tasks, in each cell the speed-up and the tokens a forward."""
+    tasks = (*measures.tasks, None)
+    rows = [
+        (Cell(method), *(_paper_cell(measures.of(method, task)) for task in tasks))
+        for method in measures.methods
+    ]
+    return Table(
+        f"Speed over {measures.baseline}'s / tokens a target forward",
+        ("method", *measures.tasks, ALL),
+        tuple(rows),
+    )
+
+
+def task_tables(measures: PairMeasures) -> list[Table]:
+    """The figures of all tasks together, then those of each."""
+    columns = (
+        Column("tok/s", lambda m: _number(m.tokens_per_second, 1), "no answer had two rounds"),
+        Column(f"to {measures.baseline} (95%)", _ratio, f"{measures.baseline} is missing"),
+        Column("tokens a forward", lambda m: _number(m.mean_accepted, 2), "no answer"),
+        Column("TTFT ms", lambda m: _ms(m.ttft_s), "no answer"),
+        Column("ms a token", lambda m: _ms(m.token_latency_s), "no answer had two rounds"),
+        Column("gap p95 ms", lambda m: _ms(m.gap_p95_s), "no answer had two rounds"),
+        Column("overlap", lambda m: _percent(m.overlap), "no drafter"),
+        Column(
+            "same text",
+            lambda m: _counted(m.identical),
+            "not promised, or not provable on this test bed",
+        ),
+        Column("near ties", lambda m: _number(m.num_near_ties, 0), "not counted"),
+        Column("right answers", lambda m: _counted(m.score), "not asked for"),
+        Column("failed", _failed, ""),
+    )
+    return [
+        _table(task or ALL, columns, [measures.of(m, task) for m in measures.methods])
+        for task in (None, *measures.tasks)
+    ]
+
+
+def cost_table(measures: PairMeasures, no_energy: str) -> Table:
+    """How near each method comes to its ceilings, and what it costs; ``no_energy`` says why
+    there may be no energy."""
+    columns = (
+        Column("tok/s", lambda m: _number(m.tokens_per_second, 1), "no answer had two rounds"),
+        Column(
+            "if drafting were free",
+            lambda m: _with_share(m.drafting_free_tokens_per_second, m.efficiency),
+            "no answer had two rounds",
+        ),
+        Column(
+            "target's ceiling",
+            lambda m: _with_share(m.ceiling_tokens_per_second, m.ceiling_share),
+            "not known for this target",
+        ),
+        Column("target busy", lambda m: _percent(m.target_busy), "not measured"),
+        Column("drafter busy", lambda m: _percent(m.draft_busy), "no drafter"),
+        Column("overlap", lambda m: _percent(m.overlap), "no drafter"),
+        Column("peak memory", lambda m: _memory(m.memory_bytes), "not measured"),
+        Column("J a token", lambda m: _number(m.energy_j_per_token, 2), no_energy),
+    )
+    cells = [measures.of(m) for m in measures.methods]
+    return _table("Efficiency, tok/s and parts of each ceiling", columns, cells)
+
+
+def markdown(table: Table) -> str:
+    """The table with its caption and notes; ends without a line break."""
+    lines = [f"**{escaped(table.caption)}**"]
+    if table.rows:
+        lines += [
+            "",
+            _markdown_row(map(escaped, table.head)),
+            _markdown_row("---" for _ in table.head),
+            *(_markdown_row(map(_markdown_cell, row)) for row in table.rows),
+        ]
+    for note in table.notes:
+        lines += ["", escaped(note)]
+    return "\n".join(lines)
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return " ".join(text.split()).translate(_SPECIAL)
+
+
+def ratio_cell(ratio: Ratio | None, detail: str = "") -> Cell:
+    """A ratio, coloured by its size and marked where its interval excludes 1."""
+    if ratio is None:
+        return Cell(_MISSING)
+    mark = mark_of(ratio)
+    return Cell(f"{ratio.value:.2f}x", detail, mark, _heat(ratio) if mark else 0)
+
+
+def mark_of(ratio: Ratio) -> str:
+    """What the interval excludes 1 for; nothing where the figure reads 1.00 all the same."""
+    if f"{ratio.value:.2f}" == "1.00":
+        return ""
+    return "slower" if ratio.is_slower else "faster" if ratio.is_faster else ""
+
+
+def interval_of(ratio: Ratio) -> str:
+    if ratio.low is None or ratio.high is None:
+        return ""
+    return f"({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def _table(caption: str, columns: Sequence[Column], measures: Sequence[Measures]) -> Table:
+    cells = {column.head: [column.cell(m) for m in measures] for column in columns}
+    absent = [column for column in columns if not any(cells[column.head])]
+    kept = [column for column in columns if column not in absent]
+    rows = [
+        (Cell(m.method), *(cells[c.head][i] or Cell(_MISSING) for c in kept))
+        for i, m in enumerate(measures)
+    ]
+    words = ", ".join(f"{c.head} ({c.absence})" for c in absent)
+    notes = (f"left out: {words}",) if words else ()
+    return Table(caption, ("method", *(c.head for c in kept)), tuple(rows), notes)
+
+
+def _paper_cell(measures: Measures) -> Cell:
+    if measures.num_generations and measures.num_failed == measures.num_generations:
+        return Cell(_MISSING, mark="failed")
+    accepted = "" if measures.mean_accepted is None else f"{measures.mean_accepted:.2f}"
+    return ratio_cell(measures.ratio, accepted)
+
+
+def _ratio(measures: Measures) -> Cell | None:
+    ratio = measures.ratio
+    return ratio_cell(ratio, interval_of(ratio)) if ratio else None
+
+
+def _heat(ratio: Ratio) -> int:
+    """1, 2 or 3, parted at factors of 1.25 and 1.75; negative below 1."""
+    factor = max(ratio.value, 1 / ratio.value)
+    size = 1 + (factor > 1.25) + (factor > 1.75)
+    return size if ratio.value > 1 else -size
+
+
+def _number(value: float | None, digits: int) -> Cell | None:
+    return None if value is None else Cell(f"{value:.{digits}f}")
+
+
+def _ms(value_s: float | None) -> Cell | None:
+    return None if value_s is None else Cell(f"{value_s * 1e3:.{1 if value_s < 0.1 else 0}f}")
+
+
+def _percent(value: float | None) -> Cell | None:
+    return None if value is None else Cell(f"{value:.0%}")
+
+
+def _with_share(value: float | None, share: float | None) -> Cell | None:
+    if value is None:
+        return None
+    return Cell(f"{value:.1f}", "" if share is None else f"({share:.0%})")
+
+
+def _memory(num_bytes: int | None) -> Cell | None:
+    return None if num_bytes is None else Cell(f"{num_bytes / 2**30:.2f} GiB")
+
+
+def _counted(share: object) -> Cell | None:
+    return None if share is None else Cell(str(share))
+
+
+def _failed(measures: Measures) -> Cell:
+    words = f"{measures.num_failed} of {measures.num_generations}"
+    return Cell(words, mark="failed" if measures.num_failed else "")
+
+
+def _markdown_cell(cell: Cell) -> str:
+    mark = f"**{cell.mark}**" if cell.mark in ("slower", "failed") else ""
+    separator = " / " if cell.detail and not cell.detail.startswith("(") else " "
+    words = f"{escaped(cell.text)}{separator if cell.detail else ''}{escaped(cell.detail)}"
+    return f"{words} {mark}".rstrip()
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
