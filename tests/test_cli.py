@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from fakes import noisy_text
 
 from duodec import loading
 from duodec.backends.table import TableModel, TableTarget
@@ -86,7 +87,8 @@ class Cli:
         target = Watched(TableTarget(model), self.on_forward)
         draft = TableModel(num_vocab=model.num_vocab, noise=0.2).load()
         drafter = InlineDrafter(draft) if loading.draft_for(config) else None
-        self.engine = Engine(target, Letters(), config.context or self.num_context, drafter)
+        store = noisy_text(len(LETTERS)) if config.datastore else None
+        self.engine = Engine(target, Letters(), config.context or self.num_context, drafter, store)
         return self.engine
 
     def __call__(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:

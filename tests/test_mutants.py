@@ -300,8 +300,8 @@ MUTANTS = [
     Mutant(
         "an old text is scored",
         Session.score,
-        "Query(self.slot, self.text, draft, self.sampler)",
-        "Query(self.slot, self.text[: -self.num_rounds or None], draft, self.sampler)",
+        "Query(self.slot, self.text, draft,",
+        "Query(self.slot, self.text[: -self.num_rounds or None], draft,",
         (*KEYED_LAWS, exact_laws("ar"), REJECTION_LAW, *TWO_LOOPS),
     ),
     Mutant(
