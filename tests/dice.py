@@ -16,17 +16,19 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from fakes import FixedBudget, noisy_text
+from fakes import FixedBudget, TickingClock, noisy_text
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core import noise
 from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import Drafted
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Draw, Law, Sampler
 from duodec.core.verify import rejection, verify
 from duodec.decoding.methods import METHODS, Method
 from duodec.decoding.session import Session
 from duodec.drafting import plans
+from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
 
 T = TypeVar("T")
@@ -196,10 +198,12 @@ class WitnessDrafter(InlineDrafter):
         super().submit(request)
         self.drafts.append(self._drafted[request.slot].draft)
 
-    def poll(self, slot: int, wait_s: float = 0.0):
-        drafted = super().poll(slot, wait_s)
+    def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None):
+        drafted = super().poll(slot, wait_s, beyond)
         if self.is_late and not wait_s:
             self._num_polls += 1
+            if drafted.tree is not None:
+                return drafted if self._num_polls % 2 else Drafted()
             draft = Draft.chain(drafted.draft.tokens[: self._num_polls % 2])
             return replace(drafted, draft=draft, is_complete=False)
         return drafted
@@ -235,8 +239,11 @@ class Witness:
 def instance(name: str, dice: ScriptedDice) -> Method:
     """The method of that name; its dice, if it has any, are ``dice``."""
     method = METHODS[name]()
-    if any(f.name == "dice" for f in fields(method)):
+    names = {f.name for f in fields(method)}
+    if "dice" in names:
         method = replace(method, dice=dice)
+    if "plan" in names:  # every position that is drafted for is thrown: few of them
+        method = replace(method, plan=Tree(num_leaves=2, num_candidates=2, max_expanded=3, depth=3))
     return method
 
 
@@ -254,6 +261,7 @@ def survey(name: str, case: Case) -> Witness:
             sampler=DiceSampler(dice=dice, num_cells=case.target.num_cells),
             costs=FixedBudget(case.budget),
             datastore=noisy_text(case.target.num_vocab),
+            clock=TickingClock(),
         )
         tokens: list[int] = []
         guess: int | None = None  # the likeliest first token of the last draft

@@ -144,7 +144,7 @@ class Engine:
             target=self.target,
             prompt=tokens,
             capacity=min(self.num_context, wanted),
-            drafter=(self.drafter if chosen.needs_draft_model else None) or NoDrafter(),
+            drafter=self._drafter_for(chosen),
             sampler=Sampler(sampling, choice, len(tokens)),
             slot=slot,
             datastore=self.datastore or NoDatastore(),
@@ -172,6 +172,11 @@ class Engine:
                 "`duodec datastore build FILES`, or name one with --datastore"
             )
         return chosen
+
+    def _drafter_for(self, method: Method) -> Drafter:
+        if method.needs_draft_model or method.uses_draft_model:
+            return self.drafter or NoDrafter()
+        return NoDrafter()
 
     def _checked(self, tokens: list[int]) -> list[int]:
         """A prompt's tokens, if they can be answered."""

@@ -66,6 +66,7 @@ class Progress:
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
     laws: Sequence[Law] | None = None
+    confidences: Sequence[float] | None = None  # of a tree of candidates
     read_s: float = 0.0
     draft_s: float = 0.0
 

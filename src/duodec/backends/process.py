@@ -76,7 +76,7 @@ class ProcessDrafter:
         self._requests.ask(request)
         self._send()
 
-    def poll(self, slot: int, wait_s: float = 0.0) -> Drafted:
+    def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
         """What has arrived. Waits only for a process that is drafting: not while it reads a
         long text, starts, or is gone."""
         end_s = perf_counter() + wait_s
@@ -84,7 +84,7 @@ class ProcessDrafter:
         while (
             self._child is not None
             and self._child.is_ready
-            and self._requests.is_drafting(slot)
+            and self._requests.is_drafting(slot, beyond)
             and (left_s := end_s - perf_counter()) > 0
         ):
             self._child.channel.wait(min(left_s, HANG_S / 4))

@@ -10,6 +10,7 @@ import numpy as np
 from duodec.backends.channel import Failure, Frame, Kind, Progress, pack_request
 from duodec.backends.child import Child
 from duodec.backends.supervision import Pace, Silence
+from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftRequest
 from duodec.core.sampling import Law, Tokens
@@ -26,15 +27,22 @@ class _Answer:
     parents: list[int] = field(default_factory=list)
     laws: list[Law] = field(default_factory=list)
     draft: Draft = field(default_factory=Draft)
+    tree: CandidateTree | None = None
+    num_steps: int = 0
     is_complete: bool = False
     is_reading: bool = False
     read_s: float = 0.0
     draft_s: float = 0.0
 
     def hear(self, kind: Kind, progress: Progress) -> None:
-        self.tokens += progress.tokens
-        self.parents += progress.parents
-        self.laws += progress.laws or ()
+        if progress.confidences is None:
+            self.tokens += progress.tokens
+            self.parents += progress.parents
+            self.laws += progress.laws or ()
+        else:
+            self.tree = self.tree or CandidateTree()
+            self.tree.extend(progress.tokens, progress.parents, progress.confidences)
+        self.num_steps += kind == Kind.NODES
         self.read_s, self.draft_s = progress.read_s, progress.draft_s
         self.is_reading = kind == Kind.READING
         self.is_complete = kind == Kind.DONE
@@ -46,7 +54,9 @@ class _Answer:
         if len(self.draft) != len(self.tokens):
             laws = tuple(self.laws) if self.laws else None
             self.draft = Draft(tuple(self.tokens), tuple(self.parents), laws)
-        return Drafted(self.draft, self.is_complete, self.read_s, self.draft_s)
+        return Drafted(
+            self.draft, self.tree, self.num_steps, self.is_complete, self.read_s, self.draft_s
+        )
 
 
 @dataclass(frozen=True)
@@ -90,10 +100,13 @@ class Requests:
         answer = self._answers.get(slot)
         return Drafted() if answer is None else answer.drafted()
 
-    def is_drafting(self, slot: int) -> bool:
-        """The slot is owed more, and no long text is being read before that."""
+    def is_drafting(self, slot: int, beyond: int | None = None) -> bool:
+        """The slot is owed more (than ``beyond`` candidates), and no long text is being read
+        before that."""
         answer = self._answers.get(slot)
-        return answer is not None and not answer.is_complete and not self._is_reading()
+        if answer is None or answer.is_complete or self._is_reading():
+            return False
+        return beyond is None or answer.tree is None or len(answer.tree) <= beyond
 
     def silent_s(self) -> float:
         """How long the child has kept us waiting, once that is too long; 0 before."""

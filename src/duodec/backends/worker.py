@@ -31,6 +31,7 @@ from duodec.backends.channel import (
     common_prefix,
     unpack_request,
 )
+from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.sampling import Tokens
@@ -61,7 +62,7 @@ class _Job:
 
     epoch: int
     request: DraftRequest
-    steps: Iterator[Draft] | None = None
+    steps: Iterator[Draft | CandidateTree] | None = None
     num_sent: int = 0
     start_s: float = 0.0
     read_s: float = 0.0
@@ -173,13 +174,20 @@ class Worker:
             job.read_s = perf_counter() - job.start_s
         self._tell(Kind.READING, job)
 
-    def _tell(self, kind: Kind, job: _Job, tree: Draft | None = None) -> None:
+    def _tell(self, kind: Kind, job: _Job, tree: Draft | CandidateTree | None = None) -> None:
         """A frame about a job, with the nodes of ``tree`` that were not sent yet."""
         progress = Progress(read_s=job.read_s, draft_s=job.draft_s)
         if tree is not None:
             new = slice(job.num_sent, None)
             laws = None if tree.laws is None else tree.laws[new]
-            progress = Progress(tree.tokens[new], tree.parents[new], laws, job.read_s, job.draft_s)
+            progress = Progress(
+                tree.tokens[new],
+                tree.parents[new],
+                laws,
+                tree.confidences[new] if isinstance(tree, CandidateTree) else None,
+                job.read_s,
+                job.draft_s,
+            )
             job.num_sent = len(tree)
         self._send(kind, job.request.slot, job.epoch, progress)
 

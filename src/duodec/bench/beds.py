@@ -64,7 +64,7 @@ class RealBed:
 
     def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
         engine = replace(self.engine, costs=costs)
-        return _answer(engine, self.sampling, method, turn, turn.max_tokens)
+        return answered(engine, self.sampling, method, turn, turn.max_tokens)
 
     def forget(self) -> None:
         _forget(self.engine.target, self.engine.drafter)
@@ -89,7 +89,7 @@ class ReplayBed:
         self._target.recording = turn.tokens
         engine = self.parts.engine(self._target, costs)
         with on_cores(self.parts.target_cores):
-            return _answer(engine, self.parts.sampling, method, turn, len(turn.answer))
+            return answered(engine, self.parts.sampling, method, turn, len(turn.answer))
 
     def forget(self) -> None:
         self._target = ReplayTarget(_ONE_TOKEN, self.curve)
@@ -121,7 +121,7 @@ class ClockedBed:
         engine = self.parts.engine(self._clocked, costs, self._clocked.clock)
         with on_cores(cores):
             self.target.use_threads(len(cores))
-            return _answer(engine, self.parts.sampling, method, turn, len(turn.answer))
+            return answered(engine, self.parts.sampling, method, turn, len(turn.answer))
 
     def forget(self) -> None:
         self._clocked = ClockedTarget(self.target, self.curve)
@@ -201,7 +201,7 @@ def replay_stage(
         yield Stage(engine, lambda method: clocked if method.reads_off_path else replayed)
 
 
-def _answer(
+def answered(
     engine: Engine, sampling: SamplingParams, method: Method, turn: Turn, max_tokens: int
 ) -> Finished:
     *_, last = engine.generate(

@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Bed, Stage, real_stage, replay_stage
-from duodec.bench.journal import Journal
 from duodec.bench.meters import EnergyMeter, resident_bytes
 from duodec.bench.plan import SHUFFLED, BenchPlan, Entrant
 from duodec.bench.recording import Conversation, Turn, record, shuffled
@@ -43,13 +43,22 @@ OnProgress = Callable[[str, int, int], None]
 """What is being done, how much of it is done, of how much."""
 
 
+class Keeper(Protocol):
+    """Where records go: a `Journal`, or somewhere that forgets."""
+
+    generations: list[Generation]
+
+    def keep(self, generation: Generation) -> None: ...
+    def check_room(self) -> None: ...
+
+
 @dataclass
 class Runner:
     """Measures a pair with all methods of a plan."""
 
     plan: BenchPlan
     config: EngineConfig
-    journal: Journal
+    journal: Keeper
     score: Scorer
     on_progress: OnProgress
     energy: EnergyMeter = field(default_factory=EnergyMeter)

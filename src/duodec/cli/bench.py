@@ -239,7 +239,7 @@ def _measure(plan: BenchPlan, folder: Path, *, is_resumed: bool, is_quiet: bool)
 
     command = shlex.join(["duodec", *sys.argv[1:]])
     try:
-        with _bar(is_quiet=is_quiet) as on_progress:
+        with progress_bar(is_quiet=is_quiet) as on_progress:
             results = benchmark(
                 plan, folder, command=command, is_resumed=is_resumed, on_progress=on_progress
             )
@@ -296,7 +296,7 @@ def _has_datastore(datastore: str, targets: list[str], *, offline: bool) -> bool
 
 
 @contextmanager
-def _bar(*, is_quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar(*, is_quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """Progress on stderr: a bar with the time left, or off a terminal a line now and then."""
     if is_quiet:
         yield lambda words, done, total: None

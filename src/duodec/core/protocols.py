@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Draw, Law, Sampler, Tokens
@@ -71,9 +72,15 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A draft as far as it has come, and the drafter's seconds of work on it."""
+    """A draft as far as it has come, and the drafter's seconds of work on it.
+
+    A plan that grows a tree of candidates fills ``tree`` in place of ``draft``, from its first
+    word on; later polls add to the same tree.
+    """
 
     draft: Draft = field(default_factory=Draft)
+    tree: CandidateTree | None = None
+    num_steps: int = 0  # forwards of the draft model
     is_complete: bool = True
     read_s: float = 0.0  # reading text that was new to the drafter
     draft_s: float = 0.0  # drafting
@@ -93,9 +100,9 @@ class Drafter(Protocol):
     def submit(self, request: DraftRequest) -> None:
         """Start to draft; returns at once."""
 
-    def poll(self, slot: int, wait_s: float = 0.0) -> Drafted:
+    def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
         """What has been drafted for the slot's last request, after at most ``wait_s`` seconds
-        of waiting for its completion."""
+        of waiting for its completion, or for more than ``beyond`` candidates."""
 
     def cancel(self, slot: int) -> None:
         """Stop the slot's work within one draft step; returns at once."""
@@ -127,7 +134,7 @@ class Plan(Protocol):
     def num_tokens(self) -> int:
         """Draft tokens at most."""
 
-    def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft]:
+    def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft | CandidateTree]:
         """The draft as it grows, one forward of the draft model between two yields."""
 
 

@@ -7,13 +7,19 @@ and runs until the text is full; the caller closes it at the end of the answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, Plan, Scores
 from duodec.core.round import Round
 from duodec.core.sampling import Tokens
 from duodec.core.verify import Rule, keyed, verify
-from duodec.decoding.session import Session
+from duodec.decoding.free import FreeCandidates
+from duodec.decoding.session import PATIENCE, Session
+from duodec.drafting.growth import Tree
+from duodec.planning.governor import Governor, Sources
+from duodec.planning.planner import Offer, Planner
 
 
 def serial(
@@ -45,6 +51,76 @@ def serial(
             draft_wait_s=draft_wait_s,
         )
         learn(text, draft, forward.scores)
+
+
+def streaming(
+    session: Session, planner: Planner, plan: Tree, free: FreeCandidates, governor: Governor
+) -> Iterator[Round]:
+    """The drafter never stops: its tree grows under the text while the target scores a part of it.
+
+    When the target is free it takes the likeliest part of the tree there is by then, and of what
+    costs nothing. The verdict moves the root: what lies under it survives, on both sides. Where
+    little is left, the target waits for draft steps as long as they bring tokens faster than
+    decoding does. ``governor`` says, round by round, which sources take part.
+    """
+    tree, end_s = CandidateTree(), session.clock()
+    while session.remaining:
+        sources = governor.sources()
+        # on shared cores the drafter reads the prompt after the first token
+        is_drafting = sources == Sources.ALL and not (
+            session.shares_cores and not session.num_rounds
+        )
+        if is_drafting:
+            session.submit(replace(plan, depth=min(plan.depth, session.remaining - 1)))
+        else:
+            tree = CandidateTree()
+            session.rest()
+        start_s = session.clock()
+        draft = Draft()
+        values: list[float] = []
+        if session.num_rounds and sources != Sources.NONE:
+            if is_drafting:
+                tree, values = _grown(session, planner, tree, plan)
+            offers = [Offer(tree.tokens, tree.parents, values), *free.offers(session.text)]
+            draft = planner.choose(offers, session.max_width, session.remaining - 1)
+        draft_wait_s = session.clock() - start_s
+        before = session.peek_tree() if is_drafting else Drafted()
+        forward = session.score(draft)
+        after = session.peek_tree() if is_drafting else Drafted()
+        verdict = verify(draft, forward.scores)
+        done = session.commit(
+            verdict,
+            forward,
+            num_scored=len(draft),
+            num_drafted=len(draft),
+            draft_wait_s=draft_wait_s,
+            overlap_s=after.draft_s - before.draft_s,
+        )
+        if is_drafting:
+            tree = session.tree(tree)
+        yield done
+        planner.acceptance.learn(tree, done.tokens)
+        free.learn(done.tokens)
+        tree = tree.follow(done.tokens)
+        begin_s, end_s = end_s, session.clock()
+        planner.observe(len(done.tokens), end_s - begin_s)
+        if session.num_rounds > 1:  # the first round reads the prompt
+            governor.observe(sources, len(done.tokens), end_s - begin_s)
+
+
+def _grown(
+    session: Session, planner: Planner, tree: CandidateTree, plan: Tree
+) -> tuple[CandidateTree, list[float]]:
+    """The tree and its values, after the draft steps that are worth waiting for."""
+    tree = session.tree(tree)
+    values = planner.acceptance.values(tree)
+    while planner.is_worth_waiting(tree, values, plan.num_leaves):
+        num_known = len(tree)
+        tree = session.tree(tree, PATIENCE * planner.costs.step_s())
+        if len(tree) == num_known:
+            break  # it is dead, or reads, or has nothing more to say
+        values = planner.acceptance.values(tree)
+    return tree, values
 
 
 def overlapped(session: Session, plan: Callable[[int], Plan]) -> Iterator[Round]:

@@ -16,6 +16,8 @@ class Method(ABC):
 
     name: ClassVar[str]
     needs_draft_model: ClassVar[bool] = False
+    uses_draft_model: ClassVar[bool] = False
+    """It drafts with a model where there is one, and does without where there is none."""
     needs_datastore: ClassVar[bool] = False
     is_overlapped: ClassVar[bool] = False
     """The drafter computes while the target does."""

@@ -7,6 +7,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 
 from duodec.decoding.ar import Autoregressive
+from duodec.decoding.auto import Auto
 from duodec.decoding.duo import DuoDecoding
 from duodec.decoding.lookahead import Lookahead
 from duodec.decoding.lookup import PromptLookup
@@ -16,6 +17,7 @@ from duodec.decoding.recycling import TokenRecycling
 from duodec.decoding.rest import Rest
 from duodec.decoding.sps import SpeculativeSampling
 from duodec.decoding.sps_rejection import RejectionSampling
+from duodec.decoding.stream import Stream
 from duodec.decoding.suffix import SuffixDecoding
 from duodec.errors import BadOption
 
@@ -32,6 +34,8 @@ METHODS: Mapping[str, Callable[..., Method]] = {
         SuffixDecoding,
         Pearl,
         DuoDecoding,
+        Stream,
+        Auto,
     )
 }
 

@@ -9,6 +9,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import (
     Datastore,
@@ -38,7 +39,7 @@ class NoDrafter:
 
     def submit(self, request: DraftRequest) -> None: ...
 
-    def poll(self, slot: int, wait_s: float = 0.0) -> Drafted:
+    def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
         return Drafted()
 
     def cancel(self, slot: int) -> None: ...
@@ -110,7 +111,7 @@ class Session:
         (scores,) = self.target.score([query])
         forward = Forward(scores, start, self.clock())
         if self.num_rounds:  # the first one reads the prompt
-            self.costs.observe_forward(forward.duration_s)
+            self.costs.observe_forward(forward.duration_s, len(draft))
         return forward
 
     def read_ahead(self) -> None:
@@ -140,6 +141,25 @@ class Session:
         if not len(drafted.draft) and plan.num_tokens and self.clock() - start >= wait_s:
             self.costs.observe_draft(1, wait_s)  # it was drafting, and a token takes longer
         return drafted
+
+    def rest(self) -> None:
+        """The drafter has nothing to do; what it read and drafted stays known to it."""
+        self.drafter.cancel(self.slot)
+
+    def peek_tree(self) -> Drafted:
+        """How far the drafter's tree is."""
+        drafted = self.drafter.poll(self.slot)
+        if drafted.num_steps:
+            self.costs.observe_step(drafted.draft_s / drafted.num_steps)
+        return drafted
+
+    def tree(self, mirror: CandidateTree, wait_s: float = 0.0) -> CandidateTree:
+        """The drafter's tree under the text, once it has said what is in it, else ``mirror``;
+        waited for until it holds more than that."""
+        drafted = self.drafter.poll(self.slot, wait_s, len(mirror) if wait_s else None)
+        if drafted.tree is None or len(drafted.tree) < len(mirror):
+            return mirror
+        return drafted.tree
 
     def draft(self, plan: Plan) -> Draft:
         """Draft after the text and wait for it."""

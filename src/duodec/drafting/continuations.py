@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from duodec.core.draft import ROOT, Draft
 
+_FEW = 16  # continuations that are counted one by one faster than by columns
 END = -1  # in place of a token: the continuation is over
 
 
@@ -31,6 +32,8 @@ def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 
         tokens = windows[0][:num_tokens].tolist()
         length = tokens.index(END) if END in tokens else len(tokens)
         return Frequent(Draft.chain(tokens[:length]), (1,) * length)
+    if len(windows) <= _FEW:
+        return _ranked(_counted(windows.tolist(), min_count), num_tokens)
     rows, parents = windows, np.full(len(windows), ROOT)  # a row's node at the depth above
     found: list[tuple[int, int, int]] = []  # (count, token, parent in this list)
     for depth in range(windows.shape[1]):
@@ -50,6 +53,29 @@ def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 
         if len(kept) < len(firsts):
             rows = rows[np.repeat(is_kept, counts)]
         parents = np.repeat(nodes, own)
+    return _ranked(found, num_tokens)
+
+
+def _counted(windows: list[list[int]], min_count: int) -> list[tuple[int, int, int]]:
+    """(count, token, parent in this list) of every node, those nearer the root first."""
+    level: list[tuple[int, list[list[int]]]] = [(ROOT, windows)]
+    found: list[tuple[int, int, int]] = []
+    for depth in range(len(windows[0]) if windows else 0):
+        below: list[tuple[int, list[list[int]]]] = []
+        for parent, through in level:
+            by_token: dict[int, list[list[int]]] = {}
+            for window in through:
+                by_token.setdefault(window[depth], []).append(window)
+            for token, on in by_token.items():
+                if token != END and len(on) >= min_count:
+                    below.append((len(found), on))
+                    found.append((len(on), token, parent))
+        level = below
+    return found
+
+
+def _ranked(found: list[tuple[int, int, int]], num_tokens: int) -> Frequent:
+    """The commonest nodes; of equals, those that were found first."""
     best = sorted(range(len(found)), key=lambda i: -found[i][0])[:num_tokens]  # stable
     place = {ROOT: ROOT, **{i: node for node, i in enumerate(best)}}
     draft = Draft(tuple(found[i][1] for i in best), tuple(place[found[i][2]] for i in best))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
+from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest
 
@@ -21,12 +22,18 @@ class InlineDrafter:
 
     def submit(self, request: DraftRequest) -> None:
         start = perf_counter()
-        tree = Draft()
+        made: Draft | CandidateTree = Draft()
+        num_steps = 0
         for step in request.plan.grow(self._model, request):
-            tree = step
-        self._drafted[request.slot] = Drafted(tree, draft_s=perf_counter() - start)
+            made, num_steps = step, num_steps + 1
+        draft_s = perf_counter() - start
+        if isinstance(made, CandidateTree):
+            drafted = Drafted(tree=made, num_steps=num_steps, draft_s=draft_s)
+        else:
+            drafted = Drafted(made, num_steps=num_steps, draft_s=draft_s)
+        self._drafted[request.slot] = drafted
 
-    def poll(self, slot: int, wait_s: float = 0.0) -> Drafted:
+    def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
         return self._drafted.get(slot, Drafted())
 
     def cancel(self, slot: int) -> None:

@@ -18,7 +18,7 @@ from duodec.core.draft import Draft
 from duodec.core.sampling import Tokens
 from duodec.drafting.continuations import END, most_frequent
 
-_MAX_PLACES = 1000  # of one token that are looked at, latest first
+_MAX_PLACES = 256  # of a suffix that are counted: the latest
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Speculation:
 
     draft: Draft = field(default_factory=Draft)
     score: float = 0.0
+    shares: tuple[float, ...] = ()  # by node, of the places that run through it
+    length: int = 0  # of the suffix, in tokens
 
 
 class Suffixes:
@@ -62,26 +64,36 @@ class Suffixes:
         for length, places in self._matches(text):
             num_tokens = min(self._max_depth, int(factor * length + 1e-6))
             if num_tokens:
+                places = places[-_MAX_PLACES:]
                 windows = self._after(places, num_tokens)
                 tree = most_frequent(windows, num_tokens, _at_least(min_share * len(places)))
-                score = sum(tree.counts) / len(places)
-                if score >= best.score:  # of equals, the longer match
-                    best = Speculation(tree.draft, score)
+                shares = tuple(count / len(places) for count in tree.counts)
+                if sum(shares) >= best.score:  # of equals, the longer match
+                    best = Speculation(tree.draft, sum(shares), shares, length)
         return best
 
     def _matches(self, text: Tokens) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Suffix lengths, ascending, with the places of a suffix's last token; of lengths with
         the same places the longest only."""
         known = np.frombuffer(self._tokens, dtype=np.int32)
-        places = np.array(self._places.get(int(text[-1]), ())[-_MAX_PLACES:], dtype=np.int64)
-        places = places[places + 1 < len(known)]
-        if not len(places):
-            return
+        places = np.array(self._places.get(int(text[-1]), ()), dtype=np.int64)
+        if len(places) and places[-1] + 1 == len(known):  # the text's own end
+            places = places[:-1]
         tail = text[-self._max_depth :][::-1]
-        agrees = known[places[:, None] - np.arange(len(tail))] == tail
-        lengths = np.cumprod(agrees, axis=1, dtype=np.int8).sum(axis=1)
-        for length in sorted(set(lengths.tolist())):
-            yield length, places[lengths >= length]
+        length = 1
+        while len(places):
+            longer = places[:0]
+            if length < len(tail):
+                longer = places[known[places - length] == tail[length]]
+            if len(longer) < len(places):
+                yield length, places
+            if len(longer) == 1:  # the usual case: one place, and how far it agrees
+                place = int(longer[0])
+                before = known[place - len(tail) + 1 : place + 1][::-1]
+                differs = before != tail
+                yield int(differs.argmax()) if differs.any() else len(tail), longer
+                return
+            places, length = longer, length + 1
 
     def _after(self, places: NDArray[np.int64], num_tokens: int) -> NDArray[np.int32]:
         """What follows these places, in lexicographic order, padded with END."""

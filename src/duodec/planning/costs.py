@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from duodec.core.round import median
 _WINDOW = 32  # rounds remembered
 _UNKNOWN_DRAFT_S = 0.3  # expected before anything was measured
 _UNKNOWN_BUDGET = 4
+_UNKNOWN_FORWARD_S = 0.03
+_UNKNOWN_STEP_S = 0.003
 
 
 def _recent() -> deque[float]:
@@ -22,10 +25,40 @@ class Costs:
 
     _forward_s: deque[float] = field(default_factory=_recent)
     _token_s: deque[float] = field(default_factory=_recent)
+    _step_s: deque[float] = field(default_factory=_recent)
+    _by_width: dict[int, deque[float]] = field(default_factory=dict)
 
-    def observe_forward(self, seconds: float) -> None:
-        """One target forward that did not read a prompt."""
+    def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
+        """One target forward over so many draft tokens, that did not read a prompt."""
         self._forward_s.append(seconds)
+        self._by_width.setdefault(_bucket(num_tokens), _recent()).append(seconds)
+
+    def forward_s(self, num_tokens: int) -> float:
+        """Expected seconds of a forward over so many draft tokens: T(n). Widths between two that
+        were measured lie between them; one twice as wide as any that was measured is taken to
+        cost no more than that one, a wider one to cost too much to try."""
+        known = sorted(self._by_width)
+        if not known:
+            return _UNKNOWN_FORWARD_S
+        bucket = _bucket(num_tokens)
+        if bucket > known[-1] + 1:
+            return math.inf
+        below = [k for k in known if k <= bucket]
+        above = [k for k in known if k >= bucket]
+        if not below or not above:
+            return median(self._by_width[(below or above)[-1 if below else 0]])
+        low, high = below[-1], above[0]
+        low_s, high_s = median(self._by_width[low]), median(self._by_width[high])
+        part = (bucket - low) / (high - low) if high > low else 0.0
+        return low_s + part * max(0.0, high_s - low_s)
+
+    def observe_step(self, seconds: float) -> None:
+        """One forward of the draft model that grew a tree."""
+        self._step_s.append(seconds)
+
+    def step_s(self) -> float:
+        """Expected seconds of one more forward of the draft model."""
+        return median(self._step_s) if self._step_s else _UNKNOWN_STEP_S
 
     def observe_draft(self, num_tokens: int, seconds: float) -> None:
         """So many drafted tokens and the seconds they took, reading left out."""
@@ -43,3 +76,8 @@ class Costs:
         if not self._token_s:
             return _UNKNOWN_DRAFT_S
         return num_tokens * median(self._token_s)
+
+
+def _bucket(num_tokens: int) -> int:
+    """Widths that are taken together: 0, 1, 2 to 3, 4 to 7, 8 to 15, ..."""
+    return num_tokens.bit_length()

@@ -13,7 +13,7 @@ from duodec.core.rows import Row, top
 from duodec.core.sampling import Draw, Law
 
 MAX_WIDTH = 80  # draft tokens that a forward of the target may score
-_DRAFT_SEQUENCES = 32
+_DRAFT_SEQUENCES = 128  # leaves of a tree that a draft grows
 _DRAFT_CHUNK = 64  # tokens that a draft reads at once: it looks up in between
 
 

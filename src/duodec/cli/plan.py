@@ -1,0 +1,101 @@
+"""`duodec plan`: what to expect of a draft on hardware that is not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from duodec.cli import options
+from duodec.cli.bench import progress_bar
+from duodec.cli.report import check_installed, show_run
+from duodec.core.sampling import SamplingParams
+
+EPILOG = """
+[bold]Examples[/bold]
+
+duodec plan --target-ms 20     a target that takes 20 ms a forward, and the draft on this machine
+
+duodec plan --target-ms 100 -m qwen2.5-coder-1.5b -md qwen2.5-coder-0.5b --tasks humaneval
+
+The target of --target only lends its text, which is recorded first: how often the draft is right
+depends on it. The draft model runs for real; nothing else is waited for.
+"""
+
+_PANEL = "Plan"
+
+
+def plan(
+    target_ms: Annotated[
+        float,
+        typer.Option(
+            "--target-ms",
+            help="What a forward of the target takes there.",
+            metavar="MS",
+            rich_help_panel=_PANEL,
+        ),
+    ],
+    prefill_ms: Annotated[
+        float,
+        typer.Option(
+            "--prefill-ms", help="And a prompt token.", metavar="MS", rich_help_panel=_PANEL
+        ),
+    ] = 0.1,
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods", help="Methods, by commas.", metavar="A,B,...", rich_help_panel=_PANEL
+        ),
+    ] = "ar,sps:2,sps:4,duo,stream,auto",
+    tasks: Annotated[
+        str, typer.Option("--tasks", help="Tasks, by commas.", rich_help_panel=_PANEL)
+    ] = "all",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            help="A folder of prompts in Spec-Bench's format; without it, our own.",
+            metavar="FOLDER",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", help="Prompts a task.", rich_help_panel=_PANEL)
+    ] = 2,
+    max_tokens: Annotated[
+        int,
+        typer.Option("--max-tokens", "-n", help="Tokens of an answer.", rich_help_panel=_PANEL),
+    ] = 96,
+    target: options.Target = "smollm2",
+    draft: options.DraftModel = "auto",
+    offline: options.Offline = False,
+    draft_threads: options.DraftThreads = None,
+    temperature: options.Temperature = 0.0,
+    quiet: options.Quiet = False,
+) -> None:
+    """Forecast the speed of methods for a target of a given latency."""
+    from duodec.bench.forecast import forecast
+    from duodec.bench.plan import BenchPlan
+    from duodec.bench.tasks import read_prompts, tasks_named
+
+    check_installed()
+    asked = BenchPlan(
+        methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
+        targets=(target,),
+        drafts=(draft,),
+        tasks=tuple(tasks_named(tasks)),
+        data=data,
+        limit=limit,
+        max_tokens=max_tokens,
+        replay_ms=target_ms,
+        prefill_ms=prefill_ms,
+        sampling=SamplingParams(temperature=temperature),
+        draft_threads=draft_threads,
+        offline=offline,
+    )
+    prompts = read_prompts(asked.data, asked.tasks, asked.limit)
+    with progress_bar(is_quiet=quiet) as on_progress:
+        results = forecast(asked, prompts, on_progress)
+    show_run(results)

@@ -1,0 +1,49 @@
+"""Streaming tree drafting: the drafter never stops, and nothing useful is thrown away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from duodec.core.round import Round
+from duodec.decoding.free import FreeCandidates, FreeMemory
+from duodec.decoding.loops import streaming
+from duodec.decoding.method import Method
+from duodec.decoding.session import Session
+from duodec.drafting.growth import Tree
+from duodec.planning.acceptance import Acceptance
+from duodec.planning.governor import Governor, Sources
+from duodec.planning.planner import Planner
+
+
+class _Always(Governor):
+    """Everything takes part, whether it pays or not."""
+
+    def __init__(self) -> None:
+        super().__init__([Sources.ALL])
+
+    def sources(self) -> Sources:
+        return Sources.ALL
+
+
+@dataclass(frozen=True)
+class Stream(Method):
+    """Ours. Of its kind are SwiftSpec (2506.11309), SSD (2603.03251) and SpecBranch (2506.01979);
+    none of them drafts on a CPU."""
+
+    name = "stream"
+    needs_draft_model = True
+    is_overlapped = True
+    learns = True
+
+    plan: Tree = field(default_factory=Tree)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    memory: FreeMemory = field(default_factory=FreeMemory)
+
+    def rounds(self, session: Session) -> Iterator[Round]:
+        planner = Planner(session.costs, self.acceptance)
+        free = FreeCandidates(self.memory, session.text)
+        try:
+            yield from streaming(session, planner, self.plan, free, _Always())
+        finally:
+            free.end(session.text)

@@ -1,0 +1,91 @@
+"""Never slower than plain decoding: which sources of drafts a text is decoded with.
+
+Rates are measured, not modelled: tokens and seconds of rounds under each choice, drafting,
+waiting and contention included. Plain decoding is probed now and then, a round at a time, and
+what did not pay is tried again after a pause that doubles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+_FADE = 0.94  # of what was measured before, with each round
+_TRIAL = 8  # rounds after which a choice is judged
+_FIRST_PROBE, _PROBE_EVERY = 4, 48  # rounds of drafting between two of plain decoding
+_FIRST_PAUSE, _MAX_PAUSE = 32, 512  # rounds without what did not pay
+
+
+class Sources(IntEnum):
+    """What is drafted from; each includes those before."""
+
+    NONE = 0
+    FREE = 1  # earlier text
+    ALL = 2  # the draft model too
+
+
+@dataclass
+class _Rate:
+    """Tokens a second, of the latest rounds."""
+
+    num_tokens: float = 0.0
+    seconds: float = 0.0
+    num_rounds: int = 0
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        self.num_tokens = self.num_tokens * _FADE + num_tokens
+        self.seconds = self.seconds * _FADE + seconds
+        self.num_rounds += 1
+
+    @property
+    def value(self) -> float:
+        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass
+class Governor:
+    """Chooses among ``allowed`` for one text after the other."""
+
+    allowed: Sequence[Sources]
+    _rates: dict[Sources, _Rate] = field(default_factory=dict)
+    _pause: dict[Sources, int] = field(default_factory=dict)  # the next one, in rounds
+    _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of it
+    _trial: dict[Sources, int] = field(default_factory=dict)  # rounds since it was taken up
+    _since_probe: int = 0
+    _num_probes: int = 0
+
+    def sources(self) -> Sources:
+        """For the next round."""
+        probe_after = _PROBE_EVERY if self._num_probes else _FIRST_PROBE
+        if self._since_probe >= probe_after:
+            return Sources.NONE
+        able = [s for s in self.allowed if not self._rest.get(s)]
+        return max(able, default=Sources.NONE)
+
+    def observe(self, sources: Sources, num_tokens: int, seconds: float) -> None:
+        """A round that was decoded so."""
+        self._rates.setdefault(sources, _Rate()).observe(num_tokens, seconds)
+        for resting in self._rest:
+            self._rest[resting] = max(0, self._rest[resting] - 1)
+        if sources == Sources.NONE:
+            self._num_probes += self._since_probe > 0
+            self._since_probe = 0
+            return
+        self._since_probe += 1
+        self._trial[sources] = self._trial.get(sources, 0) + 1
+        if self._trial[sources] >= _TRIAL:
+            self._judge(sources)
+
+    def _judge(self, sources: Sources) -> None:
+        """What is slower than something simpler rests for a while."""
+        own = self._rates[sources].value
+        simpler = [rate.value for s, rate in self._rates.items() if s < sources and rate.num_rounds]
+        if own >= max(simpler, default=0.0):
+            self._pause[sources] = _FIRST_PAUSE
+            return
+        pause = self._pause.get(sources, _FIRST_PAUSE)
+        self._rest[sources] = pause
+        self._pause[sources] = min(2 * pause, _MAX_PAUSE)
+        self._trial[sources] = 0
+        self._rates[sources] = _Rate()  # judged anew when it is tried again

@@ -1,0 +1,101 @@
+"""Which of the candidates to score, and whether to wait for more: expected tokens by the second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from duodec.core.candidates import CandidateTree
+from duodec.core.draft import ROOT, Draft
+from duodec.planning.acceptance import Acceptance, unexpanded
+from duodec.planning.costs import Costs
+
+_TICK_S = 1e-9  # no forward takes less
+_RATE_WEIGHT = 0.1  # of the latest round in the running rate
+
+
+@dataclass
+class Offer:
+    """Candidates from one source, each with the likelihood that it comes true."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    values: Sequence[float]
+
+
+@dataclass
+class Planner:
+    """Decides for one text, on what it and others before it taught."""
+
+    costs: Costs
+    acceptance: Acceptance
+    _rate: float = 0.0  # tokens a second, lately
+    _seen: dict[str, float] = field(default_factory=dict)
+
+    def choose(self, offers: Sequence[Offer], num_tokens: int, depth: int) -> Draft:
+        """The connected subtree that brings the most tokens a second.
+
+        Nodes in the order of their values are connected, since no node is likelier than its
+        parent; n of them are worth (1 + the sum of their values) / T(n).
+        """
+        merged = _Merged()
+        for offer in offers:
+            merged.add(offer, depth)
+        order = sorted(range(len(merged.tokens)), key=lambda node: -merged.values[node])
+        order = order[:num_tokens]
+        best, num_best, expected = 1 / max(_TICK_S, self.costs.forward_s(0)), 0, 1.0
+        for num, node in enumerate(order, 1):
+            expected += merged.values[node]
+            rate = expected / max(_TICK_S, self.costs.forward_s(num))
+            if rate > best:
+                best, num_best = rate, num
+        return merged.draft(order[:num_best])
+
+    def is_worth_waiting(self, tree: CandidateTree, values: Sequence[float], leaves: int) -> bool:
+        """Whether one more draft step is expected to bring tokens faster than decoding does."""
+        gain = self.acceptance.coverage * unexpanded(tree, values, leaves)
+        return gain > self._rate * self.costs.step_s()
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """A round, from the end of the one before."""
+        if seconds > 0:
+            rate = num_tokens / seconds
+            self._rate += (_RATE_WEIGHT if self._rate else 1.0) * (rate - self._rate)
+
+
+class _Merged:
+    """Several offers as one tree: a token is one node, of the highest value it was given."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.values: list[float] = []
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def add(self, offer: Offer, depth: int) -> None:
+        placed: list[int | None] = []
+        depths: list[int] = []
+        for token, parent, value in zip(offer.tokens, offer.parents, offer.values, strict=True):
+            above = ROOT if parent == ROOT else placed[parent]
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+            if above is None or depths[-1] > depth:
+                placed.append(None)
+                continue
+            node = self._nodes.setdefault((above, token), len(self.tokens))
+            if node == len(self.tokens):
+                self.tokens.append(token)
+                self.parents.append(above)
+                self.values.append(value)
+            else:
+                self.values[node] = max(self.values[node], value)
+            placed.append(node)
+
+    def draft(self, nodes: Sequence[int]) -> Draft:
+        """These nodes, numbered so that parents come first and the likelier child before others."""
+        place = {ROOT: ROOT}
+        for node in nodes:
+            place[node] = len(place) - 1
+        return Draft(
+            tuple(self.tokens[node] for node in nodes),
+            tuple(place[self.parents[node]] for node in nodes),
+        )

@@ -1,0 +1,285 @@
+"""The tree that never stops: what survives a verdict, what is chosen, when drafting is left."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from fakes import PROMPT, CountingModel, assert_decodes_like_ar, proven
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duodec.backends.table import TableModel
+from duodec.core.candidates import CandidateTree
+from duodec.core.draft import ROOT
+from duodec.core.protocols import DraftRequest
+from duodec.core.sampling import Sampler, SamplingParams
+from duodec.drafting.growth import Tree
+from duodec.planning.acceptance import Acceptance, unexpanded
+from duodec.planning.costs import Costs
+from duodec.planning.governor import Governor, Sources
+from duodec.planning.planner import Offer, Planner
+
+MODEL = TableModel(num_vocab=24, seed=9)
+GREEDY = Sampler(SamplingParams())
+
+
+def text(*more: int) -> np.ndarray:
+    return np.array([*PROMPT, *more], dtype=np.int32)
+
+
+def grown(model: object, tokens: np.ndarray, plan: Tree, num_steps: int) -> CandidateTree:
+    """The tree after so many forwards."""
+    steps = plan.grow(model, DraftRequest(0, tokens, plan, GREEDY))  # type: ignore[arg-type]
+    tree = next(steps)
+    for _ in range(num_steps):
+        tree = next(steps)
+    return tree
+
+
+def paths(tree: CandidateTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.path_tokens(node)) for node in range(len(tree))}
+
+
+# --- the tree
+
+
+def small() -> CandidateTree:
+    """Two tokens under the root, two under the first of them, one below."""
+    tree = CandidateTree()
+    tree.expand(ROOT, [5, 6], [0.6, 0.3])
+    tree.expand(0, [7, 8], [0.5, 0.4])
+    tree.expand(2, [9], [0.9])
+    return tree
+
+
+def test_a_verdict_moves_the_root_and_keeps_what_is_under_it() -> None:
+    tree = small()
+    below = tree.follow([5])
+    assert paths(below) == {(7,), (8,), (7, 9)}
+    assert below.confidences == [0.5, 0.4, 0.9]
+    assert below.is_expanded(ROOT)
+    assert below.is_expanded(0)
+    assert not below.is_expanded(1)
+    assert tree.follow([]) is tree
+    assert len(tree.follow([5, 7, 9])) == 0  # a leaf: nothing is known below
+    assert not tree.follow([5, 7, 9]).is_expanded(ROOT)
+    assert len(tree.follow([4])) == 0
+
+
+def test_a_mirror_is_the_same_tree() -> None:
+    tree, mirror = small(), CandidateTree()
+    mirror.extend(tree.tokens[:2], tree.parents[:2], tree.confidences[:2])
+    mirror.extend(tree.tokens[2:], tree.parents[2:], tree.confidences[2:])
+    assert paths(mirror) == paths(tree)
+    assert mirror.children(ROOT) == tree.children(ROOT)
+    assert mirror.follow([5]).confidences == tree.follow([5]).confidences
+
+
+# --- growth
+
+
+def test_the_likeliest_leaves_grow_first() -> None:
+    plan = Tree(num_leaves=2, num_candidates=3, least_confidence=0.0)
+    tree = grown(MODEL.load(), text(), plan, 4)
+    values: list[float] = []
+    for parent, confidence in zip(tree.parents, tree.confidences, strict=True):
+        values.append(confidence * (values[parent] if parent != ROOT else 1.0))
+    inside = [values[node] for node in range(len(tree)) if tree.is_expanded(node)]
+    edge = [values[node] for node in range(len(tree)) if not tree.is_expanded(node)]
+    assert len(inside) == 6
+    # what was last expanded may have brought children that are likelier than the least of it
+    assert sorted(inside)[2] >= max(edge)
+
+
+def test_what_was_drafted_survives_the_text_going_on_along_it() -> None:
+    model = CountingModel(MODEL)
+    plan = Tree()
+    first = grown(model, text(), plan, 5)
+    token = first.tokens[first.children(ROOT)[0]]
+    num_forwards = len(model.queries)
+    second = grown(model, text(token), plan, 0)
+    assert len(model.queries) == num_forwards
+    assert paths(second) == paths(first.follow([token]))
+    assert len(second) > 0
+    again = grown(MODEL.load(), text(token), plan, 12)  # another drafter, which starts there
+    on = grown(model, text(token), plan, 12)
+    assert set(zip(on.tokens[:5], on.confidences[:5], strict=True)) <= set(
+        zip(again.tokens, again.confidences, strict=True)
+    )
+
+
+def test_a_miss_and_another_sampler_start_anew() -> None:
+    plan = Tree()
+    first = grown(MODEL.load(), text(), plan, 5)
+    missing = next(t for t in range(24) if first.child(ROOT, t) is None)
+    assert len(grown(MODEL.load(), text(missing), plan, 0)) == 0
+    model = MODEL.load()
+    grown(model, text(), plan, 5)
+    other = Sampler(SamplingParams(temperature=0.8))
+    steps = plan.grow(model, DraftRequest(0, text(), plan, other))
+    assert len(next(steps)) == 0
+
+
+def test_a_tree_is_bounded_and_ends_where_the_text_does() -> None:
+    model = CountingModel(MODEL)
+    plan = Tree(max_expanded=10, depth=2)
+    *_, tree = plan.grow(model, DraftRequest(0, text(), plan, GREEDY))
+    assert max(len(tree.path_tokens(node)) for node in range(len(tree))) == 2
+    assert sum(tree.is_expanded(node) for node in range(len(tree))) <= 10
+    assert max(len(query.draft) for query in model.queries) <= 10
+    assert not list(Tree(depth=0).grow(model, DraftRequest(7, text(), plan, GREEDY)))[1:]
+
+
+# --- what candidates are worth
+
+
+def test_acceptance_is_learned_by_confidence_and_rank() -> None:
+    acceptance = Acceptance()
+    assert acceptance.estimate(0.5, 0) == pytest.approx(0.5)  # the prior
+    tree = small()
+    for _ in range(60):
+        acceptance.learn(tree, [6])  # the second is right each time
+    assert acceptance.estimate(0.6, 0) < 0.1
+    assert acceptance.estimate(0.3, 1) > 0.9
+    assert acceptance.estimate(0.62, 0) < 0.2  # of the same bin as 0.6
+    assert acceptance.estimate(0.9, 0) == pytest.approx(0.9)  # under a refused node: no data
+    assert acceptance.coverage > 0.9
+    values = acceptance.values(tree)
+    assert values[4] == pytest.approx(values[2] * acceptance.estimate(0.9, 0))
+    assert all(values[n] <= values[p] for n, p in enumerate(tree.parents) if p != ROOT)
+    assert acceptance.calibration()
+
+
+def test_the_edge_is_what_has_no_successors() -> None:
+    tree = small()
+    assert unexpanded(CandidateTree(), [], 4) == 1.0
+    assert unexpanded(tree, [0.9, 0.3, 0.5, 0.2, 0.1], 2) == pytest.approx(0.5)
+    assert unexpanded(tree, [0.9, 0.3, 0.5, 0.2, 0.1], 9) == pytest.approx(0.6)
+
+
+# --- the planner
+
+
+def costs(*by_width: tuple[int, float]) -> Costs:
+    made = Costs()
+    for width, seconds in by_width:
+        made.observe_forward(seconds, width)
+    return made
+
+
+def test_the_cost_of_a_width_is_learned_and_not_tried_in_leaps() -> None:
+    known = costs((0, 0.01), (16, 0.03))
+    assert known.forward_s(0) == 0.01
+    assert 0.01 < known.forward_s(4) < known.forward_s(8) < 0.03
+    assert known.forward_s(16) == known.forward_s(31) == 0.03
+    assert known.forward_s(32) == 0.03  # twice the widest: tried
+    assert known.forward_s(64) == float("inf")
+
+
+@st.composite
+def offers(draw) -> Offer:
+    num = draw(st.integers(0, 6))
+    parents = [draw(st.integers(-1, i - 1)) for i in range(num)]
+    values: list[float] = []
+    for parent in parents:
+        own = draw(st.sampled_from([0.1, 0.5, 0.9]))
+        values.append(own * (values[parent] if parent != ROOT else 1.0))
+    return Offer([100 + i for i in range(num)], parents, values)
+
+
+@proven
+@given(offers(), st.sampled_from([0.0, 0.1, 0.3, 1.0]), st.integers(0, 6))
+def test_the_chosen_subtree_brings_the_most_tokens_a_second(offer, slope, width) -> None:
+    known = costs(*((n, 1 + slope * n) for n in (0, 1, 2, 4)))
+    draft = Planner(known, Acceptance()).choose([offer], width, 9)
+    assert len(draft) <= width
+
+    def rate(nodes: tuple[int, ...]) -> float:
+        return (1 + sum(offer.values[n] for n in nodes)) / known.forward_s(len(nodes))
+
+    connected = [
+        nodes
+        for num in range(min(width, len(offer.tokens)) + 1)
+        for nodes in combinations(range(len(offer.tokens)), num)
+        if all(offer.parents[n] in (ROOT, *nodes) for n in nodes)
+    ]
+    chosen = tuple(sorted(token - 100 for token in draft.tokens))
+    assert chosen in connected
+    assert rate(chosen) == pytest.approx(max(map(rate, connected)))
+
+
+def test_offers_meet_in_one_tree_and_depth_is_bounded() -> None:
+    known = costs((0, 1.0), (64, 1.0))
+    planner = Planner(known, Acceptance())
+    chain = Offer([1, 2, 3], [-1, 0, 1], [0.5, 0.4, 0.3])
+    other = Offer([1, 9, 2], [-1, -1, 0], [0.8, 0.2, 0.1])
+    draft = planner.choose([chain, other], 10, 2)
+    found = {tuple(draft.path_tokens(node)) for node in range(len(draft))}
+    assert found == {(1,), (1, 2), (9,)}
+
+
+def test_waiting_is_worth_it_while_it_is_faster_than_decoding() -> None:
+    known = costs((0, 0.025))
+    known.observe_step(0.002)
+    planner = Planner(known, Acceptance())
+    planner.observe(2, 0.025)  # 80 tokens a second
+    assert planner.is_worth_waiting(CandidateTree(), [], 4)  # a miss: a step brings 0.6
+    tree = CandidateTree()
+    tree.expand(ROOT, [1, 2], [0.1, 0.05])
+    assert not planner.is_worth_waiting(tree, [0.1, 0.05], 4)
+    known.observe_step(0.2)
+    known.observe_step(0.2)
+    assert not planner.is_worth_waiting(CandidateTree(), [], 4)
+
+
+# --- never slower
+
+
+def run(governor: Governor, seconds: dict[Sources, float], num_rounds: int) -> list[Sources]:
+    """Rounds of a token each that take what their sources take."""
+    taken = []
+    for _ in range(num_rounds):
+        sources = governor.sources()
+        governor.observe(sources, 1, seconds[sources])
+        taken.append(sources)
+    return taken
+
+
+def test_what_pays_goes_on_with_a_probe_now_and_then() -> None:
+    both = [Sources.FREE, Sources.ALL]
+    taken = run(Governor(both), {Sources.NONE: 2.0, Sources.FREE: 1.5, Sources.ALL: 1.0}, 400)
+    assert taken.count(Sources.NONE) <= 10
+    assert taken.count(Sources.ALL) >= 390
+
+
+def test_what_does_not_pay_is_left_within_a_few_rounds_and_tried_ever_less() -> None:
+    both = [Sources.FREE, Sources.ALL]
+    governor = Governor(both)
+    seconds = {Sources.NONE: 1.0, Sources.FREE: 1.2, Sources.ALL: 2.0}
+    taken = run(governor, seconds, 96)
+    spent = sum(seconds[sources] for sources in taken)
+    assert taken[:10].count(Sources.ALL) <= 9
+    assert spent < 1.21 * 96
+    later = run(governor, seconds, 2000)
+    assert sum(seconds[sources] for sources in later) < 1.03 * 2000
+
+
+def test_a_text_that_turns_is_followed() -> None:
+    governor = Governor([Sources.ALL])
+    run(governor, {Sources.NONE: 1.0, Sources.ALL: 2.0}, 100)
+    taken = run(governor, {Sources.NONE: 1.0, Sources.ALL: 0.5}, 400)
+    assert taken[-200:].count(Sources.ALL) > 190
+
+
+# --- the methods
+
+
+@pytest.mark.parametrize("name", ["stream", "auto"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_good_drafts_make_few_rounds(name: str, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=5)
+    rounds = assert_decodes_like_ar(name, params, draft_noise=0.0, num_tokens=60)
+    assert len(rounds) < 30
+    assert max(done.num_scored for done in rounds) > 8
