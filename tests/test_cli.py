@@ -123,9 +123,9 @@ def test_nothing_is_drafted_by_default_where_target_and_draft_share_the_cores(
 ) -> None:
     monkeypatch.setattr(loading, "drafting_can_pay", lambda config: False)
     plain = cli.answer("--seed", "1")
-    assert (plain["method"], plain["draft"]) == ("ar", None)
+    assert (plain["method"], plain["draft"]) == ("auto", None)
     named = cli.answer("--seed", "1", "--draft", "smollm2-draft")
-    assert (named["method"], named["draft"]) == ("duo", "smollm2-draft")
+    assert (named["method"], named["draft"]) == ("stream", "smollm2-draft")
     assert named["text"] == plain["text"]
 
 
@@ -150,7 +150,7 @@ def test_text_goes_to_stdout_and_everything_else_to_stderr(cli: Cli) -> None:
     status, out, err = cli("generate", "hello", "--seed", "1")
     assert (status, out) == (0, text + "\n")
     assert "256 tokens at" in err
-    assert "duo with smollm2-draft" in err
+    assert "auto with smollm2-draft" in err
     assert "plain decoding" in err
     assert not ANSI.search(out + err)
 
@@ -166,7 +166,7 @@ def test_the_record_has_exactly_the_fields_of_the_contract(cli: Cli) -> None:
         "near_ties", "drafter_restarts",
     ]  # fmt: skip
     assert (record["target"], record["draft"], record["method"]) == (
-        "smollm2", "smollm2-draft", "duo",
+        "smollm2", "smollm2-draft", "auto",
     )  # fmt: skip
     assert (record["seed"], record["finish_reason"]) == (7, "length")
 
@@ -200,8 +200,10 @@ def test_a_method_without_a_draft_model_loads_none(cli: Cli, method: str) -> Non
     assert "is not loaded" in err
 
 
-def test_without_a_draft_decoding_is_plain(cli: Cli) -> None:
-    assert cli.answer("--draft", "none")["method"] == "ar"
+def test_without_a_draft_the_default_drafts_from_earlier_text_only(cli: Cli) -> None:
+    record = cli.answer("--draft", "none", "--seed", "1")
+    assert (record["method"], record["draft"]) == ("auto", None)
+    assert record["text"] == cli.answer("--method", "ar", "--seed", "1")["text"]
 
 
 def test_the_prompt_comes_from_standard_input(cli: Cli) -> None:

@@ -443,7 +443,7 @@ def test_files_in_the_working_directory_are_no_libraries(
 # --- faults ---
 
 
-@pytest.mark.parametrize("name", ["sps", "duo"])
+@pytest.mark.parametrize("name", ["sps", "duo", "stream"])
 def test_killed_in_the_middle_of_a_draft(start: Start, name: str, warnings: list[str]) -> None:
     drafter = start(TableModel(noise=0.3, seconds=0.002))
     killed = text_of(name, session_of(drafter), lambda i: kill(drafter) if i == 4 else None)
@@ -506,7 +506,7 @@ def test_timing_must_not_change_text(start: Start, fault: str, temperature: floa
     recipe = {"slow": TableModel(noise=0.3, seconds=0.003), "dying": Dying(25)}.get(fault, TABLE)
     expected = text_of("ar", session_of(None, temperature, 32))
     drafter = start(recipe)
-    for name in ("sps", "pearl", "duo"):
+    for name in ("sps", "pearl", "duo", "stream"):
         session = session_of(drafter, temperature, 32)
 
         def strike(i: int) -> None:

@@ -267,7 +267,7 @@ def test_mutants_of_the_target_are_caught(
 # --- faults
 
 
-@pytest.mark.parametrize("method", ["sps", "duo"])
+@pytest.mark.parametrize("method", ["sps", "duo", "stream"])
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signals) -> None:
     warnings: list[str] = []

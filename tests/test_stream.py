@@ -34,7 +34,7 @@ def grown(model: object, tokens: np.ndarray, plan: Tree, num_steps: int) -> Cand
     steps = plan.grow(model, DraftRequest(0, tokens, plan, GREEDY))  # type: ignore[arg-type]
     tree = next(steps)
     for _ in range(num_steps):
-        tree = next(steps)
+        tree = next(steps, tree)
     return tree
 
 
@@ -95,7 +95,7 @@ def test_the_likeliest_leaves_grow_first() -> None:
 
 def test_what_was_drafted_survives_the_text_going_on_along_it() -> None:
     model = CountingModel(MODEL)
-    plan = Tree()
+    plan = Tree(num_leaves=4)
     first = grown(model, text(), plan, 5)
     token = first.tokens[first.children(ROOT)[0]]
     num_forwards = len(model.queries)

@@ -28,7 +28,17 @@ OUTER = {"cli", "server", "bench", "integrations"}
 
 # third-party libraries, and the only places where they are imported
 HOMES = {
-    "numpy": (*PURE, "backends", "engine", "server", "bench", "cli", "pairing", "datastores"),
+    "numpy": (
+        *PURE,
+        "backends",
+        "engine",
+        "server",
+        "bench",
+        "cli",
+        "pairing",
+        "datastores",
+        "profiling",
+    ),
     "llama_cpp": ("backends/llamacpp/library",),
     "torch": ("backends/torch", "backends/transformers"),
     "transformers": ("backends/torch", "backends/transformers"),

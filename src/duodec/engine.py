@@ -18,6 +18,7 @@ from duodec.core.protocols import Datastore, Drafter, Target
 from duodec.core.round import Round, Stats
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.decoding.method import Method
+from duodec.decoding.methods import DEFAULT_METHOD
 from duodec.decoding.methods import method as method_named
 from duodec.decoding.session import NoDatastore, NoDrafter, Session
 from duodec.errors import BadOption, ContextExceeded
@@ -88,11 +89,9 @@ class Engine:
         self.close()
 
     @property
-    def default_method(self) -> str:
-        """`duo` with a drafter beside a target elsewhere; plain decoding where both would share
-        the cores, since scoring several tokens costs a CPU several forwards."""
-        can_pay = self.pace_s > 0 or not self.shares_cores
-        return "duo" if self.drafter and can_pay else "ar"
+    def can_overlap(self) -> bool:
+        """The target computes elsewhere than the drafter, or is slowed for a show."""
+        return self.pace_s > 0 or not self.shares_cores
 
     def tokens_of(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt; messages go through the model's chat template."""
@@ -128,11 +127,11 @@ class Engine:
     ) -> Iterator[Event]:
         """Answer a prompt. Closing the iterator cancels the answer and the draft work on it.
 
-        Without a method, `default_method` is taken.
+        Without a method, `auto` is taken. A method that is named keeps what it learns.
         Raises BadOption and ContextExceeded before anything is computed.
         """
         begin_s = self.clock()
-        chosen = self._method(method)
+        chosen = self.method(method)
         if max_tokens is not None and max_tokens < 1:
             raise BadOption(f"max_tokens is {max_tokens}; use 1 or more")
         if any(not text for text in stop):
@@ -157,9 +156,9 @@ class Engine:
         started = Started(chosen.name, sampling.seed, len(tokens))
         return _Answer(self, session, stream, begin_s, full).events(started, chosen)
 
-    def _method(self, method: str | Method | None) -> Method:
+    def method(self, method: str | Method | None) -> Method:
         """The method to use. Raises BadOption when it needs what is not there."""
-        chosen = method or self.default_method
+        chosen = method or DEFAULT_METHOD
         if isinstance(chosen, str):
             if chosen not in self._methods:
                 self._methods[chosen] = method_named(chosen)
@@ -174,9 +173,9 @@ class Engine:
         return chosen
 
     def _drafter_for(self, method: Method) -> Drafter:
-        if method.needs_draft_model or method.uses_draft_model:
-            return self.drafter or NoDrafter()
-        return NoDrafter()
+        """The drafter, for methods that need one, or take one where it has cores of its own."""
+        is_wanted = method.needs_draft_model or (method.uses_draft_model and self.can_overlap)
+        return (self.drafter if is_wanted else None) or NoDrafter()
 
     def _checked(self, tokens: list[int]) -> list[int]:
         """A prompt's tokens, if they can be answered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from duodec.backends.llamacpp.library import EXACT_SWITCH
@@ -22,6 +22,7 @@ from duodec.engine import Engine, warn
 from duodec.errors import BadOption, ContextExceeded, DuodecError
 from duodec.models import ALIASES, resolve
 from duodec.pairing import check_pair
+from duodec.profiling import Profile, key_of
 
 DEFAULT_TARGET = "smollm2"
 DEFAULT_CONTEXT = 8192  # tokens, where the model was trained for as many
@@ -99,6 +100,9 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
             prepare=prepare,
             resources=stack.pop_all(),
         )
+        known = Profile.read(profile_key(config if drafter else replace(config, draft=None)))
+        if known is not None:
+            engine.costs = known.costs()
         target.context.on_chunk = lambda: engine.on_chunk()
         return engine
     raise AssertionError("the stack swallows nothing")
@@ -108,6 +112,15 @@ def _datastore(config: EngineConfig, model: LlamaModel) -> Datastore | None:
     if config.datastore is None:
         return None
     return open_for(model, None if config.datastore == "auto" else Path(config.datastore))
+
+
+def profile_key(config: EngineConfig) -> str:
+    """Where the costs of this configuration are kept: see `duodec.profiling`."""
+    target = resolve(config.target, offline=config.offline).path
+    reference = draft_for(config)
+    draft = resolve(reference, offline=config.offline).path if reference else None
+    settings = (config.threads, config.draft_threads, config.gpu_layers, config.exact, config.fast)
+    return key_of(target, draft, settings)
 
 
 def drafting_can_pay(config: EngineConfig) -> bool:

@@ -105,8 +105,7 @@ def answer(
 ) -> Answer:
     """Stream the answer to a tokenised prompt. Raises Stopped, OutputClosed and what
     `Engine.generate` raises."""
-    name = method or engine.default_method
-    watched = _Watched(method_named(name), lambda _: not interruption.is_asked)
+    watched = _Watched(engine.method(method), lambda _: not interruption.is_asked)
     engine.on_chunk = interruption.check
     events = engine.generate(
         prompt,
@@ -122,7 +121,7 @@ def answer(
                 writer.write(event.segments)
             elif isinstance(event, Finished):
                 is_cut = interruption.is_asked and event.finish_reason != "stop"
-                return Answer(name, prompt, event, is_cut)
+                return Answer(watched.name, prompt, event, is_cut)
     raise AssertionError("an answer ends with Finished")
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, cast
 
 import typer
 
-from duodec.cli import bench, chat, datastore, doctor, generate, models, plan, report
+from duodec.cli import bench, chat, datastore, doctor, generate, models, plan, profile, report
 from duodec.cli.options import CONTEXT_SETTINGS
 from duodec.cli.output import OutputClosed, warn
 from duodec.errors import DuodecError
@@ -61,6 +61,7 @@ app.command(epilog=generate.EPILOG, context_settings=CONTEXT_SETTINGS)(generate.
 app.command(epilog=chat.EPILOG, context_settings=CONTEXT_SETTINGS)(chat.chat)
 app.command(epilog=doctor.EPILOG, context_settings=CONTEXT_SETTINGS)(doctor.doctor)
 app.command(epilog=bench.EPILOG, context_settings=CONTEXT_SETTINGS)(bench.bench)
+app.command(epilog=profile.EPILOG, context_settings=CONTEXT_SETTINGS)(profile.profile)
 app.command(epilog=plan.EPILOG, context_settings=CONTEXT_SETTINGS)(plan.plan)
 app.command(epilog=report.EPILOG, context_settings=CONTEXT_SETTINGS)(report.report)
 app.add_typer(models.app, name="models")

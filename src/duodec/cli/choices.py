@@ -32,17 +32,17 @@ def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:
 
 
 def method_or_none(name: str, draft: str) -> str | None:
-    """A method's name; None where the engine chooses. Who names a draft wants it used. Raises
-    BadOption, which lists the methods."""
+    """A method's name; None for the default. Who names a draft wants it used. Raises BadOption,
+    which lists the methods."""
     if name == "auto":
-        return None if draft in ("auto", "none") else "duo"
+        return None if draft in ("auto", "none") else "stream"
     method_named(name)
     return name
 
 
 def datastore_or_none(datastore: str, method: str) -> str | None:
     """The datastore to open: one that is named, or that this method needs."""
-    needs_one = method != "auto" and method_named(method).needs_datastore
+    needs_one = method_named(method).needs_datastore
     return datastore if needs_one or datastore != "auto" else None
 
 

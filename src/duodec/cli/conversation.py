@@ -56,7 +56,9 @@ class Conversation:
 
     def draft_of(self, done: Answer) -> str | None:
         """The draft model behind an answer."""
-        return self.draft if method_named(done.method).needs_draft_model else None
+        method = method_named(done.method)
+        takes_one = method.uses_draft_model and self.engine.can_overlap
+        return self.draft if method.needs_draft_model or takes_one else None
 
     def send(self, text: str) -> None:
         """Say something and stream the answer. Raises BadOption and ContextExceeded, and then

@@ -110,8 +110,8 @@ MethodName = Annotated[
     str,
     typer.Option(
         "--method",
-        help="How to decode; auto: duo where drafting can pay (a target on a GPU, or a draft "
-        "that you name), else ar. All of them are listed below.",
+        help="How to decode; auto: whatever pays on this machine and text, plain decoding "
+        "included; stream where you name a draft. All of them are listed below.",
         metavar="NAME",
         rich_help_panel=_DECODING,
     ),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from duodec.cli import options
-from duodec.cli.bench import progress_bar
+from duodec.cli.progress import progress_bar
 from duodec.cli.report import check_installed, show_run
 from duodec.core.sampling import SamplingParams
 

@@ -13,6 +13,7 @@ from duodec.cli import choices
 from duodec.cli.closing import draft_line, speed_line
 from duodec.cli.output import say
 from duodec.core.sampling import SamplingParams
+from duodec.decoding.methods import DEFAULT_METHOD
 from duodec.decoding.methods import method as method_named
 from duodec.errors import BadOption
 
@@ -98,7 +99,7 @@ def _short(value: object) -> str:
 
 def _show(chat: Conversation, rest: str) -> None:
     say(f"  target {chat.target}, draft {chat.draft or 'none'}")
-    say(f"  method {chat.method or chat.engine.default_method}")
+    say(f"  method {chat.method or DEFAULT_METHOD}")
     say(f"  system {chat.system or 'none'}")
     say(f"  max_tokens {chat.max_tokens or 'none'}")
     say("  " + ", ".join(f"{name} {_short(getattr(chat.sampling, name))}" for name in _SAMPLING))
@@ -129,7 +130,7 @@ def _draft(chat: Conversation, rest: str) -> None:
         raise BadOption(f"/draft is {rest!r}; use /draft on or /draft off")
     if rest == "on" and chat.engine.drafter is None:
         raise BadOption("no draft model is loaded; start the chat with --draft")
-    chat.method = "duo" if rest == "on" else "ar"
+    chat.method = "stream" if rest == "on" else "ar"
 
 
 def _save(chat: Conversation, rest: str) -> None:

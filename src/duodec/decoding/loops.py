@@ -114,7 +114,7 @@ def _grown(
     """The tree and its values, after the draft steps that are worth waiting for."""
     tree = session.tree(tree)
     values = planner.acceptance.values(tree)
-    while planner.is_worth_waiting(tree, values, plan.num_leaves):
+    while planner.is_worth_waiting(tree, values, plan.num_leaves or 1):
         num_known = len(tree)
         tree = session.tree(tree, PATIENCE * planner.costs.step_s())
         if len(tree) == num_known:

@@ -39,6 +39,8 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     )
 }
 
+DEFAULT_METHOD = Auto.name
+
 
 def method(name: str) -> Method:
     """The method of that name, new: it has learned nothing yet. ``sps:2`` is `sps` with two draft

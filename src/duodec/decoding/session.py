@@ -149,8 +149,8 @@ class Session:
     def peek_tree(self) -> Drafted:
         """How far the drafter's tree is."""
         drafted = self.drafter.poll(self.slot)
-        if drafted.num_steps:
-            self.costs.observe_step(drafted.draft_s / drafted.num_steps)
+        if drafted.num_steps > 1:  # the first says what is left of the last tree
+            self.costs.observe_step(drafted.draft_s / (drafted.num_steps - 1))
         return drafted
 
     def tree(self, mirror: CandidateTree, wait_s: float = 0.0) -> CandidateTree:

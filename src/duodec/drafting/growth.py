@@ -7,8 +7,11 @@ all that lies under its end is still there, and growth goes on from it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,6 +21,9 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.sampling import Context, Sampler, Tokens
 
+_LEAVES = (1, 2, 4, 8)
+_REMEMBERED = 32  # steps
+_NEXT = 1.4  # what twice the leaves are taken to cost, before it is known
 _LEAST_VALUE = 1e-3  # a node less likely than that is not worth a forward
 
 
@@ -25,7 +31,7 @@ _LEAST_VALUE = 1e-3  # a node less likely than that is not worth a forward
 class Tree:
     """A tree of candidates under the text, grown until nothing in it is worth a forward."""
 
-    num_leaves: int = 4  # expanded in one forward
+    num_leaves: int = 0  # expanded in one forward; 0: as many as pay
     num_candidates: int = 8  # of each
     least_confidence: float = 0.01
     max_expanded: int = 96  # each may be a leaf, and leaves cost sequence ids
@@ -40,16 +46,46 @@ class Tree:
         growth = _growth_of(model, request, self)
         yield growth.tree
         while leaves := growth.best_leaves():
+            start_s = perf_counter()
             growth.expand(leaves, growth.successors(model, request, leaves))
+            growth.steps.observe(len(leaves), perf_counter() - start_s)
             yield growth.tree
+
+
+class _Steps:
+    """What a forward over so many leaves takes: running medians."""
+
+    def __init__(self) -> None:
+        self._seconds = {k: deque[float](maxlen=_REMEMBERED) for k in _LEAVES}
+
+    def observe(self, num_leaves: int, seconds: float) -> None:
+        if num_leaves in self._seconds:
+            self._seconds[num_leaves].append(seconds)
+
+    def best(self, values: Sequence[float]) -> int:
+        """How many of the likeliest leaves (``values``, best first) bring the most value a
+        second. What was never tried is taken to cost little more than what was."""
+        best, best_rate, expected_s = 1, 0.0, 1.0
+        for k in _LEAVES:
+            if k > max(1, len(values)):
+                break
+            known = self._seconds[k]
+            expected_s = median(known) if known else expected_s * _NEXT
+            rate = sum(values[:k]) / expected_s
+            if rate > best_rate:
+                best, best_rate = k, rate
+        return best
 
 
 class _Growth:
     """A tree in the making under one text."""
 
-    def __init__(self, text: Tokens, sampler: Sampler, tree: CandidateTree, plan: Tree) -> None:
+    def __init__(
+        self, text: Tokens, sampler: Sampler, tree: CandidateTree, plan: Tree, steps: _Steps
+    ) -> None:
         """Growth goes on from what ``tree`` holds already."""
         self.text, self.sampler, self.tree, self._plan = text, sampler, tree, plan
+        self.steps = steps
         self._expanded: list[int] = []  # parents precede children; the root is left out
         self._values: dict[int, float] = {ROOT: 1.0}
         self._depths: dict[int, int] = {ROOT: 0}
@@ -74,8 +110,11 @@ class _Growth:
 
     def best_leaves(self) -> list[int]:
         """The likeliest nodes of the edge."""
-        room = min(self._plan.num_leaves, self._plan.max_expanded - len(self._expanded))
-        return [heapq.heappop(self._edge)[1] for _ in range(min(room, len(self._edge)))]
+        room = min(self._plan.max_expanded - len(self._expanded), len(self._edge))
+        num_leaves = self._plan.num_leaves
+        if not num_leaves:
+            num_leaves = self.steps.best([-v for v, _ in heapq.nsmallest(_LEAVES[-1], self._edge)])
+        return [heapq.heappop(self._edge)[1] for _ in range(min(room, num_leaves))]
 
     def successors(
         self, model: DraftModel, request: DraftRequest, leaves: list[int]
@@ -106,18 +145,26 @@ class _Growth:
                 self._enter(child)
 
 
-_growths: WeakKeyDictionary[DraftModel, dict[int, _Growth]] = WeakKeyDictionary()
-"""By model and slot, the last tree: a memo of its text."""
+@dataclass
+class _Memory:
+    """What is known beside a model: its costs, and by slot the last tree, a memo of its text."""
+
+    steps: _Steps = field(default_factory=_Steps)
+    growths: dict[int, _Growth] = field(default_factory=dict)
+
+
+_memories: WeakKeyDictionary[DraftModel, _Memory] = WeakKeyDictionary()
 
 
 def _growth_of(model: DraftModel, request: DraftRequest, plan: Tree) -> _Growth:
     """Where growth stands under the request's text."""
-    slots = _growths.setdefault(model, {})
-    last = slots.get(request.slot)
+    memory = _memories.setdefault(model, _Memory())
+    last = memory.growths.get(request.slot)
     tree = CandidateTree()
     if last is not None and last.sampler == request.sampler:
         length = len(last.text)
         if len(request.text) >= length and np.array_equal(request.text[:length], last.text):
             tree = last.tree.follow(request.text[length:].tolist())
-    slots[request.slot] = _Growth(request.text, request.sampler, tree, plan)
-    return slots[request.slot]
+    growth = _Growth(request.text, request.sampler, tree, plan, memory.steps)
+    memory.growths[request.slot] = growth
+    return growth

@@ -29,6 +29,7 @@ class Planner:
 
     costs: Costs
     acceptance: Acceptance
+    patience: float = 1.5  # how much faster than decoding a wait must bring tokens
     _rate: float = 0.0  # tokens a second, lately
     _seen: dict[str, float] = field(default_factory=dict)
 
@@ -54,7 +55,7 @@ class Planner:
     def is_worth_waiting(self, tree: CandidateTree, values: Sequence[float], leaves: int) -> bool:
         """Whether one more draft step is expected to bring tokens faster than decoding does."""
         gain = self.acceptance.coverage * unexpanded(tree, values, leaves)
-        return gain > self._rate * self.costs.step_s()
+        return gain > self.patience * self._rate * self.costs.step_s()
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """A round, from the end of the one before."""

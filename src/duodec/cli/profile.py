@@ -1,0 +1,128 @@
+"""`duodec profile`: what forwards and draft steps cost here, for the planner."""
+
+from __future__ import annotations
+
+import json as json_format
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duodec.cli import options
+from duodec.cli.opening import open_engine
+from duodec.cli.output import put, put_table, say_dim, warn
+from duodec.cli.progress import progress_bar
+from duodec.errors import BackendUnavailable, BadOption
+
+if TYPE_CHECKING:
+    from duodec.profiling import Profile
+
+EPILOG = """
+[bold]Examples[/bold]
+
+duodec profile     the default pair, kept for the planner
+
+duodec profile -m T.gguf -md D.gguf --plot curves.svg
+
+Measure on a quiet machine. A profile is found again by the processor, its cores and the two
+files; the planner learns the same without one, a few answers later.
+"""
+
+_BAR = 40
+_SCHEMA_VERSION = 1
+
+
+def profile(
+    target: options.Target = "smollm2",
+    draft: options.DraftModel = "auto",
+    offline: options.Offline = False,
+    exact: options.Exact = False,
+    fast: options.Fast = False,
+    context: options.ContextSize = None,
+    threads: options.Threads = None,
+    draft_threads: options.DraftThreads = None,
+    gpu_layers: options.GpuLayers = -1,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            help="Draw the curves into this SVG file, too.",
+            metavar="FILE.svg",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
+    ] = False,
+) -> None:
+    """Measure the curves T(n) and d(k) of a pair and keep them for the planner."""
+    from duodec.loading import EngineConfig, profile_key
+
+    if plot and not plot.resolve().parent.is_dir():
+        raise BadOption(f"--plot {plot}: there is no such folder; create it first")
+    config = EngineConfig(
+        target=target,
+        draft=draft,
+        context=context,
+        threads=threads,
+        draft_threads=draft_threads,
+        gpu_layers=gpu_layers,
+        exact=exact,
+        fast=fast,
+        offline=offline,
+    )
+    with open_engine(config, on_warning=warn) as engine:
+        from duodec import profiling
+        from duodec.loading import draft_for
+
+        key = profile_key(config if engine.drafter else replace(config, draft=None))
+        with progress_bar(is_quiet=False) as on_progress:
+            names = (target, draft_for(config) if engine.drafter else None)
+            found = profiling.measure(engine, key, names, on_progress)
+    path = found.write()
+    if plot:
+        _write_plot(found, plot)
+    if json:
+        record = {"schema_version": _SCHEMA_VERSION, **asdict(found)}
+        put(f"{json_format.dumps(record)}\n")
+    else:
+        _show(found)
+    say_dim(f"kept in {path}")
+
+
+def _show(found: Profile) -> None:
+    longest = max(f.seconds for f in found.forwards)
+    put_table(
+        ("context", "draft tokens", "ms a forward", "beside the drafter", ""),
+        [
+            (
+                str(f.context),
+                str(f.width),
+                f"{f.seconds * 1e3:.2f}",
+                "-" if f.beside_s is None else f"{f.beside_s * 1e3:.2f}",
+                "█" * max(1, round(_BAR * f.seconds / longest)),
+            )
+            for f in found.forwards
+        ],
+    )
+    if found.steps:
+        put("\n")
+        put_table(
+            ("context", "leaves", "ms a draft step"),
+            [(str(s.context), str(s.leaves), f"{s.seconds * 1e3:.2f}") for s in found.steps],
+        )
+    if found.contention is not None:
+        put(f"\na forward takes {found.contention:.2f} times as long beside the drafter\n")
+
+
+def _write_plot(found: Profile, path: Path) -> None:
+    try:
+        from duodec.bench.figures.costs import costs_figure
+    except ImportError:
+        raise BackendUnavailable(
+            "a plot needs matplotlib, which is not installed; `pip install 'duodec[bench]'`"
+        ) from None
+    path.write_text(costs_figure(found), encoding="utf-8")

@@ -1,0 +1,58 @@
+"""How far long work is: a bar on a terminal, lines elsewhere; always on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from duodec.cli.output import is_terminal, say
+
+OnProgress = Callable[[str, int, int], None]
+"""What is being done, how much of it is done, of how much."""
+
+
+@contextmanager
+def progress_bar(*, is_quiet: bool) -> Iterator[OnProgress]:
+    """Progress on stderr: a bar with the time left, or off a terminal a line now and then."""
+    if is_quiet:
+        yield lambda words, done, total: None
+    elif not is_terminal(sys.stderr):
+        yield _Lines()
+    else:
+        from rich import progress
+        from rich.console import Console
+
+        with progress.Progress(
+            progress.TextColumn("{task.description:<28}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        ) as bar:
+            stages: dict[bool, progress.TaskID] = {}
+
+            def show(words: str, done: int, total: int) -> None:
+                is_recording = words.startswith("recording")
+                if is_recording not in stages:  # each stage has a speed of its own
+                    for task in stages.values():
+                        bar.update(task, visible=False)
+                    stages[is_recording] = bar.add_task(words, total=total)
+                bar.update(stages[is_recording], description=words, completed=done, total=total)
+
+            yield show
+
+
+class _Lines:
+    """A line whenever another prompt begins."""
+
+    def __init__(self) -> None:
+        self._last = (-1, -1)
+
+    def __call__(self, words: str, done: int, total: int) -> None:
+        if (done, total) != self._last:
+            self._last = (done, total)
+            say(f"{done}/{total}  {words}")

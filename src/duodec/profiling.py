@@ -1,0 +1,180 @@
+"""What forwards and draft steps cost on this machine: measured in a minute, kept, and used.
+
+A profile belongs to a processor, its cores and a pair of model files. `load` starts the planner
+with it; without one the planner learns the same while it decodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duodec.backends.cpu import cpu_key
+from duodec.config import available_cores
+from duodec.core.draft import Draft
+from duodec.core.protocols import Drafter, DraftRequest, Query, Target
+from duodec.core.round import median
+from duodec.core.sampling import Sampler, Tokens
+from duodec.drafting.growth import Tree
+from duodec.models import cache_folder
+from duodec.planning.costs import Costs
+
+if TYPE_CHECKING:
+    from duodec.engine import Engine
+
+VERSION = 1
+WIDTHS = (0, 1, 3, 7, 15, 31, 63)
+LEAVES = (1, 2, 4, 8)
+CONTEXTS = (64, 512)  # tokens read before
+_SLOT = 0
+_RUNS, _BUDGET_S = 7, 2.0  # of one figure at most
+_STEPS_WAIT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A target forward over so many draft tokens."""
+
+    context: int
+    width: int
+    seconds: float
+    beside_s: float | None  # with the drafter at work; None without one
+
+
+@dataclass(frozen=True)
+class Step:
+    """A draft step that expands so many leaves, process and all."""
+
+    context: int
+    leaves: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The curves T(n, context) and d(k, context), and what both sides cost each other."""
+
+    key: str
+    target: str
+    draft: str | None
+    forwards: tuple[Forward, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def contention(self) -> float | None:
+        """How much longer a forward takes while the drafter is at work."""
+        ratios = [f.beside_s / f.seconds for f in self.forwards if f.beside_s]
+        return median(ratios) if ratios else None
+
+    def costs(self) -> Costs:
+        """What the planner starts with."""
+        costs = Costs()
+        for forward in self.forwards:
+            costs.observe_forward(forward.beside_s or forward.seconds, forward.width)
+        for step in self.steps:
+            if step.leaves == 1:  # the others cost less a leaf
+                costs.observe_step(step.seconds)
+        return costs
+
+    def write(self) -> Path:
+        """Keep it, in the place of an older one. Raises OSError."""
+        path = place(self.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1))
+        part.replace(path)
+        return path
+
+    @classmethod
+    def read(cls, key: str) -> Profile | None:
+        """The one that is kept for this machine and pair; None where there is none that can be
+        used: it will be measured again."""
+        try:
+            record = json.loads(place(key).read_text())
+            if record.pop("version") != VERSION or record["key"] != key:
+                return None
+            forwards = tuple(Forward(**f) for f in record.pop("forwards"))
+            steps = tuple(Step(**s) for s in record.pop("steps"))
+            return cls(**record, forwards=forwards, steps=steps)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def key_of(target: Path, draft: Path | None, settings: Sequence[object] = ()) -> str:
+    """Names this machine, these files and what else decides about speed."""
+    files = [(path.name, path.stat().st_size) for path in (target, draft) if path]
+    parts = [cpu_key(), len(available_cores()), files, list(settings)]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+
+
+def place(key: str) -> Path:
+    """Where a profile is kept."""
+    return cache_folder() / "profiles" / f"{key}.json"
+
+
+def measure(
+    engine: Engine,
+    key: str,
+    names: tuple[str, str | None],
+    on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
+) -> Profile:
+    """Measure an engine's pair. Takes a minute at most for models that suit the machine."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, engine.tokenizer.num_vocab, max(CONTEXTS) + 1).astype(np.int32)
+    contexts = [context for context in CONTEXTS if context + max(WIDTHS) < engine.num_context]
+    drafter = engine.drafter
+    total = len(contexts) * (len(WIDTHS) + (len(LEAVES) if drafter else 0))
+    forwards: list[Forward] = []
+    steps: list[Step] = []
+    for context in contexts:
+        text = tokens[:context]
+        if drafter:
+            for leaves in LEAVES:
+                steps.append(Step(context, leaves, _step_s(drafter, text, leaves)))
+                on_progress("measuring", len(forwards) + len(steps), total)
+        for forward in _forwards(engine.target, drafter, text):
+            forwards.append(forward)
+            on_progress("measuring", len(forwards) + len(steps), total)
+    return Profile(key, *names, tuple(forwards), tuple(steps))
+
+
+def _forwards(target: Target, drafter: Drafter | None, text: Tokens) -> Iterator[Forward]:
+    target.score([Query(_SLOT, text)])
+    for width in WIDTHS:
+        draft = Draft.chain([int(token) for token in text[:width]])
+        alone_s = median(_timed(target, text, draft))
+        beside_s = None
+        if drafter:
+            drafter.submit(DraftRequest(_SLOT, text, Tree(max_expanded=10**6), Sampler()))
+            beside_s = median(_timed(target, text, draft))
+            drafter.cancel(_SLOT)
+        yield Forward(len(text), width, alone_s, beside_s)
+
+
+def _timed(target: Target, text: Tokens, draft: Draft) -> list[float]:
+    """Seconds of some forwards over the same draft."""
+    seconds: list[float] = []
+    begin_s = perf_counter()
+    while len(seconds) < _RUNS and (not seconds or perf_counter() - begin_s < _BUDGET_S):
+        start_s = perf_counter()
+        target.score([Query(_SLOT, text, draft)])
+        seconds.append(perf_counter() - start_s)
+    return seconds
+
+
+def _step_s(drafter: Drafter, text: Tokens, leaves: int) -> float:
+    """Seconds of a draft step, the first ones of a fresh tree left out."""
+    other = np.concatenate([text[:-1], text[:1]])  # so that no earlier tree is gone on with
+    for known in (other, text):
+        plan = Tree(num_leaves=leaves, max_expanded=12 * leaves)
+        drafter.submit(DraftRequest(_SLOT, known, plan, Sampler()))
+        drafted = drafter.poll(_SLOT, _STEPS_WAIT_S)
+        drafter.cancel(_SLOT)
+    return drafted.draft_s / max(1, drafted.num_steps - 1)
