@@ -18,6 +18,7 @@ from duodec.core.verify import Rule, keyed, verify
 from duodec.decoding.free import FreeCandidates
 from duodec.decoding.session import PATIENCE, Session
 from duodec.drafting.growth import Tree
+from duodec.drafting.recycling import NUM_CANDIDATES
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Offer, Planner
 
@@ -85,7 +86,8 @@ def streaming(
             draft = planner.choose(offers, session.max_width, session.remaining - 1)
         draft_wait_s = session.clock() - start_s
         before = session.peek_tree() if is_drafting else Drafted()
-        forward = session.score(draft)
+        last = int(session.text[-1])
+        forward = session.score(draft, NUM_CANDIDATES)
         after = session.peek_tree() if is_drafting else Drafted()
         verdict = verify(draft, forward.scores)
         done = session.commit(
@@ -100,7 +102,7 @@ def streaming(
             tree = session.tree(tree)
         yield done
         planner.acceptance.learn(tree, done.tokens)
-        free.learn(done.tokens)
+        free.learn(last, verdict, draft, forward.scores)
         tree = tree.follow(done.tokens)
         begin_s, end_s = end_s, session.clock()
         planner.observe(len(done.tokens), end_s - begin_s)

@@ -1,0 +1,32 @@
+"""A drafter that is too slow: in a module of its own, so that its process can import it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import sleep
+
+from duodec.backends.llamacpp.target import LlamaRecipe
+from duodec.core.protocols import DraftModel, RowQuery
+from duodec.core.rows import Row
+
+
+@dataclass(frozen=True)
+class Throttled:
+    """A draft model whose forwards take ten times as long."""
+
+    recipe: LlamaRecipe
+    pause_s: float = 0.0117  # nine times what the shipped draft takes for one leaf
+
+    def load(self) -> DraftModel:
+        return _Slow(self.recipe.load(), self.pause_s)
+
+
+@dataclass(eq=False)
+class _Slow:
+    model: DraftModel
+    pause_s: float
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        rows = self.model.rows(query)
+        sleep(self.pause_s)
+        return rows
