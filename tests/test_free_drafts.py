@@ -160,6 +160,19 @@ def test_nothing_known_is_nothing_drafted() -> None:
     assert not len(store.speculate(text, 1.0, 0.1).draft)
 
 
+def test_a_store_forgets_the_older_half() -> None:
+    store = Suffixes(4, max_tokens=60)
+    for i in range(30):
+        store.extend([100 + i, 200 + i, 300 + i])
+        store.end()
+        assert len(store) <= 63
+    for i, is_known in ((29, True), (0, False)):
+        text = np.array([100 + i], dtype=np.int32)
+        assert (
+            store.speculate(text, 2.0, 0.1).draft == Draft.chain([200 + i, 300 + i])
+        ) is is_known
+
+
 # --- recycling
 
 

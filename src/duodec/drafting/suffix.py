@@ -18,6 +18,7 @@ from duodec.core.draft import Draft
 from duodec.core.sampling import Tokens
 from duodec.drafting.continuations import END, most_frequent
 
+_MAX_TOKENS = 1 << 18
 _MAX_PLACES = 256  # of a suffix that are counted: the latest
 
 
@@ -34,10 +35,15 @@ class Speculation:
 class Suffixes:
     """Token sequences, searchable by the longest suffix of a text."""
 
-    def __init__(self, max_depth: int) -> None:
-        """``max_depth``: tokens of a match, and of its continuation, at most."""
+    def __init__(self, max_depth: int, max_tokens: int = _MAX_TOKENS) -> None:
+        """``max_depth``: tokens of a match, and of its continuation, at most. Of more than
+        ``max_tokens`` the older half is forgotten when a sequence ends."""
         self._max_depth = max_depth
-        self._tokens = array("i", [END] * max_depth)
+        self._max_tokens = max_tokens
+        self._clear()
+
+    def _clear(self) -> None:
+        self._tokens = array("i", [END] * self._max_depth)
         self._num_tokens = 0
         self._places: dict[int, array[int]] = {}
 
@@ -55,6 +61,14 @@ class Suffixes:
     def end(self) -> None:
         """The next token begins a sequence of its own."""
         self._tokens.extend([END] * self._max_depth)
+        if self._num_tokens > self._max_tokens:
+            newer = self._tokens[len(self._tokens) // 2 :]
+            self._clear()
+            for token in newer:
+                if token == END:
+                    self._tokens.append(END)
+                else:
+                    self.extend([token])
 
     def speculate(self, text: Tokens, factor: float, min_share: float) -> Speculation:
         """The best draft over all suffixes of the text. A suffix of n tokens may draft
