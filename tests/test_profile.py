@@ -51,7 +51,7 @@ def test_a_profile_holds_what_forwards_and_steps_take(profile: Profile) -> None:
     assert [s.leaves for s in profile.steps] == [1, 2, 4, 8]
     assert all(0.002 <= s.seconds < 0.05 for s in profile.steps)
     assert profile.contention == pytest.approx(1.0, abs=0.5)
-    costs = profile.costs()
+    costs = profile.costs(is_beside=True)
     assert 0.003 <= costs.forward_s(0) < 0.05
     assert 0.002 <= costs.step_s() < 0.05
 

@@ -10,11 +10,13 @@ from fakes import PROMPT, CountingModel, assert_decodes_like_ar, proven
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duodec.backends.table import TableModel
+from duodec.backends.table import TableModel, TableTarget
 from duodec.core.candidates import CandidateTree
-from duodec.core.draft import ROOT
-from duodec.core.protocols import DraftRequest
+from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import DraftRequest, Query
 from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.verify import Verdict
+from duodec.decoding.free import FreeCandidates, FreeMemory
 from duodec.drafting.growth import Tree
 from duodec.planning.acceptance import Acceptance, unexpanded
 from duodec.planning.costs import Costs
@@ -176,6 +178,33 @@ def test_the_cost_of_a_width_is_learned_and_not_tried_in_leaps() -> None:
     assert known.forward_s(16) == known.forward_s(31) == 0.03
     assert known.forward_s(32) == 0.03  # twice the widest: tried
     assert known.forward_s(64) == float("inf")
+
+
+def test_one_slow_forward_does_not_make_a_width_dear_for_ever() -> None:
+    known = costs((0, 0.01), (0, 0.01), (0, 0.01), (1, 0.011), (8, 5.0))
+    assert known.forward_s(1) == 0.011
+    assert known.forward_s(8) == pytest.approx(0.011 * 2.2**3)
+    for _ in range(3):
+        known.observe_forward(0.05, 8)
+    assert known.forward_s(8) == 0.05
+
+
+def test_before_anything_is_known_a_draft_is_small() -> None:
+    unknown = Costs()
+    assert unknown.forward_s(7) < float("inf")
+    assert unknown.forward_s(8) == float("inf")
+
+
+def test_what_was_offered_is_judged_once() -> None:
+    memory = FreeMemory()
+    free = FreeCandidates(memory, text())
+    assert free.offers(text(3, 1, 4, 1))
+    (scores,) = TableTarget(MODEL).score([Query(0, text(3, 1, 4, 1))])
+    verdict = Verdict((), ROOT, 23, 1.0)
+    for _ in range(40):
+        free.learn(1, verdict, Draft(), scores)
+    judged = [cell for acceptance in memory.by_length for cell in acceptance.calibration()]
+    assert sum(num for *_, num in judged) <= 8
 
 
 @st.composite

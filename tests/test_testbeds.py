@@ -79,6 +79,10 @@ def test_a_replay_takes_what_its_curve_says() -> None:
     assert seconds(12, 9) >= 0.02  # ten rows cost two of five
     assert target.curve.seconds(4, 1) == target.curve.seconds(0, 1) == 0.01
     assert target._reader.num_new([Query(0, text[:15])]) == 1  # drafted tokens were read
+    one, two, three = (int(token) for token in text[15:18])
+    tree = Draft.sequences([[one ^ 1, two], [one, two, three]])
+    assert target._reader.num_new([Query(0, text[:15], tree)]) == 1
+    assert target._reader.num_new([Query(0, text[:18])]) == 1  # along a branch, too
 
 
 def test_a_pace_is_kept() -> None:

@@ -61,8 +61,8 @@ class Engine:
     datastore: Datastore | None = None
     shares_cores: bool = False
     pace_s: float = 0.0  # the target is slowed to this many seconds a forward, for a show
-    prepare: Callable[[Method], None] = lambda _: None
-    """Called before each answer: shares the cores as its method needs them."""
+    prepare: Callable[[bool], None] = lambda is_beside: None
+    """Called before each answer: shares the cores, with a drafter at work beside or not."""
     on_chunk: Callable[[], None] = lambda: None
     """Called while a long prompt is read; may raise, which abandons the answer."""
     clock: Callable[[], float] = perf_counter
@@ -213,7 +213,8 @@ class _Answer:
     def events(self, started: Started, method: Method) -> Iterator[Event]:
         restarts = self.session.drafter.restarts
         yield started
-        self.engine.prepare(method)
+        has_drafter = not isinstance(self.session.drafter, NoDrafter)
+        self.engine.prepare(method.is_overlapped and has_drafter)
         first_s = finish_s = self.begin_s
         try:
             for done in method.rounds(self.session):

@@ -17,7 +17,6 @@ from duodec.backends.testbeds import PacedTarget
 from duodec.config import CorePlan, available_cores
 from duodec.core.protocols import Datastore, Target
 from duodec.datastores import open_for
-from duodec.decoding.method import Method
 from duodec.engine import Engine, warn
 from duodec.errors import BadOption, ContextExceeded, DuodecError
 from duodec.models import ALIASES, resolve
@@ -85,8 +84,8 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
         stack.callback(target.close)
         drafter = _when_ready(drafter, config, on_warning)
 
-        def prepare(method: Method) -> None:
-            target.use_threads(plan.target_beside if method.is_overlapped else plan.target_alone)
+        def prepare(is_beside: bool) -> None:
+            target.use_threads(plan.target_beside if is_beside else plan.target_alone)
 
         shown: Target = PacedTarget(target, config.pace) if config.pace else target
         engine = Engine(
@@ -102,7 +101,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
         )
         known = Profile.read(profile_key(config if drafter else replace(config, draft=None)))
         if known is not None:
-            engine.costs = known.costs()
+            engine.costs = known.costs(is_beside=not plan.shares_cores)
         target.context.on_chunk = lambda: engine.on_chunk()
         return engine
     raise AssertionError("the stack swallows nothing")

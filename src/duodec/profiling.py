@@ -36,6 +36,7 @@ CONTEXTS = (64, 512)  # tokens read before
 _SLOT = 0
 _RUNS, _BUDGET_S = 7, 2.0  # of one figure at most
 _STEPS_WAIT_S = 3.0
+_AS_MANY = 3  # observations that a measured median counts as
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,13 @@ class Profile:
         ratios = [f.beside_s / f.seconds for f in self.forwards if f.beside_s]
         return median(ratios) if ratios else None
 
-    def costs(self) -> Costs:
-        """What the planner starts with."""
+    def costs(self, *, is_beside: bool) -> Costs:
+        """What the planner starts with; ``is_beside``: the drafter will be at work."""
         costs = Costs()
         for forward in self.forwards:
-            costs.observe_forward(forward.beside_s or forward.seconds, forward.width)
+            beside_s = forward.beside_s if is_beside else None
+            for _ in range(_AS_MANY):
+                costs.observe_forward(beside_s or forward.seconds, forward.width)
         for step in self.steps:
             if step.leaves == 1:  # the others cost less a leaf
                 costs.observe_step(step.seconds)
@@ -139,30 +142,34 @@ def measure(
             for leaves in LEAVES:
                 steps.append(Step(context, leaves, _step_s(drafter, text, leaves)))
                 on_progress("measuring", len(forwards) + len(steps), total)
-        for forward in _forwards(engine.target, drafter, text):
+        for forward in _forwards(engine, text):
             forwards.append(forward)
             on_progress("measuring", len(forwards) + len(steps), total)
     return Profile(key, *names, tuple(forwards), tuple(steps))
 
 
-def _forwards(target: Target, drafter: Drafter | None, text: Tokens) -> Iterator[Forward]:
-    target.score([Query(_SLOT, text)])
+def _forwards(engine: Engine, text: Tokens) -> Iterator[Forward]:
+    engine.target.score([Query(_SLOT, text)])
     for width in WIDTHS:
         draft = Draft.chain([int(token) for token in text[:width]])
-        alone_s = median(_timed(target, text, draft))
+        engine.prepare(False)
+        alone_s = median(_timed(engine.target, text, draft, None))
         beside_s = None
-        if drafter:
-            drafter.submit(DraftRequest(_SLOT, text, Tree(max_expanded=10**6), Sampler()))
-            beside_s = median(_timed(target, text, draft))
-            drafter.cancel(_SLOT)
+        if engine.drafter:
+            engine.prepare(True)  # busy threads never exceed cores
+            beside_s = median(_timed(engine.target, text, draft, engine.drafter))
+            engine.drafter.cancel(_SLOT)
         yield Forward(len(text), width, alone_s, beside_s)
 
 
-def _timed(target: Target, text: Tokens, draft: Draft) -> list[float]:
-    """Seconds of some forwards over the same draft."""
+def _timed(target: Target, text: Tokens, draft: Draft, drafter: Drafter | None) -> list[float]:
+    """Seconds of some forwards over the same draft; the drafter grows a new tree beside each."""
     seconds: list[float] = []
     begin_s = perf_counter()
     while len(seconds) < _RUNS and (not seconds or perf_counter() - begin_s < _BUDGET_S):
+        if drafter:
+            other = np.append(text[:-1], np.int32(len(seconds))).astype(np.int32)
+            drafter.submit(DraftRequest(_SLOT, other, Tree(), Sampler()))
         start_s = perf_counter()
         target.score([Query(_SLOT, text, draft)])
         seconds.append(perf_counter() - start_s)

@@ -11,10 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import numpy as np
+
+from duodec.backends.channel import common_prefix
 from duodec.backends.testbeds import LatencyCurve, ReplayScores, _Reader
+from duodec.backends.worker import LONG_TEXT
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, Scores
+from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores
 from duodec.core.sampling import Tokens
 
 HANDOVER_S = 0.0003  # from a request to the drafter's process, and from there back
@@ -75,6 +79,9 @@ class VirtualDrafter:
         self._step_s = 0.0
         self._drafted = Drafted()
         self._is_over = True
+        self._text: Tokens = np.empty(0, dtype=np.int32)
+        self._read_s = 0.0
+        self._reading_until_s = 0.0
 
     @property
     def restarts(self) -> int:
@@ -85,7 +92,8 @@ class VirtualDrafter:
         self._catch_up(now_s)
         # the step in work is finished first, then the new request is seen
         self._free_s = max(self._free_s, now_s + HANDOVER_S / 2)
-        self._drafted = Drafted(is_complete=False)
+        self._read(request)
+        self._drafted = Drafted(is_complete=False, read_s=self._read_s)
         self._steps, self._is_over = request.plan.grow(self._model, request), False
         self._clock.skip()
         self._prepare()
@@ -94,6 +102,8 @@ class VirtualDrafter:
         now_s = self._clock()
         self._catch_up(now_s)
         end_s = now_s + wait_s
+        if now_s < self._reading_until_s:  # nobody waits for a long text to be read
+            return self._drafted
         while wait_s and not self._is_over and not _is_enough(self._drafted, beyond):
             moment_s = self._free_s + HANDOVER_S / 2
             if moment_s > end_s:
@@ -106,6 +116,17 @@ class VirtualDrafter:
     def cancel(self, slot: int) -> None:
         self._catch_up(self._clock())
         self._steps, self._is_over = iter(()), True
+
+    def _read(self, request: DraftRequest) -> None:
+        """A long text is read before its first step, and nobody waits for that."""
+        text, start_s = request.text, perf_counter()
+        num_new = len(text) - common_prefix(self._text, text)
+        self._text, self._read_s = text, 0.0
+        if num_new > LONG_TEXT:
+            self._model.rows(RowQuery(request.slot, text[:-1], Draft(), ()))
+            self._read_s = perf_counter() - start_s
+            self._free_s += self._read_s
+            self._reading_until_s = self._free_s
 
     def _prepare(self) -> None:
         """Compute the next step; it will be seen when its time has come."""
@@ -127,7 +148,7 @@ class VirtualDrafter:
 
     def _after_step(self) -> Drafted:
         before = self._drafted
-        done = (before.num_steps + 1, False, 0.0, before.draft_s + self._step_s)
+        done = (before.num_steps + 1, False, before.read_s, before.draft_s + self._step_s)
         if isinstance(self._made, Draft):
             return Drafted(self._made, None, *done)
         tree = before.tree or CandidateTree()

@@ -16,6 +16,8 @@ from time import perf_counter, sleep
 
 import numpy as np
 
+from duodec.backends.channel import common_prefix
+from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query, Scores, Target
 from duodec.core.sampling import Draw, Law, Tokens
 from duodec.errors import LawUnavailable
@@ -53,19 +55,23 @@ class _Reader:
     """How much of each slot's text a target has not read before."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Tokens] = {}
+        self._known: dict[int, tuple[Tokens, Draft]] = {}
 
     def num_new(self, queries: Sequence[Query]) -> int:
         """Tokens that these queries add to what was read; the last token of a text is new."""
         total = 0
         for query in queries:
-            known = self._known.get(query.slot, query.text[:0])
-            length = min(len(known), len(query.text) - 1)
-            differs = known[:length] != query.text[:length]
-            total += len(query.text) - (int(differs.argmax()) if differs.any() else length)
-            # what was scored as a draft needs no reading once it is text
-            drafted = np.array(query.draft.tokens, dtype=np.int32)
-            self._known[query.slot] = np.concatenate([query.text, drafted])
+            known, draft = self._known.get(query.slot, (query.text[:0], Draft()))
+            num_known = common_prefix(known, query.text)
+            if num_known == len(known):  # what was scored as a draft needs no reading as text
+                node = ROOT
+                for token in query.text[num_known:].tolist():
+                    child = draft.child(node, token)
+                    if child is None:
+                        break
+                    node, num_known = child, num_known + 1
+            total += len(query.text) - min(num_known, len(query.text) - 1)
+            self._known[query.slot] = (query.text, query.draft)
         return total
 
 

@@ -117,7 +117,7 @@ class ClockedBed:
     def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
         if self.is_enforced:
             self._clocked.target = EnforcedTarget(self.target, turn.tokens)
-        cores = self.parts.target_cores if method.needs_draft_model else available_cores()
+        cores = self.parts.target_cores if method.takes_draft_model else available_cores()
         engine = self.parts.engine(self._clocked, costs, self._clocked.clock)
         with on_cores(cores):
             self.target.use_threads(len(cores))
@@ -189,7 +189,7 @@ def replay_stage(
         assert isinstance(target, LlamaTarget)
         assert isinstance(model, LlamaModel)
         drafter = None
-        if config.draft is not None and any(method.needs_draft_model for method in methods):
+        if config.draft is not None and any(method.takes_draft_model for method in methods):
             num_context = num_context_for(config, model)
             drafter = open_drafter(config, model, num_context, plan)
             stack.callback(drafter.close)

@@ -80,7 +80,7 @@ class Forecaster(Runner):
     def _stage(self, entrants: Sequence[Entrant]) -> AbstractContextManager[Stage]:
         assert self.plan.replay_ms is not None, "a forecast is for a latency"
         curve = LatencyCurve(self.plan.replay_ms / 1e3, prefill_s=self.plan.prefill_ms / 1e3)
-        needs_model = any(entrant.new().needs_draft_model for entrant in entrants)
+        needs_model = any(entrant.new().takes_draft_model for entrant in entrants)
         return _stage(self.config, self.plan, curve, needs_model=needs_model)
 
 

@@ -116,7 +116,8 @@ class BenchPlan:
             offline=self.offline,
         )
         needing = [e.label for e in self.entrants if e.new().needs_draft_model]
-        reference = draft_for(config) if needing else None
+        takes_one = any(e.new().takes_draft_model for e in self.entrants)
+        reference = draft_for(config) if takes_one else None
         if needing and reference is None:
             raise BadOption(
                 f"{', '.join(needing)} need a draft model and none is known for {target}; name "
@@ -146,6 +147,10 @@ class BenchPlan:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": sampling.seed,
+            "context": self.context,
+            "threads": self.threads,
+            "draft_threads": self.draft_threads,
+            "runs_code": self.runs_code,
             "kernels": "exact" if self.exact else "fast" if self.fast else "default",
             "datastore": {"name": Path(self.datastore).name} if self.needs_datastore else None,
             "notes": self.notes(),

@@ -76,7 +76,7 @@ class Runner:
 
     def _is_done_with_another_draft(self, entrant: Entrant) -> bool:
         """A method without a draft model is measured once a target."""
-        if entrant.new().needs_draft_model:
+        if entrant.new().takes_draft_model:
             return False
         first = next(c for c in self.plan.pairs() if c.target == self.config.target)
         return first != self.config
@@ -160,7 +160,7 @@ class Runner:
                 turn=number,
                 method=entrant.label,
                 target=self.config.target,
-                draft=self.config.draft if method.needs_draft_model else None,
+                draft=self.config.draft if method.takes_draft_model else None,
                 repeat=repeat,
                 test_bed=stage.bed_for(method).name,
                 error=conversation.error,

@@ -74,6 +74,7 @@ class FreeCandidates:
                     self._memory.adjacency[token] = scores.candidates(node + 1)
             except LawUnavailable:
                 self._has_candidates = False
+        self._offered = []
 
     def end(self, text: Tokens) -> None:
         """The answer is complete."""

@@ -64,7 +64,7 @@ def streaming(
     little is left, the target waits for draft steps as long as they bring tokens faster than
     decoding does. ``governor`` says, round by round, which sources take part.
     """
-    tree, end_s = CandidateTree(), session.clock()
+    tree, begin_s = CandidateTree(), session.clock()
     while session.remaining:
         sources = governor.sources()
         # on shared cores the drafter reads the prompt after the first token
@@ -100,14 +100,15 @@ def streaming(
         )
         if is_drafting:
             tree = session.tree(tree)
+        seconds = session.clock() - begin_s
         yield done
+        begin_s = session.clock()  # what the caller did meanwhile is no part of a round
+        if session.num_rounds > 1:  # the first round reads the prompt
+            planner.observe(len(done.tokens), seconds)
+            governor.observe(sources, len(done.tokens), seconds)
         planner.acceptance.learn(tree, done.tokens)
         free.learn(last, verdict, draft, forward.scores)
         tree = tree.follow(done.tokens)
-        begin_s, end_s = end_s, session.clock()
-        planner.observe(len(done.tokens), end_s - begin_s)
-        if session.num_rounds > 1:  # the first round reads the prompt
-            governor.observe(sources, len(done.tokens), end_s - begin_s)
 
 
 def _grown(

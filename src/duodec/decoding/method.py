@@ -26,6 +26,10 @@ class Method(ABC):
     learns: ClassVar[bool] = False
     """Later answers are drafted with what earlier ones taught."""
 
+    @property
+    def takes_draft_model(self) -> bool:
+        return self.needs_draft_model or self.uses_draft_model
+
     @abstractmethod
     def rounds(self, session: Session) -> Iterator[Round]:
         """Decode until the session's text is full."""

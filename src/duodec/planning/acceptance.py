@@ -23,10 +23,14 @@ def _bin(confidence: float) -> int:
 
 @dataclass
 class _Cell:
-    """Labels of one kind of candidate: how many, how many were right, their mean confidence."""
+    """Labels of one kind of candidate: how many were right, of how many."""
 
     num_right: float = 0.0
     num: float = 0.0
+
+    def rate(self, prior: float) -> float:
+        """The part that was right, with ``prior`` counted as a few labels."""
+        return (self.num_right + _PRIOR_WEIGHT * prior) / (self.num + _PRIOR_WEIGHT)
 
     def observe(self, is_right: bool) -> None:
         if self.num >= _MEMORY:
@@ -50,7 +54,7 @@ class Acceptance:
     def estimate(self, confidence: float, rank: int) -> float:
         """The likelihood that the target's token is this one."""
         cell = self._cells[_bin(confidence)][min(rank, _NUM_RANKS - 1)]
-        return (cell.num_right + _PRIOR_WEIGHT * confidence) / (cell.num + _PRIOR_WEIGHT)
+        return cell.rate(confidence)
 
     def observe(self, confidence: float, rank: int, is_right: bool) -> None:
         self._cells[_bin(confidence)][min(rank, _NUM_RANKS - 1)].observe(is_right)
@@ -58,9 +62,7 @@ class Acceptance:
     @property
     def coverage(self) -> float:
         """The likelihood that the target's token is among an expanded node's candidates."""
-        return (self._coverage.num_right + 0.6 * _PRIOR_WEIGHT) / (
-            self._coverage.num + _PRIOR_WEIGHT
-        )
+        return self._coverage.rate(0.6)
 
     def learn(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
         """Label what the tree held possible along the tokens that came."""
@@ -81,7 +83,6 @@ class Acceptance:
 
     def values(self, tree: CandidateTree) -> list[float]:
         """By node, the likelihood that it and all above it come true."""
-        table = self._table()
         ranks = [0] * len(tree)
         for parent in (ROOT, *range(len(tree))):
             for rank, child in enumerate(tree.children(parent)):
@@ -90,15 +91,9 @@ class Acceptance:
         for node, (parent, confidence) in enumerate(
             zip(tree.parents, tree.confidences, strict=True)
         ):
-            right, num = table[_bin(confidence)][ranks[node]]
-            own = (right + _PRIOR_WEIGHT * confidence) / num
+            own = self._cells[_bin(confidence)][ranks[node]].rate(confidence)
             values.append(own * values[parent] if parent != ROOT else own)
         return values
-
-    def _table(self) -> list[list[tuple[float, float]]]:
-        return [
-            [(cell.num_right, cell.num + _PRIOR_WEIGHT) for cell in cells] for cells in self._cells
-        ]
 
     def calibration(self) -> list[tuple[float, float, float]]:
         """For each bin of confidence that has labels: its middle, the part that was right, and

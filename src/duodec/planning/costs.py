@@ -12,6 +12,9 @@ _WINDOW = 32  # rounds remembered
 _UNKNOWN_DRAFT_S = 0.3  # expected before anything was measured
 _UNKNOWN_BUDGET = 4
 _UNKNOWN_FORWARD_S = 0.03
+_FIRST_BUCKET = 3  # widths up to 7 are tried before anything is known
+_FEWEST = 3  # forwards that make a median
+_STEEPEST = 2.2
 _UNKNOWN_STEP_S = 0.003
 
 
@@ -38,19 +41,29 @@ class Costs:
         were measured lie between them; one twice as wide as any that was measured is taken to
         cost no more than that one, a wider one to cost too much to try."""
         known = sorted(self._by_width)
+        bucket = _bucket(num_tokens)
+        if bucket > (known[-1] + 1 if known else _FIRST_BUCKET):
+            return math.inf
         if not known:
             return _UNKNOWN_FORWARD_S
-        bucket = _bucket(num_tokens)
-        if bucket > known[-1] + 1:
-            return math.inf
         below = [k for k in known if k <= bucket]
         above = [k for k in known if k >= bucket]
         if not below or not above:
-            return median(self._by_width[(below or above)[-1 if below else 0]])
+            return self._width_s((below or above)[-1 if below else 0], known)
         low, high = below[-1], above[0]
-        low_s, high_s = median(self._by_width[low]), median(self._by_width[high])
+        low_s, high_s = self._width_s(low, known), self._width_s(high, known)
         part = (bucket - low) / (high - low) if high > low else 0.0
         return low_s + part * max(0.0, high_s - low_s)
+
+    def _width_s(self, bucket: int, known: list[int]) -> float:
+        """The median of a width. One slow forward says little: as long as there are few, twice
+        the width is taken to cost little more than twice as much."""
+        seconds = self._by_width[bucket]
+        own_s = median(seconds)
+        below = [k for k in known if k < bucket]
+        if len(seconds) >= _FEWEST or not below:
+            return own_s
+        return min(own_s, self._width_s(below[-1], known) * _STEEPEST ** (bucket - below[-1]))
 
     def observe_step(self, seconds: float) -> None:
         """One forward of the draft model that grew a tree."""

@@ -55,7 +55,8 @@ class Planner:
     def is_worth_waiting(self, tree: CandidateTree, values: Sequence[float], leaves: int) -> bool:
         """Whether one more draft step is expected to bring tokens faster than decoding does."""
         gain = self.acceptance.coverage * unexpanded(tree, values, leaves)
-        return gain > self.patience * self._rate * self.costs.step_s()
+        rate = self._rate or 1 / max(_TICK_S, self.costs.forward_s(0))
+        return gain > self.patience * rate * self.costs.step_s()
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """A round, from the end of the one before."""

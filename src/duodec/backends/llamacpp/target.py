@@ -14,7 +14,7 @@ from duodec.core.sampling import Draw, Law
 
 MAX_WIDTH = 80  # draft tokens that a forward of the target may score
 _DRAFT_SEQUENCES = 128  # leaves of a tree that a draft grows
-_DRAFT_CHUNK = 64  # tokens that a draft reads at once: it looks up in between
+_DRAFT_CHUNK = 128  # tokens that a draft reads at once, at least a whole tree; it looks up between
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,35 @@
+"""The figures of the documentation, from the results of a run.
+
+python -m benchmarks.figures benchmarks/results/stream-25ms.json
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from duodec.bench.figures.timeline import timeline_figure
+from duodec.bench.measures import measure
+from duodec.bench.pairs import generations_of
+from duodec.bench.results import Results
+from duodec.bench.timeline import timeline
+
+_SHOWN = ("ar", "sps:4", "duo", "stream")
+_FOLDER = Path(__file__).parents[1] / "docs" / "figures"
+
+
+def main(file: Annotated[Path, typer.Argument(help="A results.json.")]) -> None:
+    """Draw who works when, on one prompt."""
+    results = Results.read(file)
+    (measures,) = measure(results)
+    ours = [g for g in generations_of(results, measures.pair) if g.task == "humaneval"]
+    shown = timeline(ours, _SHOWN, "ar")
+    assert shown, "no prompt was answered by these methods"
+    _FOLDER.mkdir(exist_ok=True)
+    (_FOLDER / "timeline.svg").write_text(timeline_figure("timeline", shown), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
