@@ -17,6 +17,7 @@ from duodec.bench.results import Results
 from duodec.bench.timeline import timeline
 
 _SHOWN = ("ar", "sps:4", "duo", "stream")
+_LINKS = 'xmlns:xlink="http://www.w3.org/1999/xlink" '
 _FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 
 
@@ -28,7 +29,9 @@ def main(file: Annotated[Path, typer.Argument(help="A results.json.")]) -> None:
     shown = timeline(ours, _SHOWN, "ar")
     assert shown, "no prompt was answered by these methods"
     _FOLDER.mkdir(exist_ok=True)
-    (_FOLDER / "timeline.svg").write_text(timeline_figure("timeline", shown), encoding="utf-8")
+    svg = timeline_figure("timeline", shown)  # made to stand inside a page
+    alone = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ' + _LINKS, 1)
+    (_FOLDER / "timeline.svg").write_text(alone, encoding="utf-8")
 
 
 if __name__ == "__main__":
