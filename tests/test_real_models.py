@@ -199,8 +199,9 @@ def test_one_seed_one_text(engine: Engine, method: str, temperature: float) -> N
         assert ours.text == plain.text
         drafted += ours.stats.num_draft_tokens
         accepted += ours.stats.num_accepted_tokens
-    assert drafted > 0
-    assert accepted > 0 or method in ("lookup", "rest")
+    if method != "auto":  # on a CPU it may find that nothing pays
+        assert drafted > 0
+        assert accepted > 0 or method in ("lookup", "rest")
 
 
 def test_plain_decoding_is_llama_cpps_own(engine: Engine) -> None:
