@@ -244,7 +244,8 @@ def _measure(plan: BenchPlan, folder: Path, *, is_resumed: bool, is_quiet: bool)
             )
     except KeyboardInterrupt:
         say("")
-        say_dim(f"interrupted; what was measured is in {folder}: go on with --resume")
+        kept = f"what was measured is in {folder}: go on with --resume"
+        say_dim(f"interrupted; {kept if folder.exists() else 'nothing was measured yet'}")
         raise typer.Exit(_INTERRUPTED) from None
     if not is_quiet:
         show_run(results)
