@@ -29,6 +29,7 @@ from duodec.core.draft import Draft
 from duodec.core.sampling import Law, SamplingParams
 from duodec.decoding import loops
 from duodec.decoding.session import Session
+from duodec.drafting import growth
 
 # what a corrupted walk trips over, besides the assertions themselves
 CAUGHT = (AssertionError, IndexError, ZeroDivisionError)
@@ -85,6 +86,13 @@ def branches_are_followed() -> None:
     for seed in range(6):
         params = SamplingParams(temperature=1.0, seed=seed)
         assert_decodes_like_ar("duo", params, draft_noise=0.55, num_tokens=120)
+
+
+def trees_are_fresh() -> None:
+    """A draft model that is the target: `stream` needs few rounds, wherever its tree was kept."""
+    params = SamplingParams(temperature=0.8, seed=5)
+    rounds = assert_decodes_like_ar("stream", params, draft_noise=0.0, num_tokens=60)
+    assert len(rounds) < 20
 
 
 KEYED_LAWS = tuple(exact_laws(name) for name in ("sps", "pearl", "duo"))
@@ -310,6 +318,28 @@ MUTANTS = [
         "self._length += len(tokens)",
         "self._length += len(tokens) - (len(tokens) > 1)",
         (*KEYED_LAWS, REJECTION_LAW, *TWO_LOOPS),
+    ),
+    # --- the tree that never stops growing
+    Mutant(
+        "the mirror stays where it was",
+        loops.streaming,
+        "tree = tree.follow(done.tokens)",
+        "tree = tree",
+        (trees_are_fresh,),
+    ),
+    Mutant(
+        "the drafter's tree stays where it was",
+        growth._growth_of,
+        "last.tree.follow(request.text[length:].tolist())",
+        "last.tree",
+        (trees_are_fresh,),
+    ),
+    Mutant(
+        "a node's successors are those of its parent",
+        growth._Growth.successors,
+        "wanted = tuple(place[leaf] + 1 for leaf in leaves)",
+        "wanted = tuple(place[leaf] for leaf in leaves) if ROOT not in leaves else (0,)",
+        (trees_are_fresh,),
     ),
     # --- the tree
     Mutant(

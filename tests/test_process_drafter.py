@@ -506,7 +506,7 @@ def test_timing_must_not_change_text(start: Start, fault: str, temperature: floa
     recipe = {"slow": TableModel(noise=0.3, seconds=0.003), "dying": Dying(25)}.get(fault, TABLE)
     expected = text_of("ar", session_of(None, temperature, 32))
     drafter = start(recipe)
-    for name in ("sps", "pearl", "duo", "stream"):
+    for name in ("sps", "pearl", "duo", "stream", "auto"):
         session = session_of(drafter, temperature, 32)
 
         def strike(i: int) -> None:

@@ -6,7 +6,7 @@ latency is given: see `duodec.backends.forecast`. A fraction of the time of a re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -120,5 +120,4 @@ def _stage(
             model = LlamaRecipe(path, num_context, len(cores), vocabulary.num_vocab).load()
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
         bed = VirtualBed(parts, model, curve)
-        bed_for: Callable[[Method], VirtualBed] = lambda method: bed  # noqa: E731
-        yield Stage(engine, bed_for)
+        yield Stage(engine, lambda method: bed)

@@ -1,8 +1,9 @@
 """The measuring loop: fair turns, cold prompts, every record kept at once.
 
 For each conversation every method has its turn, in an order that rotates. A method's stores and
-costs are its own in each repeat; what it learned comes from the conversations before, never from
-another method, and never from the same prompt.
+costs are its own in each repeat; what it learned of texts comes from the conversations before,
+never from another method, and never from the same prompt. (What its own steps cost is learned by
+the drafter's process, for all of them.)
 """
 
 from __future__ import annotations

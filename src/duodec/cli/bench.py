@@ -60,26 +60,8 @@ def bench(
             rich_help_panel=_PANEL,
         ),
     ] = _ALL,
-    tasks: Annotated[
-        str,
-        typer.Option(
-            "--tasks",
-            help="Tasks, by commas: mt_bench, translation, summarization, qa, math_reasoning, "
-            "rag, humaneval; or all.",
-            metavar="A,B,...",
-            rich_help_panel=_PANEL,
-        ),
-    ] = _ALL,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="A folder of prompts in Spec-Bench's format; without it, our own.",
-            metavar="FOLDER",
-            show_default=False,
-            rich_help_panel=_PANEL,
-        ),
-    ] = None,
+    tasks: options.Tasks = _ALL,
+    data: options.PromptFolder = None,
     limit: Annotated[
         int,
         typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from duodec.decoding.methods import METHODS
 
 _MODELS, _DECODING, _SAMPLING = "Models", "Decoding", "Sampling"
-_MACHINE, _OUTPUT = "Machine", "Output"
+_MACHINE, _OUTPUT, _PROMPTS = "Machine", "Output", "Prompts"
 
 # How llama.cpp, vLLM and transformers spell what we have under another name.
 _OTHER_SPELLINGS = {
@@ -161,6 +162,29 @@ System = Annotated[
         metavar="TEXT",
         rich_help_panel=_DECODING,
         show_default=False,
+    ),
+]
+
+# Prompts
+
+Tasks = Annotated[
+    str,
+    typer.Option(
+        "--tasks",
+        help="Tasks, by commas: mt_bench, translation, summarization, qa, math_reasoning, "
+        "rag, humaneval; or all.",
+        metavar="A,B,...",
+        rich_help_panel=_PROMPTS,
+    ),
+]
+PromptFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="A folder of prompts in Spec-Bench's format; without it, our own.",
+        metavar="FOLDER",
+        show_default=False,
+        rich_help_panel=_PROMPTS,
     ),
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,19 +47,8 @@ def plan(
             "--methods", help="Methods, by commas.", metavar="A,B,...", rich_help_panel=_PANEL
         ),
     ] = "ar,sps:2,sps:4,duo,stream,auto",
-    tasks: Annotated[
-        str, typer.Option("--tasks", help="Tasks, by commas.", rich_help_panel=_PANEL)
-    ] = "all",
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="A folder of prompts in Spec-Bench's format; without it, our own.",
-            metavar="FOLDER",
-            show_default=False,
-            rich_help_panel=_PANEL,
-        ),
-    ] = None,
+    tasks: options.Tasks = "all",
+    data: options.PromptFolder = None,
     limit: Annotated[
         int, typer.Option("--limit", help="Prompts a task.", rich_help_panel=_PANEL)
     ] = 2,

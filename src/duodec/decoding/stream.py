@@ -44,6 +44,10 @@ class Stream(Method):
         planner = Planner(session.costs, self.acceptance)
         free = FreeCandidates(self.memory, session.text)
         try:
-            yield from streaming(session, planner, self.plan, free, _Always())
+            yield from streaming(session, planner, self.plan, free, self.governor(session))
         finally:
             free.end(session.text)
+
+    def governor(self, session: Session) -> Governor:
+        """Who says which sources take part."""
+        return _Always()
