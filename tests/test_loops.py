@@ -34,6 +34,7 @@ from duodec.core.round import Round, Stats
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.decoding.methods import METHODS, method
 from duodec.decoding.session import NoDrafter, Session
+from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.ngram import continuation
 from duodec.drafting.plans import MAX_SEQUENCES, Chain, SampledChain, Sequences
@@ -138,7 +139,7 @@ def test_the_first_forward_waits_for_no_draft(name: str) -> None:
     first = log.index("round 0")
     assert "wait" not in log[:first]
     assert "score 0" in log[:first]
-    reads = {"pearl": "submit 1", "duo": "submit 1", "stream": "submit 768"}
+    reads = {"pearl": "submit 1", "duo": "submit 1", "stream": f"submit {Tree().num_tokens}"}
     if name in DRAFTED or name == "ar":
         assert log[0] == reads.get(name, "submit 0")
 

@@ -28,6 +28,7 @@ from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams, Tokens
 from duodec.decoding.methods import method
 from duodec.decoding.session import Session
+from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain, SampledChain, Sequences
 from duodec.errors import BackendUnavailable, BadOption, ModelUnreadable
@@ -631,3 +632,22 @@ def test_restarts_leave_nothing_behind(warnings: list[str]) -> None:
         assert belongings() == (num_fds, before[1] | {drafter.pid})
         assert len(warnings) == 20
     assert belongings() == before
+
+
+def test_a_process_tells_what_a_step_takes_and_whether_the_root_was_known(
+    start: Start,
+) -> None:
+    beside, plan = start(TABLE), Tree(num_leaves=2)
+    beside.submit(request(PROMPT, plan))
+    until(lambda: beside.poll(0, 1.0).num_steps > 4)
+    fresh = beside.poll(0)
+    assert fresh.root_s > 0  # nothing was known of this text
+    assert fresh.step_s is not None
+    assert fresh.step_s > 0
+    assert fresh.num_leaves > 4
+    assert fresh.busy_s >= fresh.root_s
+    assert fresh.tree is not None
+    beside.submit(request([*PROMPT, fresh.tree.tokens[0]], plan))
+    until(lambda: beside.poll(0, 1.0).num_steps > 1)
+    assert beside.poll(0).root_s == 0.0
+    assert beside.poll(0).busy_s > fresh.root_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -160,6 +161,39 @@ def test_a_virtual_wait_ends_with_the_next_candidates() -> None:
     assert len(drafter.poll(0).tree or ()) == len(again)
 
 
+def test_a_faster_drafter_takes_less_time_and_one_that_takes_none_has_all_at_once() -> None:
+    made = []
+    for speed in (1.0, 10.0, math.inf):
+        clock = VirtualClock()
+        drafter = VirtualDrafter(DRAFT.load(), clock, speed)
+        drafter.submit(DraftRequest(0, np.array([1, 2, 3], dtype=np.int32), Chain(40), Sampler()))
+        clock.advance(HANDOVER_S + 3 * 0.0025)
+        made.append(len(drafter.poll(0).draft))
+    assert made[0] <= 4 < made[1] <= 40
+    assert made[2] == 40
+
+
+def test_a_virtual_drafter_tells_what_its_steps_took() -> None:
+    clock = VirtualClock()
+    drafter = VirtualDrafter(DRAFT.load(), clock)
+    text = np.array([1, 2, 3], dtype=np.int32)
+    drafter.submit(DraftRequest(0, text, Tree(num_leaves=2), Sampler()))
+    clock.advance(0.05)
+    fresh = drafter.poll(0)
+    assert fresh.root_s >= 0.002  # nothing was known of this text
+    assert fresh.step_s is not None
+    assert 0.002 <= fresh.step_s < 0.02
+    assert fresh.step_leaves == pytest.approx(2.0, abs=0.5)
+    assert fresh.busy_s == pytest.approx(fresh.draft_s)
+    tree = fresh.tree
+    assert tree is not None
+    text = np.append(text, np.int32(tree.tokens[0]))
+    drafter.submit(DraftRequest(0, text, Tree(num_leaves=2), Sampler()))
+    clock.advance(0.05)
+    assert drafter.poll(0).root_s == 0.0  # it was known from the last tree
+    assert drafter.poll(0).busy_s > fresh.busy_s
+
+
 @pytest.mark.parametrize("name", [n for n in METHODS if not METHODS[n]().reads_off_path])
 def test_a_forecast_tells_the_recorded_text(name: str) -> None:
     prompt = [3, 1, 4, 1, 5]
@@ -185,9 +219,12 @@ def test_a_forecast_tells_the_recorded_text(name: str) -> None:
 
 def test_one_command_forecasts(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--target-ms", "20", "--methods", "ar,sps:2,stream", "--tasks", "qa"]
-    assert run([*arguments, "--limit", "1", "-n", "12", "--quiet"]) == 0
+    assert run([*arguments, "--limit", "1", "-n", "12", "--quiet", "--draft-speed", "4"]) == 0
     out = capsys.readouterr().out
     assert "stream" in out
+    assert "1/4 of that" in " ".join(out.split())
+    assert run([*arguments, "--draft-speed", "0"]) == 2
+    assert "draft-speed is 0" in capsys.readouterr().err
     assert "A forecast for a target of 20 ms" in out
     assert run(["plan", "--target-ms", "20", "--methods", "ar,recycling"]) == 2
     assert "recycling cannot be forecast" in capsys.readouterr().err

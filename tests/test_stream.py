@@ -254,13 +254,13 @@ def test_waiting_is_worth_it_while_it_is_faster_than_decoding() -> None:
     known.observe_step(0.002)
     planner = Planner(known, Acceptance())
     planner.observe(2, 0.025)  # 80 tokens a second
-    assert planner.is_worth_waiting(CandidateTree(), [], 4)  # a miss: a step brings 0.6
+    assert planner.is_worth_waiting(CandidateTree(), [])  # a miss: a step brings 0.6
     tree = CandidateTree()
     tree.expand(ROOT, [1, 2], [0.1, 0.05])
-    assert not planner.is_worth_waiting(tree, [0.1, 0.05], 4)
+    assert not planner.is_worth_waiting(tree, [0.1, 0.05])
     known.observe_step(0.2)
     known.observe_step(0.2)
-    assert not planner.is_worth_waiting(CandidateTree(), [], 4)
+    assert not planner.is_worth_waiting(CandidateTree(), [])
 
 
 # --- never slower

@@ -69,6 +69,7 @@ class Progress:
     confidences: Sequence[float] | None = None  # of a tree of candidates
     read_s: float = 0.0
     draft_s: float = 0.0
+    busy_s: float = 0.0  # of the process, with all its requests
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ are the real ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -70,9 +70,11 @@ class VirtualDrafter:
     """A drafter beside the caller on a virtual clock: by any moment it has made the steps that
     would have fitted in. Steps are computed when somebody looks, and take what they took."""
 
-    def __init__(self, model: DraftModel, clock: VirtualClock) -> None:
+    def __init__(self, model: DraftModel, clock: VirtualClock, speed: float = 1.0) -> None:
+        """The model computes ``speed`` times faster there than here; `math.inf`: in no time."""
         self._model = model
         self._clock = clock
+        self._speed = speed
         self._free_s = 0.0  # when the step in work is over
         self._steps: Iterator[Draft | CandidateTree] = iter(())
         self._made: Draft | CandidateTree = Draft()  # the last step, and how long it took
@@ -82,6 +84,7 @@ class VirtualDrafter:
         self._text: Tokens = np.empty(0, dtype=np.int32)
         self._read_s = 0.0
         self._reading_until_s = 0.0
+        self._busy_s = 0.0
 
     @property
     def restarts(self) -> int:
@@ -93,7 +96,7 @@ class VirtualDrafter:
         # the step in work is finished first, then the new request is seen
         self._free_s = max(self._free_s, now_s + HANDOVER_S / 2)
         self._read(request)
-        self._drafted = Drafted(is_complete=False, read_s=self._read_s)
+        self._drafted = Drafted(is_complete=False, read_s=self._read_s, busy_s=self._busy_s)
         self._steps, self._is_over = request.plan.grow(self._model, request), False
         self._clock.skip()
         self._prepare()
@@ -124,7 +127,8 @@ class VirtualDrafter:
         self._text, self._read_s = text, 0.0
         if num_new > LONG_TEXT:
             self._model.rows(RowQuery(request.slot, text[:-1], Draft(), ()))
-            self._read_s = perf_counter() - start_s
+            self._read_s = (perf_counter() - start_s) / self._speed
+            self._busy_s += self._read_s
             self._free_s += self._read_s
             self._reading_until_s = self._free_s
 
@@ -132,7 +136,7 @@ class VirtualDrafter:
         """Compute the next step; it will be seen when its time has come."""
         start_s = perf_counter()
         made = next(self._steps, None)
-        self._step_s = perf_counter() - start_s
+        self._step_s = (perf_counter() - start_s) / self._speed
         self._clock.skip()
         if made is None:
             self._is_over = True
@@ -148,13 +152,21 @@ class VirtualDrafter:
 
     def _after_step(self) -> Drafted:
         before = self._drafted
-        done = (before.num_steps + 1, False, before.read_s, before.draft_s + self._step_s)
+        self._busy_s += self._step_s
+        draft_s = before.draft_s + self._step_s
+        done = replace(before, num_steps=before.num_steps + 1, draft_s=draft_s, busy_s=self._busy_s)
         if isinstance(self._made, Draft):
-            return Drafted(self._made, None, *done)
+            return replace(done, draft=self._made)
         tree = before.tree or CandidateTree()
+        num_before = tree.num_expanded
         new = slice(len(tree), None)
         tree.extend(self._made.tokens[new], self._made.parents[new], self._made.confidences[new])
-        return Drafted(Draft(), tree, *done)
+        if done.num_steps == 1:  # what is left of the last tree
+            return replace(done, tree=tree)
+        num_leaves = before.num_leaves + tree.num_expanded - num_before
+        return replace(
+            done, tree=tree, num_leaves=num_leaves, root_s=before.root_s if num_before else draft_s
+        )
 
 
 def _is_enough(drafted: Drafted, beyond: int | None) -> bool:

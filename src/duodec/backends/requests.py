@@ -33,6 +33,8 @@ class _Answer:
     is_reading: bool = False
     read_s: float = 0.0
     draft_s: float = 0.0
+    num_kept: int = 0  # expanded nodes of the last tree that are in this one
+    root_s: float = 0.0
 
     def hear(self, kind: Kind, progress: Progress) -> None:
         if progress.confidences is None:
@@ -43,6 +45,11 @@ class _Answer:
             self.tree = self.tree or CandidateTree()
             self.tree.extend(progress.tokens, progress.parents, progress.confidences)
         self.num_steps += kind == Kind.NODES
+        if self.tree is not None:
+            if self.num_steps == 1:
+                self.num_kept = self.tree.num_expanded
+            elif not self.num_kept and not self.root_s:
+                self.root_s = progress.draft_s
         self.read_s, self.draft_s = progress.read_s, progress.draft_s
         self.is_reading = kind == Kind.READING
         self.is_complete = kind == Kind.DONE
@@ -50,12 +57,20 @@ class _Answer:
     def end(self) -> None:
         self.is_complete, self.is_reading = True, False
 
-    def drafted(self) -> Drafted:
+    def drafted(self, busy_s: float) -> Drafted:
         if len(self.draft) != len(self.tokens):
             laws = tuple(self.laws) if self.laws else None
             self.draft = Draft(tuple(self.tokens), tuple(self.parents), laws)
         return Drafted(
-            self.draft, self.tree, self.num_steps, self.is_complete, self.read_s, self.draft_s
+            self.draft,
+            self.tree,
+            self.num_steps,
+            self.is_complete,
+            self.read_s,
+            self.draft_s,
+            self.tree.num_expanded - self.num_kept if self.tree else 0,
+            self.root_s,
+            busy_s,
         )
 
 
@@ -76,6 +91,7 @@ class Requests:
         self._answers: dict[int, _Answer] = {}
         self._queue: dict[int, _Message] = {}  # at most one a slot
         self._silence = Silence()
+        self._busy_s = 0.0  # of the child, as last heard
         self._steps, self._chunks = Pace(), Pace()
 
     def ask(self, request: DraftRequest) -> None:
@@ -98,7 +114,7 @@ class Requests:
     def drafted(self, slot: int) -> Drafted:
         """What has arrived for the slot's last request."""
         answer = self._answers.get(slot)
-        return Drafted() if answer is None else answer.drafted()
+        return Drafted() if answer is None else answer.drafted(self._busy_s)
 
     def is_drafting(self, slot: int, beyond: int | None = None) -> bool:
         """The slot is owed more (than ``beyond`` candidates), and no long text is being read
@@ -161,6 +177,7 @@ class Requests:
             answer.end()
             child.failed = child.failed or value
             return
+        self._busy_s = value.busy_s
         if answer.is_reading:
             self._chunks.observe(value.read_s - answer.read_s)
         if frame.kind == Kind.NODES:

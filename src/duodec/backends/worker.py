@@ -80,6 +80,7 @@ class Worker:
         self._texts: dict[int, Tokens] = {}  # by slot, the last one received
         self._seen: dict[int, Tokens] = {}  # by slot, the last one read
         self._current: _Job | None = None
+        self._busy_s = 0.0
         if isinstance(model, ReadsInChunks):
             model.on_chunk = self._between_chunks
 
@@ -135,6 +136,7 @@ class Worker:
             start = perf_counter()
             tree = next(job.steps, None)
             job.draft_s += perf_counter() - start
+            self._busy_s += perf_counter() - start
         except _Abandoned:
             return
         except Exception as error:  # noqa: BLE001  one request fails, the drafter goes on
@@ -159,6 +161,7 @@ class Worker:
             self._tell(Kind.READING, job)
             self._model.rows(RowQuery(slot, text[:-1], Draft(), ()))
             job.read_s = perf_counter() - job.start_s
+            self._busy_s += job.read_s
         self._seen[slot] = text
         return is_long
 
@@ -176,7 +179,7 @@ class Worker:
 
     def _tell(self, kind: Kind, job: _Job, tree: Draft | CandidateTree | None = None) -> None:
         """A frame about a job, with the nodes of ``tree`` that were not sent yet."""
-        progress = Progress(read_s=job.read_s, draft_s=job.draft_s)
+        progress = Progress(read_s=job.read_s, draft_s=job.draft_s, busy_s=self._busy_s)
         if tree is not None:
             new = slice(job.num_sent, None)
             laws = None if tree.laws is None else tree.laws[new]
@@ -187,6 +190,7 @@ class Worker:
                 tree.confidences[new] if isinstance(tree, CandidateTree) else None,
                 job.read_s,
                 job.draft_s,
+                self._busy_s,
             )
             job.num_sent = len(tree)
         self._send(kind, job.request.slot, job.epoch, progress)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from duodec.backends.forecast import VirtualClock, VirtualDrafter, VirtualTarget
-from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaRecipe
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Parts, Stage, answered
@@ -29,7 +28,7 @@ from duodec.core.protocols import DraftModel, RowQuery
 from duodec.decoding.method import Method
 from duodec.errors import BadOption
 from duodec.events import Finished
-from duodec.loading import EngineConfig, load, num_context_for
+from duodec.loading import EngineConfig, load
 from duodec.models import resolve
 from duodec.planning.costs import Costs
 
@@ -41,6 +40,7 @@ class VirtualBed:
     parts: Parts
     model: DraftModel | None
     curve: LatencyCurve
+    draft_speed: float = 1.0
     name: str = "forecast"
 
     @property
@@ -49,7 +49,7 @@ class VirtualBed:
 
     def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
         clock = VirtualClock()
-        drafter = VirtualDrafter(self.model, clock) if self.model else None
+        drafter = VirtualDrafter(self.model, clock, self.draft_speed) if self.model else None
         parts = replace(self.parts, drafter=drafter)
         engine = parts.engine(VirtualTarget(turn.tokens, self.curve, clock), costs, clock)
         clock.skip()
@@ -74,18 +74,28 @@ class Memory:
     def check_room(self) -> None: ...
 
 
+@dataclass
 class Forecaster(Runner):
     """Measures on virtual beds."""
+
+    draft_speed: float = 1.0
 
     def _stage(self, entrants: Sequence[Entrant]) -> AbstractContextManager[Stage]:
         assert self.plan.replay_ms is not None, "a forecast is for a latency"
         curve = LatencyCurve(self.plan.replay_ms / 1e3, prefill_s=self.plan.prefill_ms / 1e3)
         needs_model = any(entrant.new().takes_draft_model for entrant in entrants)
-        return _stage(self.config, self.plan, curve, needs_model=needs_model)
+        return virtual_stage(
+            self.config, self.plan, curve, self.draft_speed, needs_model=needs_model
+        )
 
 
-def forecast(plan: BenchPlan, prompts: Sequence[Prompt], on_progress: OnProgress) -> Results:
-    """The expected figures of a plan's methods. Raises DuodecError."""
+def forecast(
+    plan: BenchPlan, prompts: Sequence[Prompt], on_progress: OnProgress, draft_speed: float = 1.0
+) -> Results:
+    """The expected figures of a plan's methods, where the draft model is ``draft_speed`` times as
+    fast as here. Raises DuodecError."""
+    if not draft_speed > 0:
+        raise BadOption(f"draft-speed is {draft_speed}; use a number above 0, or inf")
     off_path = [e.label for e in plan.entrants if e.new().reads_off_path]
     if off_path:
         raise BadOption(
@@ -94,30 +104,40 @@ def forecast(plan: BenchPlan, prompts: Sequence[Prompt], on_progress: OnProgress
         )
     memory = Memory()
     for config in plan.pairs():
-        Forecaster(plan, config, memory, score_text, on_progress).run(prompts)
+        forecaster = Forecaster(
+            plan, config, memory, score_text, on_progress, draft_speed=draft_speed
+        )
+        forecaster.run(prompts)
     settings = plan.settings("duodec plan", "", [f"{p.task}/{p.prompt_id}" for p in prompts])
     note = (
         f"A forecast for a target of {plan.replay_ms:g} ms a forward: the draft model ran here, "
         "its steps were timed, and nothing was waited for."
     )
+    if draft_speed != 1:
+        note += f" There, its steps take 1/{draft_speed:g} of that."
     return Results(memory.generations, {}, {**settings, "notes": [note], "is_complete": True})
 
 
 @contextmanager
-def _stage(
-    config: EngineConfig, plan: BenchPlan, curve: LatencyCurve, *, needs_model: bool
+def virtual_stage(
+    config: EngineConfig,
+    plan: BenchPlan,
+    curve: LatencyCurve,
+    draft_speed: float,
+    *,
+    needs_model: bool,
 ) -> Iterator[Stage]:
+    """Beds on clocks of their own, and an engine that records."""
     with load(replace(config, draft=None)) as engine:
         vocabulary = engine.tokenizer
-        assert isinstance(vocabulary, LlamaModel)
         cores = CorePlan.make(
             available_cores(), target_is_on_cpu=False, num_draft_threads=config.draft_threads
         ).draft_cores
         model: DraftModel | None = None
         if needs_model and config.draft is not None:
             path = resolve(config.draft, offline=config.offline).path
-            num_context = num_context_for(config, vocabulary)
-            model = LlamaRecipe(path, num_context, len(cores), vocabulary.num_vocab).load()
+            recipe = LlamaRecipe(path, engine.num_context, len(cores), vocabulary.num_vocab)
+            model = recipe.load()
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
-        bed = VirtualBed(parts, model, curve)
+        bed = VirtualBed(parts, model, curve, draft_speed)
         yield Stage(engine, lambda method: bed)

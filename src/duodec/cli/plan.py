@@ -16,6 +16,8 @@ EPILOG = """
 
 duodec plan --target-ms 20     a target that takes 20 ms a forward, and the draft on this machine
 
+duodec plan --target-ms 20 --draft-speed inf     the most that any CPU could give
+
 duodec plan --target-ms 100 -m qwen2.5-coder-1.5b -md qwen2.5-coder-0.5b --tasks humaneval
 
 The target of --target only lends its text, which is recorded first: how often the draft is right
@@ -60,6 +62,14 @@ def plan(
     draft: options.DraftModel = "auto",
     offline: options.Offline = False,
     draft_threads: options.DraftThreads = None,
+    draft_speed: Annotated[
+        float,
+        typer.Option(
+            "--draft-speed",
+            help="How many times faster the draft model is there; inf: it takes no time.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = 1.0,
     temperature: options.Temperature = 0.0,
     quiet: options.Quiet = False,
 ) -> None:
@@ -85,5 +95,5 @@ def plan(
     )
     prompts = read_prompts(asked.data, asked.tasks, asked.limit)
     with progress_bar(is_quiet=quiet) as on_progress:
-        results = forecast(asked, prompts, on_progress)
+        results = forecast(asked, prompts, on_progress, draft_speed)
     show_run(results)

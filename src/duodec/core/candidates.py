@@ -39,6 +39,10 @@ class CandidateTree:
             node = self._add(parent, token, confidence)
             self._children.setdefault(parent, []).append(node)
 
+    @property
+    def num_expanded(self) -> int:
+        return len(self._children)
+
     def is_expanded(self, node: int) -> bool:
         return node in self._children
 

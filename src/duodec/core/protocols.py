@@ -84,6 +84,25 @@ class Drafted:
     is_complete: bool = True
     read_s: float = 0.0  # reading text that was new to the drafter
     draft_s: float = 0.0  # drafting
+    num_leaves: int = 0  # of the tree, that these forwards expanded
+    root_s: float = 0.0  # of draft_s, until the text's successors were known; 0: they were before
+    busy_s: float = 0.0  # all work of the drafter since it was loaded, on any request
+
+    @property
+    def step_s(self) -> float | None:
+        """A forward of the draft model that made a tree deeper; None before there was one."""
+        num_deeper = self._num_deeper
+        return (self.draft_s - self.root_s) / num_deeper if num_deeper > 0 else None
+
+    @property
+    def step_leaves(self) -> float:
+        """Leaves that such a forward expanded."""
+        return (self.num_leaves - (self.root_s > 0)) / max(1, self._num_deeper)
+
+    @property
+    def _num_deeper(self) -> int:
+        # the first word says what is left of the last tree
+        return self.num_steps - 1 - (self.root_s > 0)
 
 
 class Drafter(Protocol):

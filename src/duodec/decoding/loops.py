@@ -81,7 +81,7 @@ def streaming(
         values: list[float] = []
         if session.num_rounds and sources != Sources.NONE:
             if is_drafting:
-                tree, values = _grown(session, planner, tree, plan)
+                tree, values = _grown(session, planner, tree)
             offers = [Offer(tree.tokens, tree.parents, values), *free.offers(session.text)]
             draft = planner.choose(offers, session.max_width, session.remaining - 1)
         draft_wait_s = session.clock() - start_s
@@ -96,7 +96,7 @@ def streaming(
             num_scored=len(draft),
             num_drafted=len(draft),
             draft_wait_s=draft_wait_s,
-            overlap_s=after.draft_s - before.draft_s,
+            overlap_s=max(0.0, after.busy_s - before.busy_s),  # less after a restart
         )
         if is_drafting:
             tree = session.tree(tree)
@@ -112,14 +112,14 @@ def streaming(
 
 
 def _grown(
-    session: Session, planner: Planner, tree: CandidateTree, plan: Tree
+    session: Session, planner: Planner, tree: CandidateTree
 ) -> tuple[CandidateTree, list[float]]:
     """The tree and its values, after the draft steps that are worth waiting for."""
     tree = session.tree(tree)
     values = planner.acceptance.values(tree)
-    while planner.is_worth_waiting(tree, values, plan.num_leaves or 1):
+    while planner.is_worth_waiting(tree, values):
         num_known = len(tree)
-        tree = session.tree(tree, PATIENCE * planner.costs.step_s())
+        tree = session.tree(tree, PATIENCE * planner.step_s(tree))
         if len(tree) == num_known:
             break  # it is dead, or reads, or has nothing more to say
         values = planner.acceptance.values(tree)

@@ -149,17 +149,24 @@ class Session:
     def peek_tree(self) -> Drafted:
         """How far the drafter's tree is."""
         drafted = self.drafter.poll(self.slot)
-        if drafted.num_steps > 1:  # the first says what is left of the last tree
-            self.costs.observe_step(drafted.draft_s / (drafted.num_steps - 1))
+        self._learn_steps(drafted)
         return drafted
 
     def tree(self, mirror: CandidateTree, wait_s: float = 0.0) -> CandidateTree:
         """The drafter's tree under the text, once it has said what is in it, else ``mirror``;
         waited for until it holds more than that."""
         drafted = self.drafter.poll(self.slot, wait_s, len(mirror) if wait_s else None)
+        if wait_s:
+            self._learn_steps(drafted)
         if drafted.tree is None or len(drafted.tree) < len(mirror):
             return mirror
         return drafted.tree
+
+    def _learn_steps(self, drafted: Drafted) -> None:
+        if drafted.root_s:
+            self.costs.observe_root(drafted.root_s)
+        if drafted.step_s is not None:
+            self.costs.observe_step(drafted.step_s, drafted.step_leaves)
 
     def draft(self, plan: Plan) -> Draft:
         """Draft after the text and wait for it."""

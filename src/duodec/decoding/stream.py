@@ -36,12 +36,14 @@ class Stream(Method):
     is_overlapped = True
     learns = True
 
+    num_tokens: int = 80  # draft tokens in a forward at most; the planner says how many of them
+    patience: float = 1.75  # how much faster than decoding a wait for drafts must bring tokens
     plan: Tree = field(default_factory=Tree)
     acceptance: Acceptance = field(default_factory=Acceptance)
     memory: FreeMemory = field(default_factory=FreeMemory)
 
     def rounds(self, session: Session) -> Iterator[Round]:
-        planner = Planner(session.costs, self.acceptance)
+        planner = Planner(session.costs, self.acceptance, self.num_tokens, self.patience)
         free = FreeCandidates(self.memory, session.text)
         try:
             yield from streaming(session, planner, self.plan, free, self.governor(session))

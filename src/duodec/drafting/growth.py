@@ -32,9 +32,9 @@ class Tree:
     """A tree of candidates under the text, grown until nothing in it is worth a forward."""
 
     num_leaves: int = 0  # expanded in one forward; 0: as many as pay
-    num_candidates: int = 8  # of each
-    least_confidence: float = 0.01
-    max_expanded: int = 96  # each may be a leaf, and leaves cost sequence ids
+    num_candidates: int = 16  # of each
+    least_confidence: float = 0.003
+    max_expanded: int = 120  # each may be a leaf, and leaves cost sequence ids
     depth: int = 32
 
     @property

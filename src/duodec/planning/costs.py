@@ -29,6 +29,8 @@ class Costs:
     _forward_s: deque[float] = field(default_factory=_recent)
     _token_s: deque[float] = field(default_factory=_recent)
     _step_s: deque[float] = field(default_factory=_recent)
+    _step_leaves: deque[float] = field(default_factory=_recent)
+    _root_s: deque[float] = field(default_factory=_recent)
     _by_width: dict[int, deque[float]] = field(default_factory=dict)
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
@@ -65,13 +67,27 @@ class Costs:
             return own_s
         return min(own_s, self._width_s(below[-1], known) * _STEEPEST ** (bucket - below[-1]))
 
-    def observe_step(self, seconds: float) -> None:
-        """One forward of the draft model that grew a tree."""
+    def observe_step(self, seconds: float, num_leaves: float = 1.0) -> None:
+        """One forward of the draft model that made a tree deeper, at so many leaves."""
         self._step_s.append(seconds)
+        self._step_leaves.append(num_leaves)
+
+    def step_leaves(self) -> int:
+        """Leaves that one more forward of the draft model is expected to expand."""
+        return max(1, round(median(self._step_leaves))) if self._step_leaves else 1
 
     def step_s(self) -> float:
         """Expected seconds of one more forward of the draft model."""
         return median(self._step_s) if self._step_s else _UNKNOWN_STEP_S
+
+    def observe_root(self, seconds: float) -> None:
+        """The work until the successors of a text were known that no draft had foreseen."""
+        self._root_s.append(seconds)
+
+    def root_s(self) -> float:
+        """Expected seconds until they are, of a drafter in the middle of a step."""
+        own_s = median(self._root_s) if self._root_s else self.step_s()
+        return self.step_s() / 2 + own_s
 
     def observe_draft(self, num_tokens: int, seconds: float) -> None:
         """So many drafted tokens and the seconds they took, reading left out."""

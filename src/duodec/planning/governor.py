@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from duodec.planning.rate import Rate
+
 _FADE = 0.94  # of what was measured before, with each round
 _TRIAL = 8  # rounds after which a choice is judged
 _FIRST_PROBE, _PROBE_EVERY = 4, 48  # rounds of drafting between two of plain decoding
@@ -26,29 +28,11 @@ class Sources(IntEnum):
 
 
 @dataclass
-class _Rate:
-    """Tokens a second, of the latest rounds."""
-
-    num_tokens: float = 0.0
-    seconds: float = 0.0
-    num_rounds: int = 0
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        self.num_tokens = self.num_tokens * _FADE + num_tokens
-        self.seconds = self.seconds * _FADE + seconds
-        self.num_rounds += 1
-
-    @property
-    def value(self) -> float:
-        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
-
-
-@dataclass
 class Governor:
     """Chooses among ``allowed`` for one text after the other."""
 
     allowed: Sequence[Sources]
-    _rates: dict[Sources, _Rate] = field(default_factory=dict)
+    _rates: dict[Sources, Rate] = field(default_factory=dict)
     _pause: dict[Sources, int] = field(default_factory=dict)  # the next one, in rounds
     _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of it
     _trial: dict[Sources, int] = field(default_factory=dict)  # rounds since it was taken up
@@ -65,7 +49,7 @@ class Governor:
 
     def observe(self, sources: Sources, num_tokens: int, seconds: float) -> None:
         """A round that was decoded so."""
-        self._rates.setdefault(sources, _Rate()).observe(num_tokens, seconds)
+        self._rates.setdefault(sources, Rate(_FADE)).observe(num_tokens, seconds)
         for resting in self._rest:
             self._rest[resting] = max(0, self._rest[resting] - 1)
         if sources == Sources.NONE:
@@ -88,4 +72,4 @@ class Governor:
         self._rest[sources] = pause
         self._pause[sources] = min(2 * pause, _MAX_PAUSE)
         self._trial[sources] = 0
-        self._rates[sources] = _Rate()  # judged anew when it is tried again
+        self._rates[sources] = Rate(_FADE)  # judged anew when it is tried again

@@ -9,9 +9,11 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.planning.acceptance import Acceptance, unexpanded
 from duodec.planning.costs import Costs
+from duodec.planning.rate import Rate
 
 _TICK_S = 1e-9  # no forward takes less
-_RATE_WEIGHT = 0.1  # of the latest round in the running rate
+_HANDOVER_S = 3e-4  # from one process to the other: measured 0.2 ms
+_FADE = 0.9  # of earlier rounds in the running rate
 
 
 @dataclass
@@ -29,8 +31,9 @@ class Planner:
 
     costs: Costs
     acceptance: Acceptance
-    patience: float = 1.5  # how much faster than decoding a wait must bring tokens
-    _rate: float = 0.0  # tokens a second, lately
+    num_tokens: int = 80  # draft tokens in a forward at most
+    patience: float = 1.75  # how much faster than decoding a wait must bring tokens
+    _rate: Rate = field(default_factory=lambda: Rate(_FADE))
     _seen: dict[str, float] = field(default_factory=dict)
 
     def choose(self, offers: Sequence[Offer], num_tokens: int, depth: int) -> Draft:
@@ -43,7 +46,7 @@ class Planner:
         for offer in offers:
             merged.add(offer, depth)
         order = sorted(range(len(merged.tokens)), key=lambda node: -merged.values[node])
-        order = order[:num_tokens]
+        order = order[: min(num_tokens, self.num_tokens)]
         best, num_best, expected = 1 / max(_TICK_S, self.costs.forward_s(0)), 0, 1.0
         for num, node in enumerate(order, 1):
             expected += merged.values[node]
@@ -52,17 +55,20 @@ class Planner:
                 best, num_best = rate, num
         return merged.draft(order[:num_best])
 
-    def is_worth_waiting(self, tree: CandidateTree, values: Sequence[float], leaves: int) -> bool:
+    def is_worth_waiting(self, tree: CandidateTree, values: Sequence[float]) -> bool:
         """Whether one more draft step is expected to bring tokens faster than decoding does."""
-        gain = self.acceptance.coverage * unexpanded(tree, values, leaves)
-        rate = self._rate or 1 / max(_TICK_S, self.costs.forward_s(0))
-        return gain > self.patience * rate * self.costs.step_s()
+        gain = self.acceptance.coverage * unexpanded(tree, values, self.costs.step_leaves())
+        rate = self._rate.value or 1 / max(_TICK_S, self.costs.forward_s(0))
+        return gain > self.patience * rate * self.step_s(tree)
+
+    def step_s(self, tree: CandidateTree) -> float:
+        """Expected seconds until the drafter's next step is known here."""
+        own_s = self.costs.step_s() if tree.is_expanded(ROOT) else self.costs.root_s()
+        return own_s + _HANDOVER_S
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """A round, from the end of the one before."""
-        if seconds > 0:
-            rate = num_tokens / seconds
-            self._rate += (_RATE_WEIGHT if self._rate else 1.0) * (rate - self._rate)
+        self._rate.observe(num_tokens, seconds)
 
 
 class _Merged:

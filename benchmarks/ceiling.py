@@ -1,0 +1,91 @@
+"""What drafts that take no time would give: the ceiling of `stream`.
+
+The draft model runs for real, on a clock on which its steps take no time and the tree is grown
+until nothing in it is likelier than one in a thousand; the target scores its likeliest 80 nodes.
+As its latency is flat here, the tokens a forward are the same at any latency:
+
+    python -m benchmarks.ceiling --data FOLDER --limit 5
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import RESULTS
+from duodec.backends.testbeds import LatencyCurve
+from duodec.bench.card import environment
+from duodec.bench.forecast import virtual_stage
+from duodec.bench.plan import BenchPlan
+from duodec.bench.recording import record
+from duodec.bench.tasks import TASKS, read_prompts
+from duodec.core.round import Stats
+from duodec.decoding.stream import Stream
+from duodec.planning.costs import Costs
+
+
+@dataclass
+class Sum:
+    """Of the forwards after the first, which reads the prompt."""
+
+    num_tokens: int = 0
+    num_forwards: int = 0
+
+    def add(self, stats: Stats) -> None:
+        self.num_tokens += sum(len(r.tokens) for r in stats.rounds[1:])
+        self.num_forwards += len(stats.rounds) - 1
+
+    @property
+    def mean_accepted(self) -> float:
+        return self.num_tokens / self.num_forwards
+
+
+def main(
+    data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
+    limit: Annotated[int, typer.Option(help="Prompts a task.")] = 2,
+    max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 96,
+    target: Annotated[str, typer.Option(help="Whose text.")] = "smollm2",
+    draft: Annotated[str, typer.Option(help="Who drafts.")] = "auto",
+    forward_ms: Annotated[float, typer.Option(help="The target's latency.")] = 100.0,
+) -> None:
+    """Print the tokens a forward, by task and over all of them."""
+    plan = BenchPlan(
+        methods=("stream",),
+        targets=(target,),
+        drafts=(draft,),
+        data=data,
+        limit=limit,
+        max_tokens=max_tokens,
+        replay_ms=forward_ms,
+    )
+    curve = LatencyCurve(forward_ms / 1e3, prefill_s=plan.prefill_ms / 1e3)
+    prompts = read_prompts(plan.data, TASKS, plan.limit)
+    sums = {task: Sum() for task in (*TASKS, "all")}
+    method, costs = Stream(patience=0.0), Costs()
+    with virtual_stage(plan.pairs()[0], plan, curve, math.inf, needs_model=True) as stage:
+        bed = stage.bed_for(method)
+        for conversation in record(stage.recorder, prompts, plan.sampling, plan.max_tokens):
+            bed.forget()
+            for turn in conversation.turns:
+                stats = bed.answer(method, turn, costs).stats
+                for name in (conversation.prompt.task, "all"):
+                    sums[name].add(stats)
+            print(f"{conversation.prompt.task:16} {sums['all'].mean_accepted:.2f}", flush=True)
+    found = {name: s.mean_accepted for name, s in sums.items() if s.num_forwards}
+    print(found)
+    name = f"ceiling-{Path(target).stem}.json"
+    (RESULTS / name).write_text(
+        json.dumps(
+            {"environment": environment(), "prompts": len(prompts), "mean_accepted": found},
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
