@@ -42,9 +42,12 @@ class Observed(Acceptance):
         super().__init__()
         self.labels: list[tuple[float, float, bool]] = []  # confidence, predicted, is_right
 
-    def observe(self, confidence: float, rank: int, is_right: bool) -> None:
-        self.labels.append((confidence, self.estimate(confidence, rank), is_right))
-        super().observe(confidence, rank, is_right)
+    def observe(
+        self, confidences: Sequence[float], ranks: Sequence[int], is_right: Sequence[bool]
+    ) -> None:
+        predicted = self.estimates(confidences, ranks).tolist()
+        self.labels += zip(confidences, predicted, is_right, strict=True)
+        super().observe(confidences, ranks, is_right)
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def bins(labels: Sequence[tuple[float, float, bool]]) -> list[Bin]:
 def error(found: Sequence[Bin], what: str) -> float:
     """The expected calibration error: the mean distance from what was observed."""
     total = sum(b.num for b in found)
-    return sum(b.num * abs(getattr(b, what) - b.observed) for b in found) / total
+    off: float = sum(b.num * abs(getattr(b, what) - b.observed) for b in found)
+    return off / total
 
 
 def main(

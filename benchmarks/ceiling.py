@@ -1,7 +1,7 @@
 """What drafts that take no time would give: the ceiling of `stream`.
 
 The draft model runs for real, on a clock on which its steps take no time and the tree is grown
-until nothing in it is likelier than one in a thousand; the target scores its likeliest 80 nodes.
+until nothing in it is likelier than one in a thousand; the target scores its likeliest nodes.
 As its latency is flat here, the tokens a forward are the same at any latency:
 
     python -m benchmarks.ceiling --data FOLDER --limit 5
@@ -51,6 +51,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 96,
     target: Annotated[str, typer.Option(help="Whose text.")] = "smollm2",
     draft: Annotated[str, typer.Option(help="Who drafts.")] = "auto",
+    width: Annotated[int, typer.Option(help="Nodes that a forward scores at most.")] = 80,
     forward_ms: Annotated[float, typer.Option(help="The target's latency.")] = 100.0,
 ) -> None:
     """Print the tokens a forward, by task and over all of them."""
@@ -66,7 +67,7 @@ def main(
     curve = LatencyCurve(forward_ms / 1e3, prefill_s=plan.prefill_ms / 1e3)
     prompts = read_prompts(plan.data, TASKS, plan.limit)
     sums = {task: Sum() for task in (*TASKS, "all")}
-    method, costs = Stream(patience=0.0), Costs()
+    method, costs = Stream(num_tokens=width, patience=0.0), Costs()
     with virtual_stage(plan.pairs()[0], plan, curve, math.inf, needs_model=True) as stage:
         bed = stage.bed_for(method)
         for conversation in record(stage.recorder, prompts, plan.sampling, plan.max_tokens):
@@ -78,7 +79,7 @@ def main(
             print(f"{conversation.prompt.task:16} {sums['all'].mean_accepted:.2f}", flush=True)
     found = {name: s.mean_accepted for name, s in sums.items() if s.num_forwards}
     print(found)
-    name = f"ceiling-{Path(target).stem}.json"
+    name = f"ceiling-{Path(target).stem}-{width}.json"
     (RESULTS / name).write_text(
         json.dumps(
             {"environment": environment(), "prompts": len(prompts), "mean_accepted": found},

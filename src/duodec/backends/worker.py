@@ -89,6 +89,7 @@ class Worker:
         while True:
             if not self._jobs:
                 self._channel.wait(None)
+            start = perf_counter()
             self._pump()
             if self._channel.is_closed:
                 return
@@ -98,6 +99,7 @@ class Worker:
                 self._turn(job)
                 if self._jobs.get(slot) is job:
                     self._jobs[slot] = self._jobs.pop(slot)
+            self._busy_s += perf_counter() - start
 
     def _pump(self) -> None:
         self._channel.flush()
@@ -136,7 +138,6 @@ class Worker:
             start = perf_counter()
             tree = next(job.steps, None)
             job.draft_s += perf_counter() - start
-            self._busy_s += perf_counter() - start
         except _Abandoned:
             return
         except Exception as error:  # noqa: BLE001  one request fails, the drafter goes on
@@ -161,7 +162,6 @@ class Worker:
             self._tell(Kind.READING, job)
             self._model.rows(RowQuery(slot, text[:-1], Draft(), ()))
             job.read_s = perf_counter() - job.start_s
-            self._busy_s += job.read_s
         self._seen[slot] = text
         return is_long
 

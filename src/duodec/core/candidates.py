@@ -19,25 +19,33 @@ class CandidateTree:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.confidences: list[float] = []
+        self.ranks: list[int] = []  # among siblings
         self.laws = None  # candidates are chosen, not drawn
         self._children: dict[int, list[int]] = {}  # of the nodes that are expanded, best first
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def expand(self, node: int, tokens: Iterable[int], confidences: Iterable[float]) -> None:
+    def expand(self, node: int, tokens: Sequence[int], confidences: Sequence[float]) -> None:
         """Give a node its successors, best first; they may be none."""
-        children = self._children.setdefault(node, [])
-        for token, confidence in zip(tokens, confidences, strict=True):
-            children.append(self._add(node, token, confidence))
+        begin, children = len(self), self._children.setdefault(node, [])
+        self.ranks.extend(range(len(children), len(children) + len(tokens)))
+        self.tokens.extend(tokens)
+        self.confidences.extend(confidences)
+        self.parents.extend([node] * len(tokens))
+        children.extend(range(begin, len(self)))
 
     def extend(
         self, tokens: Sequence[int], parents: Sequence[int], confidences: Sequence[float]
     ) -> None:
         """Add nodes as they were made elsewhere, in the same order."""
-        for token, parent, confidence in zip(tokens, parents, confidences, strict=True):
-            node = self._add(parent, token, confidence)
-            self._children.setdefault(parent, []).append(node)
+        begin = 0
+        while begin < len(tokens):  # siblings were made together, mostly
+            end, parent = begin + 1, parents[begin]
+            while end < len(tokens) and parents[end] == parent:
+                end += 1
+            self.expand(parent, tokens[begin:end], confidences[begin:end])
+            begin = end
 
     @property
     def num_expanded(self) -> int:
@@ -70,22 +78,21 @@ class CandidateTree:
             if child is None:
                 return CandidateTree()
             node = child
-        return self if node == ROOT else self._under(node)
+        if node == ROOT:
+            return self
+        return self._under(node) if self.is_expanded(node) else CandidateTree()
 
     def _under(self, root: int) -> CandidateTree:
-        tree = CandidateTree()
-        placed = {root: ROOT}
-        for node in range(root + 1, len(self)):
-            parent = placed.get(self.parents[node])
-            if parent is not None:
-                placed[node] = tree._add(parent, self.tokens[node], self.confidences[node])
-        for node, place in placed.items():
-            if node in self._children:
-                tree._children[place] = [placed[child] for child in self._children[node]]
+        """Of an expanded node."""
+        tree, placed = CandidateTree(), [(root, ROOT)]
+        for node, place in placed:  # it grows: parents come before their children
+            children, begin = self.children(node), len(tree)
+            tree.expand(
+                place,
+                [self.tokens[child] for child in children],
+                [self.confidences[child] for child in children],
+            )
+            placed += (
+                (child, begin + i) for i, child in enumerate(children) if child in self._children
+            )
         return tree
-
-    def _add(self, parent: int, token: int, confidence: float) -> int:
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.confidences.append(confidence)
-        return len(self.tokens) - 1

@@ -94,13 +94,40 @@ class Sequences:
         yield tree
 
         # the first sequence is a token ahead of the others
-        tips = [node for node in range(len(tree)) if node not in tree.parents]
-        lengths = [len(tree.path(tip)) for tip in tips]
-        while open_ := [i for i in range(len(tips)) if lengths[i] < length]:
-            for i, (row, context) in zip(
-                open_, rows_after(model, request, tree, [tips[i] for i in open_]), strict=True
-            ):
-                tokens, _ = sampler.candidates(row, context, 1)
-                tree = tree.graft(tips[i], Draft.chain(tokens.tolist()))
-                tips[i], lengths[i] = len(tree) - 1, lengths[i] + 1
-            yield tree
+        yield from _lengthened(model, request, tree, length)
+
+
+@dataclass(frozen=True)
+class Comb:
+    """So many sequences of that length, whatever the draft thinks of them: each step but the
+    first expands all of them, which is what a step costs by its leaves."""
+
+    num_sequences: int
+    length: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_sequences * self.length
+
+    def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft]:
+        ((row, context),) = rows_after(model, request, Draft(), [ROOT])
+        firsts, _ = request.sampler.candidates(row, context, self.num_sequences)
+        tree = Draft.sequences([[int(token)] for token in firsts])
+        yield tree
+        yield from _lengthened(model, request, tree, self.length)
+
+
+def _lengthened(
+    model: DraftModel, request: DraftRequest, tree: Draft, length: int
+) -> Iterator[Draft]:
+    """Every sequence of the tree, a token a step, until it has that length."""
+    tips = [node for node in range(len(tree)) if node not in tree.parents]
+    lengths = [len(tree.path(tip)) for tip in tips]
+    while open_ := [i for i in range(len(tips)) if lengths[i] < length]:
+        for i, (row, context) in zip(
+            open_, rows_after(model, request, tree, [tips[i] for i in open_]), strict=True
+        ):
+            tokens, _ = request.sampler.candidates(row, context, 1)
+            tree = tree.graft(tips[i], Draft.chain(tokens.tolist()))
+            tips[i], lengths[i] = len(tree) - 1, lengths[i] + 1
+        yield tree

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 
+FloatArray = NDArray[np.float64]
+
 _NUM_BINS = 12  # of confidence
 _NUM_RANKS = 4  # first, second, third, later
 _PRIOR_WEIGHT = 6.0  # labels that the prior counts as
+_PRIOR_COVERAGE = 0.6
 _MEMORY = 400.0  # labels of a bin after which old ones fade
 
 
-def _bin(confidence: float) -> int:
-    """Finer near 1, where most of the acceptance is."""
-    return min(_NUM_BINS - 1, int(_NUM_BINS * confidence**0.5))
-
-
-@dataclass
-class _Cell:
-    """Labels of one kind of candidate: how many were right, of how many."""
-
-    num_right: float = 0.0
-    num: float = 0.0
-
-    def rate(self, prior: float) -> float:
-        """The part that was right, with ``prior`` counted as a few labels."""
-        return (self.num_right + _PRIOR_WEIGHT * prior) / (self.num + _PRIOR_WEIGHT)
-
-    def observe(self, is_right: bool) -> None:
-        if self.num >= _MEMORY:
-            self.num_right *= 0.5
-            self.num *= 0.5
-        self.num_right += is_right
-        self.num += 1
+def _cells(confidences: FloatArray, ranks: Sequence[int]) -> NDArray[np.int64]:
+    """By bin of confidence, finer near 0, and by rank."""
+    bins = np.minimum((_NUM_BINS * np.sqrt(confidences)).astype(np.int64), _NUM_BINS - 1)
+    cells: NDArray[np.int64] = bins * _NUM_RANKS + np.minimum(
+        np.asarray(ranks, dtype=np.int64), _NUM_RANKS - 1
+    )
+    return cells
 
 
 class Acceptance:
@@ -48,21 +37,35 @@ class Acceptance:
     """
 
     def __init__(self) -> None:
-        self._cells = [[_Cell() for _ in range(_NUM_RANKS)] for _ in range(_NUM_BINS)]
-        self._coverage = _Cell()
+        self._right = np.zeros(_NUM_BINS * _NUM_RANKS)  # labels that were, by bin and rank
+        self._num = np.zeros(_NUM_BINS * _NUM_RANKS)
+        self._coverage = (0.0, 0.0)  # the same of whole sets of candidates
 
-    def estimate(self, confidence: float, rank: int) -> float:
-        """The likelihood that the target's token is this one."""
-        cell = self._cells[_bin(confidence)][min(rank, _NUM_RANKS - 1)]
-        return cell.rate(confidence)
+    def estimates(self, confidences: Sequence[float], ranks: Sequence[int]) -> FloatArray:
+        """The likelihood that each is the target's token, given that its parent is."""
+        prior = np.array(confidences, dtype=np.float64)
+        cells = _cells(prior, ranks)
+        rates: FloatArray = (self._right[cells] + _PRIOR_WEIGHT * prior) / (
+            self._num[cells] + _PRIOR_WEIGHT
+        )
+        return rates
 
-    def observe(self, confidence: float, rank: int, is_right: bool) -> None:
-        self._cells[_bin(confidence)][min(rank, _NUM_RANKS - 1)].observe(is_right)
+    def observe(
+        self, confidences: Sequence[float], ranks: Sequence[int], is_right: Sequence[bool]
+    ) -> None:
+        """Labels of siblings."""
+        cells = _cells(np.array(confidences, dtype=np.float64), ranks)
+        old = np.unique(cells[self._num[cells] >= _MEMORY])
+        self._right[old] *= 0.5
+        self._num[old] *= 0.5
+        np.add.at(self._right, cells, is_right)
+        np.add.at(self._num, cells, 1.0)
 
     @property
     def coverage(self) -> float:
         """The likelihood that the target's token is among an expanded node's candidates."""
-        return self._coverage.rate(0.6)
+        right, num = self._coverage
+        return (right + _PRIOR_WEIGHT * _PRIOR_COVERAGE) / (num + _PRIOR_WEIGHT)
 
     def learn(self, tree: CandidateTree, tokens: Sequence[int]) -> None:
         """Label what the tree held possible along the tokens that came."""
@@ -70,41 +73,29 @@ class Acceptance:
         for token in tokens:
             if not tree.is_expanded(node):
                 return
-            found = None
-            for rank, child in enumerate(tree.children(node)):
-                is_right = tree.tokens[child] == token
-                self.observe(tree.confidences[child], rank, is_right)
-                if is_right:
-                    found = child
-            self._coverage.observe(found is not None)
-            if found is None:
+            children = tree.children(node)
+            is_right = [tree.tokens[child] == token for child in children]
+            if children:
+                self.observe(
+                    [tree.confidences[child] for child in children],
+                    [tree.ranks[child] for child in children],
+                    is_right,
+                )
+            is_covered = any(is_right)
+            right, num = self._coverage
+            fade = 0.5 if num >= _MEMORY else 1.0
+            self._coverage = (right * fade + is_covered, num * fade + 1)
+            if not is_covered:
                 return
-            node = found
+            node = children[is_right.index(True)]
 
     def values(self, tree: CandidateTree) -> list[float]:
         """By node, the likelihood that it and all above it come true."""
-        ranks = [0] * len(tree)
-        for parent in (ROOT, *range(len(tree))):
-            for rank, child in enumerate(tree.children(parent)):
-                ranks[child] = min(rank, _NUM_RANKS - 1)
-        values: list[float] = []
-        for node, (parent, confidence) in enumerate(
-            zip(tree.parents, tree.confidences, strict=True)
-        ):
-            own = self._cells[_bin(confidence)][ranks[node]].rate(confidence)
-            values.append(own * values[parent] if parent != ROOT else own)
+        values: list[float] = self.estimates(tree.confidences, tree.ranks).tolist()
+        for node, parent in enumerate(tree.parents):
+            if parent != ROOT:
+                values[node] *= values[parent]
         return values
-
-    def calibration(self) -> list[tuple[float, float, float]]:
-        """For each bin of confidence that has labels: its middle, the part that was right, and
-        how many labels it has."""
-        found = []
-        for i, cells in enumerate(self._cells):
-            num = sum(cell.num for cell in cells)
-            if num:
-                right = sum(cell.num_right for cell in cells)
-                found.append((((i + 0.5) / _NUM_BINS) ** 2, right / num, num))
-        return found
 
 
 def unexpanded(tree: CandidateTree, values: Sequence[float], num: int) -> float:
@@ -112,6 +103,4 @@ def unexpanded(tree: CandidateTree, values: Sequence[float], num: int) -> float:
     if not tree.is_expanded(ROOT):
         return 1.0
     edge = [value for node, value in enumerate(values) if not tree.is_expanded(node)]
-    if len(edge) <= num:
-        return sum(edge)
-    return float(np.partition(np.array(edge), -num)[-num:].sum())
+    return sum(heapq.nlargest(num, edge))

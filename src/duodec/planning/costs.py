@@ -32,18 +32,25 @@ class Costs:
     _step_leaves: deque[float] = field(default_factory=_recent)
     _root_s: deque[float] = field(default_factory=_recent)
     _by_width: dict[int, deque[float]] = field(default_factory=dict)
+    _expected: dict[int, float] = field(default_factory=dict)  # by width, while nothing is new
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
         """One target forward over so many draft tokens, that did not read a prompt."""
         self._forward_s.append(seconds)
         self._by_width.setdefault(_bucket(num_tokens), _recent()).append(seconds)
+        self._expected.clear()
 
     def forward_s(self, num_tokens: int) -> float:
         """Expected seconds of a forward over so many draft tokens: T(n). Widths between two that
         were measured lie between them; one twice as wide as any that was measured is taken to
         cost no more than that one, a wider one to cost too much to try."""
-        known = sorted(self._by_width)
         bucket = _bucket(num_tokens)
+        if bucket not in self._expected:
+            self._expected[bucket] = self._interpolated_s(bucket)
+        return self._expected[bucket]
+
+    def _interpolated_s(self, bucket: int) -> float:
+        known = sorted(self._by_width)
         if bucket > (known[-1] + 1 if known else _FIRST_BUCKET):
             return math.inf
         if not known:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.planning.acceptance import Acceptance, unexpanded
@@ -42,11 +44,12 @@ class Planner:
         Nodes in the order of their values are connected, since no node is likelier than its
         parent; n of them are worth (1 + the sum of their values) / T(n).
         """
+        num_tokens = min(num_tokens, self.num_tokens)
         merged = _Merged()
         for offer in offers:
-            merged.add(offer, depth)
+            merged.add(offer, num_tokens, depth)
         order = sorted(range(len(merged.tokens)), key=lambda node: -merged.values[node])
-        order = order[: min(num_tokens, self.num_tokens)]
+        order = order[:num_tokens]
         best, num_best, expected = 1 / max(_TICK_S, self.costs.forward_s(0)), 0, 1.0
         for num, node in enumerate(order, 1):
             expected += merged.values[node]
@@ -80,23 +83,23 @@ class _Merged:
         self.values: list[float] = []
         self._nodes: dict[tuple[int, int], int] = {}
 
-    def add(self, offer: Offer, depth: int) -> None:
-        placed: list[int | None] = []
-        depths: list[int] = []
-        for token, parent, value in zip(offer.tokens, offer.parents, offer.values, strict=True):
-            above = ROOT if parent == ROOT else placed[parent]
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-            if above is None or depths[-1] > depth:
-                placed.append(None)
+    def add(self, offer: Offer, num_tokens: int, depth: int) -> None:
+        """The likeliest nodes of an offer: no others can be among the likeliest of all."""
+        placed: dict[int, int] = {ROOT: ROOT}
+        depths: dict[int, int] = {ROOT: 0}
+        for i in _likeliest(offer.values, num_tokens):
+            token, parent, value = offer.tokens[i], offer.parents[i], offer.values[i]
+            if parent not in placed or depths[parent] == depth:
                 continue
-            node = self._nodes.setdefault((above, token), len(self.tokens))
+            depths[i] = depths[parent] + 1
+            node = self._nodes.setdefault((placed[parent], token), len(self.tokens))
             if node == len(self.tokens):
                 self.tokens.append(token)
-                self.parents.append(above)
+                self.parents.append(placed[parent])
                 self.values.append(value)
             else:
                 self.values[node] = max(self.values[node], value)
-            placed.append(node)
+            placed[i] = node
 
     def draft(self, nodes: Sequence[int]) -> Draft:
         """These nodes, numbered so that parents come first and the likelier child before others."""
@@ -107,3 +110,14 @@ class _Merged:
             tuple(self.tokens[node] for node in nodes),
             tuple(place[self.parents[node]] for node in nodes),
         )
+
+
+def _likeliest(values: Sequence[float], num: int) -> list[int]:
+    """The nodes of the highest values in their own order, which has parents first; of equals, the
+    earlier ones: so they are connected."""
+    if len(values) <= num:
+        return list(range(len(values)))
+    order = np.argsort(-np.array(values), kind="stable")[:num]
+    order.sort()
+    nodes: list[int] = order.tolist()
+    return nodes
