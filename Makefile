@@ -5,13 +5,16 @@ RUN_SETUP = $(or $(PYTHON),python3) scripts/setup.py $(if $(PYTHON),--this-pytho
 BIN = .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint clean
+.PHONY: help setup setup-torch demo test test-torch lint clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make .venv, with llama.cpp built for this machine
 	@$(RUN_SETUP)
+
+setup-torch:  ## the same with torch and transformers, for targets in safetensors
+	@$(RUN_SETUP) --torch
 
 demo: setup  ## answer a prompt while a second model drafts
 	@$(BIN)/duodec generate --method duo --seed 1 --max-tokens 160 $$(test -t 1 && echo --show-draft) \
@@ -19,6 +22,9 @@ demo: setup  ## answer a prompt while a second model drafts
 
 test: setup  ## run the tests
 	@$(BIN)/python -m pytest
+
+test-torch: setup-torch  ## run the tests of targets on torch
+	@$(BIN)/python -m pytest tests/test_torch_*.py
 
 lint: setup  ## check style and types
 	@$(BIN)/ruff check .

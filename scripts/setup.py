@@ -1,7 +1,9 @@
 """Make `.venv` ready: llama.cpp built for this processor, duodec editable, the checkers.
 
 Standard library only, run by the system's Python. A second run is instant: a stamp in
-`.venv` says what the environment was made from. The wheel of llama.cpp is built once per
+`.venv` says what the environment was made from. What was once asked for stays: `--torch` adds
+torch and transformers, CMAKE_ARGS decides how llama.cpp is built, and a later run without them
+keeps both (an empty CMAKE_ARGS takes it back). The wheel of llama.cpp is built once per
 processor and kept in duodec's own cache, never in pip's: pip does not know on which
 processor a wheel was built, and a wheel from another one dies of an illegal instruction.
 """
@@ -37,7 +39,8 @@ CPU_KEY_FILE = VENV / "duodec-cpu-key"  # read at run time: which processor this
 
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
-CMAKE_ARGS = f"-DLLAVA_BUILD=OFF {os.environ.get('CMAKE_ARGS', '')}".strip()
+ALWAYS = "-DLLAVA_BUILD=OFF"
+EXTRAS = "bench,datastore,dev,server"
 
 LOG_LINES_SHOWN = 25
 BUILDING = "building-"
@@ -54,15 +57,17 @@ def main() -> int:
         return 0
     if STAMP.is_file() and stamp.get("cpu") not in (None, cpu):
         _say("this environment was built on another processor: llama.cpp is installed anew")
-    STAMP.unlink(missing_ok=True)  # from here on, an interruption is repaired by the next run
+    _mark_unfinished(stamp)  # from here on, an interruption is repaired by the next run
     if not _keeps_venv(stamp):
         _make_venv()
-    wheel = _wheel(cpu)
-    _say("installing into .venv")
+        _mark_unfinished(stamp)
+    extras = _extras(stamp)
+    wheel = _wheel(cpu, _cmake_args(stamp))
+    _say(f"installing into .venv{', torch too' if 'torch' in extras else ''}")
     _pip("install", "--no-deps", "--force-reinstall", str(wheel))
-    _pip("install", "--editable", f"{ROOT}[bench,datastore,dev]")
+    _pip("install", "--editable", f"{ROOT}[{extras}]")
     CPU_KEY_FILE.write_text(f"{cpu}\n", encoding="utf-8")
-    made = _wanted_stamp(cpu, {"python": _python_of_venv()})
+    made = _wanted_stamp(cpu, {**stamp, "python": _python_of_venv()})
     STAMP.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     _say("ready: .venv/bin/duodec")
     return 0
@@ -79,6 +84,12 @@ def _read_stamp() -> "dict[str, str]":
     return stamp if isinstance(stamp, dict) else {}
 
 
+def _mark_unfinished(stamp: "dict[str, str]") -> None:
+    """Make the stamp one of an environment that needs work; what was asked for stays known."""
+    if stamp:
+        STAMP.write_text(json.dumps({**stamp, "version": "unfinished"}), encoding="utf-8")
+
+
 def _wanted_stamp(cpu: str, made: "dict[str, str]") -> "dict[str, str]":
     """The stamp of an environment that needs no work.
 
@@ -86,13 +97,27 @@ def _wanted_stamp(cpu: str, made: "dict[str, str]") -> "dict[str, str]":
     """
     keeps = "--this-python" not in sys.argv and VENV_PYTHON.exists()  # a dead link does not exist
     return {
-        "cmake_args": CMAKE_ARGS,
+        "cmake_args": _cmake_args(made),
         "cpu": cpu,
+        "extras": _extras(made),
         "place": str(ROOT),  # scripts in .venv/bin name it: a moved folder is set up anew
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
         "python": made.get("python", "") if keeps else _this_python(),
         "version": VERSION,
     }
+
+
+def _cmake_args(made: "dict[str, str]") -> str:
+    """How llama.cpp is built: as the caller says, or else as it was."""
+    if "CMAKE_ARGS" not in os.environ:
+        return made.get("cmake_args", ALWAYS)
+    return f"{ALWAYS} {os.environ['CMAKE_ARGS']}".strip()
+
+
+def _extras(made: "dict[str, str]") -> str:
+    """The optional dependencies to install: torch once somebody asked for it."""
+    has_torch = "--torch" in sys.argv or "torch" in made.get("extras", "").split(",")
+    return f"{EXTRAS},torch" if has_torch else EXTRAS
 
 
 def _this_python() -> str:
@@ -149,12 +174,12 @@ def _make_venv() -> None:
 # llama.cpp
 
 
-def _wheel(cpu: str) -> Path:
+def _wheel(cpu: str, cmake_args: str) -> Path:
     """The wheel of llama.cpp for this processor, from the cache or built into it."""
-    folder = _cache_folder() / "wheels" / _wheel_key(cpu)
+    folder = _cache_folder() / "wheels" / _wheel_key(cpu, cmake_args)
     for wheel in folder.glob("*.whl"):
         return wheel
-    _check_compiler()
+    _check_compiler(cmake_args)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder.parent)
@@ -162,7 +187,7 @@ def _wheel(cpu: str) -> Path:
     except OSError as error:
         _fail(f"cannot write {folder.parent}: {error.strerror}; set DUODEC_CACHE to a folder")
     try:
-        _build(scratch, folder.with_name(f"{folder.name}.log"))
+        _build(scratch, folder.with_name(f"{folder.name}.log"), cmake_args)
         try:
             (scratch / "wheel").rename(folder)  # at once: there is never half a wheel
         except OSError:
@@ -180,14 +205,20 @@ def _remove_abandoned(folder: Path) -> None:
             shutil.rmtree(str(scratch), ignore_errors=True)
 
 
-def _wheel_key(cpu: str) -> str:
+def _wheel_key(cpu: str, cmake_args: str) -> str:
     # The wheel is for any Python 3, so Python's version is no part of its key.
     system = [platform.system(), platform.machine(), *platform.libc_ver()]
-    digest = hashlib.sha256("\n".join([*system, CMAKE_ARGS]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256("\n".join([*system, cmake_args]).encode()).hexdigest()[:8]
     return f"{PACKAGE}-{VERSION}-{cpu}-{digest}"
 
 
-def _check_compiler() -> None:
+def _check_compiler(cmake_args: str) -> None:
+    has_nvcc = shutil.which("nvcc") or os.environ.get("CUDACXX")
+    if "-DGGML_CUDA=on" in cmake_args.replace("=ON", "=on") and not has_nvcc:
+        _fail(
+            f"CMAKE_ARGS={cmake_args}: no CUDA compiler (nvcc) found; install the CUDA toolkit and "
+            "put its bin folder on PATH"
+        )
     named = shlex.split(os.environ.get("CXX", ""))[:1]
     if named and shutil.which(named[0]) is None:
         _fail(f"CXX={named[0]}: no such C++ compiler; correct CXX or unset it")
@@ -198,9 +229,11 @@ def _check_compiler() -> None:
         )
 
 
-def _build(scratch: Path, log: Path) -> None:
+def _build(scratch: Path, log: Path, cmake_args: str) -> None:
     """Build the wheel into `scratch/wheel`, with all output in `log`."""
-    _say("building llama.cpp for this CPU, about 5 minutes (once)")
+    own = cmake_args.replace(ALWAYS, "").strip()
+    words = f" with {own}, which can take longer" if own else ""
+    _say(f"building llama.cpp for this CPU, about 5 minutes (once){words}")
     # fmt: off
     command = [
         str(VENV_PYTHON), "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-cache-dir",
@@ -210,7 +243,7 @@ def _build(scratch: Path, log: Path) -> None:
     (scratch / "tmp").mkdir()
     environment = {
         **_pip_environment(),
-        "CMAKE_ARGS": CMAKE_ARGS,
+        "CMAKE_ARGS": cmake_args,
         "TMPDIR": str(scratch / "tmp"),  # removed with `scratch`, whatever happens to pip
     }
     # ggml takes it for a build to be shipped and would not use this processor's instructions

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +57,27 @@ def test_a_profile_holds_what_forwards_and_steps_take(profile: Profile) -> None:
     costs = profile.costs(is_beside=True)
     assert 0.003 <= costs.forward_s(0) < 0.05
     assert 0.002 <= costs.step_s() < 0.05
+
+
+def test_the_fewest_threads_that_are_fast_enough_are_taken(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {1: 0.008, 2: 0.0041, 4: 0.004, 6: 0.006}
+
+    @contextmanager
+    def start(count: int) -> Iterator[InlineDrafter]:
+        yield InlineDrafter(TableModel(noise=0.2, seconds=seconds[count]).load())
+
+    assert profiling.thread_counts(6) == [1, 2, 4, 6]
+    assert profiling.thread_counts(1) == [1]
+    swept = profiling.sweep_threads(start, profiling.thread_counts(6), 32)
+    assert [t.num_threads for t in swept] == [1, 2, 4, 6]
+    assert replace(profile, threads=swept).draft_threads in (2, 4)
+    assert profile.draft_threads is None
+    replace(profile, threads=swept).write()
+    kept = Profile.read("a key")
+    assert kept is not None
+    assert kept.threads == swept
 
 
 def test_a_profile_is_kept_and_found_again(profile: Profile) -> None:

@@ -343,3 +343,17 @@ def test_times_are_in_order_and_counts_add_up(engine: Engine) -> None:
         stats.num_accepted_tokens
     )
     assert stats.num_new_tokens == 60
+
+
+def test_reading_a_prompt_can_be_abandoned_by_the_engines_hook(engine: Engine) -> None:
+    def stop() -> None:
+        raise InterruptedError
+
+    prompt = engine.tokens_of("The harbour was quiet that morning. " * 200)
+    engine.on_chunk = stop
+    try:
+        with pytest.raises(InterruptedError):
+            list(engine.generate(prompt, method="ar", max_tokens=2))
+    finally:
+        engine.on_chunk = lambda: None
+    assert answer(engine, chat(QUESTIONS[0]), "ar", n=8).tokens

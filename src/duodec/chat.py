@@ -19,8 +19,15 @@ _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError,
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 
 
-def render(template: str, messages: Sequence[Message], *, bos: str, eos: str) -> str:
-    """The prompt that a model's own template makes of ``messages``.
+def render(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    bos: str,
+    eos: str,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The prompt that a model's own template makes of ``messages``, and of ``tools`` if any.
 
     The template comes with the model file, so it runs in jinja2's sandbox. Raises BadOption
     when it refuses the messages.
@@ -33,6 +40,7 @@ def render(template: str, messages: Sequence[Message], *, bos: str, eos: str) ->
             eos_token=eos,
             raise_exception=_refuse,
             strftime_now=lambda form: datetime.now().strftime(form),
+            **({"tools": list(tools)} if tools else {}),
         )
     except _REFUSALS as error:
         raise BadOption(

@@ -7,7 +7,7 @@ method over them and turns its rounds into events.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -93,8 +93,9 @@ class Engine:
         """The target computes elsewhere than the drafter, or is slowed for a show."""
         return self.pace_s > 0 or not self.shares_cores
 
-    def tokens_of(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt; messages go through the model's chat template."""
+    def tokens_of(self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """The tokens of a prompt; messages go through the model's chat template, which is shown
+        the ``tools`` that the model may call."""
         if isinstance(prompt, str):
             return self.tokenizer.tokenize(prompt, is_templated=False)
         tokens = [item for item in prompt if isinstance(item, int)]
@@ -111,7 +112,7 @@ class Engine:
             self.tokenizer.token_text(token).decode("utf-8", "replace") if token >= 0 else ""
             for token in (self.tokenizer.bos, self.tokenizer.eos)
         )
-        text = render(template, messages, bos=bos, eos=eos)
+        text = render(template, messages, bos=bos, eos=eos, tools=tools)
         return self.tokenizer.tokenize(text, is_templated=True)
 
     def generate(
@@ -155,6 +156,14 @@ class Engine:
         full: FinishReason = "length" if wanted <= self.num_context else "context"
         started = Started(chosen.name, sampling.seed, len(tokens))
         return _Answer(self, session, stream, begin_s, full).events(started, chosen)
+
+    def check(
+        self, tokens: list[int], sampling: SamplingParams, method: str | Method | None = None
+    ) -> None:
+        """Raises what `generate` would raise of these; nothing is computed."""
+        self.method(method)
+        self._checked(tokens)
+        self._checked_sampling(sampling)
 
     def method(self, method: str | Method | None) -> Method:
         """The method to use. Raises BadOption when it needs what is not there."""

@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from duodec.backends.llamacpp.library import EXACT_SWITCH
-from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaRecipe, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaRecipe
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.testbeds import PacedTarget
-from duodec.config import CorePlan, available_cores
+from duodec.config import DEFAULT_CONTEXT, CorePlan, available_cores, keep_to, memory_nodes
+from duodec.config import DEFAULT_TARGET as DEFAULT_TARGET
+from duodec.config import EngineConfig as EngineConfig
 from duodec.core.protocols import Datastore, Target
 from duodec.datastores import open_for
-from duodec.engine import Engine, warn
-from duodec.errors import BadOption, ContextExceeded, DuodecError
+from duodec.engine import Engine, Tokenizer, warn
+from duodec.errors import ContextExceeded, DuodecError
 from duodec.models import ALIASES, resolve
 from duodec.pairing import check_pair
 from duodec.profiling import Profile, key_of
+from duodec.targets import (
+    LoadedTarget,
+    RunningTarget,
+    TargetModel,
+    backend_of,
+    file_bytes,
+    load_target,
+    target_file,
+    target_is_elsewhere,
+)
 
-DEFAULT_TARGET = "smollm2"
-DEFAULT_CONTEXT = 8192  # tokens, where the model was trained for as many
 _SAMPLED_STRIDE = 16  # tokens compared at load; `duodec doctor` compares all of them
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """What to load and how; every field is an option of the command line."""
-
-    target: str = DEFAULT_TARGET
-    draft: str | None = "auto"  # "auto": the one known to suit the target; None: none
-    context: int | None = None
-    threads: int | None = None
-    draft_threads: int | None = None
-    gpu_layers: int = -1  # all that the build can place on a GPU
-    exact: bool = False  # bit-identical kernels throughout
-    fast: bool = False  # llama.cpp's own choice of kernels throughout
-    pace: float = 0.0  # seconds that a target forward takes at least
-    datastore: str | None = None  # for `rest`: a file, or "auto", the vocabulary's own
-    offline: bool = False
-
-    def __post_init__(self) -> None:
-        if self.exact and self.fast:
-            raise BadOption("exact and fast exclude each other; choose one")
-        if not math.isfinite(self.pace):
-            raise BadOption(f"pace is {self.pace}; use a number of seconds")
-        for name, least in (("context", 1), ("threads", 1), ("draft_threads", 1), ("pace", 0)):
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                flag = name.replace("_", "-")
-                raise BadOption(f"{flag} is {value}; use {least} or more")
 
 
 def draft_for(config: EngineConfig) -> str | None:
@@ -67,26 +47,17 @@ def draft_for(config: EngineConfig) -> str | None:
 def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> Engine:
     """An engine for this machine. Raises what is wrong with the models or the pair."""
     with ExitStack() as stack:
-        file = resolve(config.target, offline=config.offline)
-        model = LlamaModel(file.path, num_gpu_layers=config.gpu_layers, is_exact=config.exact)
+        loaded = load_target(config, on_warning)
+        model = loaded.model
         stack.callback(model.close)
         num_context = num_context_for(config, model)
-        plan = core_plan(config, model)
+        plan = core_plan(config, loaded)
         drafter = _drafter(config, model, num_context, plan, on_warning)
         if drafter:
             stack.callback(drafter.close)
-        target = LlamaTarget(
-            model,
-            num_context=num_context,
-            num_threads=plan.target_alone,
-            is_width_exact=plan.shares_cores and not config.fast,
-        )
+        target = loaded.start(num_context, plan)
         stack.callback(target.close)
         drafter = _when_ready(drafter, config, on_warning)
-
-        def prepare(is_beside: bool) -> None:
-            target.use_threads(plan.target_beside if is_beside else plan.target_alone)
-
         shown: Target = PacedTarget(target, config.pace) if config.pace else target
         engine = Engine(
             shown,
@@ -96,52 +67,84 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
             _datastore(config, model),
             shares_cores=plan.shares_cores,
             pace_s=config.pace,
-            prepare=prepare,
+            prepare=_sharing(plan, target, stack),
             resources=stack.pop_all(),
         )
         known = Profile.read(profile_key(config if drafter else replace(config, draft=None)))
         if known is not None:
             engine.costs = known.costs(is_beside=not plan.shares_cores)
-        target.context.on_chunk = lambda: engine.on_chunk()
+        target.on_chunk = lambda: engine.on_chunk()
         return engine
     raise AssertionError("the stack swallows nothing")
 
 
-def _datastore(config: EngineConfig, model: LlamaModel) -> Datastore | None:
+def _sharing(plan: CorePlan, target: RunningTarget, stack: ExitStack) -> Callable[[bool], None]:
+    """How the cores are shared before an answer, with a drafter at work beside it or not."""
+    if plan.shares_cores:
+        return lambda is_beside: target.use_threads(
+            plan.target_beside if is_beside else plan.target_alone
+        )
+    # what launches a GPU's work must never wait for a core that the drafter keeps busy
+    every = available_cores()
+    stack.callback(keep_to, every)
+    return lambda is_beside: keep_to(plan.launch_cores if is_beside else every)
+
+
+def _datastore(config: EngineConfig, model: Tokenizer) -> Datastore | None:
     if config.datastore is None:
         return None
     return open_for(model, None if config.datastore == "auto" else Path(config.datastore))
 
 
 def profile_key(config: EngineConfig) -> str:
-    """Where the costs of this configuration are kept: see `duodec.profiling`."""
-    target = resolve(config.target, offline=config.offline).path
+    """Where the costs of this configuration are kept, once its models are on this machine: see
+    `duodec.profiling`."""
+    there = replace(config, offline=True)  # they are: nobody is asked for them again
+    target = target_file(there)
     reference = draft_for(config)
-    draft = resolve(reference, offline=config.offline).path if reference else None
-    settings = (config.threads, config.draft_threads, config.gpu_layers, config.exact, config.fast)
-    return key_of(target, draft, settings)
+    draft = resolve(reference, offline=True).path if reference else None
+    settings = (
+        config.threads, config.draft_threads, config.gpu_layers, config.exact, config.fast,
+        backend_of(there), config.dtype_name, config.device, file_bytes(target),
+    )  # fmt: skip
+    return key_of(target.path, draft, settings)
 
 
 def drafting_can_pay(config: EngineConfig) -> bool:
     """Whether the target computes elsewhere (or is slowed for a show): a CPU that scores several
     tokens at once pays for several forwards."""
-    can_offload = bool(load_llama(is_exact=config.exact).llama_supports_gpu_offload())
-    return config.pace > 0 or (config.gpu_layers != 0 and can_offload)
+    return config.pace > 0 or target_is_elsewhere(config)
 
 
-def core_plan(config: EngineConfig, model: LlamaModel) -> CorePlan:
-    """How this target and its draft share the cores that this process may use."""
-    is_whole = config.gpu_layers < 0 or config.gpu_layers >= model.num_layers
-    is_on_gpu = is_whole and bool(model.lib.llama_supports_gpu_offload())
+def core_plan(config: EngineConfig, target: LoadedTarget) -> CorePlan:
+    """How this target and its draft share the cores that this process may use: as they were
+    measured to be shared best, where that was measured."""
+    cores = available_cores()
+    known = None if target.is_on_cpu else Profile.read(profile_key(config))
     return CorePlan.make(
-        available_cores(),
-        target_is_on_cpu=not is_on_gpu,
+        cores,
+        target_is_on_cpu=target.is_on_cpu,
         num_threads=config.threads,
-        num_draft_threads=config.draft_threads,
+        num_draft_threads=config.draft_threads or (known.draft_threads if known else None),
+        nodes=memory_nodes(cores),
     )
 
 
-def num_context_for(config: EngineConfig, model: LlamaModel) -> int:
+def drafter_with(config: EngineConfig, engine: Engine, num_threads: int) -> ProcessDrafter:
+    """Another drafter for this engine, on so many cores, ready: to compare."""
+    cores = available_cores()
+    plan = CorePlan.make(
+        cores,
+        target_is_on_cpu=engine.shares_cores,
+        num_draft_threads=num_threads,
+        nodes=memory_nodes(cores),
+    )
+    drafter = open_drafter(config, engine.tokenizer, engine.num_context, plan)
+    drafter.wait_ready()
+    return drafter
+
+
+def num_context_for(config: EngineConfig, model: TargetModel) -> int:
     """Tokens that a text may reach. Raises ContextExceeded beyond what the model knows."""
     trained = model.num_context_train
     if config.context is None:
@@ -156,7 +159,7 @@ def num_context_for(config: EngineConfig, model: LlamaModel) -> int:
 
 def _drafter(
     config: EngineConfig,
-    target: LlamaModel,
+    target: Tokenizer,
     num_context: int,
     plan: CorePlan,
     on_warning: Callable[[str], None],
@@ -173,7 +176,7 @@ def _drafter(
 
 def open_drafter(
     config: EngineConfig,
-    target: LlamaModel,
+    target: Tokenizer,
     num_context: int,
     plan: CorePlan,
     *,

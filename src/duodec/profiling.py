@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -19,23 +20,26 @@ import numpy as np
 from duodec.backends.cpu import cpu_key
 from duodec.config import available_cores
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafter, DraftRequest, Query, Target
+from duodec.core.protocols import Drafter, DraftRequest, Plan, Query, Target
 from duodec.core.round import median
 from duodec.core.sampling import Sampler, Tokens
 from duodec.drafting.growth import Tree
+from duodec.drafting.plans import Chain, Comb
 from duodec.models import cache_folder
 from duodec.planning.costs import Costs
 
 if TYPE_CHECKING:
     from duodec.engine import Engine
 
-VERSION = 1
+VERSION = 2
 WIDTHS = (0, 1, 3, 7, 15, 31, 63)
 LEAVES = (1, 2, 4, 8)
 CONTEXTS = (64, 512)  # tokens read before
 _SLOT = 0
 _RUNS, _BUDGET_S = 7, 2.0  # of one figure at most
-_STEPS_WAIT_S = 3.0
+_STEPS, _STEPS_WAIT_S = 8, 20.0
+_SWEPT_LEAVES = 4
+_ENOUGH = 1.05  # of the fastest step: more threads are not worth their cores
 _AS_MANY = 3  # observations that a measured median counts as
 
 
@@ -59,6 +63,14 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Threads:
+    """A draft step with so many threads."""
+
+    num_threads: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Profile:
     """The curves T(n, context) and d(k, context), and what both sides cost each other."""
 
@@ -67,6 +79,14 @@ class Profile:
     draft: str | None
     forwards: tuple[Forward, ...]
     steps: tuple[Step, ...]
+    threads: tuple[Threads, ...] = ()  # empty where target and drafter share the cores
+
+    @property
+    def draft_threads(self) -> int | None:
+        """The fewest threads that are about as fast as any; None where they were not swept."""
+        fastest_s = min((t.seconds for t in self.threads), default=0.0)
+        enough = [t.num_threads for t in self.threads if t.seconds <= _ENOUGH * fastest_s]
+        return min(enough, default=None)
 
     @property
     def contention(self) -> float | None:
@@ -105,7 +125,8 @@ class Profile:
                 return None
             forwards = tuple(Forward(**f) for f in record.pop("forwards"))
             steps = tuple(Step(**s) for s in record.pop("steps"))
-            return cls(**record, forwards=forwards, steps=steps)
+            threads = tuple(Threads(**t) for t in record.pop("threads"))
+            return cls(**record, forwards=forwards, steps=steps, threads=threads)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -140,7 +161,8 @@ def measure(
         text = tokens[:context]
         if drafter:
             for leaves in LEAVES:
-                steps.append(Step(context, leaves, _step_s(drafter, text, leaves)))
+                if (seconds := step_s(drafter, text, leaves)) is not None:
+                    steps.append(Step(context, leaves, seconds))
                 on_progress("measuring", len(forwards) + len(steps), total)
         for forward in _forwards(engine, text):
             forwards.append(forward)
@@ -176,12 +198,47 @@ def _timed(target: Target, text: Tokens, draft: Draft, drafter: Drafter | None) 
     return seconds
 
 
-def _step_s(drafter: Drafter, text: Tokens, leaves: int) -> float:
-    """Seconds of a draft step, the first ones of a fresh tree left out."""
-    other = np.concatenate([text[:-1], text[:1]])  # so that no earlier tree is gone on with
-    for known in (other, text):
-        plan = Tree(num_leaves=leaves, max_expanded=12 * leaves)
-        drafter.submit(DraftRequest(_SLOT, known, plan, Sampler()))
-        drafted = drafter.poll(_SLOT, _STEPS_WAIT_S)
-        drafter.cancel(_SLOT)
-    return drafted.draft_s / max(1, drafted.num_steps - 1)
+def step_s(drafter: Drafter, text: Tokens, leaves: int) -> float | None:
+    """Seconds of a draft step at so many leaves; None of a drafter that is too slow to tell."""
+    _drafted_s(drafter, text, Chain(1))  # reads the text
+    first_s = _drafted_s(drafter, text, Chain(1))
+    all_s = _drafted_s(drafter, text, Comb(leaves, 1 + _STEPS))
+    if first_s is None or all_s is None:
+        return None
+    return max(0.0, all_s - first_s) / _STEPS
+
+
+def _drafted_s(drafter: Drafter, text: Tokens, plan: Plan) -> float | None:
+    """Seconds of work on a whole draft."""
+    drafter.submit(DraftRequest(_SLOT, text, plan, Sampler()))
+    end_s = perf_counter() + _STEPS_WAIT_S
+    drafted = drafter.poll(_SLOT)
+    while not drafted.is_complete and perf_counter() < end_s:
+        drafted = drafter.poll(_SLOT, 1.0)
+    drafter.cancel(_SLOT)
+    return drafted.draft_s if drafted.is_complete and len(drafted.draft) else None
+
+
+def thread_counts(most: int) -> list[int]:
+    """1, 2, 4, 8 and so on, and the most there are."""
+    counts = [1]
+    while 2 * counts[-1] <= most:
+        counts.append(2 * counts[-1])
+    return counts if most <= counts[-1] else [*counts, most]
+
+
+def sweep_threads(
+    start: Callable[[int], AbstractContextManager[Drafter]],
+    counts: Sequence[int],
+    num_vocab: int,
+) -> tuple[Threads, ...]:
+    """What a draft step takes with so many threads; ``start`` starts a drafter that has them."""
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, num_vocab, min(CONTEXTS)).astype(np.int32)
+    found = []
+    for count in counts:
+        with start(count) as drafter:
+            seconds = step_s(drafter, text, _SWEPT_LEAVES)
+        if seconds is not None:
+            found.append(Threads(count, seconds))
+    return tuple(found)

@@ -12,12 +12,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
-from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.testbeds import ClockedTarget, EnforcedTarget, LatencyCurve, ReplayTarget
 from duodec.bench.meters import bandwidth
 from duodec.bench.recording import Turn
@@ -26,11 +24,11 @@ from duodec.core.protocols import Datastore, Drafter, DraftRequest, Query, Targe
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.decoding.method import Method
 from duodec.drafting.plans import Chain
-from duodec.engine import Engine
+from duodec.engine import Engine, Tokenizer
 from duodec.events import Finished
-from duodec.loading import EngineConfig, load, num_context_for, open_drafter
-from duodec.models import resolve
+from duodec.loading import EngineConfig, load, open_drafter
 from duodec.planning.costs import Costs
+from duodec.targets import RunningTarget, TargetModel
 
 _SLOT = 0
 _ONE_TOKEN = np.zeros(1, dtype=np.int32)
@@ -102,7 +100,7 @@ class ClockedBed:
     are those of the recording, whatever the target would say."""
 
     parts: Parts
-    target: LlamaTarget
+    target: RunningTarget
     curve: LatencyCurve
     is_enforced: bool = False
 
@@ -132,7 +130,7 @@ class ClockedBed:
 class Parts:
     """What the stand-ins share."""
 
-    vocabulary: LlamaModel
+    vocabulary: Tokenizer
     num_context: int
     drafter: Drafter | None
     datastore: Datastore | None
@@ -165,8 +163,9 @@ class Stage:
 def real_stage(config: EngineConfig, sampling: SamplingParams) -> Iterator[Stage]:
     """The pair on this machine. Raises what is wrong with its models."""
     with load(config) as engine:
-        num_bytes = resolve(config.target, offline=True).path.stat().st_size
-        forward_s = num_bytes / bandwidth(len(available_cores()))
+        num_bytes = cast(TargetModel, engine.tokenizer).num_bytes
+        # a GPU's memory is not measured here: no ceiling is claimed
+        forward_s = num_bytes / bandwidth(len(available_cores())) if engine.shares_cores else 0.0
         bed = RealBed(engine, sampling, forward_s)
         yield Stage(engine, lambda method: bed)
 
@@ -185,13 +184,10 @@ def replay_stage(
         cores = available_cores()
         plan = CorePlan.make(cores, target_is_on_cpu=False, num_draft_threads=config.draft_threads)
         engine = stack.enter_context(load(replace(config, draft=None)))
-        target, model = engine.target, engine.tokenizer
-        assert isinstance(target, LlamaTarget)
-        assert isinstance(model, LlamaModel)
+        target, model = cast(RunningTarget, engine.target), engine.tokenizer
         drafter = None
         if config.draft is not None and any(method.takes_draft_model for method in methods):
-            num_context = num_context_for(config, model)
-            drafter = open_drafter(config, model, num_context, plan)
+            drafter = open_drafter(config, model, engine.num_context, plan)
             stack.callback(drafter.close)
             drafter.wait_ready()
         rest = tuple(core for core in cores if core not in plan.draft_cores) or cores

@@ -41,6 +41,9 @@ class BenchPlan:
     methods: tuple[str, ...] = tuple(METHODS)
     targets: tuple[str, ...] = (EngineConfig.target,)
     drafts: tuple[str, ...] = ("auto",)
+    target_backend: str = EngineConfig.target_backend
+    dtype: str = EngineConfig.dtype
+    device: str = EngineConfig.device
     tasks: tuple[str, ...] = TASKS
     data: Path | None = None
     limit: int | None = 5  # prompts a task
@@ -107,6 +110,9 @@ class BenchPlan:
         config = EngineConfig(
             target=target,
             draft=draft,
+            target_backend=self.target_backend,
+            dtype=self.dtype,
+            device=self.device,
             context=self.context,
             threads=self.threads,
             draft_threads=self.draft_threads,
@@ -135,6 +141,9 @@ class BenchPlan:
             "baseline": self.baseline,
             "tasks": list(self.tasks),
             "targets": list(self.targets),
+            "target_backend": self.target_backend,
+            "dtype": self.dtype,
+            "device": self.device,
             "drafts": sorted({config.draft for config in self.pairs() if config.draft}),
             "data": self.data.name if self.data else "built-in",
             "prompts": list(prompts),

@@ -15,7 +15,18 @@ from typing import Annotated, cast
 
 import typer
 
-from duodec.cli import bench, chat, datastore, doctor, generate, models, plan, profile, report
+from duodec.cli import (
+    bench,
+    chat,
+    datastore,
+    doctor,
+    generate,
+    models,
+    plan,
+    profile,
+    report,
+    serve,
+)
 from duodec.cli.options import CONTEXT_SETTINGS
 from duodec.cli.output import OutputClosed, warn
 from duodec.errors import DuodecError
@@ -59,6 +70,9 @@ def root(
 
 app.command(epilog=generate.EPILOG, context_settings=CONTEXT_SETTINGS)(generate.generate)
 app.command(epilog=chat.EPILOG, context_settings=CONTEXT_SETTINGS)(chat.chat)
+app.command(
+    epilog=serve.EPILOG, context_settings={**CONTEXT_SETTINGS, "auto_envvar_prefix": "DUODEC"}
+)(serve.serve)
 app.command(epilog=doctor.EPILOG, context_settings=CONTEXT_SETTINGS)(doctor.doctor)
 app.command(epilog=bench.EPILOG, context_settings=CONTEXT_SETTINGS)(bench.bench)
 app.command(epilog=profile.EPILOG, context_settings=CONTEXT_SETTINGS)(profile.profile)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -160,6 +161,7 @@ def bench(
             rich_help_panel="Models",
         ),
     ] = None,
+    target_backend: options.TargetBackend = "auto",
     datastore: options.DatastoreFile = "auto",
     offline: options.Offline = False,
     exact: options.Exact = False,
@@ -173,6 +175,8 @@ def bench(
     context: options.ContextSize = None,
     threads: options.Threads = None,
     draft_threads: options.DraftThreads = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
     quiet: Annotated[
         bool,
         typer.Option("--quiet", "-q", help="No progress, no tables.", rich_help_panel="Output"),
@@ -190,9 +194,14 @@ def bench(
     if resume and output is None:
         raise BadOption("--resume needs the folder to go on with; name it with --output")
     plan = BenchPlan(
-        methods=_methods(methods, datastore, target or [], offline=offline),
+        methods=_methods(
+            methods, datastore, target or [], offline=offline, target_backend=target_backend
+        ),
         targets=tuple(target or BenchPlan.targets),
         drafts=tuple(draft or BenchPlan.drafts),
+        target_backend=target_backend,
+        dtype=dtype,
+        device=device,
         tasks=tuple(tasks_named(tasks)),
         data=data,
         limit=limit or None,
@@ -246,32 +255,33 @@ def _exit_status(results: Results) -> None:
         raise typer.Exit(1)
 
 
-def _methods(names: str, datastore: str, targets: list[str], *, offline: bool) -> tuple[str, ...]:
+def _methods(
+    names: str, datastore: str, targets: list[str], *, offline: bool, target_backend: str
+) -> tuple[str, ...]:
     """The methods of a list such as ``ar,sps:2``."""
     if names != _ALL:
         return tuple(name.strip() for name in names.split(",") if name.strip())
     chosen = [name for name, kind in METHODS.items() if name != "sps-rejection"]
-    if not _has_datastore(datastore, targets, offline=offline):
+    if not _has_datastore(datastore, targets, offline=offline, target_backend=target_backend):
         say_dim("without `rest`: there is no datastore; see `duodec datastore build`")
         chosen.remove("rest")
     return tuple(chosen)
 
 
-def _has_datastore(datastore: str, targets: list[str], *, offline: bool) -> bool:
-    from duodec.backends.llamacpp.model import LlamaModel
+def _has_datastore(
+    datastore: str, targets: list[str], *, offline: bool, target_backend: str
+) -> bool:
+    from duodec.config import DEFAULT_TARGET, EngineConfig
     from duodec.datastores import open_for
-    from duodec.loading import DEFAULT_TARGET
-    from duodec.models import resolve
+    from duodec.targets import open_vocabulary
 
     for target in targets or [DEFAULT_TARGET]:
-        path = resolve(target, offline=offline).path
-        vocabulary = LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
-        try:
-            open_for(vocabulary, None if datastore == "auto" else Path(datastore))
-        except BadOption:
-            if datastore != "auto":
-                raise
-            return False
-        finally:
-            vocabulary.close()
+        config = EngineConfig(target=target, target_backend=target_backend, offline=offline)
+        with closing(open_vocabulary(config)) as vocabulary:
+            try:
+                open_for(vocabulary, None if datastore == "auto" else Path(datastore))
+            except BadOption:
+                if datastore != "auto":
+                    raise
+                return False
     return True

@@ -70,6 +70,8 @@ def chat(
     threads: options.Threads = None,
     draft_threads: options.DraftThreads = None,
     gpu_layers: options.GpuLayers = -1,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
     show_draft: options.ShowDraft = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -86,11 +88,13 @@ def chat(
         frequency_penalty=frequency_penalty,
         seed=choices.seed_or_random(seed),
     )
-    choices.check_backend(target_backend)
     choices.check_length(max_tokens, ())
     config = EngineConfig(
         target=target,
         draft=draft,
+        target_backend=target_backend,
+        dtype=dtype,
+        device=device,
         context=context,
         threads=threads,
         draft_threads=draft_threads,

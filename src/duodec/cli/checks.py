@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
@@ -14,15 +16,15 @@ from duodec.busy import NOTABLE
 from duodec.cli.closing import rate, seconds
 from duodec.cli.models import size
 from duodec.cli.speed import NUM_LEAVES, NUM_SCORED, Speed
-from duodec.config import CorePlan
-from duodec.errors import PairMismatch
+from duodec.config import LLAMA_CPP, TORCH, CorePlan
+from duodec.errors import BackendUnavailable, PairMismatch
 from duodec.models import ModelFile
 from duodec.pairing import check_pair
 
 if TYPE_CHECKING:
-    from duodec.backends.llamacpp.model import LlamaModel
+    from duodec.targets import LoadedTarget, TargetModel
 
-_BYTES_PER_VALUE = 2  # of the key-value cache: 16-bit floats
+TORCH_SETUP = "make setup-torch, or pip install 'duodec[torch]'"
 _TIGHT = 0.9  # part of the free memory above which a warning is due
 _WORTH = 1.1  # best case below which drafts are not worth it
 
@@ -45,15 +47,16 @@ NO_DRAFT = Check(
 )
 
 
-def check_model(role: str, file: ModelFile, model: LlamaModel) -> Check:
-    terms = file.license or model.metadata("general.license") or "unknown"
-    disk = size(file.path.stat().st_size)
-    kind = f"{model.metadata('general.architecture')}, {model.num_params / 1e6:.0f} M parameters"
-    words = f"{kind}, {disk}, licence {terms}, from {file.source}: {file.path}"
+def check_model(role: str, file: ModelFile, model: TargetModel) -> Check:
+    from duodec.targets import file_bytes
+
+    terms = file.license or model.license or "unknown"
+    kind = f"{model.architecture}, {model.num_params / 1e6:.0f} M parameters"
+    words = f"{kind}, {size(file_bytes(file))}, licence {terms}, from {file.source}: {file.path}"
     return Check(role, "ok", words)
 
 
-def check_vocabularies(target: LlamaModel, draft: LlamaModel) -> Check:
+def check_vocabularies(target: TargetModel, draft: TargetModel) -> Check:
     """Every token is compared; a padded vocabulary is tolerated."""
     try:
         check_pair(target, draft, stride=1)
@@ -67,7 +70,7 @@ def check_vocabularies(target: LlamaModel, draft: LlamaModel) -> Check:
     return Check("vocabularies", "ok", f"{shared} tokens, all equal{padded}; end token {end}")
 
 
-def check_template(target: LlamaModel) -> Check:
+def check_template(target: TargetModel) -> Check:
     if target.chat_template:
         return Check("chat template", "ok", "in the target's file")
     return Check(
@@ -78,7 +81,7 @@ def check_template(target: LlamaModel) -> Check:
     )
 
 
-def check_context(target: LlamaModel, draft: LlamaModel | None, num_context: int) -> Check:
+def check_context(target: TargetModel, draft: TargetModel | None, num_context: int) -> Check:
     words = f"{num_context} tokens are used, the target was trained for {target.num_context_train}"
     if draft and draft.num_context_train < num_context:
         return Check(
@@ -101,47 +104,79 @@ def check_cores(plan: CorePlan, num_cores: int) -> Check:
     return Check("cores", "ok", words)
 
 
-def check_memory(models: list[LlamaModel], num_context: int) -> Check:
-    """Weights and caches against what is free now."""
-    weights = sum(model.num_bytes for model in models)
-    cache = sum(
-        _cache_bytes_per_token(model) * min(num_context, model.num_context_train)
-        for model in models
-    )
-    free = psutil.virtual_memory().available
-    words = f"{size(weights)} of weights and {size(cache)} of cache, {size(free)} free"
+def check_memory(target: LoadedTarget, draft: TargetModel | None, num_context: int) -> list[Check]:
+    """Weights and caches against what is free now, on each device."""
+    drafts = [draft] if draft else []
+    if target.free_bytes is not None:  # its weights are there already
+        cache = _cache_bytes([target.model], num_context)
+        gpu = _memory("GPU memory", 0, cache, target.free_bytes())
+        return [gpu, check_memory_of(drafts, num_context)]
+    return [check_memory_of([target.model, *drafts] if target.is_on_cpu else drafts, num_context)]
+
+
+def check_memory_of(models: Sequence[TargetModel], num_context: int) -> Check:
+    """This machine's own memory."""
+    weights = sum(model.num_bytes for model in models if not model.is_read)
+    cache = _cache_bytes(models, num_context)
+    return _memory("memory", weights, cache, psutil.virtual_memory().available)
+
+
+def _memory(name: str, weights: int, cache: int, free: int) -> Check:
+    what = f"{size(weights)} of weights and " if weights else ""
+    words = f"{what}{size(cache)} of cache, {size(free)} free"
     if weights + cache > free:
         remedy = "close other programs, lower --context, or take a smaller quantisation"
-        return Check("memory", "fail", words, remedy)
+        return Check(name, "fail", words, remedy)
     if weights + cache > _TIGHT * free:
-        return Check("memory", "warn", words, "lower --context")
-    return Check("memory", "ok", words)
+        return Check(name, "warn", words, "lower --context")
+    return Check(name, "ok", words)
 
 
-def _cache_bytes_per_token(model: LlamaModel) -> int:
-    """Keys and values of every layer, at 16 bits."""
-    lib, handle = model.lib, model.handle
-    kind = model.metadata("general.architecture")
-    num_heads = lib.llama_model_n_head(handle)
-    head = lib.llama_model_n_embd(handle) // max(1, num_heads)
-    widths = [
-        int(model.metadata(f"{kind}.attention.{part}_length") or head) for part in ("key", "value")
-    ]
-    layers, heads = lib.llama_model_n_layer(handle), lib.llama_model_n_head_kv(handle)
-    return int(sum(widths) * layers * heads * _BYTES_PER_VALUE)
+def _cache_bytes(models: Sequence[TargetModel], num_context: int) -> int:
+    return sum(
+        model.cache_bytes_per_token * min(num_context, model.num_context_train) for model in models
+    )
 
 
-def check_build(lib: Any) -> Check:
+def check_llama(lib: Any, backend: str, *, has_gpu: bool) -> Check:
     """llama.cpp as it was built here; one for another processor never gets this far."""
+    from duodec.targets import CUDA_BUILD
+
     info = lib.llama_print_system_info().decode("utf-8", "replace")
     parts = [part.split(":")[-1].partition("=") for part in info.split("|")]
     features = " ".join(name.strip() for name, _, value in parts if value.strip() == "1")
-    gpu = "with" if lib.llama_supports_gpu_offload() else "without"
+    can_offload = lib.llama_supports_gpu_offload()
     words = (
-        f"llama-cpp-python {version('llama-cpp-python')} {gpu} GPU offload, for this processor "
-        f"({cpu_key()}): {features}"
+        f"llama-cpp-python {version('llama-cpp-python')} {'with' if can_offload else 'without'} "
+        f"GPU offload, for this processor ({cpu_key()}): {features}"
     )
-    return Check("llama.cpp", "ok", words)
+    if has_gpu and not can_offload and backend == LLAMA_CPP:
+        return Check(LLAMA_CPP, "warn", f"{words}; the GPU of this machine stays idle", CUDA_BUILD)
+    return Check(LLAMA_CPP, "ok", words)
+
+
+def check_torch(backend: str, *, has_gpu: bool) -> Check:
+    """torch, which computes targets in safetensors."""
+    try:
+        words = f"torch {version('torch')}, transformers {version('transformers')}"
+    except PackageNotFoundError:
+        return Check(TORCH, "ok", "not installed; targets in safetensors need it", TORCH_SETUP)
+    if backend != TORCH and not has_gpu:  # not worth the seconds that loading it takes
+        return Check(TORCH, "ok", f"{words}; not needed for this target")
+    try:
+        from duodec.backends.torch.placing import gpu_words
+    except BackendUnavailable as error:
+        return Check(TORCH, "warn", words, str(error))
+    if (found := gpu_words()) is None:
+        lacks = f"{words}, without a GPU that it can use"
+        remedy = "see docs/torch.md on builds of torch with CUDA" if has_gpu else ""
+        return Check(TORCH, "warn" if has_gpu else "ok", lacks, remedy)
+    return Check(TORCH, "ok", f"{words}, {found}")
+
+
+def gpu_is_there() -> bool:
+    """Whether Linux shows an NVIDIA GPU, whatever can use it."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def check_idle(num_cores_busy: float) -> Check:

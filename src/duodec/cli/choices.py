@@ -7,20 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from duodec.decoding.methods import method as method_named
-from duodec.errors import BackendUnavailable, BadOption
+from duodec.errors import BadOption
 
 if TYPE_CHECKING:
     from duodec.loading import EngineConfig
-
-
-def check_backend(name: str) -> None:
-    """Raises BadOption for an unknown backend, BackendUnavailable for one that is not there."""
-    if name == "torch":
-        raise BackendUnavailable(
-            "this version has no torch backend; use --target-backend llama.cpp with a GGUF file"
-        )
-    if name not in ("auto", "llama.cpp"):
-        raise BadOption(f"unknown target backend '{name}'; choose from: auto, llama.cpp, torch")
 
 
 def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:
@@ -51,9 +41,13 @@ def draft_reference(config: EngineConfig, method: str | None) -> str | None:
     there is none."""
     from duodec.loading import draft_for, drafting_can_pay
 
-    if method is None and config.draft == "auto" and not drafting_can_pay(config):
-        return None
     draft = draft_for(config)
+    if (
+        method is None
+        and config.draft == "auto"
+        and (draft is None or not drafting_can_pay(config))
+    ):
+        return None
     if method is None or method_named(method).needs_draft_model:
         if method is not None and draft is None:
             why = (

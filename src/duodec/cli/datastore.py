@@ -64,12 +64,11 @@ def build(
 ) -> None:
     """Build a datastore of text and chats, in the target's tokens; its path to stdout."""
     from duodec import datastores
-    from duodec.backends.llamacpp.model import LlamaModel
-    from duodec.models import resolve
+    from duodec.config import EngineConfig
+    from duodec.targets import open_vocabulary
 
     begin_s = time.perf_counter()
-    path = resolve(target, offline=offline).path
-    with closing(LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)) as vocabulary:
+    with closing(open_vocabulary(EngineConfig(target=target, offline=offline))) as vocabulary:
         place = output or datastores.default_path(datastores.fingerprint(vocabulary))
         with _progress() as on_progress:
             built = datastores.build(files, vocabulary, place, on_progress=on_progress)

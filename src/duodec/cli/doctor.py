@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from duodec.backends.llamacpp.model import LlamaModel
     from duodec.cli.checks import Check
     from duodec.cli.speed import Speed
-    from duodec.loading import EngineConfig
+    from duodec.config import CorePlan, EngineConfig
     from duodec.models import ModelFile
+    from duodec.targets import LoadedTarget
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -40,11 +41,14 @@ _SCHEMA_VERSION = 1
 def doctor(
     target: options.Target = "smollm2",
     draft: options.DraftModel = "auto",
+    target_backend: options.TargetBackend = "auto",
     offline: options.Offline = False,
     context: options.ContextSize = None,
     threads: options.Threads = None,
     draft_threads: options.DraftThreads = None,
     gpu_layers: options.GpuLayers = -1,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
     json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
@@ -53,10 +57,14 @@ def doctor(
     """Check a target and a draft before use: files, vocabularies, cores, memory, speed."""
     from duodec.loading import EngineConfig, draft_for
     from duodec.models import resolve
+    from duodec.targets import target_file
 
     config = EngineConfig(
         target=target,
         draft=draft,
+        target_backend=target_backend,
+        dtype=dtype,
+        device=device,
         context=context,
         threads=threads,
         draft_threads=draft_threads,
@@ -64,7 +72,7 @@ def doctor(
         offline=offline,
     )
     draft_name = draft_for(config)
-    files = {"target": resolve(target, offline=offline)}
+    files = {"target": target_file(config)}
     if draft_name:
         files["draft"] = resolve(draft_name, offline=offline)
     with status("looking at the models and measuring"):
@@ -92,31 +100,22 @@ def _examine(config: EngineConfig, files: dict[str, ModelFile]) -> tuple[list[Ch
     from duodec.busy import OtherPrograms
     from duodec.cli import checks
     from duodec.cli.speed import measure
-    from duodec.config import available_cores
-    from duodec.loading import core_plan, num_context_for
+    from duodec.loading import core_plan
 
     found: list[Check] = []
     with ExitStack() as stack:
         try:
-            models = _open(config, files, found, stack)
-            if "draft" in models:
-                found.append(checks.check_vocabularies(models["target"], models["draft"]))
-            elif "draft" not in files:
+            target = _open_target(config, files["target"], found, stack)
+            draft = _open_draft(files["draft"], found, stack) if "draft" in files else None
+            if draft:
+                found.append(checks.check_vocabularies(target.model, draft))
+            else:
                 found.append(checks.NO_DRAFT)
-            target, draft = models["target"], models.get("draft")
-            num_context = num_context_for(config, target)
+            plan = core_plan(config, target)
+            found += _check_use(config, target, draft, plan)
         except DuodecError as error:
             words, _, remedy = str(error).rpartition("; ")
             found.append(checks.Check("use", "fail", words or remedy, remedy if words else ""))
-            return found, None
-        plan = core_plan(config, target)
-        found += [
-            checks.check_template(target),
-            checks.check_context(target, draft, num_context),
-            checks.check_cores(plan, len(available_cores())),
-            checks.check_memory(list(models.values()), num_context),
-            checks.check_build(target.lib),
-        ]
         if any(check.verdict == "fail" for check in found):
             return found, None
         others = OtherPrograms()
@@ -125,21 +124,50 @@ def _examine(config: EngineConfig, files: dict[str, ModelFile]) -> tuple[list[Ch
     return found + checks.check_speed(speed, shares_cores=plan.shares_cores), speed
 
 
-def _open(
-    config: EngineConfig, files: dict[str, ModelFile], found: list[Check], stack: ExitStack
-) -> dict[str, LlamaModel]:
-    """The models, each closed with the stack. Raises what is wrong with one."""
+def _check_use(
+    config: EngineConfig, target: LoadedTarget, draft: LlamaModel | None, plan: CorePlan
+) -> list[Check]:
+    """What a sound pair meets on this machine. Raises ContextExceeded."""
+    from duodec.backends.llamacpp.library import load
+    from duodec.cli import checks
+    from duodec.config import available_cores
+    from duodec.loading import num_context_for
+    from duodec.targets import backend_of
+
+    num_context = num_context_for(config, target.model)
+    backend, has_gpu = backend_of(config), checks.gpu_is_there()
+    return [
+        checks.check_template(target.model),
+        checks.check_context(target.model, draft, num_context),
+        checks.check_cores(plan, len(available_cores())),
+        *checks.check_memory(target, draft, num_context),
+        checks.check_llama(load(), backend, has_gpu=has_gpu),
+        checks.check_torch(backend, has_gpu=has_gpu),
+    ]
+
+
+def _open_target(
+    config: EngineConfig, file: ModelFile, found: list[Check], stack: ExitStack
+) -> LoadedTarget:
+    """The target, closed with the stack. Raises what is wrong with it."""
+    from duodec.cli.checks import Check, check_model
+    from duodec.targets import load_target
+
+    target = load_target(config)
+    stack.callback(target.model.close)
+    found += [check_model("target", file, target.model), Check("computed by", "ok", target.place)]
+    return target
+
+
+def _open_draft(file: ModelFile, found: list[Check], stack: ExitStack) -> LlamaModel:
+    """The draft model, closed with the stack. Raises what is wrong with it."""
     from duodec.backends.llamacpp.model import LlamaModel
     from duodec.cli.checks import check_model
 
-    models = {}
-    for role, file in files.items():
-        num_gpu_layers = config.gpu_layers if role == "target" else 0
-        model = LlamaModel(file.path, num_gpu_layers=num_gpu_layers)
-        stack.callback(model.close)
-        models[role] = model
-        found.append(check_model(role, file, model))
-    return models
+    model = LlamaModel(file.path, num_gpu_layers=0)
+    stack.callback(model.close)
+    found.append(check_model("draft", file, model))
+    return model
 
 
 def _show(checks: list[Check]) -> None:

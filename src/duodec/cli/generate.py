@@ -32,6 +32,8 @@ duodec generate --raw --show-draft "def fibonacci(n):"
 
 duodec generate -m hf:Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF -md qwen2.5-coder-0.5b "Sort a list."
 
+duodec generate -m Qwen/Qwen2.5-Coder-7B-Instruct -md qwen2.5-coder-0.5b "Sort it."     safetensors
+
 {options.methods_help()}
 """
 
@@ -86,6 +88,8 @@ def generate(
     threads: options.Threads = None,
     draft_threads: options.DraftThreads = None,
     gpu_layers: options.GpuLayers = -1,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
     show_draft: options.ShowDraft = False,
     json: Annotated[
         bool,
@@ -115,11 +119,13 @@ def generate(
         frequency_penalty=frequency_penalty,
         seed=choices.seed_or_random(seed),
     )
-    choices.check_backend(target_backend)
     choices.check_length(max_tokens, stop or ())
     config = EngineConfig(
         target=target,
         draft=draft,
+        target_backend=target_backend,
+        dtype=dtype,
+        device=device,
         context=context,
         threads=threads,
         draft_threads=draft_threads,

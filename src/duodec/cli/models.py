@@ -70,9 +70,10 @@ def pull(
     offline: Offline = False,
 ) -> None:
     """Fetch a model, unless it is on the disk; its path to stdout."""
-    from duodec.models import resolve
+    from duodec.models import format_of, resolve, resolve_folder
 
-    file = resolve(name, offline=offline)
+    is_folder = format_of(name, offline=offline) == "safetensors"
+    file = (resolve_folder if is_folder else resolve)(name, offline=offline)
     say_dim(f"{file.source}, licence {file.license or 'unknown'}")
     put(f"{file.path}\n")
 

@@ -19,12 +19,14 @@ def open_engine(
     """The engine that a command works with; the caller closes it."""
     from duodec import loading
     from duodec.models import resolve
+    from duodec.targets import target_file
 
     draft = loading.draft_for(config)
     if is_terminal(sys.stderr):
         # downloads first: their bar and the spinner cannot share the terminal
-        for reference in filter(None, (config.target, draft)):
-            resolve(reference, offline=config.offline)
+        target_file(config)
+        if draft:
+            resolve(draft, offline=config.offline)
     names = f"{config.target} and {draft}" if draft else config.target
     with status(f"loading {names}", is_quiet=is_quiet):
         return loading.load(config, on_warning=on_warning)

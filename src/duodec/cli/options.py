@@ -32,6 +32,7 @@ _OTHER_SPELLINGS = {
     "threads-draft": "draft-threads",
     "spec-draft-threads": "draft-threads",
     "n-gpu-layers": "gpu-layers",
+    "torch-dtype": "dtype",
 }
 
 
@@ -62,8 +63,8 @@ Target = Annotated[
     typer.Option(
         "--target",
         "-m",
-        help="The model whose text is wanted: a GGUF file, hf:owner/repo\\[:quant], or an alias "
-        "(see `duodec models`).",
+        help="The model whose text is wanted: a GGUF file, a folder of safetensors, "
+        "hf:owner/repo\\[:quant], or an alias (see `duodec models`).",
         metavar="MODEL",
         rich_help_panel=_MODELS,
     ),
@@ -83,9 +84,29 @@ TargetBackend = Annotated[
     str,
     typer.Option(
         "--target-backend",
-        help="What computes the target: auto, llama.cpp or torch.",
+        help="What computes the target: llama.cpp or torch; auto: llama.cpp for GGUF files, torch "
+        "for safetensors.",
         metavar="NAME",
         rich_help_panel=_MODELS,
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="Numbers of a torch target: bfloat16, float16 or float32; auto: bfloat16 on a GPU, "
+        "the files' own on the CPU.",
+        metavar="NAME",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="Where the target computes: cpu, cuda or cuda:1; auto: a GPU where there is one.",
+        metavar="NAME",
+        rich_help_panel=_MACHINE,
     ),
 ]
 Offline = Annotated[

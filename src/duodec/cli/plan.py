@@ -60,6 +60,7 @@ def plan(
     ] = 96,
     target: options.Target = "smollm2",
     draft: options.DraftModel = "auto",
+    target_backend: options.TargetBackend = "auto",
     offline: options.Offline = False,
     draft_threads: options.DraftThreads = None,
     draft_speed: Annotated[
@@ -70,6 +71,8 @@ def plan(
             rich_help_panel=_PANEL,
         ),
     ] = 1.0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
     temperature: options.Temperature = 0.0,
     quiet: options.Quiet = False,
 ) -> None:
@@ -83,6 +86,9 @@ def plan(
         methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
         targets=(target,),
         drafts=(draft,),
+        target_backend=target_backend,
+        dtype=dtype,
+        device=device,
         tasks=tuple(tasks_named(tasks)),
         data=data,
         limit=limit,

@@ -36,6 +36,7 @@ _SCHEMA_VERSION = 1
 def profile(
     target: options.Target = "smollm2",
     draft: options.DraftModel = "auto",
+    target_backend: options.TargetBackend = "auto",
     offline: options.Offline = False,
     exact: options.Exact = False,
     fast: options.Fast = False,
@@ -43,6 +44,8 @@ def profile(
     threads: options.Threads = None,
     draft_threads: options.DraftThreads = None,
     gpu_layers: options.GpuLayers = -1,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -66,6 +69,9 @@ def profile(
     config = EngineConfig(
         target=target,
         draft=draft,
+        target_backend=target_backend,
+        dtype=dtype,
+        device=device,
         context=context,
         threads=threads,
         draft_threads=draft_threads,
@@ -76,12 +82,20 @@ def profile(
     )
     with open_engine(config, on_warning=warn) as engine:
         from duodec import profiling
-        from duodec.loading import draft_for
+        from duodec.config import available_cores
+        from duodec.loading import draft_for, drafter_with
 
         key = profile_key(config if engine.drafter else replace(config, draft=None))
         with progress_bar(is_quiet=False) as on_progress:
             names = (target, draft_for(config) if engine.drafter else None)
             found = profiling.measure(engine, key, names, on_progress)
+            if engine.drafter and not engine.shares_cores and draft_threads is None:
+                swept = profiling.sweep_threads(
+                    lambda count: drafter_with(config, engine, count),
+                    profiling.thread_counts(len(available_cores()) - 1),
+                    engine.tokenizer.num_vocab,
+                )
+                found = replace(found, threads=swept)
     path = found.write()
     if plot:
         _write_plot(found, plot)
@@ -114,6 +128,16 @@ def _show(found: Profile) -> None:
             ("context", "leaves", "ms a draft step"),
             [(str(s.context), str(s.leaves), f"{s.seconds * 1e3:.2f}") for s in found.steps],
         )
+    if found.threads:
+        put("\n")
+        put_table(
+            ("draft threads", "ms a draft step", ""),
+            [
+                (str(t.num_threads), f"{t.seconds * 1e3:.2f}",
+                 "taken" if t.num_threads == found.draft_threads else "")
+                for t in found.threads
+            ],
+        )  # fmt: skip
     if found.contention is not None:
         put(f"\na forward takes {found.contention:.2f} times as long beside the drafter\n")
 

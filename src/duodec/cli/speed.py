@@ -16,6 +16,7 @@ from duodec.core.round import median
 
 if TYPE_CHECKING:
     from duodec.backends.llamacpp.model import LlamaModel
+    from duodec.targets import LoadedTarget, TargetModel
 
 NUM_SCORED = 8  # draft tokens of the measured verification
 NUM_LEAVES = 4  # leaves of the measured wide draft step
@@ -52,21 +53,19 @@ class Speed:
         return max(0.0, (sum(costs) if shares_cores else max(costs)) - 1)
 
 
-def measure(target: LlamaModel, draft: LlamaModel | None, plan: CorePlan) -> Speed:
+def measure(target: LoadedTarget, draft: LlamaModel | None, plan: CorePlan) -> Speed:
     """Time both models after a short text, each alone and with the threads of ``plan``."""
     plain_s, verify_s = _measure_target(target, plan)
     draft_s, wide_s = _measure_draft(draft, plan) if draft else (None, None)
     return Speed(plain_s, verify_s, draft_s, wide_s)
 
 
-def _measure_target(model: LlamaModel, plan: CorePlan) -> tuple[float, float]:
-    from duodec.backends.llamacpp.target import LlamaTarget
-
-    text = _tokens(model)
-    target = LlamaTarget(model, num_context=len(text), num_threads=plan.target_alone)
+def _measure_target(loaded: LoadedTarget, plan: CorePlan) -> tuple[float, float]:
+    text = _tokens(loaded.model)
+    target = loaded.start(len(text), plan)
     try:
         plain_s = _median_s(lambda i: target.score([Query(0, text[: _NUM_READ + i])]))
-        chains = _strange_tokens(model.num_vocab)
+        chains = _strange_tokens(loaded.model.num_vocab)
         verify_s = _median_s(
             lambda i: target.score(
                 [Query(0, text[: _NUM_READ + _MOST + i], Draft.chain(chains[i]))]
@@ -95,7 +94,7 @@ def _measure_draft(model: LlamaModel, plan: CorePlan) -> tuple[float, float]:
     return draft_s, wide_s
 
 
-def _tokens(model: LlamaModel) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def _tokens(model: TargetModel) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     tokens = model.tokenize(_TEXT, is_templated=False)
     wanted = _NUM_READ + 2 * _MOST
     repeated = tokens * -(-wanted // len(tokens))

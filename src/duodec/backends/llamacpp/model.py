@@ -10,6 +10,8 @@ from typing import Any
 from duodec.backends.llamacpp import library
 from duodec.errors import ModelUnreadable
 
+_KV_BYTES = 2  # of a number in the cache
+
 
 class LlamaModel:
     """A causal language model in a GGUF file.
@@ -100,6 +102,31 @@ class LlamaModel:
     @property
     def name(self) -> str:
         return self.metadata("general.name") or self.path.stem
+
+    @property
+    def architecture(self) -> str:
+        return self.metadata("general.architecture") or "unknown"
+
+    @property
+    def license(self) -> str | None:
+        """Of the weights, where the file names it."""
+        return self.metadata("general.license")
+
+    @property
+    def is_read(self) -> bool:
+        """A file is mapped, and comes into memory as it is used."""
+        return False
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Keys and values of every layer, at 16 bits."""
+        lib, handle = self.lib, self.handle
+        head = lib.llama_model_n_embd(handle) // max(1, lib.llama_model_n_head(handle))
+        widths = [
+            int(self.metadata(f"{self.architecture}.attention.{part}_length") or head)
+            for part in ("key", "value")
+        ]
+        return int(sum(widths) * self.num_layers * lib.llama_model_n_head_kv(handle) * _KV_BYTES)
 
     @property
     def bos(self) -> int:

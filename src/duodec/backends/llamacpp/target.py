@@ -68,6 +68,15 @@ class LlamaTarget:
         """Threads of a forward that continues a text; a prompt is read by all it was made with."""
         self.context.num_threads = num_threads
 
+    @property
+    def on_chunk(self) -> Callable[[], None]:
+        """Called between the chunks of a long text; may raise to abandon it."""
+        return self.context.on_chunk
+
+    @on_chunk.setter
+    def on_chunk(self, hook: Callable[[], None]) -> None:
+        self.context.on_chunk = hook
+
     def close(self) -> None:
         self.context.close()
 

@@ -1,0 +1,319 @@
+"""All that only a CUDA GPU can tell, in one call of less than ten minutes.
+
+    python -m benchmarks.gpu --target smollm2 --draft smollm2-draft --output FOLDER
+
+Sections run one after the other, the most telling first; each writes its part of gpu.json as soon
+as it is done, what fails says why, and past --minutes no new one begins. Large targets are stood in
+for by *ballast* (`duodec.backends.torch.ballast`): the answers are those of --target, each forward
+also runs a random stack of the stated shape. Nothing is fetched: models are files, or in the cache.
+
+The same script runs on a machine without a GPU, to be checked there: --device cpu --shapes tiny.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from benchmarks.gpu_forwards import bandwidth, exact_rows, plain_decoding, same_noise
+from duodec.backends.process import ProcessDrafter
+from duodec.backends.torch.ballast import BallastNetwork, random_model, shape_named
+from duodec.backends.torch.draft import TorchDraftModel
+from duodec.backends.torch.model import TorchModel
+from duodec.backends.torch.network import Network
+from duodec.backends.torch.target import TorchTarget
+from duodec.bench.beds import RealBed, Stage, on_cores
+from duodec.bench.card import environment
+from duodec.bench.journal import Journal
+from duodec.bench.markdown import markdown_report
+from duodec.bench.measures import measure
+from duodec.bench.plan import BenchPlan, Entrant
+from duodec.bench.results import Results
+from duodec.bench.run import Runner
+from duodec.bench.scoring import score_text
+from duodec.bench.tasks import read_prompts
+from duodec.config import CorePlan, available_cores, memory_nodes
+from duodec.core.protocols import Drafter
+from duodec.drafting.inline import InlineDrafter
+from duodec.engine import Engine
+from duodec.loading import EngineConfig, open_drafter
+from duodec.models import resolve
+from duodec.profiling import LEAVES, step_s
+
+_CONTEXT = 2048
+_METHODS = "ar,sps:2,sps:4,lookup,suffix,pearl,duo,stream,auto"
+
+
+@dataclass
+class Report:
+    """gpu.json, as far as it is."""
+
+    folder: Path
+    end_s: float
+    found: dict[str, Any]
+
+    def section(self, name: str, work: Callable[[], Any]) -> None:
+        begin_s = time.monotonic()
+        if begin_s > self.end_s:
+            self.found[name] = {"error": "no time was left"}
+        else:
+            try:
+                self.found[name] = work()
+            except Exception as error:  # noqa: BLE001  the other sections go on
+                self.found[name] = {"error": f"{type(error).__name__}: {error}"}
+        print(
+            f"{name} ({time.monotonic() - begin_s:.0f} s): {_short(self.found[name])}", flush=True
+        )
+        (self.folder / "gpu.json").write_text(json.dumps(self.found, indent=1))
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _short(found: Any) -> str:
+    text = json.dumps(found)
+    return text if len(text) < 1500 else f"{text[:1500]} ..."
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="The folder for gpu.json and the tables.")],
+    target: Annotated[str, typer.Option(help="A GGUF file or alias, or a folder.")] = "smollm2",
+    draft: Annotated[str, typer.Option(help="A GGUF file or alias.")] = "smollm2-draft",
+    shapes: Annotated[str, typer.Option(help="Costs to take on, by commas.")] = (
+        "llama-2-7b,llama-2-13b,codellama-34b"
+    ),
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    dtype: Annotated[str, typer.Option(help="Of targets.")] = "bfloat16",
+    data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
+    limit: Annotated[int, typer.Option(help="Prompts a task.")] = 1,
+    max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 96,
+    methods: Annotated[str, typer.Option(help="By commas.")] = _METHODS,
+    minutes: Annotated[float, typer.Option(help="After which no section begins.")] = 8.5,
+) -> None:
+    """Check exactness, then measure."""
+    output.mkdir(parents=True, exist_ok=True)
+    report = Report(output, time.monotonic() + 60 * minutes, {"environment": _card(device)})
+    names = [name for name in shapes.split(",") if name]
+    number_type = getattr(torch, dtype)
+    contexts = (128, 1024, 4096) if device == "cuda" else (64,)
+    pair = Pair(target, draft, device, dtype)
+    report.section("bandwidth", lambda: bandwidth(device, 2 << (30 if device == "cuda" else 22)))
+    report.section("noise is NumPy's", lambda: same_noise(device))
+    report.section("rows are plain decoding's", lambda: _exact(pair))
+    report.section(
+        f"plain decoding, {names[0]}",
+        lambda: plain_decoding(
+            shape_named(names[0]), dtype=number_type, device=device, contexts=contexts
+        ),
+    )
+    report.section("draft steps", lambda: _steps(pair))
+    plan = BenchPlan(
+        methods=tuple(methods.split(",")),
+        targets=(target,),
+        drafts=(draft,),
+        data=data,
+        limit=limit,
+        max_tokens=max_tokens,
+    )
+    for name in (*names, None):
+        label = f"tasks, cost of {name}" if name else "tasks, the target alone"
+        report.section(label, lambda name=name: _tasks(pair, plan, name, output))  # type: ignore[misc]
+    report.section(
+        f"sps drafted on the device, cost of {names[0]}",
+        lambda: _tasks(
+            replace(pair, is_draft_on_device=True),
+            replace(plan, methods=("ar", "sps:2", "sps:4", "sps:6")),
+            names[0],
+            output,
+        ),
+    )
+
+
+def _card(device: str) -> dict[str, Any]:
+    card = environment()
+    card["torch"] = torch.__version__
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        card["gpu"] = {
+            "name": properties.name,
+            "memory_bytes": properties.total_memory,
+            "cuda": torch.version.cuda,
+        }
+    return card
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is measured, and where."""
+
+    target: str
+    draft: str
+    device: str
+    dtype: str
+    is_draft_on_device: bool = False
+
+    def model(self, reference: str) -> TorchModel:
+        """Raises what is wrong with the files."""
+        path = Path(reference) if Path(reference).exists() else resolve(reference).path
+        return TorchModel(path, dtype=self.dtype, device=self.device, num_context=_CONTEXT)
+
+    def cores(self) -> CorePlan:
+        cores = available_cores()
+        return CorePlan.make(
+            cores, target_is_on_cpu=self.device == "cpu", nodes=memory_nodes(cores)
+        )
+
+
+def _exact(pair: Pair) -> dict[str, Any]:
+    model = pair.model(pair.target)
+    target = TorchTarget(Network(model.causal_lm), num_context=_CONTEXT)
+    try:
+        return exact_rows(target, model.num_vocab, 40 if pair.device == "cuda" else 4)
+    finally:
+        target.close()
+        model.close()
+
+
+def _steps(pair: Pair) -> list[dict[str, float | None]]:
+    """d(k) of the drafter in its process, by threads."""
+    model = pair.model(pair.target)
+    cores = available_cores()[1:] or available_cores()
+    text = np.random.default_rng(0).integers(0, model.num_vocab, 200).astype(np.int32)
+    found: list[dict[str, float | None]] = []
+    threads = [n for n in (1, 2, 4, 8, 12, 15) if n <= len(cores)]
+    for num_threads in threads:
+        plan = replace(pair.cores(), draft_cores=cores[-num_threads:])
+        config = EngineConfig(target=pair.target, draft=pair.draft)
+        with open_drafter(config, model, _CONTEXT, plan) as drafter:
+            drafter.wait_ready()
+            for leaves in LEAVES:
+                seconds = step_s(drafter, text, leaves)
+                found.append({"threads": num_threads, "leaves": leaves, "seconds": seconds})
+    model.close()
+    return found
+
+
+# --- methods on tasks
+
+
+class GpuRunner(Runner):
+    """Measures on an engine that was put together by hand."""
+
+    pair: Pair
+    shape: str | None
+
+    def _stage(self, entrants: Sequence[Entrant]) -> Any:
+        return _stage(self.pair, self.shape, self.plan)
+
+
+def _tasks(pair: Pair, plan: BenchPlan, shape: str | None, output: Path) -> dict[str, Any]:
+    name = shape or "alone"
+    if pair.is_draft_on_device:
+        name += "-draft-on-device"
+    free_before = _free_bytes(pair.device)
+    prompts = read_prompts(plan.data, plan.tasks, plan.limit)
+    settings = plan.settings("python -m benchmarks.gpu", "", [p.prompt_id for p in prompts])
+    also = f" Each forward also runs a random stack of the shape of {shape}." if shape else ""
+    settings["notes"] = [f"The answers are those of {pair.target}.{also}"]
+    journal = Journal(output / name, settings)
+    runner = GpuRunner(plan, plan.pairs()[0], journal, score_text, lambda *_: None)
+    runner.pair, runner.shape = pair, shape
+    runner.run(prompts)
+    results = Results(journal.generations, environment(), {**settings, "is_complete": True})
+    results.write(output / name / "results.json")
+    (output / name / "report.md").write_text(markdown_report(results))
+    (measures,) = measure(results)
+    found: dict[str, Any] = {"free_bytes_before": free_before}
+    for method in measures.methods:
+        m = measures.of(method)
+        gaps = [
+            later.start_s - earlier.end_s - later.draft_wait_s
+            for g in journal.generations
+            if g.method == method
+            for earlier, later in zip(g.trace, g.trace[1:], strict=False)
+        ]
+        found[method] = {
+            "tokens_per_second": m.tokens_per_second,
+            "ratio": m.ratio.value if m.ratio else None,
+            "by_task": {
+                task: ratio.value
+                for task in measures.tasks
+                if (ratio := measures.of(method, task).ratio)
+            },
+            "mean_accepted": m.mean_accepted,
+            "ttft_s": m.ttft_s,
+            "overlap": m.overlap,
+            "identical": str(m.identical),
+            "median_gap_s": sorted(gaps)[len(gaps) // 2] if gaps else None,
+            "failed": m.num_failed,
+        }
+    return found
+
+
+def _free_bytes(device: str) -> int | None:
+    return int(torch.cuda.mem_get_info()[0]) if device == "cuda" else None
+
+
+@contextmanager
+def _stage(pair: Pair, shape: str | None, plan: BenchPlan) -> Iterator[Stage]:
+    with ExitStack() as stack:
+        model = pair.model(pair.target)
+        stack.callback(model.close)
+        network: Network
+        if shape:
+            beside = random_model(
+                shape_named(shape), dtype=getattr(torch, pair.dtype), device=pair.device
+            )
+            network = BallastNetwork(model.causal_lm, beside)
+        else:
+            network = Network(model.causal_lm)
+        target = TorchTarget(network, num_context=_CONTEXT)
+        stack.callback(target.close)
+        before = _free_bytes(pair.device)
+        drafter = stack.enter_context(_drafter(pair, model))
+        after = _free_bytes(pair.device)
+        if before is not None and after is not None:
+            print(f"GPU memory taken by the drafter: {before - after} bytes", flush=True)
+        cores = pair.cores()
+        if not cores.shares_cores:  # the launching thread keeps a core of its own
+            stack.enter_context(on_cores(cores.launch_cores))
+        engine = Engine(
+            target,
+            model,
+            _CONTEXT,
+            drafter,
+            # a draft on the same device reads its prompt after the first token
+            shares_cores=pair.is_draft_on_device,
+        )
+        bed = RealBed(engine, plan.sampling, 0.0)
+        yield Stage(engine, lambda method: bed)
+
+
+@contextmanager
+def _drafter(pair: Pair, model: TorchModel) -> Iterator[Drafter]:
+    if pair.is_draft_on_device:
+        draft = pair.model(pair.draft)
+        on_device = TorchDraftModel(
+            Network(draft.causal_lm), num_context=_CONTEXT, num_vocab=model.num_vocab
+        )
+        yield InlineDrafter(on_device)
+        on_device.close()
+        draft.close()
+        return
+    config = EngineConfig(target=pair.target, draft=pair.draft)
+    process: ProcessDrafter = open_drafter(config, model, _CONTEXT, pair.cores())
+    with process:
+        process.wait_ready()
+        yield process
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,186 @@
+"""What single forwards cost on a GPU, and whether they are exact: parts of `benchmarks.gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from duodec.backends.torch.ballast import Shape, random_model
+from duodec.backends.torch.network import Network
+from duodec.backends.torch.noise import gumbel, halves
+from duodec.backends.torch.target import TorchScores, TorchTarget
+from duodec.core import noise
+from duodec.core.draft import Draft
+from duodec.core.protocols import Query, Target
+from duodec.core.sampling import Sampler
+
+WIDTHS = (0, 1, 3, 7, 15, 31, 63)  # draft tokens; a row more is computed
+CONTEXTS = (128, 1024, 4096)
+_RUNS, _WARM_UPS = 25, 3
+_COPIED_BYTES = 2 << 30
+
+
+def timed_s(work: Callable[[], object], runs: int = _RUNS) -> float:
+    """The median of some runs."""
+    seconds = []
+    for i in range(runs + _WARM_UPS):
+        begin_s = perf_counter()
+        work()
+        if i >= _WARM_UPS:
+            seconds.append(perf_counter() - begin_s)
+    return median(seconds)
+
+
+def _waited(device: str, work: Callable[[], object]) -> Callable[[], object]:
+    """The work and the device's end of it."""
+
+    def run() -> None:
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def bandwidth(device: str, num_bytes: int = _COPIED_BYTES) -> dict[str, float]:
+    """Bytes a second that a copy moves (read and written), and that a sum reads."""
+    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    copy_s = timed_s(_waited(device, lambda: target.copy_(source)))
+    read_s = timed_s(_waited(device, lambda: source.sum()))
+    return {"copy_bytes_s": 2 * num_bytes / copy_s, "read_bytes_s": num_bytes / read_s}
+
+
+def forwards(
+    target: Target, num_vocab: int, contexts: tuple[int, ...] = CONTEXTS
+) -> list[dict[str, float]]:
+    """T(n, context), draws included: what a round waits for."""
+    rng = np.random.default_rng(0)
+    found = []
+    for context in contexts:
+        text = rng.integers(0, num_vocab, context).astype(np.int32)
+        for width in WIDTHS:
+            draft = Draft.chain(rng.integers(0, num_vocab, width).tolist())
+
+            def score(text: Any = text, draft: Draft = draft) -> object:
+                (scores,) = target.score([Query(0, text, draft)])
+                return scores.draw(0)
+
+            found.append({"context": context, "width": width, "seconds": timed_s(score)})
+    return found
+
+
+def plain_decoding(
+    shape: Shape, *, dtype: Any, device: str, contexts: tuple[int, ...]
+) -> dict[str, Any]:
+    """One stack of that shape: forwards with rows padded to one number and without, and beside
+    them transformers' own `generate`."""
+    model = random_model(shape, dtype=dtype, device=device)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    embedding = model.get_input_embeddings().weight
+    read_bytes = weights - embedding.numel() * embedding.element_size()  # one row of it is read
+    found: dict[str, Any] = {"weight_bytes": weights, "read_bytes": read_bytes}
+    found["transformers"] = _attempt(lambda: _generate_s(model, device))
+    for name, is_exact in (("exact", True), ("fast", False)):
+
+        def measured(is_exact: bool = is_exact) -> list[dict[str, float]]:
+            network = Network(model)
+            try:
+                target = TorchTarget(
+                    network, num_context=max(contexts) + 64, is_width_exact=is_exact
+                )
+                return forwards(target, shape.num_vocab, contexts)
+            finally:
+                network.close()  # the model serves the next one
+
+        found[name] = _attempt(measured)
+    return found
+
+
+def _generate_s(model: Any, device: str) -> dict[str, float]:
+    """Seconds a token of transformers' `generate`: a static cache, compiled by itself."""
+    prompt = torch.randint(0, 1000, (1, 128), device=device)
+    seconds = {}
+    for name, how in (("static", {"cache_implementation": "static"}), ("dynamic", {})):
+
+        def run(num_tokens: int, how: dict[str, str] = how) -> float:
+            begin_s = perf_counter()
+            with torch.inference_mode():
+                model.generate(
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    min_new_tokens=num_tokens,
+                    max_new_tokens=num_tokens,
+                    do_sample=False,
+                    pad_token_id=0,
+                    **how,
+                )
+            if device == "cuda":
+                torch.cuda.synchronize()
+            return perf_counter() - begin_s
+
+        run(8)  # compiles
+        short_s, long_s = min(run(8) for _ in range(3)), min(run(72) for _ in range(3))
+        seconds[name] = (long_s - short_s) / 64
+    return seconds
+
+
+def _attempt(work: Callable[[], Any]) -> Any:
+    """What it gives, or why it gave nothing: one fault must not cost the rest of a lent hour."""
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+# --- exactness
+
+
+def same_noise(device: str, num_tokens: int = 200_000) -> bool:
+    """Whether the device makes NumPy's noise, bit by bit."""
+    tokens = np.arange(num_tokens)
+    on_device = torch.tensor(tokens, device=device)
+    for seed in range(3):
+        key = noise.key(seed, 0, 17)
+        low, high = (torch.tensor(half, device=device) for half in halves(key))
+        ours = gumbel(low, high, on_device).cpu().numpy()
+        if not np.array_equal(ours, noise.gumbel(key, tokens)):
+            return False
+    return True
+
+
+def exact_rows(target: TorchTarget, num_vocab: int, num_trees: int = 40) -> dict[str, float]:
+    """Rows of random trees against the same rows of plain decoding: how many have equal bits, and
+    the largest difference."""
+    rng = np.random.default_rng(1)
+    num_rows, num_equal, off = 0, 0, 0.0
+    for _ in range(num_trees):
+        text = rng.integers(0, num_vocab, int(rng.integers(3, 600))).astype(np.int32)
+        width = int(rng.integers(1, 40))
+        parents = [int(rng.integers(-1, i)) for i in range(width)]
+        tokens = rng.integers(0, num_vocab, width).tolist()
+        draft = Draft(tuple(tokens), tuple(parents))
+        sampler = Sampler(num_prompt_tokens=len(text))
+        in_tree = _logits(target, text, draft, sampler)
+        for node in rng.choice(width, min(3, width), replace=False).tolist():
+            path = draft.path_tokens(node)
+            alone = None
+            for length in range(len(path) + 1):  # token by token, as plain decoding goes
+                grown = np.concatenate([text, np.array(path[:length], dtype=np.int32)])
+                alone = _logits(target, grown, Draft(), sampler)
+            assert alone is not None
+            num_rows += 1
+            num_equal += bool(torch.equal(in_tree[node + 1], alone[0]))
+            off = max(off, float((in_tree[node + 1] - alone[0]).abs().max()))
+    return {"rows": num_rows, "equal": num_equal, "largest_difference": off}
+
+
+def _logits(target: TorchTarget, text: Any, draft: Draft, sampler: Sampler) -> torch.Tensor:
+    (scores,) = target.score([Query(0, text, draft, sampler)])
+    assert isinstance(scores, TorchScores)
+    return scores.logits.clone()

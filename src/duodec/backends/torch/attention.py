@@ -1,0 +1,178 @@
+"""Tree attention: what each row of a forward sees, by two ways of computing it.
+
+A row at position p sees the positions up to p of its own sequence: those up to ``p - TAIL`` lie in
+the cells of its slot in order, the last ``TAIL`` of them (a tree is no deeper) in cells that the
+row lists. Both ways take groups of query heads as rows of one matrix, so that no key is repeated.
+
+- `Masked` is one call of torch's attention over a window of cells, under a mask.
+- `Rowwise` gives a row the same bits wherever its keys lie, whatever stands beside it: its prefix
+  is computed in blocks by absolute position, its tail from a gathered copy, and both have shapes
+  that no text, tree or row changes. What a row does not see adds exact zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from duodec.backends.torch.library import torch, transformers
+from duodec.errors import ModelUnreadable
+
+NAME = "duodec"  # of this attention among those of transformers
+TAIL = 80  # positions whose cells a row lists: the depth of the deepest tree
+BLOCK = 256  # positions of a block of `Rowwise`
+
+
+class Plan(Protocol):
+    """What the rows of a forward see."""
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """``query`` (kv heads, group, rows, size) over ``keys`` and ``values`` (kv heads, cells,
+        size): the shape and type of ``query``."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where each row of a forward stands; the tensors are on the device."""
+
+    positions: torch.Tensor  # (rows,) in its sequence
+    bases: torch.Tensor  # (rows,) first cell of its slot
+    tails: torch.Tensor  # (rows, TAIL) cells of the positions p - TAIL + 1 .. p
+
+    def sees(self, begin: int, num_cells: int, reach: torch.Tensor) -> torch.Tensor:
+        """Which of ``num_cells`` cells from ``begin`` on hold positions up to ``reach`` of the
+        row's slot: (rows, cells) bool."""
+        cells = torch.arange(begin, begin + num_cells, device=reach.device)
+        places = cells - self.bases[:, None]
+        return (places >= 0) & (places <= reach[:, None])
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Attention over cells ``begin`` .. of the cache, under one mask."""
+
+    begin: int
+    mask: torch.Tensor  # (rows, cells) bool
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        group, num_cells = query.shape[1], self.mask.shape[1]
+        window = slice(self.begin, self.begin + num_cells)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query.flatten(1, 2)[None],
+            keys[None, :, window],
+            values[None, :, window],
+            attn_mask=self.mask.repeat(group, 1),
+            scale=scaling,
+        )
+        return out.view_as(query)
+
+
+@dataclass(frozen=True)
+class Rowwise:
+    """Attention whose arithmetic a row's own sequence decides, and nothing else."""
+
+    rows: Rows
+    blocks: tuple[int, ...]  # cells where blocks of the prefixes begin, in order for each slot
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        num_kv_heads, group, num_rows, size = query.shape
+        by_row = (query.float() * scaling).transpose(1, 2)  # (kv heads, rows, group, size)
+        flat = by_row.reshape(num_kv_heads, num_rows * group, size)
+        tails = self.rows.tails
+        places = torch.arange(TAIL, device=query.device) + (self.rows.positions[:, None] - TAIL + 1)
+        own_keys, own_values = keys[:, tails].float(), values[:, tails].float()
+        scores = [
+            torch.matmul(by_row, own_keys.transpose(2, 3)).masked_fill(
+                (places < 0)[:, None], -torch.inf
+            )
+        ]
+        reach = self.rows.positions - TAIL
+        for begin in self.blocks:
+            found = torch.matmul(flat, keys[:, begin : begin + BLOCK].float().transpose(1, 2))
+            is_hidden = ~self.rows.sees(begin, BLOCK, reach)
+            scores.append(
+                found.view(num_kv_heads, num_rows, group, BLOCK).masked_fill(
+                    is_hidden[:, None], -torch.inf
+                )
+            )
+        best = torch.stack([part.amax(-1) for part in scores]).amax(0)[..., None]
+        weights = [torch.exp(part - best) for part in scores]
+        total = weights[0].sum(-1, keepdim=True)
+        out = torch.matmul(weights[0], own_values)
+        for weight, begin in zip(weights[1:], self.blocks, strict=True):
+            total = total + weight.sum(-1, keepdim=True)
+            rows = weight.reshape(num_kv_heads, num_rows * group, BLOCK)
+            seen = torch.matmul(rows, values[:, begin : begin + BLOCK].float())
+            out = out + seen.view_as(out)
+        return (out / total).transpose(1, 2).to(query.dtype)
+
+
+class Layout(Protocol):
+    """What is the same in all forwards of one kind, and makes the plan of one. Hashable."""
+
+    def plan(self, rows: Rows) -> Plan: ...
+
+
+@dataclass(frozen=True)
+class TextWindow:
+    """Every row's sequence lies in the cells of its slot, in order, within this window."""
+
+    begin: int
+    num_cells: int
+
+    def plan(self, rows: Rows) -> Masked:
+        return Masked(self.begin, rows.sees(self.begin, self.num_cells, rows.positions))
+
+
+@dataclass(frozen=True)
+class TreeWindow:
+    """Rows see their prefix and their tail, both within this window."""
+
+    begin: int
+    num_cells: int
+
+    def plan(self, rows: Rows) -> Masked:
+        mask = rows.sees(self.begin, self.num_cells, rows.positions - TAIL)
+        return Masked(self.begin, mask.scatter(1, rows.tails - self.begin, True))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks that hold the prefixes of all rows; more of them change no bit."""
+
+    begins: tuple[int, ...]
+
+    def plan(self, rows: Rows) -> Rowwise:
+        return Rowwise(rows, self.begins)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    plan: Plan | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function that transformers calls: (1, heads, rows, size) to (1, rows, heads, size)."""
+    if plan is None:
+        raise ModelUnreadable("this architecture does not hand arguments on to its attention")
+    for name in ("softcap", "s_aux", "sliding_window", "position_bias"):
+        if options.get(name) is not None:
+            raise ModelUnreadable(f"attention with {name} is not computed by the torch backend")
+    _, num_heads, num_rows, size = query.shape
+    num_kv_heads = key.shape[1]
+    folded = query.view(num_kv_heads, num_heads // num_kv_heads, num_rows, size)
+    out = plan.attend(folded, key[0], value[0], size**-0.5 if scaling is None else scaling)
+    return out.reshape(num_heads, num_rows, size).transpose(0, 1)[None], None
+
+
+transformers.AttentionInterface.register(NAME, attend)

@@ -1,0 +1,213 @@
+"""All draws of a round in one batched step on the device; the host gets a few numbers a row.
+
+Given the same row of logits, the token and the margin are those of `Sampler.draw`: every step is
+a comparison, a fixed-order fp32 operation or a sum of whole numbers. Top-k and top-p need a row in
+order: its best tokens are looked at first. The samplers keep a prefix of them, and if the rest
+cannot win whatever its noise, the row is settled. Where one is not, it is drawn again from its
+whole sorted row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.backends.torch.library import torch
+from duodec.backends.torch.noise import exp_mass, gumbel, halves
+from duodec.backends.torch.penalties import adjust, adjusts
+from duodec.backends.torch.rows import best, top
+from duodec.core.noise import GUMBEL_MAX
+from duodec.core.protocols import Query
+
+HEAD = 1024  # tokens of a row that are looked at before its rest
+_MASS_FLOOR = float(np.float32(-25 * math.log(2)))  # below it, a mass rounds to 0
+_GREEDY = -1.0  # in place of an inverse temperature
+
+ToHost = Callable[[torch.Tensor], NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the host knows of rows: tokens, margins and candidates, all of them whole."""
+
+    tokens: NDArray[np.float64]  # (rows,)
+    margins: NDArray[np.float64]  # (rows,)
+    candidates: NDArray[np.float64]  # (rows, most that any query asked for)
+
+
+def draw(logits: torch.Tensor, queries: Sequence[Query], to_host: ToHost) -> Drawn:
+    """Draw every row of ``queries``, laid end to end in ``logits``: (rows, vocab) fp32.
+
+    ``to_host`` copies a small tensor and waits for it: once, twice if a row was not settled.
+    """
+    lengths = [len(query.draft) + 1 for query in queries]
+    scores = _adjusted(logits, queries, lengths)
+    params = _RowParams.of(queries, lengths)
+    tokens, margins, is_settled = _first_look(scores, params)
+    wanted = min(max(query.num_candidates for query in queries), logits.shape[-1])
+    parts = [tokens[:, None], margins[:, None], is_settled[:, None]]
+    if wanted:
+        parts.append(top(logits, wanted)[1])
+    found = to_host(torch.cat([part.double() for part in parts], dim=-1))
+    open_rows = np.flatnonzero(found[:, 2] == 0)
+    if len(open_rows):
+        rest = params.only(open_rows)
+        rows = scores[torch.as_tensor(open_rows).to(scores.device)]
+        settled = _sampled(rows, rest, num_head=rows.shape[-1])
+        again = to_host(torch.stack([part.double() for part in settled], dim=-1))
+        found = found.copy()
+        found[open_rows, :2] = again[:, :2]
+    return Drawn(found[:, 0], found[:, 1], found[:, 3:])
+
+
+def _adjusted(
+    logits: torch.Tensor, queries: Sequence[Query], lengths: Sequence[int]
+) -> torch.Tensor:
+    """The logits under bias and penalties: themselves where nothing changes them."""
+    if not any(adjusts(query.sampler.params) for query in queries):
+        return logits
+    scores = logits.clone()
+    for rows, query in zip(torch.split(scores, list(lengths)), queries, strict=True):
+        adjust(rows, query)
+    return scores
+
+
+@dataclass(frozen=True)
+class _RowParams:
+    """The samplers' numbers, one line a row."""
+
+    values: NDArray[np.float64]  # (rows, 7), all exact in float64
+
+    @classmethod
+    def of(cls, queries: Sequence[Query], lengths: Sequence[int]) -> _RowParams:
+        lines = []
+        for query, length in zip(queries, lengths, strict=True):
+            p = query.sampler.params
+            if p.is_greedy:
+                lines += [[_GREEDY] * 7] * length
+                continue
+            common = [
+                float(np.float32(1 / p.temperature)), p.top_k, p.top_p, p.min_p > 0,
+                float(np.float32(math.log(p.min_p))) if p.min_p > 0 else 0.0,
+            ]  # fmt: skip
+            depths = [0, *query.draft.depths()]
+            keys = {d: halves(query.sampler.key(len(query.text) + d)) for d in set(depths)}
+            lines += [[*common, *keys[depth]] for depth in depths]
+        return cls(np.array(lines, dtype=np.float64))
+
+    def only(self, rows: NDArray[np.int64]) -> _RowParams:
+        return _RowParams(self.values[rows])
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some row is cut by top-k or top-p, which need the row in order."""
+        return bool((self.values[:, 1] > 0).any() or (self.values[:, 2] < 1).any())
+
+    @property
+    def is_greedy(self) -> NDArray[np.bool_]:
+        greedy: NDArray[np.bool_] = self.values[:, 0] == _GREEDY
+        return greedy
+
+
+_Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, margins, whether settled
+
+
+def _first_look(scores: torch.Tensor, params: _RowParams) -> _Three:
+    is_greedy = params.is_greedy
+    if not is_greedy.any():
+        return _sampled(scores, params, HEAD)
+    tokens, margins = best(scores)
+    is_settled = torch.ones_like(tokens, dtype=torch.bool)
+    if not is_greedy.all():
+        rows = np.flatnonzero(~is_greedy)
+        at = torch.as_tensor(rows).to(scores.device)
+        drawn = _sampled(scores[at], params.only(rows), HEAD)
+        tokens[at], margins[at], is_settled[at] = drawn
+    return tokens, margins, is_settled
+
+
+def _sampled(logits: torch.Tensor, params: _RowParams, num_head: int) -> _Three:
+    """Draw rows whose temperature is above 0."""
+    lines = torch.as_tensor(params.values).to(logits.device)
+    scores = logits * lines[:, 0:1].float()
+    if params.is_cut:
+        return _sampled_in_order(scores, params, lines, min(num_head, logits.shape[-1]))
+    perturbed = scores + gumbel(*_keys(lines), torch.arange(scores.shape[-1], device=scores.device))
+    if params.values[:, 3].any():
+        lowest = scores.amax(-1, keepdim=True) + lines[:, 4:5].float()
+        is_out = (scores < lowest) & (lines[:, 3:4] > 0)
+        perturbed = perturbed.masked_fill(is_out, -torch.inf)
+    tokens, margins = best(perturbed)
+    return tokens, margins, torch.ones_like(tokens, dtype=torch.bool)
+
+
+def _keys(lines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return lines[:, 5:6].long(), lines[:, 6:7].long()
+
+
+def _sampled_in_order(
+    scores: torch.Tensor, params: _RowParams, lines: torch.Tensor, num_head: int
+) -> _Three:
+    """Draw from the best ``num_head`` tokens of each row."""
+    device, num_vocab = scores.device, scores.shape[-1]
+    values, tokens = top(scores, num_head)
+    num_kept, is_known = _num_kept(scores, values, params, lines)
+    is_kept = torch.arange(num_head, device=device) < num_kept[:, None]
+    noise = gumbel(*_keys(lines), tokens)
+    perturbed = torch.where(is_kept, values + noise, -torch.inf)
+    first = perturbed.amax(-1, keepdim=True)
+    is_first = is_kept & (perturbed == first)
+    winner = torch.where(is_first, tokens, num_vocab).amin(-1, keepdim=True)
+    second = torch.where(tokens == winner, -torch.inf, perturbed).amax(-1, keepdim=True)
+    margin = torch.where(num_kept[:, None] == 1, torch.inf, first - second)
+    rest_loses = values[:, -1:] + float(GUMBEL_MAX) < second
+    is_settled = is_known & ((num_kept <= num_head)[:, None] | rest_loses)[:, 0]
+    if num_head == num_vocab:
+        is_settled = torch.ones_like(is_settled)
+    return winner[:, 0], margin[:, 0], is_settled
+
+
+def _num_kept(
+    scores: torch.Tensor, values: torch.Tensor, params: _RowParams, lines: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many of each row's best tokens survive top-k, top-p and min-p; more than there are of
+    ``values`` when it is not known how many. And whether these already tell what survives."""
+    num_vocab, num_head = scores.shape[-1], values.shape[-1]
+    top_k = lines[:, 1].clamp(max=num_vocab).long()
+    num_kept = torch.where(top_k > 0, top_k, num_vocab)
+    is_known = torch.ones_like(num_kept, dtype=torch.bool)
+    if (params.values[:, 2] < 1).any():
+        has_top_p = lines[:, 2] < 1
+        in_nucleus = _num_in_nucleus(scores, values, num_kept, lines[:, 2])
+        is_known = ~has_top_p | (num_kept <= num_head) | (num_kept == num_vocab)
+        num_kept = torch.where(has_top_p, torch.minimum(num_kept, in_nucleus), num_kept)
+    if params.values[:, 3].any():
+        able = (values >= values[:, :1] + lines[:, 4:5].float()).sum(-1)
+        able = torch.where((lines[:, 3] > 0) & (able < num_head), able, num_vocab)
+        num_kept = torch.minimum(num_kept, able)
+    return num_kept, is_known
+
+
+def _num_in_nucleus(
+    scores: torch.Tensor, values: torch.Tensor, num_kept: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """The fewest tokens, best first, whose mass reaches top_p: over the best ``num_kept`` of each
+    row, or its whole. More than there are of ``values`` if these do not reach it."""
+    best_value, num_head = values[:, :1], values.shape[-1]
+    is_whole = num_kept == scores.shape[-1]
+    ranks = torch.arange(num_head, device=values.device)
+    heavy = values >= best_value + _MASS_FLOOR
+    is_counted = torch.where(is_whole[:, None], heavy, ranks < num_kept[:, None])
+    reached = torch.where(is_counted, exp_mass(values - best_value), 0).cumsum(-1)
+    total = reached[:, -1]
+    if num_head < scores.shape[-1]:
+        mass = torch.where(
+            scores >= best_value + _MASS_FLOOR, exp_mass(scores - best_value), 0
+        ).sum(-1)
+        total = torch.where(is_whole, mass, total)
+    wanted = torch.ceil(top_p * total.double()).long()
+    return (reached < wanted[:, None]).sum(-1) + 1

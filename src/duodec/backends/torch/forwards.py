@@ -1,0 +1,170 @@
+"""Forwards over static buffers: what rows there are goes in by one copy, logits come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.backends.torch.attention import TAIL, Layout, Rows
+from duodec.backends.torch.cache import CellCache
+from duodec.backends.torch.graphs import Graphs, Queue
+from duodec.backends.torch.library import torch
+from duodec.backends.torch.network import Network
+from duodec.core.draft import ROOT
+from duodec.core.protocols import Query
+from duodec.errors import ComputeFailed
+
+_Result = TypeVar("_Result")
+_TOKEN, _POSITION, _CELL, _BASE, _TAIL = range(5)  # columns of a row; its tail from the last on
+_NUM_COLUMNS = _TAIL + TAIL
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Rows to compute, as the host knows them: (rows, columns) int64."""
+
+    values: NDArray[np.int64]
+
+    @classmethod
+    def of_text(cls, query: Query, base: int, begin: int, end: int) -> Lines:
+        """Positions ``begin`` .. ``end - 1`` of the query's text."""
+        values = np.empty((end - begin, _NUM_COLUMNS), dtype=np.int64)
+        positions = np.arange(begin, end)
+        values[:, _TOKEN] = query.text[begin:end]
+        values[:, _POSITION] = positions
+        values[:, _CELL] = base + positions
+        values[:, _BASE] = base
+        # places before the text are masked, and may be any
+        places = positions[:, None] + np.arange(1 - TAIL, 1)
+        values[:, _TAIL:] = base + np.maximum(places, 0)
+        return cls(values)
+
+    @classmethod
+    def of_draft(cls, query: Query, base: int) -> Lines:
+        """The draft's nodes, in cells after the text in their own order."""
+        draft, end = query.draft, len(query.text)
+        values = np.empty((len(draft), _NUM_COLUMNS), dtype=np.int64)
+        values[:, _TOKEN] = draft.tokens
+        values[:, _POSITION] = end - 1 + np.array(draft.depths(), dtype=np.int64)
+        values[:, _CELL] = base + end + np.arange(len(draft))
+        values[:, _BASE] = base
+        tails = values[:, _TAIL:]
+        root = base + np.maximum(np.arange(end - TAIL, end), 0)
+        for node, parent in enumerate(draft.parents):
+            tails[node, :-1] = (root if parent == ROOT else tails[parent])[1:]
+            tails[node, -1] = values[node, _CELL]
+        return cls(values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, part: slice) -> Lines:
+        return Lines(self.values[part])
+
+    def __add__(self, other: Lines) -> Lines:
+        return Lines(np.concatenate([self.values, other.values]))
+
+    @property
+    def bases(self) -> list[int]:
+        return [int(base) for base in np.unique(self.values[:, _BASE])]
+
+    def last_position(self, base: int) -> int:
+        """Of the rows of the slot at ``base``."""
+        return int(self.values[self.values[:, _BASE] == base, _POSITION].max())
+
+    @property
+    def end_cell(self) -> int:
+        """The cell after the last that is written."""
+        return int(self.values[:, _CELL].max()) + 1
+
+
+class Forwards:
+    """Runs a network over rows. Logits are in a buffer that the next forward overwrites.
+
+    Rows that only pad a forward write to cells of their own at the end of the cache, and see one
+    cell of a slot in use: nothing of them comes back.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        cache: CellCache,
+        queue: Queue,
+        *,
+        max_rows: int,
+        max_logits: int,
+        on_warning: Callable[[str], None],
+    ) -> None:
+        self._network, self._cache, self._queue = network, cache, queue
+        self._graphs = Graphs(queue, on_warning)
+        self._pad_cell = cache.buffer.shape[4] - max_rows
+        shape = (max_rows, _NUM_COLUMNS)
+        self._host = torch.zeros(shape, dtype=torch.int64, pin_memory=queue.is_cuda)
+        self._inputs = torch.zeros(shape, dtype=torch.int64, device=network.device)
+        self._logits = torch.zeros(
+            (max_logits, network.num_vocab), dtype=torch.float32, device=network.device
+        )
+        self._copied = torch.cuda.Event() if queue.is_cuda else None
+
+    def read(self, lines: Lines, num_rows: int, layout: Layout) -> torch.Tensor:
+        """Compute ``lines`` padded to ``num_rows``, without a graph: the logits of the last of
+        them, (1, vocab) fp32. Raises ComputeFailed."""
+        self._send(lines, num_rows)
+        last = torch.tensor([len(lines) - 1], device=self._inputs.device)
+        return self._guarded(lambda: self._compute(num_rows, layout, last)).float()
+
+    def score(
+        self, lines: Lines, num_rows: int, layout: Layout, *, can_repeat: bool
+    ) -> torch.Tensor:
+        """Compute ``lines`` padded to ``num_rows``: their logits, (rows, vocab) fp32. Forwards
+        that can repeat, with the same layout, are worth a graph. Raises ComputeFailed."""
+        self._send(lines, num_rows)
+
+        def body() -> None:
+            self._logits[:num_rows].copy_(self._compute(num_rows, layout, None))
+
+        run = self._graphs.run if can_repeat else _run
+        self._guarded(lambda: run((num_rows, layout), body))
+        return self._logits[: len(lines)]
+
+    def _send(self, lines: Lines, num_rows: int) -> None:
+        """Put the rows in the static inputs: one copy."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the copy before may still be on its way
+        host = self._host[:num_rows]
+        values = host.numpy()
+        num_lines = len(lines)
+        values[:num_lines] = lines.values
+        values[num_lines:] = 0
+        values[num_lines:, _CELL] = self._pad_cell + np.arange(num_rows - num_lines)
+        base = lines.values[0, _BASE]
+        values[num_lines:, _BASE] = base
+        values[num_lines:, _TAIL:] = base
+        self._inputs[:num_rows].copy_(host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(self._queue.stream)
+
+    def _compute(self, num_rows: int, layout: Layout, kept: torch.Tensor | None) -> torch.Tensor:
+        inputs = self._inputs[:num_rows]
+        positions = inputs[:, _POSITION]
+        self._cache.written = inputs[:, _CELL]
+        plan = layout.plan(Rows(positions, inputs[:, _BASE], inputs[:, _TAIL:]))
+        return self._network.forward(inputs[:, _TOKEN], positions, self._cache, plan, kept)
+
+    def _guarded(self, work: Callable[[], _Result]) -> _Result:
+        try:
+            return work()
+        except RuntimeError as error:  # out of memory is one, and what the driver reports
+            reason = str(error).split("\n", 1)[0]
+            raise ComputeFailed(
+                f"torch could not compute a forward ({reason}); if memory is short, use a "
+                "smaller --context"
+            ) from error
+
+
+def _run(key: object, body: Callable[[], None]) -> None:
+    body()

@@ -1,0 +1,98 @@
+"""CUDA graphs: a body of kernels is launched one by one once, then replayed as a whole.
+
+The same body runs either way, over the same static buffers, so on a CPU everything but capture
+and replay themselves is exercised. Those two were written from the documentation and never ran
+on the machine where this was developed, which has no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.backends.torch.library import torch
+
+_NUM_WARM_UPS = 3  # workspaces, plans and compiled kernels are made before capture
+
+
+class Queue:
+    """The order in which a device works: a CUDA stream of our own; on a CPU, the program's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_cuda = device.type == "cuda"
+        self.stream = torch.cuda.Stream(device) if self.is_cuda else None
+        if self.stream is not None:  # the weights may still be on their way
+            self.stream.wait_stream(torch.cuda.current_stream(device))
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is done inside is queued here, and no gradients are kept."""
+        with torch.inference_mode():
+            if self.stream is None:
+                yield
+            else:
+                with torch.cuda.stream(self.stream):
+                    yield
+
+    def to_host(self, tensor: torch.Tensor) -> NDArray[np.float64]:
+        """A small float64 tensor on the host: waits until the device has come so far."""
+        if self.stream is None:
+            return np.asarray(tensor.numpy())
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        pinned.copy_(tensor, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(self.stream)
+        event.synchronize()
+        return np.asarray(pinned.numpy())
+
+
+class Graphs:
+    """Captured bodies by their keys. A body takes and leaves everything in static buffers that
+    were allocated before, outside of the graphs' pool.
+
+    Where nothing can be captured the body just runs; after a failed capture nothing is tried
+    again, and ``on_warning`` gets one line.
+    """
+
+    def __init__(self, queue: Queue, on_warning: Callable[[str], None]) -> None:
+        self._queue = queue
+        self._on_warning = on_warning
+        self._can_capture = queue.is_cuda
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if queue.is_cuda else None
+
+    def run(self, key: Hashable, body: Callable[[], None]) -> None:
+        """Do what ``body`` does; bodies of one key launch the same kernels on the same memory."""
+        if self._can_capture and key not in self._graphs:
+            self._capture(key, body)
+        graph = self._graphs.get(key) if self._can_capture else None
+        if graph is None:
+            body()
+        else:
+            graph.replay()
+
+    def _capture(self, key: Hashable, body: Callable[[], None]) -> None:
+        try:
+            graph = torch.cuda.CUDAGraph()
+            for _ in range(_NUM_WARM_UPS):
+                body()
+            assert self._queue.stream is not None
+            self._queue.stream.synchronize()
+            # other threads may use CUDA meanwhile
+            with torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=self._queue.stream,
+                capture_error_mode="thread_local",
+            ):
+                body()
+        except RuntimeError as error:
+            self._can_capture = False
+            self._graphs.clear()
+            reason = str(error).split("\n", 1)[0]
+            self._on_warning(f"CUDA graphs are off, decoding will be slower: {reason}")
+            return
+        self._graphs[key] = graph

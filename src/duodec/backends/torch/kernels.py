@@ -1,0 +1,202 @@
+"""`Rowwise` attention as two Triton kernels: the same promise, without a copy of any key.
+
+Prefixes are split by absolute position, whatever a row's length: a program computes one split for
+one key head and some rows, and leaves at once where no row reaches. A second kernel computes each
+row's tail from the cells that it lists, and merges it with the row's splits in their order. Lengths
+are read on the device, so one graph serves all of them.
+
+A row's arithmetic depends on its own sequence alone: what lies past a row's reach has weight 0 and
+leaves its maximum as it is, so that its sums are scaled by exactly 1. Bits differ from those of
+`Rowwise`, which stays the readable oracle. Tested in Triton's interpreter on a CPU only: these
+kernels were not compiled for a GPU where they were written, so `check` compares them with the
+oracle before a target uses them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton  # type: ignore[import-not-found, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+
+from duodec.backends.torch.attention import BLOCK, TAIL, Rows, Rowwise
+from duodec.backends.torch.library import torch
+
+SPLIT = BLOCK  # positions
+_TILE = 64  # positions that a program computes at once
+_TAIL_TILE = 16  # divides TAIL
+
+
+# not specialised: several slots must not be computed by another binary than one
+@triton.jit(do_not_specialize=["num_bases"])  # type: ignore[untyped-decorator, unused-ignore]
+def _split_kernel(  # type: ignore[no-untyped-def]
+    query, keys, values, positions, row_bases, bases, best_out, total_out, sum_out,
+    query_head, query_group, query_row, cell_head, cell_step, position_step, base_step,
+    scaling, num_rows, num_bases, num_splits,
+    num_group: tl.constexpr, size: tl.constexpr, wide: tl.constexpr, tile_rows: tl.constexpr,
+    num_tail: tl.constexpr, length: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tiles of rows, splits, key heads * slots)."""
+    split = tl.program_id(1)
+    head = tl.program_id(2) // num_bases
+    base = tl.load(bases + tl.program_id(2) % num_bases)
+    line = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)  # rows and the heads of a group
+    row, group = line // num_group, line % num_group
+    is_row = row < num_rows
+    position = tl.load(positions + row * position_step, mask=is_row, other=0)
+    is_own = is_row & (tl.load(row_bases + row * base_step, mask=is_row, other=-1) == base)
+    reach = tl.where(is_own, position - num_tail, -1)
+    begin = split * length
+    if tl.max(reach, 0) >= begin:
+        d = tl.arange(0, wide)
+        is_d = (d < size)[None, :]
+        at = head * query_head + group * query_group + row * query_row
+        q = tl.load(query + at[:, None] + d[None, :], mask=is_own[:, None] & is_d, other=0.0)
+        best = tl.full([tile_rows], float("-inf"), tl.float32)
+        total = tl.zeros([tile_rows], tl.float32)
+        summed = tl.zeros([tile_rows, wide], tl.float32)
+        for start in range(0, length, tile):
+            place = begin + start + tl.arange(0, tile)
+            cells = head * cell_head + (base + place)[:, None] * cell_step + d[None, :]
+            k = tl.load(keys + cells, mask=is_d, other=0.0)
+            v = tl.load(values + cells, mask=is_d, other=0.0)
+            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+            score = tl.where(place[None, :] <= reach[:, None], score, float("-inf"))
+            higher = tl.maximum(best, tl.max(score, 1))
+            safe = tl.where(higher == float("-inf"), 0.0, higher)
+            weight = tl.exp(score - safe[:, None])
+            scale = tl.exp(best - safe)
+            total = total * scale + tl.sum(weight, 1)
+            seen = tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+            summed = summed * scale[:, None] + seen
+            best = higher
+        out = (head * num_rows * num_group + line).to(tl.int64) * num_splits + split
+        tl.store(best_out + out, best, mask=is_own)
+        tl.store(total_out + out, total, mask=is_own)
+        tl.store(sum_out + out[:, None] * size + d[None, :], summed, mask=is_own[:, None] & is_d)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _tail_kernel(  # type: ignore[no-untyped-def]
+    query, keys, values, positions, tails, best_in, total_in, sum_in, output,
+    query_head, query_group, query_row, cell_head, cell_step, position_step, tail_step,
+    scaling, num_rows, num_splits,
+    num_group: tl.constexpr, wide_group: tl.constexpr, size: tl.constexpr, wide: tl.constexpr,
+    num_tail: tl.constexpr, length: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """Grid: (rows, key heads)."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    group, d = tl.arange(0, wide_group), tl.arange(0, wide)
+    is_in = (group < num_group)[:, None] & (d < size)[None, :]
+    position = tl.load(positions + row * position_step)
+    at = head * query_head + row * query_row + group[:, None] * query_group + d[None, :]
+    q = tl.load(query + at, mask=is_in, other=0.0)
+    best = tl.full([wide_group], float("-inf"), tl.float32)
+    total = tl.zeros([wide_group], tl.float32)
+    summed = tl.zeros([wide_group, wide], tl.float32)
+    for start in range(0, num_tail, tile):
+        t = start + tl.arange(0, tile)
+        cell = tl.load(tails + row * tail_step + t)
+        cells = head * cell_head + cell[:, None] * cell_step + d[None, :]
+        k = tl.load(keys + cells, mask=(d < size)[None, :], other=0.0)
+        v = tl.load(values + cells, mask=(d < size)[None, :], other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+        score = tl.where((position - num_tail + 1 + t >= 0)[None, :], score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, 1))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp(score - safe[:, None])
+        scale = tl.exp(best - safe)
+        total = total * scale + tl.sum(weight, 1)
+        summed = summed * scale[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        best = higher
+    line = (head * num_rows + row) * num_group + group
+    reach = position - num_tail
+    for split in range(tl.where(reach >= 0, reach // length + 1, 0)):
+        part = line.to(tl.int64) * num_splits + split
+        its_best = tl.load(best_in + part, mask=group < num_group, other=0.0)
+        its_total = tl.load(total_in + part, mask=group < num_group, other=0.0)
+        its_sum = tl.load(sum_in + part[:, None] * size + d[None, :], mask=is_in, other=0.0)
+        higher = tl.maximum(best, its_best)
+        scale, its_scale = tl.exp(best - higher), tl.exp(its_best - higher)
+        total = total * scale + its_total * its_scale
+        summed = summed * scale[:, None] + its_sum * its_scale[:, None]
+        best = higher
+    out = line[:, None] * size + d[None, :]
+    tl.store(output + out, (summed / total[:, None]).to(q.dtype), mask=is_in)
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """`Rowwise`, by the kernels."""
+
+    rows: Rows
+    bases: torch.Tensor  # (slots,) where the slots of these rows begin
+    num_splits: int
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        num_kv_heads, group, num_rows, size = query.shape
+        rows, num_bases = self.rows, len(self.bases)
+        assert query.stride(3) == keys.stride(2) == 1, "numbers of a head lie side by side"
+        assert keys.stride() == values.stride(), "keys and values lie alike"
+        lines = (num_kv_heads, num_rows * group, self.num_splits)
+        best, total = (query.new_empty(lines, dtype=torch.float32) for _ in range(2))
+        summed = query.new_empty((*lines, size), dtype=torch.float32)
+        out = query.new_empty((num_kv_heads, num_rows, group, size))
+        tile = min(64, max(16, triton.next_power_of_2(num_rows * group)))
+        wide = max(16, triton.next_power_of_2(size))
+        steps = (*query.stride()[:3], *keys.stride()[:2], rows.positions.stride(0))
+        grid = (triton.cdiv(num_rows * group, tile), self.num_splits, num_kv_heads * num_bases)
+        if self.num_splits:
+            _split_kernel[grid](
+                query, keys, values, rows.positions, rows.bases, self.bases, best, total, summed,
+                *steps, rows.bases.stride(0), scaling, num_rows, num_bases, self.num_splits,
+                num_group=group, size=size, wide=wide, tile_rows=tile, num_tail=TAIL, length=SPLIT,
+                tile=_TILE,
+            )  # fmt: skip
+        _tail_kernel[(num_rows, num_kv_heads)](
+            query, keys, values, rows.positions, rows.tails, best, total, summed, out,
+            *steps, rows.tails.stride(0), scaling, num_rows, self.num_splits,
+            num_group=group, wide_group=max(16, triton.next_power_of_2(group)), size=size,
+            wide=wide, num_tail=TAIL, length=SPLIT, tile=_TAIL_TILE,
+        )  # fmt: skip
+        return out.transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """As many splits as a slot has. ``bases`` are the slots' where there are several; one slot is
+    read off the rows, so that one graph serves all slots."""
+
+    num_splits: int
+    bases: tuple[int, ...] = ()
+
+    def plan(self, rows: Rows) -> SplitPlan:
+        own = rows.bases[:1]
+        bases = own.new_tensor(self.bases) if self.bases else own
+        return SplitPlan(rows, bases, self.num_splits)
+
+
+def check(
+    num_kv_heads: int, group: int, size: int, dtype: torch.dtype, device: torch.device
+) -> float:
+    """How far the kernels are from `Rowwise` on random numbers of these shapes, at most: of
+    numbers around 1."""
+    num_rows, num_splits = 5, 2
+    maker = torch.Generator(device).manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=maker, device=device).to(dtype)
+
+    num_cells = num_splits * SPLIT
+    query = random(num_kv_heads, group, num_rows, size)
+    keys, values = random(num_kv_heads, num_cells, size), random(num_kv_heads, num_cells, size)
+    positions = torch.tensor([0, 50, TAIL, SPLIT + 9, num_cells - 1], device=device)
+    places = positions[:, None] + torch.arange(1 - TAIL, 1, device=device)
+    rows = Rows(positions, torch.zeros_like(positions), places.clamp(min=0))
+    expected = Rowwise(rows, tuple(range(0, num_cells, SPLIT))).attend(
+        query, keys, values, size**-0.5
+    )
+    found = Splits(num_splits).plan(rows).attend(query, keys, values, size**-0.5)
+    return float((found.float() - expected.float()).abs().max())

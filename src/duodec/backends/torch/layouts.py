@@ -1,0 +1,110 @@
+"""Which layout a forward's rows get: of few kinds and sizes, so that few graphs are captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from duodec.backends.torch.attention import BLOCK, TAIL, Blocks, Layout, TreeWindow
+from duodec.backends.torch.forwards import Lines
+from duodec.backends.torch.network import Network
+
+_WINDOW = 1024  # cells of the smallest window
+_TOLERANCE = 0.05  # of numbers around 1, in half precision
+
+
+class Layouts(Protocol):
+    def of(self, lines: Lines) -> Layout:
+        """The layout of a forward that continues texts."""
+
+    def for_one_text(self) -> Sequence[Layout]:
+        """All that a single text in the first slot needs."""
+
+
+class WindowLayouts:
+    """One mask over a window of the slot's cells, or over all slots where there are several."""
+
+    def __init__(self, num_slots: int, num_region: int) -> None:
+        self._num_cells = num_slots * num_region
+        self._sizes = _sizes(_WINDOW, 4, num_region)
+
+    def of(self, lines: Lines) -> TreeWindow:
+        bases = lines.bases
+        if len(bases) > 1:
+            return TreeWindow(0, self._num_cells)
+        return TreeWindow(bases[0], _at_least(self._sizes, lines.end_cell - bases[0]))
+
+    def for_one_text(self) -> list[TreeWindow]:
+        return [TreeWindow(0, size) for size in self._sizes]
+
+
+class BlockLayouts:
+    """As many blocks as the longest prefix of each slot needs, or somewhat more."""
+
+    def __init__(self, num_region: int) -> None:
+        self._sizes = [0, *_sizes(BLOCK, 2, num_region)]
+
+    def of(self, lines: Lines) -> Blocks:
+        begins: list[int] = []
+        for base in lines.bases:
+            num_seen = max(0, lines.last_position(base) + 1 - TAIL)
+            begins += self._blocks(base, _at_least(self._sizes, num_seen)).begins
+        return Blocks(tuple(begins))
+
+    def for_one_text(self) -> list[Blocks]:
+        return [self._blocks(0, size) for size in self._sizes]
+
+    def _blocks(self, base: int, num_cells: int) -> Blocks:
+        return Blocks(tuple(range(base, base + num_cells, BLOCK)))
+
+
+@dataclass(frozen=True)
+class SplitLayouts:
+    """The kernels find out themselves how long each row's prefix is."""
+
+    num_region: int
+
+    def of(self, lines: Lines) -> Layout:
+        from duodec.backends.torch.kernels import SPLIT, Splits
+
+        bases = lines.bases
+        return Splits(self.num_region // SPLIT, tuple(bases) if len(bases) > 1 else ())
+
+    def for_one_text(self) -> list[Layout]:
+        from duodec.backends.torch.kernels import SPLIT, Splits
+
+        return [Splits(self.num_region // SPLIT)]
+
+
+def exact_layouts(
+    network: Network, num_region: int, on_warning: Callable[[str], None]
+) -> BlockLayouts | SplitLayouts:
+    """The kernels on a GPU where they compile and agree with their oracle, else the oracle."""
+    if network.device.type != "cuda":
+        return BlockLayouts(num_region)
+    try:
+        from duodec.backends.torch.kernels import check
+
+        off = check(
+            network.num_kv_heads, network.group, network.head_size, network.dtype, network.device
+        )
+        reason = f"its results are off by {off:.2g}"
+        if off < _TOLERANCE:
+            return SplitLayouts(num_region)
+    except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
+        reason = (str(error) or type(error).__name__).split("\n", 1)[0]
+    on_warning(f"Triton's attention is off, decoding will be slower: {reason}")
+    return BlockLayouts(num_region)
+
+
+def _sizes(first: int, factor: int, last: int) -> list[int]:
+    """``first``, multiplied again and again, up to and including ``last``."""
+    sizes = [first]
+    while sizes[-1] * factor < last:
+        sizes.append(sizes[-1] * factor)
+    return [*(size for size in sizes if size < last), last]
+
+
+def _at_least(sizes: Sequence[int], n: int) -> int:
+    return next(size for size in sizes if size >= n)

@@ -1,0 +1,188 @@
+"""A causal language model of transformers as the target uses it: what it is, and one forward.
+
+Models whose text cannot be scored as a tree are refused here, each with one line: those with
+recurrent state (it has no branches), windows, soft-capping, sinks, or a rotation that changes with
+the length of the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from duodec.backends.torch.attention import NAME, Plan, Rows, TextWindow
+from duodec.backends.torch.cache import CellCache
+from duodec.backends.torch.library import torch, transformers
+from duodec.errors import BadOption, ModelUnreadable
+
+_PROBE = (1, 0, 2, 1, 1, 0)  # tokens of the self-test
+_TOLERANCE = 0.1  # of its logits, in their standard deviations
+
+
+class Network:
+    """A model of transformers in eval mode, on its device, with our attention in place of its own
+    until `close`: it serves one target at a time.
+
+    Raises ModelUnreadable for models that we cannot score, or whose logits our attention changes.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.config = model.config.get_text_config()
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, model.dtype
+        _check_config(model)
+        _check_devices(model)
+        self._own_attention = model.config._attn_implementation
+        assert self._own_attention != NAME, "a model serves one target at a time"
+        with torch.inference_mode():
+            expected, layers = self._own_forward()
+            self.num_layers = len(layers)
+            _, self.num_kv_heads, _, self.head_size = layers[0].keys.shape
+            self.group = self.config.num_attention_heads // self.num_kv_heads
+            self.num_vocab = expected.shape[-1]
+            model.set_attn_implementation(NAME)
+            try:
+                self._check_logits(expected)
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Give the model its own attention back, and let go of it; can be called twice."""
+        if self._model is not None:
+            self._model.set_attn_implementation(self._own_attention)
+            self._model = None
+
+    def check_rowwise(self) -> None:
+        """Raises BadOption where a row's numbers depend on the rows beside it."""
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        if any(getattr(self.config, name, None) for name in names):
+            raise BadOption(
+                f"{_name(self._model)} is a mixture of experts, whose rows depend on those beside "
+                "them; use --fast"
+            )
+
+    def cache(self, num_cells: int) -> CellCache:
+        return CellCache(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            num_cells=num_cells,
+            head_size=self.head_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        cache: CellCache,
+        plan: Plan,
+        kept: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits of the rows, or of those ``kept``: (rows, vocab), in the model's own type."""
+        answer = self._model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=0 if kept is None else kept,
+            plan=plan,
+        )
+        logits: torch.Tensor = answer.logits[0]
+        return logits
+
+    # --- the self-test
+
+    def _own_forward(self) -> tuple[torch.Tensor, list[Any]]:
+        """The probe's logits by the model's own attention, and the layers of its own cache."""
+        cache: Any = transformers.DynamicCache(config=self._model.config)
+        tokens = torch.tensor([_PROBE], device=self.device)
+        positions = torch.arange(len(_PROBE), device=self.device)[None]
+        answer = self._model(
+            input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        for layer in cache.layers:
+            if type(layer) is not transformers.cache_utils.DynamicLayer:
+                kind = type(layer).__name__.removeprefix("Dynamic").removesuffix("Layer")
+                raise ModelUnreadable(
+                    f"{_name(self._model)} has layers of kind {kind}, whose memory has no "
+                    "branches; the torch backend scores models with full attention only"
+                )
+        if cache.layers[0].keys.shape != cache.layers[0].values.shape:
+            raise ModelUnreadable(f"{_name(self._model)} has keys and values of different shapes")
+        return answer.logits[0], list(cache.layers)
+
+    def _check_logits(self, expected: torch.Tensor) -> None:
+        cache = self.cache(len(_PROBE))
+        places = torch.arange(len(_PROBE), device=self.device)
+        rows = Rows(places, torch.zeros_like(places), places[:, None])
+        cache.written = places
+        plan = _Counted(TextWindow(0, len(_PROBE)).plan(rows))
+        tokens = torch.tensor(_PROBE, device=self.device)
+        found = self.forward(tokens, places, cache, plan)
+        if plan.num_calls != self.num_layers:
+            raise ModelUnreadable(
+                f"{_name(self._model)} has an attention of its own, which cannot be replaced; the "
+                "torch backend scores models that use transformers' AttentionInterface"
+            )
+        off = (found.float() - expected.float()).abs().max() / expected.float().std()
+        if not bool(off < _TOLERANCE):  # NaN too; waits for the device
+            raise ModelUnreadable(
+                f"{_name(self._model)} gives other logits through tree attention than through "
+                f"its own (off by {float(off):.2g} standard deviations); it cannot be a target"
+            )
+
+
+@dataclass
+class _Counted:
+    """A plan that counts how many layers follow it."""
+
+    plan: Plan
+    num_calls: int = 0
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        self.num_calls += 1
+        return self.plan.attend(query, keys, values, scaling)
+
+
+def _name(model: Any) -> str:
+    return str(model.config.model_type)
+
+
+def _check_config(model: Any) -> None:
+    config = model.config.get_text_config()
+    name = _name(model)
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ModelUnreadable(f"{name} is an encoder-decoder; use a causal language model")
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        raise ModelUnreadable(
+            f"{name} has layers of kind {', '.join(sorted(kinds))}; the torch backend scores "
+            "models with full attention only"
+        )
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise ModelUnreadable(f"{name} soft-caps its attention, which the torch backend does not")
+    for kind in _rope_types(getattr(config, "rope_parameters", None) or {}):
+        if kind in ("dynamic", "longrope"):
+            raise ModelUnreadable(
+                f"{name} has a {kind} rotary embedding, which changes with the text's length; "
+                "use a model with a fixed one"
+            )
+
+
+def _rope_types(parameters: dict[str, Any]) -> list[str]:
+    """Rotations named in a config: one, or one for each kind of layer."""
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return [str(p.get("rope_type", "default")) for p in (parameters, *nested)]
+
+
+def _check_devices(model: Any) -> None:
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1:
+        raise ModelUnreadable(
+            f"{_name(model)} is spread over {', '.join(devices)}; load it on one device"
+        )

@@ -1,0 +1,75 @@
+"""`duodec.core.noise` and the masses of `duodec.core.rows` in torch: the same bits, many rows.
+
+Integers are lanes of int64 masked to 32 bits, since torch lacks arithmetic on uint32. Floats are
+made by the same sequence of fp32 operations, each a kernel of its own, so none is fused with the
+next: never compile these functions.
+"""
+
+from __future__ import annotations
+
+from duodec.backends.torch.library import torch
+
+_HALF = (1 << 32) - 1
+_LOG_COEFFICIENTS = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+    -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+_SQRT_HALF = 0x3F3504F3
+_LN2_HIGH = 0.693359375
+_LN2_LOW = -2.12194440e-4
+_EXP2_COEFFICIENTS = (0.013555746, 0.052032368, 0.24137977, 0.69303212, 1.0)
+_MASS_BITS = 24
+
+
+def halves(key: int) -> tuple[int, int]:
+    """A 64-bit key as the two 32-bit numbers that `bits` takes, low half first."""
+    return key & _HALF, key >> 32
+
+
+def bits(low: torch.Tensor, high: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """23 random bits a token: int64, the shape of ``tokens`` with the keys' halves broadcast."""
+    z = (tokens * 0x9E3779B1) & _HALF
+    for half in (low, high):
+        z = z ^ half
+        z = z ^ (z >> 16)
+        z = (z * 0x7FEB352D) & _HALF
+        z = z ^ (z >> 15)
+        z = (z * 0x846CA68B) & _HALF
+        z = z ^ (z >> 16)
+    return z >> 9
+
+
+def log32(x: torch.Tensor) -> torch.Tensor:
+    """ln x for positive normal fp32."""
+    pattern = x.view(torch.int32) - _SQRT_HALF
+    e = (pattern >> 23).float()
+    f = ((pattern & 0x007FFFFF) + _SQRT_HALF).view(torch.float32) - 1
+    square = f * f
+    y = f * _LOG_COEFFICIENTS[0]
+    for coefficient in _LOG_COEFFICIENTS[1:-1]:
+        y = (y + coefficient) * f
+    y = (y + _LOG_COEFFICIENTS[-1]) * f * square
+    y = y + e * _LN2_LOW
+    y = y - square * 0.5
+    y = y + f
+    return y + e * _LN2_HIGH
+
+
+def gumbel(low: torch.Tensor, high: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise, fp32, one value a token."""
+    odd = (bits(low, high, tokens) << 1) + 1
+    return -log32(-log32(odd.float() * 2.0**-24))
+
+
+def exp_mass(x: torch.Tensor) -> torch.Tensor:
+    """2**24 exp(x) for x <= 0, rounded to whole numbers: int64, so their sums have no order."""
+    t = torch.clamp(x * 1.44269504, min=-_MASS_BITS - 2)
+    n = torch.floor(t)
+    t = t - n
+    y = t * _EXP2_COEFFICIENTS[0]
+    for coefficient in _EXP2_COEFFICIENTS[1:-1]:
+        y = (y + coefficient) * t
+    y = y + _EXP2_COEFFICIENTS[-1]
+    exponent = (n.int() + _MASS_BITS) << 23
+    scaled = (y.view(torch.int32) + exponent).view(torch.float32)  # times 2**(n + 24), exact
+    return torch.round(scaled).long()

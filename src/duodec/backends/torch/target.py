@@ -1,0 +1,259 @@
+"""A target on transformers and torch, for CUDA; on a CPU it computes the same, slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from duodec.backends.torch.attention import BLOCK, TAIL, TextWindow
+from duodec.backends.torch.draws import Drawn, draw
+from duodec.backends.torch.forwards import Forwards, Lines
+from duodec.backends.torch.graphs import Queue
+from duodec.backends.torch.layouts import Layouts, WindowLayouts, exact_layouts
+from duodec.backends.torch.library import torch
+from duodec.backends.torch.memo import SlotMemo, Slots
+from duodec.backends.torch.network import Network
+from duodec.core.protocols import Query, Scores
+from duodec.core.sampling import Draw, Law
+from duodec.errors import BadOption, ComputeFailed, ContextExceeded
+
+MAX_WIDTH = TAIL  # draft tokens that a forward may score
+_SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96)  # rows of a forward whose bits may depend on their number
+
+
+@dataclass(frozen=True)
+class TorchScores:
+    """One query's draws, made on the device with the forward; its logits stay there."""
+
+    query: Query
+    drawn: Drawn  # of all queries of the call
+    logits: torch.Tensor  # (rows, vocab) fp32, this query's
+    first: int  # its first row in ``drawn``
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.query.draft) + 1
+
+    def draw(self, row: int) -> Draw:
+        i = self.first + self._checked(row)
+        return Draw(int(self.drawn.tokens[i]), float(self.drawn.margins[i]))
+
+    def candidates(self, row: int) -> tuple[int, ...]:
+        found = self.drawn.candidates[self.first + self._checked(row)]
+        return tuple(int(token) for token in found[: self.query.num_candidates])
+
+    def law(self, row: int) -> Law:
+        """Copies the row's logits to the host."""
+        logits = self.logits[self._checked(row)].cpu().numpy()
+        return self.query.sampler.law(logits, self.query.context(row))
+
+    def _checked(self, row: int) -> int:
+        assert 0 <= row < self.num_rows, "a row of this draft"
+        return row
+
+
+class TorchTarget:
+    """A target over a loaded causal language model, on its device.
+
+    ``num_slots`` texts of ``num_context`` tokens are kept. A forward that continues a text has
+    ``num_rows`` rows when ``is_width_exact``, whatever is asked for (a wider tree takes several),
+    and gives a row the same bits in every tree. A prompt, whose end the query's sampler tells, is
+    read in parts of ``num_chunk`` tokens that begin at multiples of it, so that how it was cut or
+    known changes no bits either. Otherwise a forward has as few rows as it can. ``on_chunk`` is
+    called between two parts of a prompt, and may raise to abandon it: what was read stays known.
+    ``on_warning`` gets a line when forwards are slower than they should be. Raises
+    ModelUnreadable for models that cannot be scored as trees, and BadOption.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        num_context: int,
+        num_slots: int = 1,
+        num_threads: int | None = None,
+        is_width_exact: bool = True,
+        num_rows: int | None = None,
+        num_chunk: int | None = None,
+        on_warning: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        if num_threads is not None:
+            self.use_threads(num_threads)
+        self.on_chunk: Callable[[], None] = lambda: None
+        self.num_context = num_context
+        if is_width_exact:
+            network.check_rowwise()
+        self._network = network
+        on_gpu = self._network.device.type != "cpu"
+        num_rows = num_rows or (32 if on_gpu else 8)
+        num_chunk = num_chunk or (512 if on_gpu else 64)
+        self._widths = (num_rows,) if is_width_exact else _WIDTHS
+        self._is_exact = is_width_exact
+        self._num_slots, self._num_chunk = num_slots, num_chunk
+        self._num_region = -(-(num_context + MAX_WIDTH) // BLOCK) * BLOCK
+        self._slots = Slots(num_slots, self._num_region)
+        max_rows = max(num_chunk, *self._widths)
+        self._queue = Queue(self._network.device)
+        with self._queue.scope():
+            self._layouts: Layouts = (
+                exact_layouts(self._network, self._num_region, on_warning)
+                if is_width_exact
+                else WindowLayouts(num_slots, self._num_region)
+            )
+            self._cache = self._network.cache(num_slots * self._num_region + max_rows)
+            self._forwards = Forwards(
+                self._network,
+                self._cache,
+                self._queue,
+                max_rows=max_rows,
+                max_logits=self._widths[-1],
+                on_warning=on_warning,
+            )
+            if on_gpu:
+                self._warm_up()
+
+    def use_threads(self, num_threads: int) -> None:
+        """Threads of what torch computes on the CPU, in the whole process."""
+        torch.set_num_threads(num_threads)
+
+    def close(self) -> None:
+        """Free the cache, and give the model its own attention back; can be called twice."""
+        self._network.close()
+        self.__dict__.pop("_cache", None)
+        self.__dict__.pop("_forwards", None)
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        self._check(queries)
+        firsts = np.cumsum([0, *(len(query.draft) + 1 for query in queries)]).tolist()
+        with self._queue.scope():
+            logits = torch.empty(
+                (firsts[-1], self._network.num_vocab),
+                dtype=torch.float32,
+                device=self._network.device,
+            )
+            memos = self._slots.of([query.slot for query in queries])
+            try:
+                self._follow(queries, memos)
+                for query, memo, first in zip(queries, memos, firsts, strict=False):
+                    self._read(query, memo, logits[first : first + 1])
+                self._continue(queries, memos, firsts, logits)
+            except ComputeFailed:
+                for memo in memos:
+                    memo.cut(0)
+                raise
+            drawn = draw(logits, queries, self._queue.to_host)
+        return [
+            TorchScores(query, drawn, logits[first:end], first)
+            for query, first, end in zip(queries, firsts, firsts[1:], strict=False)
+        ]
+
+    # --- before a forward
+
+    def _check(self, queries: Sequence[Query]) -> None:
+        assert len({query.slot for query in queries}) == len(queries), "one query a slot"
+        if len(queries) > self._num_slots:
+            raise BadOption(
+                f"{len(queries)} texts at once, and the target keeps {self._num_slots}; ask for "
+                "fewer, or for more slots"
+            )
+        for query in queries:
+            if len(query.draft) > MAX_WIDTH:
+                raise BadOption(
+                    f"a draft of {len(query.draft)} tokens, and a forward scores {MAX_WIDTH}; "
+                    "draft less"
+                )
+            if len(query.text) + len(query.draft) > self.num_context + MAX_WIDTH:
+                raise ContextExceeded(
+                    f"the context of {self.num_context} tokens is full; ask for a larger one "
+                    "with --context, or shorten the prompt"
+                )
+
+    def _follow(self, queries: Sequence[Query], memos: Sequence[SlotMemo]) -> None:
+        """Keep what is known of the texts; accepted branches move to their places."""
+        moves = []
+        for query, memo in zip(queries, memos, strict=True):
+            num_prompt = query.sampler.num_prompt_tokens
+            moves += memo.follow(query.text, num_prompt if self._is_exact and num_prompt else None)
+        if moves:
+            source, target = torch.tensor(moves).T.to(self._network.device)
+            self._cache.move(source, target)
+
+    # --- forwards
+
+    def _read(self, query: Query, memo: SlotMemo, logits: torch.Tensor) -> None:
+        """Read what is missing of the prompt; the row that follows it, if it ends the text, goes
+        to ``logits``."""
+        end = self._end_of_reading(query, len(memo.trunk))
+        if end <= len(memo.trunk):
+            return
+        chunk = self._num_chunk
+        if self._is_exact:
+            memo.cut(len(memo.trunk) // chunk * chunk)
+        begin = len(memo.trunk)
+        while True:
+            stop = min(begin + chunk, end)
+            lines = Lines.of_text(query, memo.base, begin, stop)
+            num_rows = chunk if self._is_exact else len(lines)
+            found = self._forwards.read(lines, num_rows, TextWindow(memo.base, begin + num_rows))
+            memo.extend(query.text[begin:stop], was_read=True)
+            begin = stop
+            if begin == end:
+                break
+            self.on_chunk()
+        if end == len(query.text):
+            logits.copy_(found)
+
+    def _end_of_reading(self, query: Query, num_known: int) -> int:
+        """Where the part of a text ends that is read; what follows it continues the text."""
+        length, num_prompt = len(query.text), query.sampler.num_prompt_tokens
+        if self._is_exact and num_prompt:
+            return min(length, num_prompt)
+        return length if length - num_known > _SHORT_TEXT else 0
+
+    def _continue(
+        self,
+        queries: Sequence[Query],
+        memos: Sequence[SlotMemo],
+        firsts: Sequence[int],
+        logits: torch.Tensor,
+    ) -> None:
+        """The rest of the texts, and the drafts, of all queries together."""
+        parts, places = [], []
+        for query, memo, first in zip(queries, memos, firsts, strict=False):
+            end = len(query.text)
+            text = Lines.of_text(query, memo.base, len(memo.trunk), end)
+            parts += [text, Lines.of_draft(query, memo.base)]
+            places += [-1] * (len(text) - 1) + [first] * bool(len(text))
+            places += range(first + 1, first + 1 + len(query.draft))
+        lines = sum(parts[1:], parts[0])
+        wanted = np.array(places, dtype=np.int64)
+        step = self._widths[-1]
+        for begin in range(0, len(lines), step):
+            part = slice(begin, begin + step)
+            self._score_part(lines[part], wanted[part], logits, can_repeat=len(queries) == 1)
+        for query, memo in zip(queries, memos, strict=True):
+            memo.extend(query.text[len(memo.trunk) :], was_read=False)
+            memo.tree = query.draft
+
+    def _score_part(
+        self, lines: Lines, wanted: np.ndarray[Any, Any], logits: torch.Tensor, *, can_repeat: bool
+    ) -> None:
+        num_rows = next(width for width in self._widths if width >= len(lines))
+        found = self._forwards.score(
+            lines, num_rows, self._layouts.of(lines), can_repeat=can_repeat
+        )
+        rows = np.flatnonzero(wanted >= 0)
+        source, target = torch.as_tensor(np.stack([rows, wanted[rows]])).to(logits.device)
+        logits.index_copy_(0, target, found.index_select(0, source))
+
+    def _warm_up(self) -> None:
+        """Run one forward of each kind that a single text needs in the first slot, so that no
+        graph is captured while somebody waits for a token."""
+        line = Lines.of_text(Query(0, np.zeros(1, dtype=np.int32)), 0, 0, 1)
+        for layout in self._layouts.for_one_text():
+            for width in self._widths:
+                self._forwards.score(line, width, layout, can_repeat=True)

@@ -1,0 +1,186 @@
+"""The vocabulary of a folder of safetensors, spelled as llama.cpp spells that of a GGUF file.
+
+So a target of transformers and a draft in a GGUF file can be compared token by token, and a text
+has the same tokens and bytes on both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from duodec.backends.torch.library import transformers
+from duodec.errors import ModelUnreadable
+
+_LONGEST = 160  # characters of a library's words
+_SPACE = "\u2581"  # how sentencepiece spells a space
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# llama.cpp's converter takes these for control tokens whatever the folder says of them
+_LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<pad>|<mask>|<2mass>|\[@BOS@\]|<unused\d+>")  # noqa: RUF001
+# tokens that end an answer in llama.cpp, by their text
+_ENDS = frozenset(
+    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
+     "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+     "<end_of_utterance>", "<turn|>", "<|fim_pad|>", "<|repo_name|>", "<reponame>",
+     "<|file_sep|>"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FolderTokenizer:
+    """A fast tokenizer of transformers, with the vocabulary's size as the model has it.
+
+    Make it with `open`, which raises ModelUnreadable.
+    """
+
+    tokenizer: Any  # of transformers
+    num_vocab: int  # rows of logits: a vocabulary may be padded
+    ends: frozenset[int]  # what the model's files say ends an answer
+
+    @classmethod
+    def open(cls, folder: Path, num_vocab: int, ends: frozenset[int]) -> FolderTokenizer:
+        """Raises ModelUnreadable where the folder has no tokenizer that we can read."""
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:
+            raise ModelUnreadable(
+                f"{folder} has no tokenizer that transformers can load ({one_line(error)}); "
+                "fetch tokenizer.json and tokenizer_config.json again"
+            ) from error
+        if not getattr(tokenizer, "is_fast", False):
+            raise ModelUnreadable(
+                f"{folder} has no tokenizer.json, only a vocabulary for slow tokenizers; save it "
+                "once with transformers' AutoTokenizer, or use a GGUF file of the model"
+            )
+        found = cls(tokenizer, num_vocab, ends)
+        found._prepare(folder)
+        return found
+
+    def _prepare(self, folder: Path) -> None:
+        backend = self._backend
+        backend.no_truncation()
+        backend.no_padding()
+        if not self._kinds & {"ByteLevel", "ByteFallback", "Metaspace"}:
+            raise ModelUnreadable(
+                f"{folder} has a tokenizer that is neither byte-level nor sentencepiece's "
+                f"({', '.join(sorted(self._kinds)) or 'no decoder'}); use another model"
+            )
+        # a prompt's own words must not become control tokens, whoever forgot to mark them
+        unmarked = [
+            token
+            for token in backend.get_added_tokens_decoder().values()
+            if not token.special and _LOOKS_SPECIAL.fullmatch(token.content)
+        ]
+        for token in unmarked:
+            token.special = True
+        backend.add_special_tokens(unmarked)
+
+    @property
+    def _backend(self) -> Any:
+        return self.tokenizer.backend_tokenizer
+
+    @cached_property
+    def _kinds(self) -> set[str]:
+        """The kinds of decoders that turn its tokens into text."""
+        decoder = self._backend.decoder
+        return set(_kinds(json.loads(decoder.__getstate__()))) if decoder else set()
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        return dict(self._backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        named = (self._backend.token_to_id(text) for text in _ENDS)
+        return self.ends | {self.eos} | {token for token in named if token is not None}
+
+    @property
+    def chat_template(self) -> str | None:
+        template = self.tokenizer.chat_template
+        if isinstance(template, dict):  # several, by name
+            template = template.get("default")
+        return template or None
+
+    @property
+    def bos(self) -> int:
+        return _or_none(self.tokenizer.bos_token_id)
+
+    @property
+    def eos(self) -> int:
+        return _or_none(self.tokenizer.eos_token_id)
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends the answer."""
+        return token >= 0 and token in self._ends
+
+    def token_text(self, token: int) -> bytes:
+        """The vocabulary's entry; one of the padding is named as llama.cpp's converter does."""
+        text = self._backend.id_to_token(token)
+        if text is None:
+            return f"[PAD{token}]".encode()
+        added = self._added.get(token)
+        if added is not None and not added.special:
+            text = text.replace(_SPACE, " ")
+        return str(text).encode()
+
+    def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
+        """Tokens of a text. A templated text has its special tokens spelled out; another one
+        gets the model's own beginning token and no meaning is read into its words."""
+        backend = self._backend
+        backend.encode_special_tokens = not is_templated
+        begins = self.token_text(self.bos).decode() if self.bos >= 0 else ""
+        has_bos = is_templated and bool(begins) and text.startswith(begins)
+        text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no text
+        return list(backend.encode(text, add_special_tokens=not has_bos).ids)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to the text; none for control tokens."""
+        added = self._added.get(token)
+        if added is not None:
+            return b"" if added.special else self.token_text(token)
+        text = self._backend.id_to_token(token)
+        if text is None or text == self.tokenizer.unk_token:
+            return b""
+        if "ByteLevel" in self._kinds:
+            known = _bytes_of_letters()
+            return b"".join(known.get(letter) or letter.encode() for letter in text)
+        if byte := _BYTE.fullmatch(text):
+            return bytes([int(byte[1], 16)])
+        return str(text).replace(_SPACE, " ").encode()
+
+
+def one_line(error: BaseException) -> str:
+    """What a library said, short enough for a message."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."
+
+
+_letters: dict[str, bytes] = {}
+
+
+def _bytes_of_letters() -> dict[str, bytes]:
+    """Byte-level vocabularies spell each byte as a printable letter (GPT-2's table)."""
+    if not _letters:
+        shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        hidden = [byte for byte in range(256) if byte not in shown]
+        _letters.update((chr(byte), bytes([byte])) for byte in shown)
+        _letters.update((chr(256 + i), bytes([byte])) for i, byte in enumerate(hidden))
+    return _letters
+
+
+def _kinds(decoder: Any) -> Iterator[str]:
+    """The types of a decoder and of those within it."""
+    yield str(decoder.get("type"))
+    for inner in decoder.get("decoders", ()):
+        yield from _kinds(inner)
+
+
+def _or_none(token: int | None) -> int:
+    return -1 if token is None else token

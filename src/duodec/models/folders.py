@@ -1,0 +1,161 @@
+"""Models as transformers keeps them: a folder with config.json and safetensors.
+
+Only the files that we asked for are fetched from a hub repository: no pickles, which run code
+when they are read, and nothing that lies in folders below.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+from duodec.errors import DownloadFailed, ModelNotFound, ModelUnreadable
+from duodec.models.base import ModelFile
+from duodec.models.hub import Hub
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_SMALL = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab"
+    r"|chat_template)\.json|merges\.txt|tokenizer\.model|chat_template\.jinja|LICENSE"
+)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_LENGTH_BYTES = 8
+_LONGEST_HEADER = 100_000_000  # bytes, as the safetensors library allows
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether this looks like a model of transformers, sound or not."""
+    return path.is_dir() and (path / CONFIG).is_file()
+
+
+def check_folder(path: Path) -> Path:
+    """The path, if whole safetensors weights and a configuration are there.
+
+    Reads their headers only. Raises ModelUnreadable.
+    """
+    if not (path / CONFIG).is_file():
+        raise ModelUnreadable(
+            f"{path} holds no {CONFIG}; name a folder as transformers saves them, or a GGUF file"
+        )
+    read_json(path / CONFIG)
+    try:
+        names = [item.name for item in path.iterdir()]
+    except OSError as error:
+        raise ModelUnreadable(f"cannot read {path}: {error.strerror}; check its owner") from error
+    for name in _named_weights(path, names):
+        _check_weights(path / name)
+    return path
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a model's folder."""
+    return sorted(item for item in path.iterdir() if _WEIGHTS.fullmatch(item.name))
+
+
+def folder_bytes(path: Path) -> int:
+    """Bytes of a model's weights."""
+    return sum(file.stat().st_size for file in weight_files(path))
+
+
+def choose_files(names: list[str], repo: str) -> list[str]:
+    """The files of a repository that make a model. Raises ModelNotFound for want of them."""
+    weights = [name for name in names if _WEIGHTS.fullmatch(name)]
+    if not weights:
+        raise ModelNotFound(_no_weights(repo, names))
+    if CONFIG not in names:
+        raise ModelNotFound(f"{repo} holds no {CONFIG}; name a repository of a transformers model")
+    return sorted([*weights, *(n for n in names if n == INDEX or _SMALL.fullmatch(n))])
+
+
+def has_weights(names: list[str]) -> bool:
+    """Whether there are safetensors of a model among a repository's files."""
+    return any(_WEIGHTS.fullmatch(name) for name in names)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises ModelUnreadable."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no JSON"
+        raise ModelUnreadable(f"cannot read {path} ({reason}); fetch it again") from error
+    if not isinstance(found, dict):
+        raise ModelUnreadable(f"{path} holds no JSON object; fetch it again")
+    return found
+
+
+def _named_weights(path: Path, names: list[str]) -> list[str]:
+    """The weight files that must be there: those of the index, where there is one."""
+    if INDEX in names:
+        listed = read_json(path / INDEX).get("weight_map")
+        wanted = sorted({str(name) for name in listed.values()} if isinstance(listed, dict) else [])
+        missing = [name for name in wanted if name not in names]
+        if missing or not wanted:
+            what = f"{len(missing)} of {len(wanted)} files, such as {missing[0]}" if missing else ""
+            raise ModelUnreadable(
+                f"{path} is incomplete: it lacks {what or 'all weights'}; fetch it again"
+            )
+        return wanted
+    weights = [name for name in names if _WEIGHTS.fullmatch(name)]
+    if not weights:
+        raise ModelUnreadable(_no_weights(str(path), names))
+    return weights
+
+
+def _no_weights(place: str, names: list[str]) -> str:
+    """Why there is nothing to load, and what to do."""
+    if pickles := sorted(name for name in names if name.endswith(_PICKLES)):
+        return (
+            f"{place} holds pickled weights only ({pickles[0]}), which run code when they are "
+            "read; convert them to safetensors, or name a repository that has them"
+        )
+    if any(name.endswith(".safetensors") for name in names):
+        return (
+            f"{place} holds no model.safetensors; an adapter or a part of a pipeline is no "
+            "language model: name the whole one"
+        )
+    return f"{place} holds no safetensors; name a model that has them, or a GGUF file"
+
+
+def _check_weights(path: Path) -> None:
+    """Raises ModelUnreadable for a file that is cut short or no safetensors."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_LENGTH_BYTES)
+        length = struct.unpack("<Q", head)[0] if len(head) == _LENGTH_BYTES else _LONGEST_HEADER
+        text = file.read(length) if length < _LONGEST_HEADER else b""
+    try:
+        header = json.loads(text)
+        ends = [item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"]
+        expected = _LENGTH_BYTES + length + max(ends, default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ModelUnreadable(f"{path} is no safetensors file; fetch it again") from error
+    if size < expected:
+        raise ModelUnreadable(f"{path} has {size} bytes of {expected}; fetch it again")
+
+
+def fetch_folder(hub: Hub, reference: str, *, offline: bool) -> ModelFile:
+    """A repository's folder in the hub's cache, fetched if need be.
+
+    Raises ModelNotFound, ModelUnreadable, DownloadFailed and CacheUnwritable.
+    """
+    if offline:
+        _check_is_cached(hub)
+    first, terms = hub.find(lambda names: choose_files(names, hub.repo), offline=offline)
+    return ModelFile(check_folder(first.parent), reference, hub.words_of(first), terms, None)
+
+
+def _check_is_cached(hub: Hub) -> None:
+    """Raises DownloadFailed where an earlier download came to nothing, or not to its end."""
+    names = hub.names(offline=True)
+    try:
+        choose_files(names, hub.repo)
+    except ModelNotFound as error:
+        raise DownloadFailed(
+            f"{hub.words} is not whole in the cache and the network is off; fetch it once online"
+        ) from error

@@ -1,0 +1,150 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from duodec.errors import DuodecError
+from duodec.server.asking import Wish
+from duodec.server.errors import ApiError, api_error
+from duodec.server.feed import Feed
+from duodec.server.fields import parse_object
+from duodec.server.forms import Form
+from duodec.server.guard import Guard, too_large
+from duodec.server.logs import log
+from duodec.server.meters import CONTENT_TYPE
+from duodec.server.service import Service
+from duodec.server.stream import ClientGone, EventStream, whole
+
+_BODY_S = 30.0  # that a client may take to send a request
+_GONE = 499  # nginx's: the client left; nobody reads it but the log
+
+
+class Routes:
+    """What each path answers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def chat(self, request: Request) -> Response:
+        wish, form, feed = await self._service.chat(await self._body(request))
+        return await self._answer(request, wish, form, feed)
+
+    async def complete(self, request: Request) -> Response:
+        wish, form, feed = await self._service.complete(await self._body(request))
+        return await self._answer(request, wish, form, feed)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        self._service.check_model(request.path_params["name"])
+        return JSONResponse(self._model())
+
+    async def health(self, request: Request) -> Response:
+        state = self._service.state
+        return JSONResponse(
+            {"status": state}, 200 if state == "ok" else 503,
+            {} if state == "ok" else {"Retry-After": "1"},
+        )  # fmt: skip
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._service.meters.exposition(), headers={"content-type": CONTENT_TYPE})
+
+    async def props(self, request: Request) -> Response:
+        return JSONResponse(self._service.props())
+
+    async def slots(self, request: Request) -> Response:
+        return JSONResponse(self._service.slots())
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(files("duodec.server").joinpath("page.html").read_text("utf-8"))
+
+    # --- parts
+
+    def _model(self) -> dict[str, Any]:
+        length = self._service.num_context
+        return {
+            "id": self._service.settings.model,
+            "object": "model",
+            "created": self._service.created,
+            "owned_by": "duodec",
+            "max_model_len": length,
+            "meta": {"n_ctx": length},
+        }
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """The request's JSON. Raises ApiError of what is too large, too slow or no JSON."""
+        _ = self._service.pool  # nobody uploads to a server that is not ready
+        most = self._service.settings.max_body_bytes
+        try:
+            data = await asyncio.wait_for(_read(request, most), _BODY_S)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                408, f"the body was not sent within {_BODY_S:g} s", code="timeout"
+            ) from None
+        return parse_object(data)
+
+    async def _answer(self, request: Request, wish: Wish, form: Form, feed: Feed) -> Response:
+        if wish.is_streamed:
+            stream: Any = EventStream(form, feed, self._service.settings.ping_s)
+            return stream  # type: ignore[no-any-return]
+        return JSONResponse(await whole(form, feed, request.receive))
+
+
+async def _read(request: Request, most: int) -> bytes:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > most:
+            raise too_large(most)
+    return bytes(data)
+
+
+def make_app(service: Service) -> ASGIApp:
+    """The ASGI application over a service, which may still be loading."""
+    routes = Routes(service)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, ClientGone | ClientDisconnect):
+            return Response(status_code=_GONE)
+        told = _of_http(error) if isinstance(error, HTTPException) else api_error(error)
+        if told.status >= 500 and not isinstance(error, ApiError):
+            log.error("a request failed", exc_info=error)
+        service.meters.refused(told.status)
+        return JSONResponse(told.body, told.status, told.headers)
+
+    app = Starlette(
+        routes=[
+            Route("/", routes.page),
+            Route("/health", routes.health),
+            Route("/metrics", routes.metrics),
+            Route("/props", routes.props),
+            Route("/slots", routes.slots),
+            Route("/v1/models", routes.models),
+            Route("/v1/models/{name:path}", routes.model),
+            Route("/v1/chat/completions", routes.chat, methods=["POST"]),
+            Route("/v1/completions", routes.complete, methods=["POST"]),
+        ],
+    )
+    for kind in (ApiError, HTTPException, DuodecError, ClientGone, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, refused)
+    return Guard(app, service.settings)
+
+
+def _of_http(error: HTTPException) -> ApiError:
+    words = {
+        404: "there is nothing at this path; see /v1/models, /v1/chat/completions, /v1/completions",
+        405: "this path takes another method",
+    }
+    headers = dict(error.headers or {})
+    return ApiError(error.status_code, words.get(error.status_code, error.detail), headers=headers)

@@ -1,0 +1,86 @@
+"""Everything that goes wrong, in OpenAI's shape: ``{"error": {message, type, param, code}}``.
+
+openai-python tries 408, 409, 429 and 5xx twice more; ``x-should-retry: false`` stops it where that
+can bring nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from duodec.errors import (
+    BadOption,
+    ComputeFailed,
+    ContextExceeded,
+    DuodecError,
+    LawUnavailable,
+)
+
+FINAL: Mapping[str, str] = {"x-should-retry": "false"}
+
+
+class ApiError(Exception):
+    """What a client is told."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] = {},
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers)
+        self.body: dict[str, Any] = {
+            "error": {"message": message, "type": kind, "param": param, "code": code}
+        }
+
+
+def bad_field(name: str, message: str) -> ApiError:
+    """A field that cannot be served as it is."""
+    return ApiError(400, message, param=name, code="invalid_value")
+
+
+def busy(retry_after_s: int, what: str) -> ApiError:
+    return ApiError(
+        429, what, kind="rate_limit_error", code="server_busy",
+        headers={"Retry-After": str(retry_after_s)},
+    )  # fmt: skip
+
+
+def unavailable(what: str, retry_after_s: int = 5) -> ApiError:
+    return ApiError(
+        503, what, kind="server_error", code="unavailable",
+        headers={"Retry-After": str(retry_after_s)},
+    )  # fmt: skip
+
+
+def timed_out(seconds: float) -> ApiError:
+    return ApiError(
+        408, f"the answer took longer than the {seconds:g} s that a request may; ask for fewer "
+        "tokens, or start the server with a longer --timeout",
+        kind="timeout_error", code="timeout", headers=FINAL,
+    )  # fmt: skip
+
+
+def api_error(error: Exception) -> ApiError:
+    """What a client is told of an exception; nothing of our own mistakes but that it was one."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextExceeded):
+        return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+    if isinstance(error, BadOption | LawUnavailable):
+        return ApiError(400, str(error), code="invalid_value")
+    if isinstance(error, ComputeFailed):
+        return ApiError(500, str(error), kind="server_error", code="compute_failed", headers=FINAL)
+    if isinstance(error, DuodecError):
+        return ApiError(500, str(error), kind="server_error", headers=FINAL)
+    return ApiError(
+        500, "a mistake of this server ended the answer; its log has the details",
+        kind="server_error", code="internal_error", headers=FINAL,
+    )  # fmt: skip

@@ -1,0 +1,256 @@
+"""The two forms of an answer: chat completions and text completions, whole or in chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from duodec.server import logprobs, shapes
+from duodec.server.asking import Wish
+from duodec.server.jobs import Done, Piece
+from duodec.server.logprobs import Mark
+from duodec.server.tools import Call, Found, ToolCalls
+
+Choice = dict[str, Any]
+
+
+@dataclass
+class _Track:
+    """What was said of one choice."""
+
+    text: str = ""
+    marks: list[Mark] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    done: Done | None = None
+    splitter: ToolCalls | None = None
+
+    def split(self, text: str, *, is_last: bool = False) -> list[Found]:
+        """Text and calls that are certain now."""
+        if self.splitter is None:
+            return [text] if text else []
+        return [*self.splitter.push(text), *(self.splitter.finish() if is_last else ())]
+
+
+class Form(ABC):
+    """One request's answer in the making."""
+
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(
+        self,
+        wish: Wish,
+        model: str,
+        num_choices: int,
+        num_prompt_tokens: int,
+        piece: Callable[[int], bytes],
+    ) -> None:
+        self._wish = wish
+        self._model = model
+        self._num_prompt_tokens = num_prompt_tokens
+        self._piece = piece
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+        self._tracks = [_Track() for _ in range(num_choices)]
+
+    # --- in chunks
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Chunks before the first text."""
+        return []
+
+    def add(self, index: int, word: Piece | Done) -> list[dict[str, Any]]:
+        """The chunks that a word makes."""
+        track = self._tracks[index]
+        track.marks += word.marks
+        text = word.delta.text if isinstance(word, Piece) else ""
+        is_last = isinstance(word, Done)
+        choices = []
+        for found in track.split(text, is_last=is_last):
+            if isinstance(found, Call):
+                track.calls.append(found)
+                choices.append(self._called(index, found, len(track.calls) - 1))
+            else:
+                choices.append(self._said(index, found))
+                track.text += found
+        if word.marks and choices and not is_last:
+            choices[0]["logprobs"] = self._logprobs(index, word.marks)
+        chunks = [self._chunk([choice]) for choice in choices]
+        if isinstance(word, Done):
+            track.done = word
+            return [*chunks, self._closing(index, word)]
+        for chunk in chunks:
+            if self._wish.shows_drafts and track.splitter is None:
+                chunk["choices"][0]["segments"] = [
+                    {"text": s.text, "is_drafted": s.is_drafted} for s in word.delta.segments
+                ]
+            if self._wish.shows_progress or self._wish.shows_drafts:
+                chunk["timings"] = shapes.progress(word.counts)
+        return chunks
+
+    def ending(self) -> list[dict[str, Any]]:
+        """Chunks after the last answer."""
+        if not self._wish.includes_usage:
+            return []
+        chunk = self._chunk([])
+        chunk["usage"] = shapes.usage(self._num_prompt_tokens, self._answers())
+        return [{**chunk, **shapes.extras(self._answers(), self._wish.max_draft)}]
+
+    def _closing(self, index: int, done: Done) -> dict[str, Any]:
+        reason = shapes.finish_reason(done, len(self._tracks[index].calls))
+        choice = self._ended(index)
+        choice["finish_reason"] = reason
+        if done.marks:
+            choice["logprobs"] = self._logprobs(index, done.marks)
+        chunk = self._chunk([choice])
+        if self._wish.includes_usage:
+            return chunk
+        # clients that do not ask for usage find what it cost here
+        answers = [done] if len(self._tracks) == 1 else []
+        return {**chunk, **(shapes.extras(answers, self._wish.max_draft) if answers else {})}
+
+    def _chunk(self, choices: list[Choice]) -> dict[str, Any]:
+        chunk = self._head(self.chunk_kind)
+        chunk["choices"] = choices
+        if self._wish.includes_usage:
+            chunk["usage"] = None
+        return chunk
+
+    # --- as a whole
+
+    def whole(self) -> dict[str, Any]:
+        """The answer, when all is said."""
+        body = self._head(self.kind)
+        body["choices"] = [self._choice(i, track) for i, track in enumerate(self._tracks)]
+        body["usage"] = shapes.usage(self._num_prompt_tokens, self._answers())
+        return {**body, **shapes.extras(self._answers(), self._wish.max_draft)}
+
+    def _choice(self, index: int, track: _Track) -> Choice:
+        assert track.done is not None, "all is said"
+        has_marks = self._wish.num_logprobs is not None
+        return {
+            "index": index,
+            **self._content(track),
+            "logprobs": self._logprobs(index, track.marks) if has_marks else None,
+            "finish_reason": shapes.finish_reason(track.done, len(track.calls)),
+        }
+
+    def _answers(self) -> list[Done]:
+        return [track.done for track in self._tracks if track.done is not None]
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": kind, "created": self._created, "model": self._model,
+            "system_fingerprint": None,
+        }  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """For the log: how much was answered, how fast."""
+        answers = self._answers()
+        stats = [done.finished.stats for done in answers]
+        found: dict[str, Any] = {
+            "prompt_tokens": self._num_prompt_tokens,
+            "tokens": sum(s.num_new_tokens for s in stats),
+            "drafted": sum(s.num_draft_tokens for s in stats),
+            "accepted": sum(s.num_accepted_tokens for s in stats),
+            "finish": ",".join(done.finished.finish_reason for done in answers) or "none",
+        }
+        if len(answers) == 1:
+            (done,) = answers
+            found["ttft_s"] = round(stats[0].first_s - done.arrive_s, 4)
+            found["tokens_per_second"] = shapes.number(round(stats[0].tokens_per_second, 1))
+        return found
+
+    # --- what the forms differ in
+
+    @abstractmethod
+    def _said(self, index: int, text: str) -> Choice: ...
+    @abstractmethod
+    def _called(self, index: int, call: Call, number: int) -> Choice: ...
+    @abstractmethod
+    def _ended(self, index: int) -> Choice: ...
+    @abstractmethod
+    def _content(self, track: _Track) -> dict[str, Any]: ...
+    @abstractmethod
+    def _logprobs(self, index: int, marks: Sequence[Mark]) -> dict[str, Any]: ...
+
+
+class ChatForm(Form):
+    """``/v1/chat/completions``."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def watch_for_calls(self) -> None:
+        """The model was shown tools: what it says may be a call."""
+        for track in self._tracks:
+            track.splitter = ToolCalls()
+
+    def opening(self) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        return [self._chunk([self._delta(i, delta)]) for i in range(len(self._tracks))]
+
+    def _said(self, index: int, text: str) -> Choice:
+        return self._delta(index, {"content": text})
+
+    def _called(self, index: int, call: Call, number: int) -> Choice:
+        return self._delta(index, {"tool_calls": [shapes.tool_call(call, number)]})
+
+    def _ended(self, index: int) -> Choice:
+        return self._delta(index, {})
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> Choice:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _content(self, track: _Track) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": track.text, "refusal": None}
+        if track.calls:
+            message["content"] = track.text or None
+            message["tool_calls"] = [shapes.tool_call(call) for call in track.calls]
+        return {"message": message}
+
+    def _logprobs(self, index: int, marks: Sequence[Mark]) -> dict[str, Any]:
+        return logprobs.chat_content(marks, self._piece)
+
+
+class CompletionForm(Form):
+    """``/v1/completions``."""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def begin_with(self, texts: Sequence[str]) -> None:
+        """Each choice repeats its prompt first."""
+        for track, text in zip(self._tracks, texts, strict=True):
+            track.text = text
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [
+            self._chunk([self._said(i, track.text)])
+            for i, track in enumerate(self._tracks)
+            if track.text
+        ]
+
+    def _said(self, index: int, text: str) -> Choice:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def _called(self, index: int, call: Call, number: int) -> Choice:
+        raise AssertionError("texts call no tools")
+
+    def _ended(self, index: int) -> Choice:
+        return self._said(index, "")
+
+    def _content(self, track: _Track) -> dict[str, Any]:
+        return {"text": track.text}
+
+    def _logprobs(self, index: int, marks: Sequence[Mark]) -> dict[str, Any]:
+        track = self._tracks[index]
+        num_before = len(track.marks) - len(marks)
+        offset = sum(
+            len(self._piece(mark.token).decode("utf-8", "replace"))
+            for mark in track.marks[:num_before]
+        )
+        return logprobs.completion_lists(marks, self._piece, offset)

@@ -1,0 +1,156 @@
+"""Who may ask, and how much: keys, origins, sizes. And nothing leaves without an answer."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from duodec.server.errors import ApiError, api_error
+from duodec.server.logs import facts, log
+from duodec.server.settings import Settings
+
+_PROTECTED = "/v1/"
+_HERE = re.compile(
+    r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?|tauri://.*|app://.*|file://.*"
+)
+_ALLOWED_HEADERS = (
+    "Authorization, Content-Type, User-Agent, Accept, X-Requested-With, OpenAI-Beta, "
+    "OpenAI-Organization, OpenAI-Project, x-stainless-arch, x-stainless-async, "
+    "x-stainless-custom-poll-interval, x-stainless-helper-method, x-stainless-lang, "
+    "x-stainless-os, x-stainless-package-version, x-stainless-poll-helper, "
+    "x-stainless-retry-count, x-stainless-runtime, x-stainless-runtime-version, "
+    "x-stainless-timeout"
+)
+
+
+class Guard:
+    """An ASGI middleware around all routes."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        path = re.sub("/{2,}", "/", scope["path"])  # some clients join what ends and begins with /
+        scope = {**scope, "path": path, "raw_path": path.encode()}
+        sent = _Sent(send, self._answer_headers(headers.get("origin")))
+        begin_s = time.perf_counter()
+        facts.set({"id": sent.request_id})
+        try:
+            if scope["method"] == "OPTIONS":
+                await sent.refuse(204, {})
+            else:
+                self._check(path, headers)
+                await self._app(scope, receive, sent)
+        except Exception as error:  # noqa: BLE001  every client gets an answer
+            told = api_error(error)
+            if not sent.has_begun:  # otherwise it was told, and written down, further inside
+                if told.status >= 500 and not isinstance(error, ApiError):
+                    log.error("a request failed", exc_info=error)
+                await sent.refuse(told.status, told.body, told.headers)
+        finally:
+            log.info(
+                "request", extra={"facts": {
+                    **facts.get(), "method": scope["method"], "path": path, "status": sent.status,
+                    "seconds": round(time.perf_counter() - begin_s, 4),
+                }},
+            )  # fmt: skip
+
+    def _check(self, path: str, headers: Headers) -> None:
+        """Raises ApiError for whom we do not know."""
+        origin = headers.get("origin")
+        if origin is not None and not self._is_allowed(origin, headers.get("host", "")):
+            raise ApiError(
+                403, f"pages of {origin[:200]} may not ask this server; allow them with "
+                "--cors-origin", code="forbidden",
+            )  # fmt: skip
+        if path.startswith(_PROTECTED) and self._settings.api_keys:
+            self._check_key(headers.get("authorization", ""))
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._settings.max_body_bytes:
+            raise too_large(self._settings.max_body_bytes)
+
+    def _check_key(self, authorization: str) -> None:
+        scheme, _, key = authorization.partition(" ")
+        given = key.strip().encode("utf-8", "replace")
+        keys = [known.encode() for known in self._settings.api_keys]
+        # all of them are compared, in constant time: nothing is learned from how long it takes
+        is_known = sum(hmac.compare_digest(given, known) for known in keys) > 0
+        if scheme.lower() != "bearer" or not is_known:
+            raise ApiError(
+                401, "the API key is missing or wrong; send Authorization: Bearer KEY",
+                kind="authentication_error", code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+
+    def _is_allowed(self, origin: str, host: str) -> bool:
+        origins = self._settings.cors_origins
+        # the page that we serve ourselves; not a stranger's whose name leads to this machine
+        is_known = _is_local(host) or not self._settings.is_loopback
+        is_own = is_known and urlsplit(origin).netloc == host
+        return is_own or "*" in origins or origin in origins or bool(_HERE.fullmatch(origin))
+
+    def _answer_headers(self, origin: str | None) -> list[tuple[bytes, bytes]]:
+        if origin is None or not self._is_allowed(origin, ""):
+            return []
+        own = {
+            "access-control-allow-origin": "*" if "*" in self._settings.cors_origins else origin,
+            "access-control-allow-headers": _ALLOWED_HEADERS,
+            "access-control-allow-methods": "GET, POST, OPTIONS",
+            "access-control-expose-headers": "x-request-id, retry-after",
+            "access-control-max-age": "86400",
+            "vary": "Origin",
+        }
+        return [(name.encode(), text.encode("latin-1", "replace")) for name, text in own.items()]
+
+
+class _Sent:
+    """What goes out, with the headers that every answer has."""
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self.request_id = f"req-{secrets.token_hex(8)}"
+        self._headers = [*headers, (b"x-request-id", self.request_id.encode())]
+        self.status = 0
+
+    @property
+    def has_begun(self) -> bool:
+        return self.status > 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
+        await self._send(message)
+
+    async def refuse(self, status: int, body: Any, headers: Mapping[str, str] = {}) -> None:
+        data = json.dumps(body).encode() if body else b""
+        pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        pairs += [(b"content-length", str(len(data)).encode())] if status != 204 else []
+        pairs += [(b"content-type", b"application/json")] if data else []
+        await self({"type": "http.response.start", "status": status, "headers": pairs})
+        await self({"type": "http.response.body", "body": data})
+
+
+def too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413, f"the body is larger than the {max_bytes} bytes that this server takes; send less, "
+        "or start it with a larger --max-body", code="body_too_large",
+    )  # fmt: skip
+
+
+def _is_local(host: str) -> bool:
+    return bool(_HERE.fullmatch(f"http://{host}"))

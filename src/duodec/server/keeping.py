@@ -1,0 +1,92 @@
+"""Scores that outlive their forward: what a method will read is read off before the next one.
+
+A target's scores hold until its next forward, and with many clients that is another's. Reading
+costs nothing more than it would later: rows are drawn along the walk of the verification, unless
+the method reads others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import Query, Scores
+from duodec.core.sampling import Draw, Law
+from duodec.errors import LawUnavailable
+from duodec.server.logprobs import Mark, mark
+
+Keep = Callable[[Query, Scores], Scores]
+"""Reads what will be needed of a forward's scores."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The rows that were read, by number."""
+
+    num_rows: int
+    draws: Mapping[int, Draw]
+    tops: Mapping[int, tuple[int, ...]] | None  # None: the target has none
+    laws: Mapping[int, Law]
+
+    def draw(self, row: int) -> Draw:
+        return self.draws[row]
+
+    def candidates(self, row: int) -> tuple[int, ...]:
+        if self.tops is None:
+            raise LawUnavailable("this target gives no candidates")
+        return self.tops[row]
+
+    def law(self, row: int) -> Law:
+        return self.laws[row]
+
+
+def keep_path(query: Query, scores: Scores) -> Kept:
+    """The rows that `verify` walks along."""
+    return _kept(query, scores, walk(query.draft, scores))
+
+
+def keep_rows(query: Query, scores: Scores) -> Kept:
+    """All rows, for methods that read beside the path."""
+    return _kept(query, scores, range(scores.num_rows))
+
+
+def keep_laws(query: Query, scores: Scores) -> Kept:
+    """All rows and their laws, for the published rejection rule."""
+    rows = range(scores.num_rows)
+    kept = _kept(query, scores, rows)
+    return Kept(kept.num_rows, kept.draws, kept.tops, {row: scores.law(row) for row in rows})
+
+
+def marking(keep: Keep, marks: list[Mark], num_tops: int) -> Keep:
+    """``keep``, and the marks of the tokens that the walk brings are added to ``marks``."""
+
+    def keep_and_mark(query: Query, scores: Scores) -> Scores:
+        kept = keep(query, scores)
+        rows = walk(query.draft, kept)
+        marks.extend(mark(scores, row, kept.draw(row).token, num_tops) for row in rows)
+        return kept
+
+    return keep_and_mark
+
+
+def walk(draft: Draft, scores: Scores) -> list[int]:
+    """The rows on the path of the target's own draws, from the root as far as was scored."""
+    rows: list[int] = []
+    node: int | None = ROOT
+    while node is not None and node + 1 < scores.num_rows:
+        rows.append(node + 1)
+        node = draft.child(node, scores.draw(node + 1).token)
+    return rows
+
+
+def _kept(query: Query, scores: Scores, rows: Iterable[int]) -> Kept:
+    rows = list(rows)
+    draws = {row: scores.draw(row) for row in rows}
+    tops: dict[int, tuple[int, ...]] | None = {}
+    if query.num_candidates:
+        try:
+            tops = {row: scores.candidates(row) for row in rows}
+        except LawUnavailable:
+            tops = None
+    return Kept(scores.num_rows, draws, tops, {})

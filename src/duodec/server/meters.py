@@ -1,0 +1,80 @@
+"""What an operator watches, for Prometheus: vLLM's names, under a prefix of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from duodec.core.round import NEAR_TIE, Round
+from duodec.server.jobs import Job
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_FIRST_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+_WHOLE_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Meters:
+    """Counters of one server. They move once an answer has ended, before its client is told."""
+
+    def __init__(self, prefix: str = "duodec") -> None:
+        self._registry = CollectorRegistry()
+        self._prefix = prefix
+        self._drafts = self._counter("spec_decode_num_drafts", "Rounds that had a draft.")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Draft tokens.")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        self._per_position = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted, by place.", ("position",)
+        )
+        self._prompt = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._generated = self._counter("generation_tokens", "Tokens of answers.")
+        self._ended = self._counter(
+            "request_success", "Answers by how they ended.", ("finished_reason",)
+        )
+        self._refused = self._counter("requests_refused", "Requests by status.", ("status",))
+        self._verify_s = self._counter("verify_seconds", "Target forwards, waiting included.")
+        self._wait_s = self._counter("draft_wait_seconds", "Waiting for drafts.")
+        self._near_ties = self._counter("near_ties", "Rounds that another kernel might change.")
+        self._first_s = self._histogram("time_to_first_token_seconds", _FIRST_S)
+        self._whole_s = self._histogram("e2e_request_latency_seconds", _WHOLE_S)
+
+    def watch(self, name: str, words: str, value: Callable[[], float]) -> None:
+        """A gauge that is read when somebody looks."""
+        gauge = Gauge(f"{self._prefix}:{name}", words, registry=self._registry)
+        gauge.set_function(value)
+
+    def ended(self, job: Job, reason: str) -> None:
+        """An answer has ended: as OpenAI's finish reasons, ``abort`` or ``error``."""
+        self._ended.labels(reason).inc()
+        if job.rounds:
+            self._prompt.inc(len(job.ask.tokens))
+            self._first_s.observe(job.rounds[0].end_s - job.arrive_s)
+            self._count(job.rounds)
+        self._whole_s.observe(max(0.0, perf_counter() - job.arrive_s))
+
+    def refused(self, status: int) -> None:
+        self._refused.labels(str(status)).inc()
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def _count(self, rounds: Sequence[Round]) -> None:
+        for done in rounds:
+            self._generated.inc(len(done.tokens))
+            self._drafts.inc(done.num_drafted > 0)
+            self._drafted.inc(done.num_drafted)
+            self._accepted.inc(done.num_accepted)
+            self._verify_s.inc(max(0.0, done.end_s - done.start_s))
+            self._wait_s.inc(max(0.0, done.draft_wait_s))
+            for position in range(done.num_accepted):
+                self._per_position.labels(str(position)).inc()
+        self._near_ties.inc(sum(done.margin < NEAR_TIE for done in rounds))
+
+    def _counter(self, name: str, words: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(f"{self._prefix}:{name}", words, labels, registry=self._registry)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            f"{self._prefix}:{name}", "Seconds.", buckets=buckets, registry=self._registry
+        )

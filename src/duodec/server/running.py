@@ -1,0 +1,133 @@
+"""The process: a socket, a server that answers while the model loads, and an end without loss."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread, current_thread, main_thread
+from types import FrameType
+
+import uvicorn
+
+from duodec.errors import BadOption
+from duodec.server.app import make_app
+from duodec.server.logs import log
+from duodec.server.service import Service
+from duodec.server.settings import Settings
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_MARGIN_S = 5.0  # for what is left when all answers have ended
+
+Load = Callable[[Service], Callable[[], None]]
+"""Loads and starts the service; what it returns frees what was loaded."""
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A socket that is ours, before anything is loaded. Raises BadOption."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise BadOption(
+            f"host is '{settings.host}', which is no address of this machine ({error.strerror}); "
+            "use 127.0.0.1, or 0.0.0.0 for all of them"
+        ) from error
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        why = {
+            errno.EADDRINUSE: f"port {settings.port} of {settings.host} is taken; choose another "
+            "with --port, or end what uses it",
+            errno.EACCES: f"port {settings.port} may not be used; choose one above 1023",
+        }.get(error.errno or 0, f"cannot listen on {settings.host}:{settings.port} ({error})")
+        raise BadOption(why) from error
+    return sock
+
+
+def serve(service: Service, load: Load, sock: socket.socket) -> None:
+    """Serve until a signal ends it. Raises what went wrong while loading."""
+    server = Server(service)
+    loader = _Loader(service, load, server)
+    loader.start()
+    try:
+        server.run(sockets=[sock])
+    finally:
+        loader.join()
+        service.close()
+        loader.free()
+        sock.close()
+    if loader.error is not None:
+        raise loader.error
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but signals end it with status 0 and after the answers in work."""
+
+    def __init__(self, service: Service) -> None:
+        settings = service.settings
+        super().__init__(
+            uvicorn.Config(
+                make_app(service),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=int(settings.grace_s + _MARGIN_S),
+            )
+        )
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse what is new, end what is in work within the time it has, then the connections."""
+        draining = asyncio.ensure_future(asyncio.to_thread(self._service.drain))
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await asyncio.to_thread(self._service.end_all)
+        await draining
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """A signal ends the server, a second one at once; the process then ends by itself."""
+        if current_thread() is not main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+class _Loader(Thread):
+    """Loads the model beside the server, which says meanwhile that it does."""
+
+    def __init__(self, service: Service, load: Load, server: uvicorn.Server) -> None:
+        super().__init__(name="duodec-load", daemon=True)
+        self._service, self._load, self._server = service, load, server
+        self.error: Exception | None = None
+        self.free: Callable[[], None] = lambda: None
+
+    def run(self) -> None:
+        try:
+            self.free = self._load(self._service)
+        except Exception as error:  # noqa: BLE001  raised again by who started us
+            self.error = error
+            self._server.should_exit = True
+        else:
+            log.info("ready", extra={"facts": {"model": self._service.settings.model}})

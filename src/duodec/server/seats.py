@@ -1,0 +1,239 @@
+"""One target for many: what is asked at the same time is scored in one forward.
+
+Each answer runs in a thread of its own and asks its `Seat` as if that were the target. One thread
+makes all forwards: libraries keep their workers by the thread that calls them, and there is no
+lock that a slow client could hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Condition, Event, Thread
+from time import perf_counter
+
+import numpy as np
+
+from duodec.backends.channel import common_prefix
+from duodec.core.protocols import Query, Scores, Target
+from duodec.core.sampling import Tokens
+from duodec.server.keeping import Keep, keep_path
+from duodec.server.load import Load
+
+_ALONE = 512  # tokens of a part where nobody waits for its end
+_NOTHING: Tokens = np.empty(0, dtype=np.int32)
+
+
+class Left(Exception):
+    """Nobody waits for this answer any more."""
+
+
+class Seat:
+    """The `Target` of one slot, for one answer at a time."""
+
+    def __init__(self, shared: SharedTarget, slot: int) -> None:
+        self._shared = shared
+        self.slot = slot
+        self.keep: Keep = keep_path
+        self.is_beside = False  # a drafter computes while the target does
+        self.is_left: Callable[[], bool] = lambda: False
+
+    def prepare(self, is_beside: bool) -> None:
+        """Takes the place of the engine's hook: the cores are shared for all answers at once."""
+        self.is_beside = is_beside
+        self._shared.load.drafts(self.slot, is_beside)
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        """Raises what the target raises, and Left."""
+        (query,) = queries
+        return [self._shared.ask(self, query)]
+
+
+class _Asked:
+    """A query in the making, and its outcome."""
+
+    def __init__(self, seat: Seat, query: Query) -> None:
+        self.seat, self.query = seat, query
+        self.answered = Event()
+        self.outcome: Scores | Exception | None = None
+        self.num_part: int | None = None  # tokens of its text in the next forward; None: all of it
+
+    def part(self) -> Query:
+        """What the next forward scores of it."""
+        if self.num_part is None:
+            return self.query
+        text = self.query.text[: self.num_part]
+        return Query(self.query.slot, text, sampler=self.query.sampler)
+
+    def end(self, outcome: Scores | Exception) -> None:
+        self.outcome = outcome
+        self.answered.set()
+
+
+class SharedTarget:
+    """The seats' common target. A forward begins when all who are at work have asked, or after a
+    moment of patience. Long prompts are read in parts of ``num_chunk`` tokens, one in a forward,
+    so that the others go on meanwhile."""
+
+    def __init__(
+        self,
+        target: Target,
+        load: Load,
+        *,
+        prepare: Callable[[bool], None] = lambda is_beside: None,
+        num_chunk: int = 512,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._target = target
+        self.load = load
+        self._prepare = prepare
+        self._is_beside: bool | None = None
+        self._num_chunk = num_chunk
+        self._clock = clock
+        self._condition = Condition()
+        self._active: set[Seat] = set()
+        self._asked: list[_Asked] = []  # first come, first
+        self._known: dict[int, Tokens] = {}  # by slot, the text that was read last
+        self._is_closed = False
+        self.num_forwards = 0
+        self._thread = Thread(target=self._run, name="duodec-target", daemon=True)
+        self._thread.start()
+
+    # --- for the slots' threads
+
+    def begin(self, seat: Seat) -> None:
+        """An answer begins in this seat: forwards wait for it."""
+        with self._condition:
+            self.load.begin(seat.slot)
+            self._active.add(seat)
+
+    def end(self, seat: Seat) -> None:
+        with self._condition:
+            self.load.end(seat.slot)
+            self._active.discard(seat)
+            self._condition.notify()
+
+    def ask(self, seat: Seat, query: Query) -> Scores:
+        asked = _Asked(seat, query)
+        with self._condition:
+            if seat.is_left() or self._is_closed:
+                raise Left
+            self._asked.append(asked)
+            self._condition.notify()
+        asked.answered.wait()
+        if asked.outcome is None:
+            raise Left
+        if isinstance(asked.outcome, Exception):
+            raise asked.outcome
+        return asked.outcome
+
+    def wake(self, seat: Seat) -> None:
+        """Somebody left: what that seat waits for is not waited for any more."""
+        with self._condition:
+            for asked in [a for a in self._asked if a.seat is seat]:
+                self._asked.remove(asked)
+                asked.answered.set()
+            self._condition.notify()
+
+    def num_known(self, slot: int, text: Tokens) -> int:
+        """Tokens of a text that a slot has read already."""
+        return common_prefix(self._known.get(slot, _NOTHING), text)
+
+    def close(self) -> None:
+        """End the thread; whoever asks gets Left."""
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify()
+        self._thread.join()
+
+    # --- the thread of the forwards
+
+    def _run(self) -> None:
+        while (batch := self._next()) is not None:
+            self._forward(batch)
+            with self._condition:
+                self._asked[:0] = [a for a in batch if a.outcome is None and not a.seat.is_left()]
+                for asked in batch:
+                    if asked.outcome is None and asked.seat.is_left():
+                        asked.answered.set()
+        for asked in self._asked:
+            asked.answered.set()
+
+    def _next(self) -> list[_Asked] | None:
+        """Who takes part in the next forward; None at the end."""
+        with self._condition:
+            while not self._asked and not self._is_closed:
+                self._condition.wait()
+            end_s = self._clock() + self.load.patience_s()
+            while len(self._asked) < len(self._active) and not self._is_closed:
+                if (left_s := end_s - self._clock()) <= 0:
+                    break
+                self._condition.wait(left_s)
+            if self._is_closed:
+                return None
+            batch = self._chosen()
+            self._asked = [asked for asked in self._asked if asked not in batch]
+            return batch
+
+    def _chosen(self) -> list[_Asked]:
+        """All who continue a text, and the first of those who read a long one."""
+        batch, has_reader = [], False
+        # who is alone is read to faster; but may leave, and others may come
+        num_chunk = self._num_chunk if len(self._active) > 1 else max(_ALONE, self._num_chunk)
+        for asked in self._asked:
+            text = asked.query.text
+            num_known = self.num_known(asked.seat.slot, text)
+            is_long = len(text) - num_known > num_chunk
+            if is_long and has_reader:
+                continue
+            has_reader = has_reader or is_long
+            # parts end at multiples of their length, however much was known before
+            asked.num_part = (num_known // num_chunk + 1) * num_chunk if is_long else None
+            batch.append(asked)
+        return batch
+
+    def _forward(self, batch: list[_Asked]) -> None:
+        if not batch:
+            return
+        self._share_cores()
+        queries = [asked.part() for asked in batch]
+        begin_s = self._clock()
+        try:
+            answers = self._target.score(queries)
+        except Exception as error:  # noqa: BLE001  whoever caused it is told
+            self._blame(batch, error)
+            return
+        seconds = self._clock() - begin_s
+        self.num_forwards += 1
+        if not any(_reads_prompt(query) for query in queries):
+            self.load.observe({q.slot: len(q.draft) + 1 for q in queries}, seconds)
+        for asked, query, scores in zip(batch, queries, answers, strict=True):
+            self._known[asked.seat.slot] = query.text
+            if asked.num_part is None:
+                asked.end(_kept(asked, scores))
+
+    def _blame(self, batch: list[_Asked], error: Exception) -> None:
+        """Alone, each of them shows whose fault it was; the others go on."""
+        for asked in batch:
+            self._known.pop(asked.seat.slot, None)
+        if len(batch) == 1:
+            batch[0].end(error)
+        else:
+            for asked in batch:
+                self._forward([asked])
+
+    def _share_cores(self) -> None:
+        is_beside = any(seat.is_beside for seat in list(self._active))
+        if is_beside != self._is_beside:
+            self._is_beside = is_beside
+            self._prepare(is_beside)
+
+
+def _kept(asked: _Asked, scores: Scores) -> Scores | Exception:
+    try:
+        return asked.seat.keep(asked.query, scores)
+    except Exception as error:  # noqa: BLE001  its own answer ends, not everybody's
+        return error
+
+
+def _reads_prompt(query: Query) -> bool:
+    return len(query.text) <= query.sampler.num_prompt_tokens

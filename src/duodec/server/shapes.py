@@ -1,0 +1,133 @@
+"""From answers to the JSON of OpenAI, and the fields that vLLM and llama.cpp add to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from duodec.core.round import Stats
+from duodec.server.jobs import Counts, Done
+from duodec.server.tools import Call
+
+_REASONS = {"stop": "stop", "length": "length", "context": "length"}
+
+
+def finish_reason(done: Done, num_calls: int = 0) -> str:
+    return "tool_calls" if num_calls else _REASONS[done.finished.finish_reason]
+
+
+def usage(num_prompt_tokens: int, answers: Sequence[Done]) -> dict[str, Any]:
+    """Tokens of all answers of a request; a prompt counts once, however many answer it."""
+    num_new = sum(done.finished.stats.num_new_tokens for done in answers)
+    cached = max((done.num_cached for done in answers), default=0)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_new,
+        "total_tokens": num_prompt_tokens + num_new,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def extras(answers: Sequence[Done], max_draft: int | None) -> dict[str, Any]:
+    """What an answer cost: vLLM's ``metrics``, llama.cpp's ``timings`` and our own; null for
+    several answers, which have no common clock."""
+    if len(answers) != 1:
+        return {"metrics": None, "timings": None}
+    (done,) = answers
+    stats = done.finished.stats
+    return {
+        "metrics": metrics(done, max_draft),
+        "timings": timings(done),
+        "duodec": {
+            "method": done.method,
+            "seed": done.seed,
+            "near_ties": stats.num_near_ties,
+            "drafter_restarts": stats.drafter_restarts,
+        },
+    }
+
+
+def metrics(done: Done, max_draft: int | None) -> dict[str, Any]:
+    stats = done.finished.stats
+    num_later = stats.num_new_tokens - 1
+    return {
+        "time_to_first_token_ms": _ms(stats.first_s - done.arrive_s),
+        "generation_time_ms": _ms(stats.decode_s),
+        "queue_time_ms": _ms(done.start_s - done.arrive_s),
+        "mean_itl_ms": _ms(stats.decode_s / num_later) if num_later > 0 else None,
+        "tokens_per_second": number(stats.tokens_per_second),
+        "speculative_decoding": None if done.method == "ar" else speculative(stats, max_draft),
+    }
+
+
+def speculative(stats: Stats, max_draft: int | None) -> dict[str, Any]:
+    """vLLM's names. A step is a round that had a draft."""
+    steps = [done for done in stats.rounds if done.num_drafted]
+    num_drafted = sum(done.num_drafted for done in steps)
+    num_accepted = sum(done.num_accepted for done in stats.rounds)
+    by_length: dict[str, list[int]] = {}
+    for length in sorted({done.num_drafted for done in steps}):
+        counts = [done.num_accepted for done in steps if done.num_drafted == length]
+        by_length[str(length)] = _histogram(counts)
+    return {
+        "mean_acceptance_length": 1 + num_accepted / len(steps) if steps else None,
+        "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else None,
+        "acceptance_histogram": _histogram([done.num_accepted for done in steps]),
+        "acceptance_histogram_by_draft_length": by_length,
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": num_accepted,
+        "num_draft_tokens": num_drafted,
+        "num_spec_tokens": max_draft,
+    }
+
+
+def _histogram(values: Sequence[int]) -> list[int]:
+    return [values.count(n) for n in range(max(values, default=-1) + 1)]
+
+
+def timings(done: Done) -> dict[str, Any]:
+    """llama.cpp's names; ``prompt_n`` leaves out what was known."""
+    stats = done.finished.stats
+    num_read = stats.num_prompt_tokens - done.num_cached
+    prompt_s = stats.first_s - done.start_s
+    num_new = stats.num_new_tokens
+    return {
+        "cache_n": done.num_cached,
+        "prompt_n": num_read,
+        "prompt_ms": _ms(prompt_s),
+        "prompt_per_token_ms": _ms(prompt_s / num_read) if num_read else None,
+        "prompt_per_second": number(num_read / prompt_s) if prompt_s > 0 else None,
+        "predicted_n": num_new,
+        "predicted_ms": _ms(stats.decode_s),
+        "predicted_per_token_ms": _ms(stats.decode_s / num_new) if num_new else None,
+        "predicted_per_second": number(stats.tokens_per_second),
+        "draft_n": stats.num_draft_tokens,
+        "draft_n_accepted": stats.num_accepted_tokens,
+    }
+
+
+def progress(counts: Counts) -> dict[str, Any]:
+    """How far an answer is, with the names of `timings`."""
+    return {
+        "predicted_n": counts.num_tokens,
+        "draft_n": counts.num_drafted,
+        "draft_n_accepted": counts.num_accepted,
+        "rounds": counts.num_rounds,
+    }
+
+
+def number(value: float) -> float | None:
+    """What is no number is null in JSON."""
+    return value if math.isfinite(value) else None
+
+
+def _ms(seconds: float) -> float | None:
+    return number(1e3 * seconds)
+
+
+def tool_call(call: Call, index: int | None = None) -> dict[str, Any]:
+    """A call; in a stream with its ``index``."""
+    place: Mapping[str, int] = {} if index is None else {"index": index}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {**place, "id": call.id, "type": "function", "function": function}

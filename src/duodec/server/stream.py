@@ -1,0 +1,115 @@
+"""Answers to clients: whole, or as server-sent events; and the moment when a client leaves.
+
+A ping is a comment of one line, since some clients take an empty line for an event, and no event
+is ever empty or named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from duodec.server.errors import api_error
+from duodec.server.feed import Feed
+from duodec.server.forms import Form
+from duodec.server.jobs import Failed
+from duodec.server.logs import note
+
+_T = TypeVar("_T")
+_PING = b": ping\n"
+_DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that collects events defeats them
+]
+
+
+class ClientGone(Exception):
+    """The client closed the connection before it had its answer."""
+
+
+async def whole(form: Form, feed: Feed, receive: Receive) -> dict[str, Any]:
+    """The complete answer. Raises what ended it, and ClientGone."""
+    try:
+        return await or_gone(receive, _collected(form, feed))
+    finally:
+        feed.leave()
+        note(**form.facts())
+
+
+async def _collected(form: Form, feed: Feed) -> dict[str, Any]:
+    while not feed.is_over:
+        if (word := await feed.next(3600.0)) is not None:
+            assert not isinstance(word[1], Failed)
+            form.add(word[0], word[1])
+    return form.whole()
+
+
+class EventStream:
+    """An ASGI answer of events, as they come."""
+
+    def __init__(self, form: Form, feed: Feed, ping_s: float) -> None:
+        self._form, self._feed, self._ping_s = form, feed, ping_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await or_gone(receive, self._send_all(send))
+        except (ClientGone, OSError):
+            note(is_gone=True)  # nobody is there to be told
+        finally:
+            self._feed.leave()
+            note(**self._form.facts())
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        async for data in self._events():
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        for chunk in self._form.opening():
+            yield event(chunk)
+        try:
+            while not self._feed.is_over:
+                word = await self._feed.next(self._ping_s)
+                if word is None:
+                    yield _PING
+                    continue
+                assert not isinstance(word[1], Failed)
+                if chunks := self._form.add(word[0], word[1]):
+                    yield b"".join(map(event, chunks))
+            yield b"".join(map(event, self._form.ending()))
+        except Exception as error:  # noqa: BLE001  what began must be ended in the same shape
+            yield event(api_error(error).body)
+        yield _DONE
+
+
+def event(value: object) -> bytes:
+    """One server-sent event."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return b"data: " + text.encode() + b"\n\n"
+
+
+async def or_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """What ``work`` returns. Raises ClientGone, and ends it, when the client leaves before."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,328 @@
+"""Many answers share one target and one drafter, and each is what it would be alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from queue import Queue
+from threading import Event, Thread
+from time import perf_counter, sleep
+
+import pytest
+from fakes import FakeTokenizer, plain_text
+
+from duodec.backends.process import ProcessDrafter
+from duodec.backends.table import TableModel, TableTarget
+from duodec.core.protocols import Drafter, Query, Scores, Target
+from duodec.core.sampling import SamplingParams
+from duodec.decoding.methods import METHODS
+from duodec.drafting.inline import InlineDrafter
+from duodec.engine import Engine
+from duodec.errors import ComputeFailed
+from duodec.events import Finished
+from duodec.planning.costs import Costs
+from duodec.server.errors import ApiError
+from duodec.server.jobs import Ask, Done, Failed, Job, Piece, Word
+from duodec.server.load import Load
+from duodec.server.pool import Pool
+
+TABLE = TableModel(num_vocab=32, seed=7)
+PROMPTS = [(3, 1, 4, 1, 5), (9, 2, 6), (5, 3, 5, 8, 9, 7), (9, 3), (2, 3, 8, 4), (6, 2, 6, 4, 3),
+           (3, 8), (3, 2, 7, 9, 5)]  # fmt: skip
+LONG_S = 30.0
+
+
+@dataclass
+class Counted:
+    """A target that remembers what was asked at once, and takes a moment."""
+
+    target: Target
+    seconds: float = 0.0
+    widths: list[int] = field(default_factory=list)
+    on_score: Callable[[Sequence[Query]], None] = lambda queries: None
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        self.widths.append(len(queries))
+        self.on_score(queries)
+        sleep(self.seconds)
+        return self.target.score(queries)
+
+
+class Stale:
+    """A target whose scores hold until its next forward, as those of real ones."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.number = 0
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        self.number += 1
+        return [_StaleScores(s, self, self.number) for s in self._target.score(queries)]
+
+
+@dataclass(frozen=True)
+class _StaleScores:
+    scores: Scores
+    owner: Stale
+    number: int
+
+    def __getattr__(self, name: str) -> object:
+        assert self.number == self.owner.number, "read after the next forward"
+        return getattr(self.scores, name)
+
+
+class Listener:
+    """Takes a job's words."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.words: Queue[Word] = Queue()
+        self.job = Job(ask, self.words.put)
+
+    def result(self) -> Done:
+        while True:
+            word = self.words.get(timeout=LONG_S)
+            if isinstance(word, Failed):
+                raise word.error
+            if isinstance(word, Done):
+                return word
+
+
+def engine_of(drafter: Drafter | None = None, *, num_context: int = 400) -> Engine:
+    return Engine(TableTarget(TABLE), FakeTokenizer(), num_context, drafter)
+
+
+@contextmanager
+def pool_of(
+    engine: Engine, target: Target | None = None, *, num_slots: int = 8, num_queued: int = 64,
+    **options: object,
+) -> Iterator[Pool]:  # fmt: skip
+    pool = Pool(
+        engine, target or engine.target, num_slots=num_slots, num_queued=num_queued,
+        **options,  # type: ignore[arg-type]
+    )  # fmt: skip
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def asks(num: int, method: str | None = None, num_tokens: int = 40) -> list[Ask]:
+    """Prompts and seeds that differ, greedy and not."""
+    return [
+        Ask(
+            PROMPTS[i % len(PROMPTS)],
+            SamplingParams(temperature=0.9 * (i % 3 > 0), seed=i),
+            num_tokens,
+            method=method,
+        )
+        for i in range(num)
+    ]
+
+
+def expected(ask: Ask) -> list[int]:
+    return plain_text(TABLE, ask.sampling, ask.max_tokens or 0, ask.tokens)
+
+
+def answers(pool: Pool, wanted: Sequence[Ask]) -> list[Done]:
+    listeners = [Listener(ask) for ask in wanted]
+    for listener in listeners:
+        pool.submit([listener.job])
+    return [listener.result() for listener in listeners]
+
+
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if name not in ("rest", "sps-rejection")]
+)
+def test_eight_at_once_say_what_each_says_alone(method: str) -> None:
+    engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
+    wanted = asks(24, method)
+    with pool_of(engine, Stale(engine.target)) as pool:
+        found = answers(pool, wanted)
+    assert [list(done.finished.tokens) for done in found] == [expected(ask) for ask in wanted]
+
+
+def test_the_published_rejection_rule_is_served_too() -> None:
+    engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
+    wanted = asks(8, "sps-rejection")
+    with pool_of(engine, Stale(engine.target)) as pool:
+        found = answers(pool, wanted)
+    assert all(len(done.finished.tokens) == 40 for done in found)
+
+
+def test_what_is_asked_at_once_is_scored_in_one_forward() -> None:
+    target = Counted(TableTarget(TABLE), 0.002)
+    with pool_of(engine_of(), target) as pool:
+        answers(pool, asks(8, "ar"))
+    assert len(target.widths) < 3 * 40
+    assert sorted(target.widths)[len(target.widths) // 2] >= 6
+
+
+def test_a_killed_drafter_changes_no_text() -> None:
+    recipe = replace(TABLE, noise=0.3, seconds=0.001)
+    with ProcessDrafter(recipe, on_warning=lambda line: None) as drafter, ExitStack() as stack:
+        drafter.wait_ready()
+        over = Event()
+
+        def kill() -> None:
+            while not over.wait(0.15):
+                if (pid := drafter.pid) is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+        killer = Thread(target=kill)
+        stack.callback(killer.join)
+        stack.callback(over.set)
+        engine = engine_of(drafter)
+        wanted = asks(32, "stream", 60)
+        with pool_of(engine, Counted(engine.target, 0.002)) as pool:
+            killer.start()
+            found = answers(pool, wanted)
+        over.set()
+        assert [list(done.finished.tokens) for done in found] == [expected(a) for a in wanted]
+        assert drafter.restarts > 0
+
+
+def test_who_leaves_frees_the_place_within_a_round() -> None:
+    target = Counted(TableTarget(TABLE), 0.05)
+    ended: list[str] = []
+    with pool_of(
+        engine_of(), target, num_slots=1, on_end=lambda job, reason: ended.append(reason)
+    ) as pool:
+        first, second = (Listener(ask) for ask in asks(2, "ar", 300))
+        pool.submit([first.job])
+        assert isinstance(first.words.get(timeout=LONG_S), Piece)
+        pool.submit([second.job])
+        left_s = perf_counter()
+        pool.leave(first.job)
+        assert isinstance(second.words.get(timeout=LONG_S), Piece)
+        assert perf_counter() - left_s < 0.25  # the rest of a round, and the first one of the next
+        pool.leave(second.job)
+        assert pool.drain(LONG_S)
+    assert ended == ["abort", "abort"]
+
+
+def test_who_leaves_the_queue_is_never_answered() -> None:
+    target = Counted(TableTarget(TABLE), 0.01)
+    with pool_of(engine_of(), target, num_slots=1) as pool:
+        first, second, third = (Listener(ask) for ask in asks(3, "ar", 20))
+        for listener in (first, second, third):
+            pool.submit([listener.job])
+        pool.leave(second.job)
+        first.result(), third.result()
+        assert second.words.empty()
+
+
+def test_beyond_the_queue_clients_are_told_to_come_back() -> None:
+    target = Counted(TableTarget(TABLE), 0.01)
+    with pool_of(engine_of(), target, num_slots=1, num_queued=1) as pool:
+        listeners = [Listener(ask) for ask in asks(3, "ar", 20)]
+        pool.submit([listeners[0].job])
+        pool.submit([listeners[1].job])
+        with pytest.raises(ApiError) as caught:
+            pool.submit([listeners[2].job])
+        assert caught.value.status == 429
+        assert int(caught.value.headers["Retry-After"]) >= 1
+        assert (pool.num_running, pool.num_waiting) == (1, 1)
+        listeners[1].result()
+    with pytest.raises(ApiError, match="shutting down"):
+        pool.submit([listeners[2].job])
+
+
+def test_one_answer_that_fails_ends_alone() -> None:
+    def fail(queries: Sequence[Query]) -> None:
+        if any(query.text[0] == 9 and len(query.text) > 10 for query in queries):
+            raise ComputeFailed("no memory")
+
+    engine = engine_of()
+    wanted = asks(8, "ar")
+    with pool_of(engine, Counted(engine.target, 0.001, on_score=fail)) as pool:
+        listeners = [Listener(ask) for ask in wanted]
+        for listener in listeners:
+            pool.submit([listener.job])
+        for listener, ask in zip(listeners, wanted, strict=True):
+            if ask.tokens[0] == 9:
+                with pytest.raises(ComputeFailed):
+                    listener.result()
+            else:
+                assert list(listener.result().finished.tokens) == expected(ask)
+        again = answers(pool, wanted[:1])
+    assert list(again[0].finished.tokens) == expected(wanted[0])
+
+
+def test_a_long_prompt_is_read_in_parts_while_others_go_on() -> None:
+    lengths: list[list[int]] = []
+    target = Counted(
+        TableTarget(TABLE), 0.002, on_score=lambda qs: lengths.append([len(q.text) for q in qs])
+    )
+    long = tuple(i % 31 for i in range(1000))
+    with pool_of(engine_of(num_context=2000), target, num_chunk=128) as pool:
+        short = Listener(Ask((1, 2, 3), max_tokens=200, method="ar"))
+        pool.submit([short.job])
+        short.words.get(timeout=LONG_S)
+        reader = Listener(Ask(long, max_tokens=5, method="ar"))
+        pool.submit([reader.job])
+        done = reader.result()
+        assert short.result().finished.stats.num_new_tokens == 200
+    assert list(done.finished.tokens) == plain_text(TABLE, SamplingParams(), 5, long)
+    parts = [max(found) for found in lengths if 100 < max(found) <= 1000 and len(found) > 1]
+    assert parts[:7] == [128, 256, 384, 512, 640, 768, 896]
+
+
+def test_who_leaves_while_a_long_prompt_is_read_is_not_read_to() -> None:
+    listener = Listener(Ask(tuple(i % 31 for i in range(5000)), max_tokens=5, method="ar"))
+    target = Counted(TableTarget(TABLE))
+    with pool_of(engine_of(num_context=6000), target) as pool:
+        target.on_score = lambda queries: pool.leave(listener.job)
+        pool.submit([listener.job])
+        assert pool.drain(LONG_S)
+    assert len(target.widths) == 1
+    assert listener.words.empty()
+
+
+def test_a_conversation_comes_back_to_the_slot_that_knows_it() -> None:
+    with pool_of(engine_of(), num_slots=4) as pool:
+        told = answers(pool, asks(4, "ar", 10))
+        for ask, done in list(zip(asks(4), told, strict=True))[::-1]:
+            text = (*ask.tokens, *done.finished.tokens)
+            (again,) = answers(pool, [Ask((*text, 1), max_tokens=3)])
+            assert again.num_cached == len(text) - 1  # the last token was drawn, never read
+
+
+def test_waiting_answers_are_taken_in_turn() -> None:
+    order: list[int] = []
+    with pool_of(
+        engine_of(), Counted(TableTarget(TABLE), 0.001), num_slots=2,
+        on_end=lambda job, reason: order.append(job.ask.sampling.seed),
+    ) as pool:  # fmt: skip
+        answers(pool, asks(12, "ar", 10))
+    assert all(abs(place - seed) <= 2 for place, seed in enumerate(order))
+
+
+def test_the_engine_alone_says_the_same() -> None:
+    engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
+    for ask in asks(6):
+        last = list(engine.generate(ask.tokens, ask.sampling, max_tokens=ask.max_tokens))[-1]
+        assert isinstance(last, Finished)
+        assert list(last.tokens) == expected(ask)
+
+
+def test_alone_a_planner_sees_the_target_as_it_is_and_beside_others_it_drafts_less() -> None:
+    costs = Costs()
+    for width, seconds in ((0, 1.0), (1, 1.1), (3, 1.3), (7, 1.7), (15, 2.5), (31, 4.1)):
+        for _ in range(4):
+            costs.observe_forward(seconds, width)
+    load = Load(costs)
+    load.begin(0)
+    own = load.costs(0)
+    assert [own.forward_s(n) for n in (0, 1, 7)] == [costs.forward_s(n) for n in (0, 1, 7)]
+    alone = own.forward_s(7) / own.forward_s(0)
+    for slot in range(1, 8):
+        load.begin(slot)
+    beside = own.forward_s(7) / own.forward_s(0)
+    assert beside > alone
+    for slot in range(1, 8):
+        load.end(slot)
+    assert own.forward_s(7) / own.forward_s(0) == alone

@@ -1,0 +1,119 @@
+"""The Triton kernels against their oracle, in Triton's interpreter: no GPU, no compiler.
+
+Half precision is float16 here: the interpreter cannot multiply matrices of bfloat16.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
+pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
+pytest.importorskip("triton", reason="triton is not installed: it comes with torch for CUDA")
+
+from test_torch_models import oracle_rows, query_of, random_text, random_tree, target_of
+
+from duodec.backends.torch import kernels, layouts
+from duodec.backends.torch.target import TorchScores, TorchTarget
+from duodec.core.draft import Draft
+from duodec.core.protocols import Query
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Targets use the kernels on the CPU too."""
+
+    def split_layouts(network: object, num_region: int, on_warning: object) -> object:
+        return layouts.SplitLayouts(num_region)
+
+    monkeypatch.setattr("duodec.backends.torch.target.exact_layouts", split_layouts)
+
+
+@pytest.fixture
+def _rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's matrix product is NumPy's, whose bits depend on a row's place in the
+    matrix; a GPU's do not. So here each row is multiplied alone."""
+    if torch.cuda.is_available():
+        return
+    from triton.runtime import interpreter
+
+    def create_dot(self: object, a: Any, b: Any, d: Any, *options: object) -> object:
+        rows = [np.einsum("k,kn->n", row.copy(), b.data) for row in a.data]
+        return interpreter.TensorHandle(np.stack(rows) + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+def logits(target: TorchTarget, *queries: Query) -> list[torch.Tensor]:
+    answers = []
+    for scores in target.score(queries):
+        assert isinstance(scores, TorchScores)
+        answers.append(scores.logits)
+    return answers
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 8), (1, 7, 64), (4, 1, 80), (2, 4, 128)])
+def test_the_kernels_compute_what_the_oracle_does(shape: tuple[int, int, int]) -> None:
+    assert kernels.check(*shape, torch.float32, DEVICE) < 2e-6
+    assert kernels.check(*shape, torch.float16, DEVICE) < 2e-3
+
+
+@pytest.mark.parametrize("length", [1, 80, 336, 337, 593])
+def test_rows_through_the_kernels_are_the_models(length: int) -> None:
+    target = target_of("llama", num_context=700, num_rows=8)
+    text, draft = random_text(length), random_tree(np.random.default_rng(length), 3, 4)
+    (rows,) = logits(target, query_of(text, draft, num_prompt=max(1, length - 1)))
+    assert np.abs(rows.numpy() - oracle_rows("llama", text, draft)).max() < 2e-4
+
+
+@pytest.mark.usefixtures("_rows_alone")
+@pytest.mark.parametrize("length", [30, 334, 590])
+def test_a_row_has_the_bits_of_plain_decoding(length: int) -> None:
+    target = target_of("llama", num_context=700, num_rows=8)
+    text, draft = random_text(length), Draft.sequences([[1, 2, 3], [4, 5], [4, 6]])
+    (rows,) = logits(target, query_of(text, draft, num_prompt=length))
+    for node in range(len(draft)):
+        path = draft.path_tokens(node)
+        for i in range(len(path)):
+            (alone,) = logits(target, query_of([*text, *path[: i + 1]], num_prompt=length))
+        assert torch.equal(alone[0], rows[node + 1])
+
+
+@pytest.mark.usefixtures("_rows_alone")
+def test_several_slots_have_the_bits_of_one() -> None:
+    target = target_of("llama", num_context=400, num_slots=2, num_rows=8)
+    queries = [
+        query_of(random_text(n, n), Draft.sequences([[1, 2], [3]]), num_prompt=n - 1, slot=slot)
+        for slot, n in enumerate((40, 350))
+    ]
+    for query, rows in zip(queries, logits(target, *queries), strict=True):
+        (alone,) = logits(target_of("llama", num_context=400, num_rows=8), query)
+        assert torch.equal(rows, alone)
+
+
+def test_kernels_that_cannot_be_used_cost_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu:
+        device = torch.device("cuda")
+        dtype, num_kv_heads, group, head_size = torch.float32, 2, 2, 8
+
+    for outcome in (lambda *shape: 0.3, lambda *shape: 1 / 0):
+        warnings: list[str] = []
+        monkeypatch.setattr(kernels, "check", outcome)
+        found = layouts.exact_layouts(OnGpu(), 512, warnings.append)  # type: ignore[arg-type]
+        assert isinstance(found, layouts.BlockLayouts)
+        assert len(warnings) == 1
+        assert warnings[0].startswith("Triton's attention is off")
+    monkeypatch.setattr(kernels, "check", lambda *shape: 0.0)
+    found = layouts.exact_layouts(OnGpu(), 512, warnings.append)  # type: ignore[arg-type]
+    assert isinstance(found, layouts.SplitLayouts)

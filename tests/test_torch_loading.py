@@ -1,0 +1,482 @@
+"""Models of transformers as they are loaded: their vocabulary, their place, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import proven
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
+pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
+
+import gguf
+import tokenizers
+import torch
+import transformers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from duodec import Engine, Finished, SamplingParams
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.torch import placing
+from duodec.backends.torch.model import TorchModel
+from duodec.backends.torch.placing import Place, choose_place
+from duodec.backends.torch.rope import divisors
+from duodec.backends.torch.tokenizer import FolderTokenizer
+from duodec.cli.app import run
+from duodec.errors import BackendUnavailable, DuodecError, ModelUnreadable, VocabularyMismatch
+from duodec.loading import EngineConfig, load
+from duodec.models import resolve
+from duodec.pairing import check_pair
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Iterator[LlamaModel]:
+    """llama.cpp's, of the shipped draft."""
+    model = LlamaModel(resolve("smollm2-draft").path, vocabulary_only=True, num_gpu_layers=0)
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, vocabulary: LlamaModel) -> Path:
+    """A tiny random model with the vocabulary of the shipped draft, in bfloat16."""
+    path = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=vocabulary.num_vocab, **SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.generation_config.eos_token_id = [2, 5]
+    model.save_pretrained(path)
+    draft = resolve("smollm2-draft").path
+    tokenizer = transformers.AutoTokenizer.from_pretrained(draft.parent, gguf_file=draft.name)
+    # as in SmolLM2's own tokenizer.json; a GGUF file tells transformers nothing of it
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Iterator[TorchModel]:
+    model = TorchModel(folder, device="cpu")
+    yield model
+    model.close()
+
+
+def refused(path: Path, **options: Any) -> str:
+    """Why a model is not loaded, in one line."""
+    with pytest.raises(DuodecError) as caught:
+        TorchModel(path, **options)
+    assert "\n" not in str(caught.value)
+    assert "; " in str(caught.value), "a remedy"
+    return str(caught.value)
+
+
+# The vocabulary
+
+
+def test_both_spell_every_token_alike(model: TorchModel, vocabulary: LlamaModel) -> None:
+    check_pair(model, vocabulary)
+    check_pair(vocabulary, model)
+    assert [model.piece(t) for t in range(model.num_vocab)] == [
+        vocabulary.piece(t) for t in range(vocabulary.num_vocab)
+    ]
+
+
+def test_both_know_the_same_ends_and_the_files_more(
+    model: TorchModel, vocabulary: LlamaModel
+) -> None:
+    ours = {token for token in range(model.num_vocab) if model.is_end(token)}
+    theirs = {token for token in range(vocabulary.num_vocab) if vocabulary.is_end(token)}
+    assert ours == theirs | {5}  # of generation_config.json
+    assert (model.bos, model.eos) == (vocabulary.bos, vocabulary.eos)
+    assert not model.is_end(-1)
+
+
+def test_both_have_one_chat_template(model: TorchModel, vocabulary: LlamaModel) -> None:
+    assert model.chat_template == vocabulary.chat_template
+
+
+SNIPPETS = (
+    "<|im_start|>user\n", "<|im_end|>", "<|endoftext|>", "<|im_start", "def f(x):\n    return x**2",
+    "   ", "\n\n\t", "123 4.5e-6", "naïve café", "日本語のテキスト", "👩🏽\u200d🚀", "e\u0301",
+    "\u200b", "\ufffd", "don't WON'T", "http://a.b/c?d=e", "\r\n", "\x00", "\ud800",
+)  # fmt: skip
+texts = st.lists(st.sampled_from(SNIPPETS) | st.text(max_size=20), max_size=6).map("".join)
+
+
+@proven
+@given(texts, st.booleans())
+def test_both_cut_a_text_alike(
+    model: TorchModel, vocabulary: LlamaModel, text: str, is_templated: bool
+) -> None:
+    ours = model.tokenize(text, is_templated=is_templated)
+    assert ours == vocabulary.tokenize(text, is_templated=is_templated)
+
+
+def test_a_prompt_cannot_spell_control_tokens(model: TorchModel) -> None:
+    assert 2 not in model.tokenize("<|im_end|>", is_templated=False)
+    assert model.tokenize("<|im_end|>", is_templated=True) == [2]
+
+
+def test_a_vocabulary_of_another_family_is_refused(model: TorchModel, tmp_path: Path) -> None:
+    other = sentencepiece(tmp_path)
+    with pytest.raises(VocabularyMismatch, match="the draft has 40 tokens"):
+        check_pair(model, other)
+
+
+def sentencepiece(folder: Path, **config: Any) -> FolderTokenizer:
+    """A vocabulary as Llama 2's: bytes, words with their spaces, added tokens, padding."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in (0x0A, 0xE2, 0x82, 0xAC))]
+    words += ["▁", "a", "b", "▁a", "▁ab", "ab"]
+    vocab = {word: number for number, word in enumerate(words)}
+    merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
+    bpe = models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True)
+    backend = tokenizers.Tokenizer(bpe)
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.add_tokens([
+        tokenizers.AddedToken("▁▁", normalized=False),
+        tokenizers.AddedToken("<|fim|>", normalized=False),
+    ])  # fmt: skip
+    saved = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", **config
+    )
+    saved.save_pretrained(folder)
+    return FolderTokenizer.open(folder, 40, frozenset())
+
+
+def test_sentencepieces_spaces_and_bytes(tmp_path: Path) -> None:
+    found = sentencepiece(tmp_path)
+    tokens = found.tokenize(" ab€\n", is_templated=False)
+    assert b"".join(map(found.piece, tokens)) == " ab€\n".encode()
+    assert found.token_text(11) == "▁ab".encode()
+    assert found.token_text(4) == b"<0xE2>"
+    assert found.piece(4) == b"\xe2"
+    assert found.token_text(13) == b"  ", "an added token is spelled as it reads"
+    assert found.piece(13) == b"  "
+    assert found.token_text(39) == b"[PAD39]"
+    assert [found.piece(token) for token in (0, 1, 2, 39)] == [b""] * 4
+
+
+def test_tokens_that_look_like_control_tokens_are_some(tmp_path: Path) -> None:
+    found = sentencepiece(tmp_path)
+    assert found.piece(14) == b""
+    assert 14 not in found.tokenize("<|fim|>", is_templated=False)
+    assert found.tokenize("<|fim|>", is_templated=True) == [14]
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [("one", "one"), ({"default": "d", "tools": "t"}, "d"), ({"tools": "t"}, None), (None, None)],
+)
+def test_of_several_chat_templates_the_default_is_taken(
+    tmp_path: Path, template: Any, found: str | None
+) -> None:
+    assert sentencepiece(tmp_path, chat_template=template).chat_template == found
+
+
+# Facts and places
+
+
+def test_a_folder_is_computed_in_its_own_numbers_on_the_cpu(model: TorchModel) -> None:
+    assert model.place == Place("cpu", torch.bfloat16)
+    assert model.causal_lm.dtype == torch.bfloat16
+    assert (model.num_layers, model.num_context_train) == (2, 4096)
+    assert model.num_params == sum(p.numel() for p in model.causal_lm.parameters())
+    assert model.num_bytes == 2 * model.num_params
+    assert model.cache_bytes_per_token == 2 * 2 * 32 * 2
+    assert model.description == f"llama {model.num_params / 1e6:.0f}M bfloat16"
+
+
+def test_another_dtype_can_be_asked_for(folder: Path) -> None:
+    model = TorchModel(folder, dtype="float32", device="cpu")
+    assert {p.dtype for p in model.causal_lm.parameters()} == {torch.float32}
+    model.close()
+    model.close()
+
+
+def test_a_gpu_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendUnavailable, match=r"no device cuda: .*; mend that, or use --device"):
+        choose_place("cuda", "auto", None)
+    assert choose_place("auto", "auto", None) == Place("cpu", torch.float32)
+    assert choose_place("auto", "auto", torch.float16) == Place("cpu", torch.float16)
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One GPU, as far as questions about it go."""
+    answers = {
+        "is_available": True, "device_count": 1, "is_bf16_supported": True,
+        "mem_get_info": (3 * 10**9, 8 * 10**9), "get_device_name": "Toy",
+    }  # fmt: skip
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = choose_place("auto", "auto", torch.float32)
+    assert place == Place("cuda:0", torch.bfloat16)
+    assert (place.words, place.free_bytes) == ("cuda:0 (Toy)", 3 * 10**9)
+    assert choose_place("cpu", "auto", torch.float32) == Place("cpu", torch.float32)
+    assert choose_place("cuda:0", "float16", None) == Place("cuda:0", torch.float16)
+    with pytest.raises(BackendUnavailable, match="no device cuda:1: this machine shows 1"):
+        choose_place("cuda:1", "auto", None)
+    assert "cuda:0 Toy, 3.00 GB of 8.00 GB free" in str(placing.gpu_words())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    assert choose_place("cuda", "auto", None).dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("free", "dtype", "remedy"),
+    [
+        (7_000_000, "bfloat16", "use --context 2048 or less"),
+        (7_000_000, "float32", "use --dtype bfloat16"),
+        (1_000_000, "float32", "take a smaller model, or a quantised GGUF file"),
+    ],
+)
+def test_too_little_memory_says_what_would_fit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, free: int, dtype: str, remedy: str
+) -> None:
+    monkeypatch.setattr(Place, "free_bytes", property(lambda place: free))
+    words = refused(folder, dtype=dtype, device="cpu", num_context=4096)
+    assert remedy in words
+    assert f"{free / 1e6:.1f} MB free" in words
+    assert "4096 tokens of context" in words
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate\n2 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried"),
+        MemoryError(),
+    ],
+)
+def test_memory_that_runs_out_while_loading_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def fail(**_: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    assert refused(folder, device="cpu").startswith("out of memory: ")
+
+
+# What is refused
+
+
+@pytest.fixture
+def broken(folder: Path, tmp_path: Path) -> Path:
+    """A copy to break."""
+    return Path(shutil.copytree(folder, tmp_path / "broken"))
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mystery", "auto_map": {"AutoConfig": "c.C"}}, "runs code of its own"),
+        ({"model_type": "mystery"}, "has the architecture 'mystery', which transformers"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "is no language model"),
+        ({"model_type": "t5", "architectures": ["T5Model"]}, "is no language model (T5Model)"),
+        ({"quantization_config": {"quant_method": "awq"}}, "is quantised (awq)"),
+        ({"num_attention_heads": 3, "head_dim": None}, "; "),
+        ({"hidden_size": 32, "head_dim": 32}, "cannot be loaded by transformers"),
+        ({"num_hidden_layers": 3}, "lacks 9 weights, such as model.layers.2"),
+    ],
+)
+def test_what_a_configuration_asks_for_in_vain(
+    broken: Path, changes: dict[str, Any], words: str
+) -> None:
+    configure(broken, **changes)
+    assert words in refused(broken, device="cpu")
+
+
+def test_code_that_comes_with_a_model_is_never_run(broken: Path) -> None:
+    ran = broken / "ran"
+    (broken / "c.py").write_text(f"open({str(ran)!r}, 'w')\nclass C: pass\n")
+    names = {"AutoConfig": "c.C", "AutoModelForCausalLM": "c.C", "AutoTokenizer": ["c.C", "c.C"]}
+    configure(broken, model_type="mystery", auto_map=names)
+    refused(broken, device="cpu")
+    configure(broken, model_type="llama")  # known by itself: its own code is not needed
+    TorchModel(broken, device="cpu").close()
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"model": {}}'])
+def test_a_broken_tokenizer_is_one_line(broken: Path, content: bytes) -> None:
+    (broken / "tokenizer.json").write_bytes(content)
+    assert "has no tokenizer" in refused(broken, device="cpu")
+
+
+# GGUF files
+
+
+def tiny_gguf(path: Path, freqs: Any = None, **metadata: Any) -> Path:
+    """A llama of one layer with a byte-level vocabulary of 260."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    for name, value in {"block_count": 1, "context_length": 512, "embedding_length": 32,
+                        "feed_forward_length": 32, "attention.head_count": 1,
+                        "rope.dimension_count": 32, "vocab_size": 260}.items():  # fmt: skip
+        writer.add_uint32(f"llama.{name}", value)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_float32("llama.rope.freq_base", 500000.0)
+    for name, value in metadata.items():
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(f"llama.rope.scaling.{name}", value)
+    words = ["<s>", "</s>", "<pad>", *pre_tokenizers.ByteLevel.alphabet(), "ab"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list(sorted(words[:3]) + sorted(words[3:]))
+    writer.add_token_types([3] * 3 + [1] * 257)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(0)
+    rng = np.random.default_rng(0)
+    shapes = {"token_embd": (260, 32), "output_norm": (32,), "output": (260, 32),
+              "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,)}  # fmt: skip
+    shapes |= {f"blk.0.{n}": (32, 32) for n in ("attn_q", "attn_k", "attn_v", "attn_output",
+                                                "ffn_gate", "ffn_up", "ffn_down")}  # fmt: skip
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", rng.standard_normal(shape).astype(np.float32))
+    if freqs is not None:
+        writer.add_tensor("rope_freqs.weight", np.asarray(freqs, dtype=np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file,
+                  writer.write_tensors_to_file):  # fmt: skip
+        write()
+    writer.close()
+    return path
+
+
+def test_a_gguf_file_is_dequantised_and_keeps_its_own_vocabulary(tmp_path: Path) -> None:
+    model = TorchModel(tiny_gguf(tmp_path / "m.gguf"), device="cpu", num_context=100)
+    assert model.place == Place("cpu", torch.float32)
+    assert isinstance(model.vocabulary, LlamaModel)
+    assert model.num_vocab == 260
+    assert model.causal_lm.config.rope_parameters["rope_type"] == "default"
+    tokens = model.tokenize("hé", is_templated=True)
+    assert b"".join(map(model.piece, tokens)) == "hé".encode()
+    model.close()
+    model.close()
+
+
+def test_llama_31s_rope_is_found_in_a_gguf_file(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", divisors(500000.0, 32, 8.0).numpy())
+    model = TorchModel(path, device="cpu")
+    config = model.causal_lm.config
+    assert config.rope_parameters["rope_type"] == "llama3"
+    assert config.rope_parameters["factor"] == 8.0
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
+    plain = 500000.0 ** -(torch.arange(0, 32, 2, dtype=torch.float64) / 32)
+    expected = plain / divisors(500000.0, 32, 8.0).double()
+    torch.testing.assert_close(scaled.double(), expected, rtol=1e-5, atol=0)
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("freqs", "metadata", "words"),
+    [
+        (np.linspace(1, 8, 16), {}, "divisors that are not Llama 3.1's"),
+        (None, {"type": "yarn", "factor": 4.0}, "scales its rope (yarn)"),
+    ],
+)
+def test_a_rope_that_would_be_wrong_is_refused(
+    tmp_path: Path, freqs: Any, metadata: dict[str, Any], words: str
+) -> None:
+    assert words in refused(tiny_gguf(tmp_path / "m.gguf", freqs, **metadata), device="cpu")
+
+
+def test_a_linear_rope_is_taken_over(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf", type="linear", factor=2.0)
+    model = TorchModel(path, device="cpu")
+    found = model.causal_lm.config.rope_parameters
+    assert (found["rope_type"], found["factor"], found["rope_theta"]) == ("linear", 2.0, 500000.0)
+    model.close()
+
+
+def test_a_truncated_gguf_file_is_one_line(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(ModelUnreadable):
+        TorchModel(path, device="cpu")
+
+
+# The whole
+
+
+def answer(engine: Engine, method: str, **sampling: float) -> Finished:
+    prompt = engine.tokens_of("The sky is")
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    *_, last = engine.generate(prompt, params, method=method, max_tokens=24)
+    assert isinstance(last, Finished)
+    return last
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    config = EngineConfig(
+        target=str(folder), draft="smollm2-draft", dtype="fp32", device="cpu", context=512
+    )
+    with load(config) as engine:
+        yield engine
+
+
+def test_the_text_is_that_of_transformers_generate(engine: Engine, folder: Path) -> None:
+    found = answer(engine, "ar").tokens
+    plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = torch.tensor([engine.tokens_of("The sky is")])
+    whole = plain.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)
+    assert list(found) == whole[0, prompt.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("method", ["duo", "sps", "stream", "lookup"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_gguf_draft_in_its_process_changes_no_text(
+    engine: Engine, method: str, temperature: float
+) -> None:
+    sampling = {"temperature": temperature, "seed": 7}
+    assert answer(engine, method, **sampling).tokens == answer(engine, "ar", **sampling).tokens
+
+
+def test_doctor_looks_at_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["doctor", "--json", "--target", str(folder), "--draft", "smollm2-draft"]
+    assert run([*arguments, "--device", "cpu", "--context", "256", "-t", "1"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["computed by"]["words"] == "torch on the CPU, in bfloat16"
+    assert "all equal" in checks["vocabularies"]["words"]
+    assert f"torch {version('torch')}" in checks["torch"]["words"]
+    assert checks["plain decoding"]["verdict"] == "ok"
