@@ -137,7 +137,7 @@ def _killed(
     for event in engine.generate(prompt, sampling, method="stream", max_tokens=len(plain.tokens)):
         if isinstance(event, Delta):
             num_seen += 1
-            if num_seen % _KILL_EVERY == 0 and drafter.pid is not None:
+            if num_seen >= _KILL_EVERY * (num_kills + 1) and drafter.pid is not None:
                 os.kill(drafter.pid, signal.SIGKILL)
                 num_kills += 1
         elif isinstance(event, Finished):
