@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import typer
 
-from benchmarks.gpu_forwards import bandwidth, exact_rows, plain_decoding, same_noise
+from benchmarks.gpu_forwards import WARNINGS, bandwidth, exact_rows, plain_decoding, same_noise
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.torch.ballast import BallastNetwork, random_model, shape_named
 from duodec.backends.torch.draft import TorchDraftModel
@@ -70,6 +70,7 @@ class Report:
                 self.found[name] = work()
             except Exception as error:  # noqa: BLE001  the other sections go on
                 self.found[name] = {"error": f"{type(error).__name__}: {error}"}
+        self.found["warnings"] = WARNINGS
         print(
             f"{name} ({time.monotonic() - begin_s:.0f} s): {_short(self.found[name])}", flush=True
         )
@@ -174,7 +175,8 @@ class Pair:
 
 def _exact(pair: Pair) -> dict[str, Any]:
     model = pair.model(pair.target)
-    target = TorchTarget(Network(model.causal_lm), num_context=_CONTEXT)
+    network = Network(model.causal_lm)
+    target = TorchTarget(network, num_context=_CONTEXT, on_warning=WARNINGS.append)
     try:
         return exact_rows(target, model.num_vocab, 40 if pair.device == "cuda" else 4)
     finally:
@@ -275,7 +277,7 @@ def _stage(pair: Pair, shape: str | None, plan: BenchPlan) -> Iterator[Stage]:
             network = BallastNetwork(model.causal_lm, beside)
         else:
             network = Network(model.causal_lm)
-        target = TorchTarget(network, num_context=_CONTEXT)
+        target = TorchTarget(network, num_context=_CONTEXT, on_warning=WARNINGS.append)
         stack.callback(target.close)
         before = _free_bytes(pair.device)
         drafter = stack.enter_context(_drafter(pair, model))

@@ -22,6 +22,7 @@ from duodec.core.sampling import Sampler
 WIDTHS = (0, 1, 3, 7, 15, 31, 63)  # draft tokens; a row more is computed
 CONTEXTS = (128, 1024, 4096)
 _RUNS, _WARM_UPS = 25, 3
+WARNINGS: list[str] = []  # a graph or a kernel that is not used must not be measured unnoticed
 _COPIED_BYTES = 2 << 30
 
 
@@ -92,7 +93,10 @@ def plain_decoding(
             network = Network(model)
             try:
                 target = TorchTarget(
-                    network, num_context=max(contexts) + 64, is_width_exact=is_exact
+                    network,
+                    num_context=max(contexts) + 64,
+                    is_width_exact=is_exact,
+                    on_warning=WARNINGS.append,
                 )
                 return forwards(target, shape.num_vocab, contexts)
             finally:

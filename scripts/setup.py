@@ -213,7 +213,13 @@ def _wheel_key(cpu: str, cmake_args: str) -> str:
 
 
 def _check_compiler(cmake_args: str) -> None:
-    has_nvcc = shutil.which("nvcc") or os.environ.get("CUDACXX")
+    told = ("CMAKE_CUDA_COMPILER", "CUDAToolkit_ROOT")  # CMake finds it there
+    has_nvcc = (
+        shutil.which("nvcc")
+        or any(os.environ.get(name) for name in ("CUDACXX", "CUDA_PATH"))
+        or any(name in cmake_args for name in told)
+        or Path("/usr/local/cuda/bin/nvcc").exists()
+    )
     if "-DGGML_CUDA=on" in cmake_args.replace("=ON", "=on") and not has_nvcc:
         _fail(
             f"CMAKE_ARGS={cmake_args}: no CUDA compiler (nvcc) found; install the CUDA toolkit and "

@@ -234,7 +234,7 @@ def test_a_gpu_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyPatch
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """One GPU, as far as questions about it go."""
     answers = {
-        "is_available": True, "device_count": 1, "is_bf16_supported": True,
+        "is_available": True, "device_count": 1, "get_device_capability": (9, 0),
         "mem_get_info": (3 * 10**9, 8 * 10**9), "get_device_name": "Toy",
     }  # fmt: skip
     for name, answer in answers.items():
@@ -251,7 +251,7 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(BackendUnavailable, match="no device cuda:1: this machine shows 1"):
         choose_place("cuda:1", "auto", None)
     assert "cuda:0 Toy, 3.00 GB of 8.00 GB free" in str(placing.gpu_words())
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
     assert choose_place("cuda", "auto", None).dtype == torch.float16
 
 

@@ -237,6 +237,7 @@ class _Answer:
                     break
         finally:
             self.session.drafter.cancel(self.session.slot)
+            self.engine.prepare(False)  # this thread is its owner's again
         if last := self.stream.finish():
             yield Delta(tuple(last))
         yield Finished(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,7 +120,10 @@ def core_plan(config: EngineConfig, target: LoadedTarget) -> CorePlan:
     """How this target and its draft share the cores that this process may use: as they were
     measured to be shared best, where that was measured."""
     cores = available_cores()
-    known = None if target.is_on_cpu else Profile.read(profile_key(config))
+    known = None
+    if not target.is_on_cpu:
+        with suppress(DuodecError):  # the draft is not on this machine yet, or there is none
+            known = Profile.read(profile_key(config))
     return CorePlan.make(
         cores,
         target_is_on_cpu=target.is_on_cpu,

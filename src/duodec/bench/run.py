@@ -9,7 +9,6 @@ the drafter's process, for all of them.)
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -221,12 +220,12 @@ class Runner:
         proves_text = bed.name in ("real", "clocked")
         is_exempt = method.name == "sps-rejection" and is_sampled  # exact in law only
         is_identical = answer.tokens == turn.answer if proves_text and not is_exempt else None
-        forwards_per_second = 1 / bed.forward_s if bed.forward_s else math.inf
+        ceiling = stats.mean_accepted / bed.forward_s if bed.forward_s else None
         is_last = turn.number == len(prompt.turns)
         return replace(
             _measured(blank, stats),
             identical=is_identical,
-            ceiling_tokens_per_second=stats.mean_accepted * forwards_per_second,
+            ceiling_tokens_per_second=ceiling,
             memory_bytes=resident_bytes(),
             energy_j=joules,
             score=self.score(prompt, answer.text) if is_last else None,

@@ -90,6 +90,7 @@ def profile(
             names = (target, draft_for(config) if engine.drafter else None)
             found = profiling.measure(engine, key, names, on_progress)
             if engine.drafter and not engine.shares_cores and draft_threads is None:
+                engine.prepare(False)  # all cores are ours again
                 swept = profiling.sweep_threads(
                     lambda count: drafter_with(config, engine, count),
                     profiling.thread_counts(len(available_cores()) - 1),

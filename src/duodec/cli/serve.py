@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -48,7 +49,14 @@ duodec serve --config serve.conf     or from a file: `port: 9000`, one option a 
 def _defaults(context: typer.Context, file: Path | None) -> Path | None:
     """The options of a file become the defaults of this command."""
     if file is not None:
-        context.default_map = {**(context.default_map or {}), **read_options(file)}
+        found = read_options(file)
+        known = [str(parameter.name) for parameter in context.command.params]
+        for name in found:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise BadOption(f"{file} has no option '{name}' to set{hint}")
+        context.default_map = {**(context.default_map or {}), **found}
     return file
 
 

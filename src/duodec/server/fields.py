@@ -15,7 +15,7 @@ _MAX_DEPTH_REMEDY = "send one JSON object"
 def parse_object(data: bytes) -> dict[str, Any]:
     """The JSON object of a body. Raises ApiError."""
     try:
-        value = json.loads(data, parse_constant=_no_number)
+        value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
         if b"\\ud" in data.lower():  # halves of characters are no text: nothing could be sent back
             whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
             value = json.loads(whole, parse_constant=_no_number)

@@ -100,7 +100,10 @@ class Guard:
         origins = self._settings.cors_origins
         # the page that we serve ourselves; not a stranger's whose name leads to this machine
         is_known = _is_local(host) or not self._settings.is_loopback
-        is_own = is_known and urlsplit(origin).netloc == host
+        try:
+            is_own = is_known and bool(host) and urlsplit(origin).netloc == host
+        except ValueError:  # no address at all
+            is_own = False
         return is_own or "*" in origins or origin in origins or bool(_HERE.fullmatch(origin))
 
     def _answer_headers(self, origin: str | None) -> list[tuple[bytes, bytes]]:

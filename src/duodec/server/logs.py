@@ -66,4 +66,5 @@ def _time(record: logging.LogRecord) -> str:
 
 def _shown(value: object) -> str:
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if any(c in text for c in ' "=\n') else text
+    is_plain = text.isprintable() and not any(c in text for c in ' "=')
+    return text if is_plain else json.dumps(text, ensure_ascii=not text.isprintable())

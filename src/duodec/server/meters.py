@@ -48,7 +48,8 @@ class Meters:
         """An answer has ended: as OpenAI's finish reasons, ``abort`` or ``error``."""
         self._ended.labels(reason).inc()
         if job.rounds:
-            self._prompt.inc(len(job.ask.tokens))
+            if job.ask.choice == 0:  # as `usage` counts it: once a request
+                self._prompt.inc(len(job.ask.tokens))
             self._first_s.observe(job.rounds[0].end_s - job.arrive_s)
             self._count(job.rounds)
         self._whole_s.observe(max(0.0, perf_counter() - job.arrive_s))

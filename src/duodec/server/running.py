@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -61,7 +63,11 @@ def serve(service: Service, load: Load, sock: socket.socket) -> None:
     try:
         server.run(sockets=[sock])
     finally:
-        loader.join()
+        loader.join(_MARGIN_S)
+        if loader.is_alive():  # in a library that knows no interruption: nobody is served yet
+            log.info("ended while loading")
+            logging.shutdown()
+            os._exit(0)
         service.close()
         loader.free()
         sock.close()

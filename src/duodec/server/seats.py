@@ -149,12 +149,20 @@ class SharedTarget:
 
     def _run(self) -> None:
         while (batch := self._next()) is not None:
-            self._forward(batch)
-            with self._condition:
-                self._asked[:0] = [a for a in batch if a.outcome is None and not a.seat.is_left()]
+            try:
+                self._forward(batch)
+            except Exception as error:  # noqa: BLE001  a mistake of ours must not end this thread
                 for asked in batch:
-                    if asked.outcome is None and asked.seat.is_left():
+                    if asked.outcome is None:
+                        asked.end(error)
+            with self._condition:
+                for asked in batch:
+                    if asked.outcome is not None:
+                        continue
+                    if asked.seat.is_left():
                         asked.answered.set()
+                    else:
+                        self._asked.append(asked)  # behind others: readers take turns
         for asked in self._asked:
             asked.answered.set()
 

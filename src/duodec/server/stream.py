@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine
+from time import perf_counter
 from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -17,7 +18,7 @@ from duodec.server.errors import api_error
 from duodec.server.feed import Feed
 from duodec.server.forms import Form
 from duodec.server.jobs import Failed
-from duodec.server.logs import note
+from duodec.server.logs import log, note
 
 _T = TypeVar("_T")
 _PING = b": ping\n"
@@ -72,20 +73,27 @@ class EventStream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        for chunk in self._form.opening():
-            yield event(chunk)
+        said_s = perf_counter()
         try:
+            for chunk in self._form.opening():
+                yield event(chunk)
             while not self._feed.is_over:
-                word = await self._feed.next(self._ping_s)
-                if word is None:
-                    yield _PING
-                    continue
-                assert not isinstance(word[1], Failed)
-                if chunks := self._form.add(word[0], word[1]):
-                    yield b"".join(map(event, chunks))
+                # words may be held back for long, as those of a call are
+                word = await self._feed.next(max(0.0, said_s + self._ping_s - perf_counter()))
+                chunks = []
+                if word is not None:
+                    assert not isinstance(word[1], Failed)
+                    chunks = self._form.add(word[0], word[1])
+                if chunks or perf_counter() - said_s >= self._ping_s:
+                    yield b"".join(map(event, chunks)) or _PING
+                    said_s = perf_counter()
             yield b"".join(map(event, self._form.ending()))
         except Exception as error:  # noqa: BLE001  what began must be ended in the same shape
-            yield event(api_error(error).body)
+            told = api_error(error)
+            if told is not error and told.status >= 500:
+                log.error("a stream failed", exc_info=error)
+            note(error=told.status)
+            yield event(told.body)
         yield _DONE
 
 

@@ -96,3 +96,5 @@ class BallastNetwork(Network):
         super().close()
         if self._stack is not None:
             self._stack.close()
+            if beside := self.__dict__.pop("_beside", None):
+                beside.layers.clear()

@@ -158,12 +158,16 @@ class Forwards:
     def _guarded(self, work: Callable[[], _Result]) -> _Result:
         try:
             return work()
-        except RuntimeError as error:  # out of memory is one, and what the driver reports
-            reason = str(error).split("\n", 1)[0]
-            raise ComputeFailed(
-                f"torch could not compute a forward ({reason}); if memory is short, use a "
-                "smaller --context"
-            ) from error
+        except Exception as error:  # out of memory, what the driver or a compiler reports
+            raise failure(error) from error
+
+
+def failure(error: Exception) -> ComputeFailed:
+    """What torch reported, in one line."""
+    reason = str(error).split("\n", 1)[0]
+    return ComputeFailed(
+        f"torch could not compute a forward ({reason}); if memory is short, use a smaller --context"
+    )
 
 
 def _run(key: object, body: Callable[[], None]) -> None:

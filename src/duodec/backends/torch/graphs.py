@@ -89,7 +89,7 @@ class Graphs:
                 capture_error_mode="thread_local",
             ):
                 body()
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001  a compiler's are of any kind; the body runs eager
             self._can_capture = False
             self._graphs.clear()
             reason = str(error).split("\n", 1)[0]

@@ -55,7 +55,8 @@ def choose_place(device: str, dtype: str, own_dtype: Any) -> Place:
         return Place(found, getattr(torch, dtype))
     if found == "cpu":
         return Place(found, own_dtype or torch.float32)
-    return Place(found, torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16)
+    has_bf16 = torch.cuda.get_device_capability(found) >= (8, 0)  # older ones emulate it, slowly
+    return Place(found, torch.bfloat16 if has_bf16 else torch.float16)
 
 
 def _device(device: str) -> str:

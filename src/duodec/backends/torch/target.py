@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from duodec.backends.torch.attention import BLOCK, TAIL, TextWindow
 from duodec.backends.torch.draws import Drawn, draw
-from duodec.backends.torch.forwards import Forwards, Lines
+from duodec.backends.torch.forwards import Forwards, Lines, failure
 from duodec.backends.torch.graphs import Queue
 from duodec.backends.torch.layouts import Layouts, WindowLayouts, exact_layouts
 from duodec.backends.torch.library import torch
@@ -123,28 +124,24 @@ class TorchTarget:
     def close(self) -> None:
         """Free the cache, and give the model its own attention back; can be called twice."""
         self._network.close()
-        self.__dict__.pop("_cache", None)
+        if cache := self.__dict__.pop("_cache", None):
+            cache.layers.clear()  # they know it: a cycle over all its memory
         self.__dict__.pop("_forwards", None)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         self._check(queries)
         firsts = np.cumsum([0, *(len(query.draft) + 1 for query in queries)]).tolist()
-        with self._queue.scope():
+        memos = self._slots.of([query.slot for query in queries])
+        with self._queue.scope(), _blamed(memos):
             logits = torch.empty(
                 (firsts[-1], self._network.num_vocab),
                 dtype=torch.float32,
                 device=self._network.device,
             )
-            memos = self._slots.of([query.slot for query in queries])
-            try:
-                self._follow(queries, memos)
-                for query, memo, first in zip(queries, memos, firsts, strict=False):
-                    self._read(query, memo, logits[first : first + 1])
-                self._continue(queries, memos, firsts, logits)
-            except ComputeFailed:
-                for memo in memos:
-                    memo.cut(0)
-                raise
+            self._follow(queries, memos)
+            for query, memo, first in zip(queries, memos, firsts, strict=False):
+                self._read(query, memo, logits[first : first + 1])
+            self._continue(queries, memos, firsts, logits)
             drawn = draw(logits, queries, self._queue.to_host)
         return [
             TorchScores(query, drawn, logits[first:end], first)
@@ -257,3 +254,16 @@ class TorchTarget:
         for layout in self._layouts.for_one_text():
             for width in self._widths:
                 self._forwards.score(line, width, layout, can_repeat=True)
+
+
+@contextmanager
+def _blamed(memos: Sequence[SlotMemo]) -> Iterator[None]:
+    """What a device reports becomes ComputeFailed, and what may be half computed is forgotten."""
+    try:
+        yield
+    except (RuntimeError, ComputeFailed) as error:
+        for memo in memos:
+            memo.cut(0)
+        if isinstance(error, ComputeFailed):
+            raise
+        raise failure(error) from error
