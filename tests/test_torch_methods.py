@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
+
 import torch
 from fakes import FakeDatastore, FixedBudget
 from test_torch_models import KINDS, NUM_VOCAB, build, random_text, target_of

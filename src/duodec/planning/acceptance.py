@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,29 +38,31 @@ class Acceptance:
     """
 
     def __init__(self) -> None:
-        self._right = np.zeros(_NUM_BINS * _NUM_RANKS)  # labels that were, by bin and rank
-        self._num = np.zeros(_NUM_BINS * _NUM_RANKS)
+        self._right = [0.0] * _NUM_BINS * _NUM_RANKS  # labels that were, by bin and rank
+        self._num = [0.0] * _NUM_BINS * _NUM_RANKS
         self._coverage = (0.0, 0.0)  # the same of whole sets of candidates
 
     def estimates(self, confidences: Sequence[float], ranks: Sequence[int]) -> FloatArray:
         """The likelihood that each is the target's token, given that its parent is."""
         prior = np.array(confidences, dtype=np.float64)
         cells = _cells(prior, ranks)
-        rates: FloatArray = (self._right[cells] + _PRIOR_WEIGHT * prior) / (
-            self._num[cells] + _PRIOR_WEIGHT
-        )
+        right, num = np.array(self._right)[cells], np.array(self._num)[cells]
+        rates: FloatArray = (right + _PRIOR_WEIGHT * prior) / (num + _PRIOR_WEIGHT)
         return rates
 
     def observe(
         self, confidences: Sequence[float], ranks: Sequence[int], is_right: Sequence[bool]
     ) -> None:
         """Labels of siblings."""
-        cells = _cells(np.array(confidences, dtype=np.float64), ranks)
-        old = np.unique(cells[self._num[cells] >= _MEMORY])
-        self._right[old] *= 0.5
-        self._num[old] *= 0.5
-        np.add.at(self._right, cells, is_right)
-        np.add.at(self._num, cells, 1.0)
+        # a dozen numbers: loops are faster than arrays here
+        for confidence, rank, right in zip(confidences, ranks, is_right, strict=True):
+            bin_ = min(int(_NUM_BINS * math.sqrt(confidence)), _NUM_BINS - 1)
+            cell = bin_ * _NUM_RANKS + min(rank, _NUM_RANKS - 1)
+            if self._num[cell] >= _MEMORY:
+                self._right[cell] *= 0.5
+                self._num[cell] *= 0.5
+            self._right[cell] += right
+            self._num[cell] += 1
 
     @property
     def coverage(self) -> float:
