@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import huggingface_hub
@@ -80,6 +81,10 @@ def test_files_decide_about_the_backend(folder: Path) -> None:
     assert backend_of(EngineConfig(target=gguf)) == "llama.cpp"
     assert backend_of(EngineConfig(target=gguf, target_backend="torch")) == "torch"
     assert target_file(EngineConfig(target=gguf, target_backend="torch")).path == Path(gguf)
+
+
+@pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed: make setup-torch")
+def test_a_folder_is_found_as_it_is(folder: Path) -> None:
     assert target_file(EngineConfig(target=str(folder))).path == folder
 
 

@@ -81,7 +81,7 @@ def target_file(config: EngineConfig) -> ModelFile:
     BackendUnavailable before a download that nothing here could load."""
     if config.target_backend == LLAMA_CPP or _format(config) == "gguf":
         return resolve(config.target, offline=config.offline)
-    _require_torch()
+    _require_torch(config)
     return resolve_folder(config.target, offline=config.offline)
 
 
@@ -119,11 +119,7 @@ def _load_llama(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
 
 
 def _load_torch(config: EngineConfig, on_warning: Callable[[str], None]) -> LoadedTarget:
-    if config.gpu_layers != -1:
-        raise BadOption(
-            f"gpu-layers is {config.gpu_layers}, which only llama.cpp can serve; use --device"
-        )
-    _require_torch()
+    _require_torch(config)
     from duodec.backends.torch.model import TorchModel
     from duodec.backends.torch.network import Network
     from duodec.backends.torch.placing import is_out_of_memory
@@ -167,7 +163,7 @@ def open_vocabulary(config: EngineConfig) -> TargetModel:
 def target_is_elsewhere(config: EngineConfig) -> bool:
     """Whether the target will compute on a GPU. Loads libraries, but no model."""
     if backend_of(config) == TORCH:
-        _require_torch()
+        _require_torch(config)
         from duodec.backends.torch.placing import choose_place
 
         return not choose_place(config.device, config.dtype_name, None).is_on_cpu
@@ -204,6 +200,11 @@ def llama_layers(config: EngineConfig) -> int:
     return config.gpu_layers
 
 
-def _require_torch() -> None:
-    """Raises BackendUnavailable, which names the remedy."""
+def _require_torch(config: EngineConfig) -> None:
+    """Raises BadOption for what only llama.cpp can do, and BackendUnavailable, which names the
+    remedy."""
+    if config.gpu_layers != -1:
+        raise BadOption(
+            f"gpu-layers is {config.gpu_layers}, which only llama.cpp can serve; use --device"
+        )
     import duodec.backends.torch.library  # noqa: F401
