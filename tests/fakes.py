@@ -407,3 +407,30 @@ class FakeTokenizer:
 
     def is_end(self, token: int) -> bool:
         return token == self.eos
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz .,\n"
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}a"
+
+
+@dataclass(frozen=True)
+class Letters:
+    """A vocabulary of letters, and an end token that is never drawn on its own account."""
+
+    num_vocab: int = len(LETTERS) + 1
+    chat_template: str | None = TEMPLATE
+    bos: int = -1
+    eos: int = len(LETTERS)
+    ends: bool = False
+
+    def token_text(self, token: int) -> bytes:
+        return self.piece(token)
+
+    def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
+        return [LETTERS.find(c) if c in LETTERS else ord(c) % len(LETTERS) for c in text]
+
+    def piece(self, token: int) -> bytes:
+        return LETTERS[token].encode() if token < len(LETTERS) else b""
+
+    def is_end(self, token: int) -> bool:
+        return self.ends and token == self.eos

@@ -17,6 +17,7 @@ for _name in ("starlette", "uvicorn", "prometheus_client", "httpx"):
     pytest.importorskip(_name, reason=f"{_name} is not installed: pip install '.[server,dev]'")
 
 import httpx  # noqa: E402
+from fakes import LETTERS, Letters  # noqa: E402
 
 from duodec.backends.table import TableModel, TableTarget  # noqa: E402
 from duodec.core.protocols import Datastore, Drafter, Query, Scores, Target  # noqa: E402
@@ -26,32 +27,7 @@ from duodec.server.running import Server, listen  # noqa: E402
 from duodec.server.service import Service  # noqa: E402
 from duodec.server.settings import Settings  # noqa: E402
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz .,\n"
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}a"
 MODEL = "tables"
-
-
-@dataclass(frozen=True)
-class Letters:
-    """A vocabulary of letters, and an end token that is never drawn on its own account."""
-
-    num_vocab: int = len(LETTERS) + 1
-    chat_template: str | None = TEMPLATE
-    bos: int = -1
-    eos: int = len(LETTERS)
-    ends: bool = False
-
-    def token_text(self, token: int) -> bytes:
-        return self.piece(token)
-
-    def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
-        return [LETTERS.find(c) if c in LETTERS else ord(c) % len(LETTERS) for c in text]
-
-    def piece(self, token: int) -> bytes:
-        return LETTERS[token].encode() if token < len(LETTERS) else b""
-
-    def is_end(self, token: int) -> bool:
-        return self.ends and token == self.eos
 
 
 @dataclass

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from fakes import noisy_text
+from fakes import LETTERS, Letters, noisy_text
 
 from duodec import loading
 from duodec.backends.table import TableModel, TableTarget
@@ -30,30 +30,6 @@ from duodec.loading import EngineConfig
 from duodec.models import resolve
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-LETTERS = "abcdefghijklmnopqrstuvwxyz .,\n"
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}a"
-
-
-@dataclass(frozen=True)
-class Letters:
-    """A vocabulary of letters, and an end token that is drawn now and then."""
-
-    num_vocab: int = len(LETTERS) + 1
-    chat_template: str | None = TEMPLATE
-    bos: int = -1
-    eos: int = len(LETTERS)
-
-    def token_text(self, token: int) -> bytes:
-        return self.piece(token)
-
-    def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
-        return [LETTERS.find(c) if c in LETTERS else ord(c) % len(LETTERS) for c in text]
-
-    def piece(self, token: int) -> bytes:
-        return LETTERS[token].encode() if token < len(LETTERS) else b""
-
-    def is_end(self, token: int) -> bool:
-        return False
 
 
 @dataclass

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import Letters
+from hypothesis import given
+from hypothesis import strategies as st
 from server_fakes import (
     MODEL,
     TABLE,
-    Letters,
     Running,
     Slowed,
     engine_on_tables,
@@ -31,6 +33,7 @@ from duodec.engine import Engine
 from duodec.errors import BadOption
 from duodec.events import Finished
 from duodec.server.settings import Settings
+from duodec.server.tools import Call, ToolCalls
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
 
@@ -318,6 +321,33 @@ def test_calls_of_tools(is_streamed: bool) -> None:
         {"name": "add", "arguments": '{"a": 1}'}, {"name": "add", "arguments": "{}"},
     ]  # fmt: skip
     assert all(call["id"].startswith("call_") and call["type"] == "function" for call in calls)
+
+
+_PIECES = (
+    "Let me", "\n", " ", "<", "<tool_call>", "</tool_call>", '{"name": "add"}', "[1]", "<tool",
+    "_call>",
+)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(_PIECES), max_size=12), st.data())
+def test_how_a_text_was_cut_changes_neither_words_nor_calls(
+    pieces: list[str], data: st.DataObject
+) -> None:
+    text = "".join(pieces)
+
+    def split(parts: list[str]) -> tuple[str, list[tuple[str, str]]]:
+        splitter = ToolCalls()
+        found = [f for part in parts for f in splitter.push(part)] + [*splitter.finish()]
+        calls = [(f.name, f.arguments) for f in found if isinstance(f, Call)]
+        return "".join(f for f in found if isinstance(f, str)), calls
+
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = split([text])
+    assert split(parts) == whole
+    assert split(list(text)) == whole
+    if not whole[1]:  # nothing was called: every letter is said, and none is added
+        assert whole[0] == text
 
 
 def test_tools_need_a_template_that_has_them(server: Running) -> None:

@@ -15,10 +15,10 @@ from threading import Event, Thread
 from typing import Any
 
 import psutil
+from fakes import Letters
 from server_fakes import (
     MODEL,
     TABLE,
-    Letters,
     Running,
     Slowed,
     engine_on_tables,

@@ -157,6 +157,24 @@ def test_acceptance_is_learned_by_confidence_and_rank() -> None:
     assert all(values[n] <= values[p] for n, p in enumerate(tree.parents) if p != ROOT)
 
 
+def test_a_mirror_knows_what_the_tree_knows_however_its_nodes_arrive() -> None:
+    tree, mirror = CandidateTree(), CandidateTree()
+    tree.expand(ROOT, [5, 6], [0.6, 0.3])
+    tree.expand(1, [7], [0.5])
+    tree.expand(0, [8, 9], [0.5, 0.4])
+    tree.expand(ROOT, [4], [0.1])  # as a merged draft may have it
+    mirror.extend(tree.tokens[:1], tree.parents[:1], tree.confidences[:1])
+    mirror.extend(tree.tokens[1:], tree.parents[1:], tree.confidences[1:])
+    for known in (tree, mirror):
+        assert known.ranks == [0, 1, 0, 0, 1, 2]
+        assert [known.children(n) for n in (ROOT, 0, 1, 2)] == [[0, 1, 5], [3, 4], [2], []]
+        assert known.num_expanded == 3
+        under = known.follow([5])
+        assert (under.tokens, under.ranks, under.parents) == ([8, 9], [0, 1], [ROOT, ROOT])
+        assert len(known.follow([5, 8])) == 0
+        assert not known.follow([5, 8]).is_expanded(ROOT)
+
+
 def test_the_edge_is_what_has_no_successors() -> None:
     tree = small()
     assert unexpanded(CandidateTree(), [], 4) == 1.0

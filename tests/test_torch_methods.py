@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from duodec.core.sampling import Draw, Sampler, SamplingParams
 from duodec.decoding.methods import METHODS, method
 from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
+from duodec.models import resolve
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]
 NUM_TOKENS = 48
@@ -178,17 +178,15 @@ def test_a_row_off_by_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- a trained model, where it is at hand
 
-SMOLLM2 = Path("~/.cache/duodec/models/smollm2-b179c952.gguf").expanduser()
 
-
-@pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not in the model cache")
 @pytest.mark.filterwarnings("ignore")  # of gguf and transformers while they load
 def test_smollm2_says_what_transformers_says() -> None:
     pytest.importorskip("gguf", reason="gguf is not installed: make setup-torch")
     import transformers
 
+    path = resolve("smollm2").path
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(SMOLLM2.parent), gguf_file=SMOLLM2.name, dtype=torch.float32
+        str(path.parent), gguf_file=path.name, dtype=torch.float32
     ).eval()
     tokens = torch.tensor([[504, 2365, 282, 4649, 314, 260, 253, 314, 260, 1789]])
     with torch.inference_mode():

@@ -36,8 +36,12 @@ class Stream(Method):
     is_overlapped = True
     learns = True
 
-    num_tokens: int = 80  # draft tokens in a forward at most; the planner says how many of them
-    patience: float = 1.75  # how much faster than decoding a wait for drafts must bring tokens
+    num_tokens: int = (
+        Planner.num_tokens
+    )  # draft tokens in a forward at most; the planner says how many of them
+    patience: float = (
+        Planner.patience
+    )  # how much faster than decoding a wait for drafts must bring tokens
     plan: Tree = field(default_factory=Tree)
     acceptance: Acceptance = field(default_factory=Acceptance)
     memory: FreeMemory = field(default_factory=FreeMemory)

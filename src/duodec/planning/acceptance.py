@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,12 +18,14 @@ _NUM_BINS = 12  # of confidence
 _NUM_RANKS = 4  # first, second, third, later
 _PRIOR_WEIGHT = 6.0  # labels that the prior counts as
 _PRIOR_COVERAGE = 0.6
+# where bins of confidence begin, but the first: finer near 0
+_EDGES = [(i / _NUM_BINS) ** 2 for i in range(1, _NUM_BINS)]
 _MEMORY = 400.0  # labels of a bin after which old ones fade
 
 
 def _cells(confidences: FloatArray, ranks: Sequence[int]) -> NDArray[np.int64]:
-    """By bin of confidence, finer near 0, and by rank."""
-    bins = np.minimum((_NUM_BINS * np.sqrt(confidences)).astype(np.int64), _NUM_BINS - 1)
+    """By bin of confidence and by rank."""
+    bins = np.searchsorted(_EDGES, confidences, side="right")
     cells: NDArray[np.int64] = bins * _NUM_RANKS + np.minimum(
         np.asarray(ranks, dtype=np.int64), _NUM_RANKS - 1
     )
@@ -56,8 +58,7 @@ class Acceptance:
         """Labels of siblings."""
         # a dozen numbers: loops are faster than arrays here
         for confidence, rank, right in zip(confidences, ranks, is_right, strict=True):
-            bin_ = min(int(_NUM_BINS * math.sqrt(confidence)), _NUM_BINS - 1)
-            cell = bin_ * _NUM_RANKS + min(rank, _NUM_RANKS - 1)
+            cell = bisect_right(_EDGES, confidence) * _NUM_RANKS + min(rank, _NUM_RANKS - 1)
             if self._num[cell] >= _MEMORY:
                 self._right[cell] *= 0.5
                 self._num[cell] *= 0.5

@@ -36,7 +36,6 @@ class Planner:
     num_tokens: int = 80  # draft tokens in a forward at most
     patience: float = 1.75  # how much faster than decoding a wait must bring tokens
     _rate: Rate = field(default_factory=lambda: Rate(_FADE))
-    _seen: dict[str, float] = field(default_factory=dict)
 
     def choose(self, offers: Sequence[Offer], num_tokens: int, depth: int) -> Draft:
         """The connected subtree that brings the most tokens a second.

@@ -23,10 +23,16 @@ Found = str | Call
 
 
 class ToolCalls:
-    """Splits a text into what is said and what is called. Holds back what may begin a call."""
+    """Splits a text into what is said and what is called, the same however it was cut.
+
+    Holds back what may begin a call, and white space before which nothing was said since the
+    last call: where a call follows it, it says nothing.
+    """
 
     def __init__(self) -> None:
-        self._held = ""
+        self._held = ""  # from what may begin a call on
+        self._blank = ""  # white space that waits for words
+        self._is_saying = False  # words came since the last call
         self.num_calls = 0
 
     def push(self, text: str) -> Iterator[Found]:
@@ -34,37 +40,43 @@ class ToolCalls:
         self._held += text
         while _BEGIN in self._held:
             before, _, after = self._held.partition(_BEGIN)
+            yield from self._said(before)
+            self._held = _BEGIN + after
             if _END not in after:
-                if before:
-                    yield before
-                self._held = _BEGIN + after
                 return
             inside, _, self._held = after.partition(_END)
-            if before.strip():
-                yield before
-            yield from self._calls(inside)
+            yield from self._called(inside, _END)
         certain = len(self._held) - _doubtful(self._held)
-        if certain:
-            text, self._held = self._held[:certain], self._held[certain:]
-            if text.strip() or not self.num_calls:  # line breaks between calls say nothing
-                yield text
+        text, self._held = self._held[:certain], self._held[certain:]
+        yield from self._said(text)
 
     def finish(self) -> Iterator[Found]:
         """What was held back, at the end of the answer; a call may lack its end."""
         held, self._held = self._held, ""
         if held.startswith(_BEGIN):
-            yield from self._calls(held[len(_BEGIN) :])
-        elif held:
-            yield held
+            yield from self._called(held[len(_BEGIN) :], "")
+        else:
+            yield from self._said(held)
+        if self._blank and not self.num_calls:
+            yield self._blank
 
-    def _calls(self, inside: str) -> Iterator[Found]:
+    def _said(self, text: str) -> Iterator[str]:
+        self._blank += text
+        self._is_saying = self._is_saying or bool(self._blank.strip())
+        if self._is_saying and self._blank:
+            yield self._blank
+            self._blank = ""
+
+    def _called(self, inside: str, end: str) -> Iterator[Found]:
         try:
             value = json.loads(inside)
             items = value if isinstance(value, list) else [value]
             calls = [(str(i["name"]), i.get("arguments", i.get("parameters", {}))) for i in items]
         except (ValueError, LookupError, TypeError, AttributeError):
-            yield f"{_BEGIN}{inside}{_END}"  # no call: the client sees what the model said
+            # no call: the client sees what the model said
+            yield from self._said(f"{_BEGIN}{inside}{end}")
             return
+        self._blank, self._is_saying = "", False
         for name, arguments in calls:
             self.num_calls += 1
             words = arguments if isinstance(arguments, str) else json.dumps(arguments)
