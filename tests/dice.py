@@ -33,6 +33,7 @@ from duodec.drafting.inline import InlineDrafter
 
 T = TypeVar("T")
 Tokens = tuple[int, ...]
+Rule = Callable[[Tokens], Sequence[int]]
 
 
 class ScriptedDice:
@@ -134,17 +135,32 @@ class LawTable(TableModel):
         cells = self.cells(context.tokens().tolist())
         return np.array(cells, dtype=np.float32) / np.float32(self.num_cells)
 
-    def product_law(self, prompt: Sequence[int], num_tokens: int) -> dict[Tokens, float]:
-        """The law of the first tokens after a prompt, by multiplication."""
+    def product_law(
+        self, prompt: Sequence[int], num_tokens: int, mask: Rule = lambda answer: (1,) * 99
+    ) -> dict[Tokens, float]:
+        """The law of the first tokens after a prompt, by multiplication. Where tokens are masked,
+        the others share their part."""
         law = {(): 1.0}
         for _ in range(num_tokens):
-            law = {
-                (*tokens, token): p * count / self.num_cells
-                for tokens, p in law.items()
-                for token, count in enumerate(self.cells((*prompt, *tokens)))
-                if count
-            }
+            longer = {}
+            for tokens, p in law.items():
+                cells = self.cells((*prompt, *tokens))
+                kept = [count * may for count, may in zip(cells, mask(tokens), strict=False)]
+                for token, count in enumerate(kept):
+                    if count:
+                        longer[(*tokens, token)] = p * count / sum(kept)
+            law = longer
         return law
+
+
+@dataclass(frozen=True)
+class RuleMask:
+    """A mask by a rule of the answer."""
+
+    rule: Rule
+
+    def allowed(self, answer: np.ndarray) -> np.ndarray:
+        return np.array(self.rule(tuple(answer.tolist())), dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -166,18 +182,27 @@ class DiceSampler(Sampler):
         return ScriptedKey(self.dice)
 
     def draw(self, row: Row, context: Context) -> Draw:
-        return Draw(self._drawn(row, context), float("inf"))
+        return Draw(self._drawn(self._masked(row, context), context), float("inf"))
 
     def law(self, row: Row, context: Context) -> Law:
+        row = self._masked(row, context)
         tokens = np.flatnonzero(row)
         return Law(tokens, row[tokens].astype(np.float64))
 
     def candidates(self, row: Row, context: Context, k: int):
         """The coupled guess first, then the others by probability."""
+        row = self._masked(row, context)
         drawn = self._drawn(row, context)
         others = [t for t in np.argsort(-row, kind="stable").tolist() if t != drawn]
         tokens = np.array([drawn, *others][:k])
         return tokens, row[tokens].astype(np.float64)
+
+    def _masked(self, row: Row, context: Context) -> Row:
+        if self.mask is None:
+            return row
+        kept = row * self.mask.allowed(context.answer(self.num_prompt_tokens))
+        assert kept.any(), "a mask that leaves nothing"
+        return kept / kept.sum()
 
     def _drawn(self, row: Row, context: Context) -> int:
         cell = self.dice.cell(context.position, self.num_cells)
@@ -221,6 +246,7 @@ class Case:
     budget: int = 6
     prompt: Tokens = (0, 1, 0, 1, 0)
     is_late: bool = False
+    mask: Rule | None = None  # by the answer so far
 
 
 @dataclass
@@ -258,7 +284,12 @@ def survey(name: str, case: Case) -> Witness:
             prompt=case.prompt,
             capacity=len(case.prompt) + case.room,
             drafter=drafter,
-            sampler=DiceSampler(dice=dice, num_cells=case.target.num_cells),
+            sampler=DiceSampler(
+                num_prompt_tokens=len(case.prompt),
+                mask=RuleMask(case.mask) if case.mask else None,
+                dice=dice,
+                num_cells=case.target.num_cells,
+            ),
             costs=FixedBudget(case.budget),
             datastore=noisy_text(case.target.num_vocab),
             clock=TickingClock(),
@@ -293,7 +324,8 @@ def survey(name: str, case: Case) -> Witness:
 def assert_exact(name: str, case: Case) -> Witness:
     """The law of a method's first tokens is the target's product law."""
     witness = survey(name, case)
-    wanted = case.target.product_law(case.prompt, case.num_tokens)
+    masked = {"mask": case.mask} if case.mask else {}
+    wanted = case.target.product_law(case.prompt, case.num_tokens, **masked)
     assert_same_law(witness.law, wanted)
     return witness
 
@@ -388,11 +420,26 @@ def _turned(*cells: int) -> Callable[[Tokens], Sequence[int]]:
     return lambda prefix: tuple(np.roll(cells, prefix[-1]).tolist())
 
 
+def _in_threes(answer: Tokens) -> Sequence[int]:
+    """Every token, then two of those after the last one, then the last or the one before it: of
+    four, whose laws (2, 1, 1, 0) are turned by the last token, whole cells are left each time."""
+    turn = len(answer) % 3
+    allowed = [(1, 1, 1, 1), (0, 1, 1, 0), (1, 0, 0, 1)][turn]
+    return tuple(np.roll(allowed, answer[-1]).tolist()) if turn else allowed
+
+
 def _three(rule: Callable[[Tokens], Sequence[int]], num_cells: int = 4) -> LawTable:
     return LawTable(num_vocab=3, num_cells=num_cells, rule=rule)
 
 
 FULL_SUPPORT = Case("full support", _three(_turned(2, 1, 1)), _three(_turned(1, 1, 2)))
+
+MASKED = Case(
+    "masked",
+    LawTable(rule=_turned(2, 1, 1, 0)),
+    LawTable(rule=_turned(1, 1, 1, 1)),
+    mask=_in_threes,
+)
 
 CASES = [
     Case("draft is target", _three(_scrambled(3, 3, 4)), _three(_scrambled(3, 3, 4))),
@@ -408,6 +455,8 @@ CASES = [
     replace(FULL_SUPPORT, name="late drafter", is_late=True),
     FULL_SUPPORT,
     replace(FULL_SUPPORT, name="wide", num_tokens=3, room=5),
+    MASKED,
+    replace(MASKED, name="masked, draft is target", draft=MASKED.target),
 ]
 
 # coins in place of four cells: long texts, so long chains and several rounds of them

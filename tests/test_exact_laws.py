@@ -70,7 +70,7 @@ def test_drafts_longer_than_a_token_are_scored(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHAINED)
 def test_a_draft_that_is_the_target_is_never_refused(name: str) -> None:
-    for case in ("draft is target", "deep, draft is target"):
+    for case in ("draft is target", "deep, draft is target", "masked, draft is target"):
         witness = exact(name, case_named(case))
         assert witness.num_scored > 0
         assert witness.num_refused == 0

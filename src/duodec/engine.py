@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol
 
+from duodec.backends.llguidance import Masks
 from duodec.chat import Message, render
+from duodec.core.grammar import Mask
 from duodec.core.protocols import Datastore, Drafter, Target
 from duodec.core.round import Round, Stats
 from duodec.core.sampling import Sampler, SamplingParams
@@ -69,6 +71,9 @@ class Engine:
     resources: ExitStack = field(default_factory=ExitStack)
     costs: Costs = field(default_factory=Costs)
     _methods: dict[str, Method] = field(default_factory=dict)  # with what they have learned
+
+    def __post_init__(self) -> None:
+        self._masks = Masks(self.tokenizer)
 
     @classmethod
     def load(cls, target: str = "smollm2", draft: str | None = "auto", **options: Any) -> Engine:
@@ -145,7 +150,7 @@ class Engine:
             prompt=tokens,
             capacity=min(self.num_context, wanted),
             drafter=self._drafter_for(chosen),
-            sampler=Sampler(sampling, choice, len(tokens)),
+            sampler=Sampler(sampling, choice, len(tokens), self._mask(sampling)),
             slot=slot,
             datastore=self.datastore or NoDatastore(),
             costs=self.costs,
@@ -163,7 +168,7 @@ class Engine:
         """Raises what `generate` would raise of these; nothing is computed."""
         self.method(method)
         self._checked(tokens)
-        self._checked_sampling(sampling)
+        self._mask(self._checked_sampling(sampling))
 
     def method(self, method: str | Method | None) -> Method:
         """The method to use. Raises BadOption when it needs what is not there."""
@@ -204,6 +209,9 @@ class Engine:
                 f"{self.tokenizer.num_vocab}; use tokens of the model"
             )
         return sampling
+
+    def _mask(self, sampling: SamplingParams) -> Mask | None:
+        return self._masks.mask(sampling.grammar) if sampling.grammar else None
 
 
 @dataclass

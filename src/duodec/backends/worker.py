@@ -14,7 +14,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 from time import perf_counter
 from typing import Protocol, runtime_checkable
@@ -33,6 +33,7 @@ from duodec.backends.channel import (
 )
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
+from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.sampling import Tokens
 from duodec.errors import BadOption
@@ -50,6 +51,14 @@ class ReadsInChunks(Protocol):
     between two calls, a second at least."""
 
     on_chunk: Callable[[], None]
+
+
+@runtime_checkable
+class HasMasks(Protocol):
+    """A draft model that knows its vocabulary's texts, so that what it drafts follows a grammar.
+    Another one's drafts are refused where they do not."""
+
+    def mask(self, grammar: Grammar) -> Mask: ...
 
 
 class _Abandoned(BaseException):  # so that no model's `except Exception` eats it
@@ -79,6 +88,7 @@ class Worker:
         self._jobs: dict[int, _Job] = {}  # by slot, whose turn it is first
         self._texts: dict[int, Tokens] = {}  # by slot, the last one received
         self._seen: dict[int, Tokens] = {}  # by slot, the last one read
+        self._masks: dict[int, tuple[Grammar, Mask]] = {}  # by slot, the last one
         self._current: _Job | None = None
         self._busy_s = 0.0
         if isinstance(model, ReadsInChunks):
@@ -132,7 +142,7 @@ class Worker:
         try:
             if job.steps is None:
                 has_taken_long = self._read(job)
-                job.steps = job.request.plan.grow(self._model, job.request)
+                job.steps = job.request.plan.grow(self._model, self._masked(job))
                 if has_taken_long:
                     return
             start = perf_counter()
@@ -142,6 +152,7 @@ class Worker:
             return
         except Exception as error:  # noqa: BLE001  one request fails, the drafter goes on
             del self._jobs[job.request.slot]
+            self._masks.pop(job.request.slot, None)  # one that failed stays so
             self._send(Kind.ERROR, job.request.slot, job.epoch, Failure.of(error))
             return
         finally:
@@ -164,6 +175,18 @@ class Worker:
             job.read_s = perf_counter() - job.start_s
         self._seen[slot] = text
         return is_long
+
+    def _masked(self, job: _Job) -> DraftRequest:
+        """The request, with a mask of its own where its grammar can be followed here."""
+        request = job.request
+        grammar = request.sampler.params.grammar
+        if grammar is None or not isinstance(self._model, HasMasks):
+            return request
+        known = self._masks.get(request.slot)
+        if known is None or known[0] != grammar:
+            self._tell(Kind.READING, job)  # to read a grammar may take a while
+            known = self._masks[request.slot] = (grammar, self._model.mask(grammar))
+        return replace(request, sampler=replace(request.sampler, mask=known[1]))
 
     def _between_chunks(self) -> None:
         """The model's hook: shows that we live, and ends a reading that nobody wants."""

@@ -50,6 +50,17 @@ def descending(values: Row) -> NDArray[np.int64]:
     return order
 
 
+def masked(row: Row, allowed: NDArray[np.bool_] | None) -> Row:
+    """The row with -inf where a token is not ``allowed``, or lies beyond what that knows. The row
+    itself where nothing of it would be left, as in a draft's smaller vocabulary."""
+    if allowed is None:
+        return row
+    size = min(len(row), len(allowed))
+    kept = np.full_like(row, -np.inf)
+    np.copyto(kept[:size], row[:size], where=allowed[:size])
+    return kept if kept.max() > -np.inf else row
+
+
 def log_normaliser(row: Row) -> float:
     """ln of the sum of exp over a row of logits."""
     shift = row.max()

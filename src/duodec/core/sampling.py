@@ -1,6 +1,6 @@
 """From a row of logits to a token: the samplers, the keyed draw, the law.
 
-The order is that of transformers: bias and penalties, temperature, top-k, top-p, min-p.
+The order is that of transformers: mask, bias and penalties, temperature, top-k, top-p, min-p.
 The keyed draw is ``argmax(score + gumbel)`` over the tokens that survive (Gumbel-max), so
 it follows the law exactly and depends on nothing but the row and the key. Everything that
 decides a token is a comparison, a fixed-order fp32 operation or an integer sum: another
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core import noise
-from duodec.core.rows import HEAD, Row, descending, log_normaliser, nucleus, top
+from duodec.core.grammar import Grammar, Mask
+from duodec.core.rows import HEAD, Row, descending, log_normaliser, masked, nucleus, top
 from duodec.errors import BadOption
 
 Tokens = NDArray[np.int32]  # (length,)
@@ -38,6 +39,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # on the answer, as in OpenAI's interface
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: Grammar | None = None  # that the answer must match
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -78,6 +80,10 @@ class Context:
     def tokens(self) -> Tokens:
         return np.concatenate([self.text, np.asarray(self.tail, dtype=np.int32)])
 
+    def answer(self, num_prompt_tokens: int) -> Tokens:
+        """The tokens after the prompt."""
+        return self.tokens()[num_prompt_tokens:]
+
 
 @dataclass(frozen=True)
 class Law:
@@ -113,11 +119,19 @@ class Draw:
 
 @dataclass(frozen=True)
 class Sampler:
-    """The samplers of one answer: parameters, which answer, where the prompt ends."""
+    """The samplers of one answer: parameters, which answer, where the prompt ends.
+
+    ``mask`` is the parameters' grammar on the vocabulary of the rows. It stays where it was made:
+    who is sent a sampler makes its own.
+    """
 
     params: SamplingParams = field(default_factory=SamplingParams)
     choice: int = 0
     num_prompt_tokens: int = 0
+    mask: Mask | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[type[Sampler], tuple[SamplingParams, int, int]]:
+        return Sampler, (self.params, self.choice, self.num_prompt_tokens)
 
     def key(self, position: int, stream: int = noise.DRAW) -> int:
         return noise.key(self.params.seed, self.choice, position, stream)
@@ -126,7 +140,8 @@ class Sampler:
         """The keyed draw from a row of logits."""
         tokens, scores = self._survivors(row, context)
         tokens, scores = self._perturbed_best(tokens, scores, context.position, 2)
-        margin = float(scores[0] - scores[1]) if len(scores) > 1 else math.inf
+        is_contest = len(scores) > 1 and scores[1] > -math.inf
+        margin = float(scores[0] - scores[1]) if is_contest else math.inf
         return Draw(int(tokens[0]), margin)
 
     def law(self, row: Row, context: Context) -> Law:
@@ -156,8 +171,10 @@ class Sampler:
         return tokens[:k], (weights / weights.sum())[:k]
 
     def _adjusted(self, row: Row, context: Context) -> Row:
-        """Bias and penalties."""
+        """Mask, bias and penalties."""
         p = self.params
+        if self.mask is not None:
+            row = masked(row, self.mask.allowed(context.answer(self.num_prompt_tokens)))
         if p.logit_bias:
             row = row.copy()
             for token, bias in p.logit_bias.items():
@@ -171,7 +188,7 @@ class Sampler:
             row[seen] = np.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
         if p.presence_penalty or p.frequency_penalty:
             row = row.copy()
-            answer = context.tokens()[self.num_prompt_tokens :]
+            answer = context.answer(self.num_prompt_tokens)
             seen, counts = np.unique(answer, return_counts=True)
             is_known = seen < len(row)
             seen, counts = seen[is_known], counts[is_known]
@@ -199,6 +216,10 @@ class Sampler:
         if p.min_p > 0:
             keep = scores >= scores.max() + np.float32(math.log(p.min_p))
             tokens, scores = tokens[keep], scores[keep]
+        if self.mask is not None or p.logit_bias:  # what is banned may still be among them
+            keep = scores > -np.inf
+            if keep.any():
+                tokens, scores = tokens[keep], scores[keep]
         return tokens, scores
 
     def _perturbed_best(

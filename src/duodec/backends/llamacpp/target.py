@@ -8,6 +8,8 @@ from pathlib import Path
 
 from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llguidance import Masks
+from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import Query, RowQuery, Scores
 from duodec.core.rows import Row, top
 from duodec.core.sampling import Draw, Law
@@ -86,7 +88,7 @@ class LlamaDraftModel:
 
     Of a text longer than its own context it reads the last part only: a draft that sees less
     guesses worse, but it goes on guessing. Of a vocabulary larger than the target's it knows the
-    first ``num_vocab`` tokens only.
+    first ``num_vocab`` tokens only. Its cache holds ``num_texts`` of them at once.
     """
 
     def __init__(
@@ -96,12 +98,14 @@ class LlamaDraftModel:
         num_context: int,
         num_threads: int,
         num_vocab: int | None = None,
+        num_texts: int = 1,
     ) -> None:
         self._num_vocab = num_vocab
+        self._masks = Masks(model)
         self._num_window = min(num_context, model.num_context_train - MAX_WIDTH)
         self.context = LlamaContext(
             model,
-            num_context=self._num_window + 4 * MAX_WIDTH,
+            num_context=num_texts * (self._num_window + 4 * MAX_WIDTH),
             num_sequences=_DRAFT_SEQUENCES,
             num_threads=num_threads,
             max_rows=_DRAFT_SEQUENCES,
@@ -113,6 +117,10 @@ class LlamaDraftModel:
             query = replace(query, text=query.text[self._window_start(len(query.text)) :])
         (rows,) = self.context.rows([query])
         return [row[: self._num_vocab] for row in rows]
+
+    def mask(self, grammar: Grammar) -> Mask:
+        """The grammar on this vocabulary. Raises BadOption."""
+        return self._masks.mask(grammar)
 
     def _window_start(self, length: int) -> int:
         """Moves in steps, so that the window is read anew only once a step."""
@@ -137,6 +145,7 @@ class LlamaRecipe:
     num_context: int
     num_threads: int
     num_vocab: int | None = None  # of the target
+    num_texts: int = 1  # that it knows at once, each of ``num_context`` tokens
 
     def load(self) -> LlamaDraftModel:
         model = LlamaModel(self.path, num_gpu_layers=0)
@@ -145,4 +154,5 @@ class LlamaRecipe:
             num_context=self.num_context,
             num_threads=self.num_threads,
             num_vocab=self.num_vocab,
+            num_texts=self.num_texts,
         )

@@ -163,7 +163,8 @@ def _sampled_in_order(
     is_first = is_kept & (perturbed == first)
     winner = torch.where(is_first, tokens, num_vocab).amin(-1, keepdim=True)
     second = torch.where(tokens == winner, -torch.inf, perturbed).amax(-1, keepdim=True)
-    margin = torch.where(num_kept[:, None] == 1, torch.inf, first - second)
+    is_alone = (num_kept[:, None] == 1) | (second == -torch.inf)
+    margin = torch.where(is_alone, torch.inf, first - second)
     rest_loses = values[:, -1:] + float(GUMBEL_MAX) < second
     is_settled = is_known & ((num_kept <= num_head)[:, None] | rest_loses)[:, 0]
     if num_head == num_vocab:

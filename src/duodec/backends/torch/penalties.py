@@ -1,4 +1,4 @@
-"""Bias and penalties on the device: as `Sampler` has them, for all rows of a query at once.
+"""Masks, bias and penalties on the device: as `Sampler` has them, for a query's rows at once.
 
 A text's tokens are edited in all rows of its query; tokens of a branch in the rows that lie on
 it, from the values they had before. Counts are made on the host, in integers.
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.backends.torch.library import torch
+from duodec.core.grammar import Mask
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams
 
@@ -19,7 +20,8 @@ from duodec.core.sampling import SamplingParams
 def adjusts(params: SamplingParams) -> bool:
     """Whether these parameters change logits before they are sampled."""
     return bool(
-        params.logit_bias
+        params.grammar
+        or params.logit_bias
         or params.repetition_penalty != 1
         or params.presence_penalty
         or params.frequency_penalty
@@ -27,8 +29,10 @@ def adjusts(params: SamplingParams) -> bool:
 
 
 def adjust(logits: torch.Tensor, query: Query) -> None:
-    """Apply a query's bias and penalties to its rows: (rows, vocab) fp32, in place."""
+    """Apply a query's mask, bias and penalties to its rows: (rows, vocab) fp32, in place."""
     params, (num_rows, num_vocab) = query.sampler.params, logits.shape
+    if query.sampler.mask is not None:
+        _restrict(logits, query, query.sampler.mask)
     bias = [(t, b) for t, b in params.logit_bias.items() if t < num_vocab]
     if bias:
         biased = _on(logits, [token for token, _ in bias])
@@ -46,6 +50,20 @@ def adjust(logits: torch.Tensor, query: Query) -> None:
     counted = _on(logits, counts, torch.float32)
     logits[:, text_at] = penalise.values(logits[:, text_at], counted)
     logits[tail_at] = on_branches
+
+
+def _restrict(logits: torch.Tensor, query: Query, mask: Mask) -> None:
+    """What `duodec.core.rows.masked` does, to all rows."""
+    num_rows, num_vocab = logits.shape
+    is_open = np.ones((num_rows, num_vocab), dtype=bool)
+    for row in range(num_rows):
+        allowed = mask.allowed(query.context(row).answer(query.sampler.num_prompt_tokens))
+        if allowed is not None:
+            size = min(num_vocab, len(allowed))
+            is_open[row, :size], is_open[row, size:] = allowed[:size], False
+    kept = logits.masked_fill(~_on(logits, is_open, torch.bool), -torch.inf)
+    has_any = kept.amax(-1, keepdim=True) > -torch.inf
+    logits.copy_(torch.where(has_any, kept, logits))
 
 
 class _Penalties:

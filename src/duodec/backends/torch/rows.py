@@ -31,4 +31,5 @@ def best(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     winner = values.argmax(-1, keepdim=True)  # the first among equals
     second = values.scatter(-1, winner, -torch.inf).amax(-1, keepdim=True)
     margin = values.gather(-1, winner) - second
+    margin = torch.where(second == -torch.inf, torch.inf, margin)
     return winner[:, 0], margin[:, 0]

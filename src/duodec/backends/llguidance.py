@@ -1,0 +1,175 @@
+"""Grammars on llguidance: which tokens of a vocabulary may follow, for any beginning of an answer.
+
+The library follows one beginning at a time and can take back what it followed, so the branches of
+a draft are asked about one after the other, each from where it parts from the last. It would
+also prescribe how a text that the grammar forces is cut into tokens; that is the model's choice
+here, so its law is the plain one, renormalised over the tokens that go on with some word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from itertools import takewhile
+from threading import Lock
+from typing import Any, Protocol
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.backends.channel import common_prefix
+from duodec.core.grammar import Grammar
+from duodec.errors import BadOption, ComputeFailed
+
+_REMEMBERED = 64  # grammars
+# between two words of a JSON text: a model that may write any blank can write blanks for ever
+_JSON_BLANK = r"\n?[ \t]{0,40}"
+# no token goes on, as in a vocabulary that lacks a letter: the mask then lets the answer end
+_DEAD_ENDS = ("NoExtension", "NoExtensionBias")
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+
+
+class Vocabulary(Protocol):
+    """What a grammar must know of tokens."""
+
+    @property
+    def num_vocab(self) -> int: ...
+    def token_text(self, token: int) -> bytes: ...
+    def piece(self, token: int) -> bytes: ...
+    def is_end(self, token: int) -> bool: ...
+
+
+class Masks:
+    """The grammars of one vocabulary: read once, followed by as many answers as there are.
+
+    The vocabulary is read when the first mask is wanted: up to a second for the largest.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._tokens: llguidance.LLTokenizer | None = None
+        self._ends: list[int] = []
+        self._known: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def mask(self, grammar: Grammar) -> PathMask:
+        """The grammar's mask for one answer. Raises BadOption on what is no grammar."""
+        with self._lock:
+            if grammar not in self._known:
+                self._known[grammar] = self._compiled(grammar)
+                while len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(grammar)
+            return PathMask(self._known[grammar], self._vocabulary.num_vocab, self._ends)
+
+    def _compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
+        if self._tokens is None:
+            self._tokens, self._ends = _read(self._vocabulary)
+        matcher = llguidance.LLMatcher(self._tokens, _NO_FORCING + _in_lark(grammar), log_level=0)
+        if matcher.is_error():
+            raise BadOption(f"the {_name(grammar)} cannot be used: {_first_line(matcher)}")
+        return matcher
+
+
+class PathMask:
+    """One answer's grammar: see `duodec.core.grammar.Mask`."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, num_vocab: int, ends: list[int]) -> None:
+        self._fresh, self._matcher = matcher, matcher.deep_copy()
+        self._num_vocab, self._ends = num_vocab, ends
+        self._path: NDArray[np.int32] = np.empty(0, dtype=np.int32)  # what it follows
+        self._bits = np.zeros((num_vocab + 31) // 32, dtype="<u4")
+        self._lock = Lock()  # target and draft may ask from two threads
+
+    def allowed(self, answer: NDArray[np.int32]) -> NDArray[np.bool_] | None:
+        with self._lock:
+            if not self._follow(answer):
+                return None
+            self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+            self._check()
+            bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")
+            return bits[: self._num_vocab].astype(bool)
+
+    def _follow(self, answer: NDArray[np.int32]) -> bool:
+        """Go to the end of ``answer``; whether the grammar goes along."""
+        num_kept = common_prefix(self._path, answer)
+        self._matcher.rollback(len(self._path) - num_kept)
+        tokens = answer[num_kept:].tolist()
+        words = list(takewhile(lambda token: token not in self._ends, tokens))
+        num_valid = self._matcher.validate_tokens(words)
+        self._matcher.consume_tokens(tokens[:num_valid])
+        self._path = answer[: num_kept + num_valid].copy()
+        self._check()
+        return num_valid == len(tokens)
+
+    def _check(self) -> None:
+        """After an error the matcher is of no use: another begins anew."""
+        if not self._matcher.is_error():
+            return
+        reason = self._matcher.get_error().partition("\n")[0]
+        self._matcher, self._path = self._fresh.deep_copy(), self._path[:0]
+        if reason not in _DEAD_ENDS:
+            raise ComputeFailed(f"the grammar is too complex to follow ({reason}); simplify it")
+
+
+class _Wrapped:
+    """A vocabulary as the library wants it: control tokens apart, which are no text."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, ends: list[int]) -> None:
+        every = range(vocabulary.num_vocab)
+        pieces = [vocabulary.piece(token) for token in every]
+        self.eos_token_id = ends[0]
+        self.special_token_ids = [token for token in every if not pieces[token]]
+        self.tokens = [
+            piece or vocabulary.token_text(token)
+            for token, piece in zip(every, pieces, strict=True)
+        ]
+
+    def __call__(self, text: bytes) -> list[int]:
+        raise NotImplementedError("texts are cut into tokens by the model")
+
+
+def _read(vocabulary: Vocabulary) -> tuple[llguidance.LLTokenizer, list[int]]:
+    ends = [token for token in range(vocabulary.num_vocab) if vocabulary.is_end(token)]
+    if not ends:
+        raise BadOption("the model has no token that ends an answer, which a grammar needs")
+    wrapped = llguidance.TokenizerWrapper(_Wrapped(vocabulary, ends))
+    return llguidance.LLTokenizer(wrapped, n_vocab=vocabulary.num_vocab, eos_token=ends), ends
+
+
+def _in_lark(grammar: Grammar) -> str:
+    if grammar.kind == "json_schema":
+        return f"start: {in_lark_json(_schema(grammar.source))}"
+    if grammar.kind == "regex":
+        whole = json.loads(llguidance.LLMatcher.grammar_from_regex(grammar.source))
+        return str(whole["grammars"][0]["lark_grammar"])
+    return grammar.source
+
+
+def _schema(source: str) -> Any:
+    try:
+        return json.loads(source)
+    except ValueError as error:
+        raise BadOption(f"the JSON schema is no JSON ({error}); write an object") from error
+
+
+def in_lark_json(schema: Any) -> str:
+    """A JSON text of that schema, as a term of a grammar in Lark's notation."""
+    if isinstance(schema, dict):
+        schema = {"x-guidance": {"whitespace_pattern": _JSON_BLANK}, **schema}
+    return f"%json {json.dumps(schema)}"
+
+
+def _name(grammar: Grammar) -> str:
+    return {"json_schema": "JSON schema", "regex": "regular expression"}.get(
+        grammar.kind, "grammar"
+    )
+
+
+def _first_line(matcher: llguidance.LLMatcher) -> str:
+    """What is wrong, without the place in a text that the user did not write."""
+    lines = [line.strip() for line in matcher.get_error().splitlines() if line.strip()]
+    return (lines or ["unknown"])[0].partition("): ")[2] or (lines or ["unknown"])[0]
