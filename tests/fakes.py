@@ -434,3 +434,28 @@ class Letters:
 
     def is_end(self, token: int) -> bool:
         return self.ends and token == self.eos
+
+
+@dataclass(frozen=True)
+class Printable:
+    """A vocabulary of ASCII's letters and signs, and a token that ends the answer."""
+
+    chat_template: str | None = TEMPLATE
+    bos: int = -1
+    num_vocab: int = 97
+
+    @property
+    def eos(self) -> int:
+        return self.num_vocab - 1
+
+    def token_text(self, token: int) -> bytes:
+        return self.piece(token) or b"<end>"
+
+    def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
+        return [(ord(c) - 32) % 95 if c != "\n" else 95 for c in text]
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token == self.eos else b"\n" if token == 95 else bytes([32 + token])
+
+    def is_end(self, token: int) -> bool:
+        return token == self.eos

@@ -6,6 +6,7 @@ logits are equal, texts are equal.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from fakes import FakeDatastore
 
-from duodec import Delta, Engine, Finished, SamplingParams
+from duodec import Delta, Engine, Finished, Grammar, SamplingParams
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
 from duodec.backends.process import ProcessDrafter
@@ -357,3 +358,26 @@ def test_reading_a_prompt_can_be_abandoned_by_the_engines_hook(engine: Engine) -
     finally:
         engine.on_chunk = lambda: None
     assert answer(engine, chat(QUESTIONS[0]), "ar", n=8).tokens
+
+
+SCHEMA = """{"type": "object", "additionalProperties": false, "required": ["sea", "rivers"],
+"properties": {"sea": {"type": "string", "maxLength": 12}, "rivers": {"type": "array",
+"minItems": 2, "maxItems": 3, "items": {"type": "string", "maxLength": 12}}}}"""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["ar", "stream", "duo", "lookup"])
+def test_a_schema_is_kept_and_changes_with_no_method(
+    engine: Engine, method: str, temperature: float
+) -> None:
+    """Real tokens, of many letters each; the drafter's process lays the mask on its own."""
+    sampling = {
+        "temperature": temperature, "seed": 4, "grammar": Grammar("json_schema", SCHEMA),
+    }  # fmt: skip
+    prompt = chat("Name a sea and the rivers that run into it.")
+    found = answer(engine, prompt, method, n=150, **sampling)
+    value = json.loads(found.text)
+    assert list(value) == ["sea", "rivers"]
+    assert 2 <= len(value["rivers"]) <= 3
+    assert found.finish_reason == "stop"
+    assert found.tokens == answer(engine, prompt, "ar", n=150, **sampling).tokens

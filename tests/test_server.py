@@ -390,7 +390,15 @@ def test_tools_need_a_template_that_has_them(server: Running) -> None:
         ({"logprobs": True, "top_logprobs": 100}, "top_logprobs"),
         ({"speculation": 3}, "speculation"),
         ({"speculation": {"max_draft": 1000}}, "speculation.max_draft"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "poem"}}, "response_format.type"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+         "structured_outputs"),
     ],
 )  # fmt: skip
 def test_fields_of_wrong_types_and_values(

@@ -7,6 +7,7 @@ with Engine.load(target="smollm2") as engine:
         ...
 """
 
+from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams
 from duodec.engine import Engine
 from duodec.errors import DuodecError
@@ -18,6 +19,7 @@ __all__ = [
     "Engine",
     "Event",
     "Finished",
+    "Grammar",
     "SamplingParams",
     "Segment",
     "Started",

@@ -68,7 +68,7 @@ class Masks:
             self._tokens, self._ends = _read(self._vocabulary)
         matcher = llguidance.LLMatcher(self._tokens, _NO_FORCING + _in_lark(grammar), log_level=0)
         if matcher.is_error():
-            raise BadOption(f"the {_name(grammar)} cannot be used: {_first_line(matcher)}")
+            raise BadOption(f"the {_name(grammar)} cannot be used: {_reason(matcher)}")
         return matcher
 
 
@@ -142,7 +142,7 @@ def _read(vocabulary: Vocabulary) -> tuple[llguidance.LLTokenizer, list[int]]:
 
 def _in_lark(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
-        return f"start: {in_lark_json(_schema(grammar.source))}"
+        return f"start: {json_term(_schema(grammar.source))}"
     if grammar.kind == "regex":
         whole = json.loads(llguidance.LLMatcher.grammar_from_regex(grammar.source))
         return str(whole["grammars"][0]["lark_grammar"])
@@ -156,7 +156,7 @@ def _schema(source: str) -> Any:
         raise BadOption(f"the JSON schema is no JSON ({error}); write an object") from error
 
 
-def in_lark_json(schema: Any) -> str:
+def json_term(schema: Any) -> str:
     """A JSON text of that schema, as a term of a grammar in Lark's notation."""
     if isinstance(schema, dict):
         schema = {"x-guidance": {"whitespace_pattern": _JSON_BLANK}, **schema}
@@ -169,7 +169,8 @@ def _name(grammar: Grammar) -> str:
     )
 
 
-def _first_line(matcher: llguidance.LLMatcher) -> str:
-    """What is wrong, without the place in a text that the user did not write."""
-    lines = [line.strip() for line in matcher.get_error().splitlines() if line.strip()]
-    return (lines or ["unknown"])[0].partition("): ")[2] or (lines or ["unknown"])[0]
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    """What is wrong, in one line, without the place in a text that the user did not write."""
+    lines = [line.strip() for line in matcher.get_error().splitlines()]
+    causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (causes or [lines[0].partition("): ")[2] or lines[0]])[-1]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from duodec.core.grammar import Grammar
 from duodec.decoding.methods import method as method_named
 from duodec.errors import BadOption
 
@@ -19,6 +21,25 @@ def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:
         raise BadOption(f"max-tokens is {max_tokens}; use 1 or more")
     if any(not text for text in stop):
         raise BadOption("a --stop text is empty; leave it out")
+
+
+def grammar_or_none(json_schema: str | None, regex: str | None) -> Grammar | None:
+    """What the answer must match. A schema that is no JSON object is the name of its file.
+    Raises BadOption."""
+    if json_schema is not None and regex is not None:
+        raise BadOption("--json-schema and --regex exclude each other; choose one")
+    if regex is not None:
+        return Grammar("regex", regex)
+    if json_schema is None:
+        return None
+    if json_schema.lstrip().startswith("{"):
+        return Grammar("json_schema", json_schema)
+    try:
+        return Grammar("json_schema", Path(json_schema).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadOption(
+            f"the JSON schema {json_schema} cannot be read ({error}); name a file, or write it out"
+        ) from error
 
 
 def method_or_none(name: str, draft: str) -> str | None:

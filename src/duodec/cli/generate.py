@@ -30,6 +30,8 @@ cat question.txt | duodec generate --method sps --temperature 0.7 --seed 1
 
 duodec generate --raw --show-draft "def fibonacci(n):"
 
+duodec generate --regex "(yes|no), because .{{10,80}}\\." "Is the sky blue?"
+
 duodec generate -m hf:Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF -md qwen2.5-coder-0.5b "Sort a list."
 
 duodec generate -m Qwen/Qwen2.5-Coder-7B-Instruct -md qwen2.5-coder-0.5b "Sort it."     safetensors
@@ -73,6 +75,26 @@ def generate(
         ),
     ] = False,
     system: options.System = None,
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            "--json-schema",
+            help="Answer in JSON of this schema: a file, or the schema itself; {} for any JSON.",
+            metavar="SCHEMA",
+            rich_help_panel="Decoding",
+            show_default=False,
+        ),
+    ] = None,
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            "--regex",
+            help="Answer in a text that this expression matches from its begin to its end.",
+            metavar="EXPRESSION",
+            rich_help_panel="Decoding",
+            show_default=False,
+        ),
+    ] = None,
     exact: options.Exact = False,
     fast: options.Fast = False,
     pace: options.Pace = 0.0,
@@ -117,6 +139,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
+        grammar=choices.grammar_or_none(json_schema, regex),
         seed=choices.seed_or_random(seed),
     )
     choices.check_length(max_tokens, stop or ())

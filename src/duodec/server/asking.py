@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from duodec.chat import Message
+from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams
 from duodec.server.choosing import base_name
-from duodec.server.errors import ApiError, bad_field
+from duodec.server.errors import bad_field
 from duodec.server.fields import Fields
+from duodec.server.formats import parse_grammar
 from duodec.server.messages import parse_messages, parse_tools
 
 _MAX_CHOICES, _MAX_STOPS, _MAX_DRAFT, _MAX_LOGPROBS = 64, 16, 80, 20
@@ -56,7 +58,6 @@ def parse_chat(
     """Raises ApiError, and BadOption of values that make no law."""
     fields = Fields(body)
     check_model(fields.text("model"))
-    _refuse_formats(fields)
     limit = fields.whole("max_completion_tokens", None, 1)
     if limit is None:
         limit = fields.whole("max_tokens", None, 1)
@@ -67,7 +68,8 @@ def parse_chat(
         raise bad_field("top_logprobs", "top_logprobs needs logprobs: true")
     messages = parse_messages(fields.items("messages"))
     tools = parse_tools(fields, template)
-    return ChatWish(_wish(fields, limit, num_logprobs), messages, tools)
+    grammar = parse_grammar(fields, tools)
+    return ChatWish(_wish(fields, grammar, limit, num_logprobs), messages, tools)
 
 
 def parse_completion(
@@ -76,23 +78,24 @@ def parse_completion(
     """Raises ApiError, and BadOption of values that make no law."""
     fields = Fields(body)
     check_model(fields.text("model"))
-    _refuse_formats(fields)
     if fields.text("suffix"):
         raise bad_field("suffix", "suffix is not served; leave it out")
     if (fields.whole("best_of", 1, 1) or 1) > (fields.whole("n", 1, 1) or 1):
         raise bad_field("best_of", "best_of is not served; ask for n answers")
     limit = fields.whole("max_tokens", _COMPLETION_TOKENS, 1)
     num_logprobs = fields.whole("logprobs", None, 0, _MAX_LOGPROBS)
-    wish = _wish(fields, limit, num_logprobs)
+    wish = _wish(fields, parse_grammar(fields), limit, num_logprobs)
     return CompletionWish(wish, _prompts(fields), fields.truth("echo"))
 
 
-def _wish(fields: Fields, limit: int | None, num_logprobs: int | None) -> Wish:
+def _wish(
+    fields: Fields, grammar: Grammar | None, limit: int | None, num_logprobs: int | None
+) -> Wish:
     method, max_draft, shows_drafts = _speculation(fields)
     options = fields.object("stream_options")
     is_streamed = fields.truth("stream")
     return Wish(
-        sampling=_sampling(fields),
+        sampling=_sampling(fields, grammar),
         num_choices=fields.whole("n", 1, 1, _MAX_CHOICES) or 1,
         max_tokens=limit,
         stop=_stops(fields),
@@ -106,7 +109,7 @@ def _wish(fields: Fields, limit: int | None, num_logprobs: int | None) -> Wish:
     )
 
 
-def _sampling(fields: Fields) -> SamplingParams:
+def _sampling(fields: Fields, grammar: Grammar | None) -> SamplingParams:
     top_k = fields.whole("top_k", 0, -1) or 0
     seed = fields.whole("seed", -1, -1, (1 << 64) - 1)
     return SamplingParams(
@@ -120,6 +123,7 @@ def _sampling(fields: Fields) -> SamplingParams:
         presence_penalty=fields.number("presence_penalty", 0.0, -2, 2),
         frequency_penalty=fields.number("frequency_penalty", 0.0, -2, 2),
         logit_bias=_biases(fields),
+        grammar=grammar,
         seed=secrets.randbits(32) if seed in (None, -1) else seed,
     )
 
@@ -181,12 +185,3 @@ def _prompts(fields: Fields) -> list[str | list[int]]:
 def _is_token(item: Any) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
 
-
-def _refuse_formats(fields: Fields) -> None:
-    """Grammars are not enforced; an answer that only looks as if would be worse than an error."""
-    kind = fields.object("response_format").text("type")
-    if kind not in (None, "text"):
-        raise ApiError(
-            400, f"response_format {kind} is not served yet; ask for it in the prompt",
-            param="response_format", code="unsupported_parameter",
-        )  # fmt: skip

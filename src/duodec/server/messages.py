@@ -10,6 +10,7 @@ from typing import Any
 from duodec.chat import Message
 from duodec.server.errors import ApiError, bad_field
 from duodec.server.fields import Fields
+from duodec.server.tools import BEGIN
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -74,16 +75,13 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 def parse_tools(fields: Fields, template: str | None) -> list[dict[str, Any]]:
     """The tools that the template shall show. Raises ApiError where it has no place for them."""
     tools = fields.items("tools")
-    choice = fields.value("tool_choice")
-    if not tools or choice == "none":
+    if not tools or fields.value("tool_choice") == "none":
         return []
-    if choice not in (None, "auto"):
-        raise bad_field("tool_choice", "tool_choice can be auto or none here; the model decides")
     for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise bad_field(f"tools[{i}]", f"tools[{i}] names no function; send {{type, function}}")
-    if template is None or "tools" not in template or "<tool_call>" not in template:
+    if template is None or "tools" not in template or BEGIN not in template:
         raise ApiError(
             400, "the model's chat template has no tools that are understood here; leave them "
             "out, or serve a model that was trained for them",

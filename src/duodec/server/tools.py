@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_BEGIN, _END = "<tool_call>", "</tool_call>"
+BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class ToolCalls:
     def push(self, text: str) -> Iterator[Found]:
         """What is certain after more text."""
         self._held += text
-        while _BEGIN in self._held:
-            before, _, after = self._held.partition(_BEGIN)
+        while BEGIN in self._held:
+            before, _, after = self._held.partition(BEGIN)
             yield from self._said(before)
-            self._held = _BEGIN + after
-            if _END not in after:
+            self._held = BEGIN + after
+            if END not in after:
                 return
-            inside, _, self._held = after.partition(_END)
-            yield from self._called(inside, _END)
+            inside, _, self._held = after.partition(END)
+            yield from self._called(inside, END)
         certain = len(self._held) - _doubtful(self._held)
         text, self._held = self._held[:certain], self._held[certain:]
         yield from self._said(text)
@@ -53,8 +53,8 @@ class ToolCalls:
     def finish(self) -> Iterator[Found]:
         """What was held back, at the end of the answer; a call may lack its end."""
         held, self._held = self._held, ""
-        if held.startswith(_BEGIN):
-            yield from self._called(held[len(_BEGIN) :], "")
+        if held.startswith(BEGIN):
+            yield from self._called(held[len(BEGIN) :], "")
         else:
             yield from self._said(held)
         if self._blank and not self.num_calls:
@@ -74,7 +74,7 @@ class ToolCalls:
             calls = [(str(i["name"]), i.get("arguments", i.get("parameters", {}))) for i in items]
         except (ValueError, LookupError, TypeError, AttributeError):
             # no call: the client sees what the model said
-            yield from self._said(f"{_BEGIN}{inside}{end}")
+            yield from self._said(f"{BEGIN}{inside}{end}")
             return
         self._blank, self._is_saying = "", False
         for name, arguments in calls:
@@ -85,7 +85,7 @@ class ToolCalls:
 
 def _doubtful(held: str) -> int:
     """Length of the longest end that may begin a call."""
-    for length in range(min(len(_BEGIN) - 1, len(held)), 0, -1):
-        if _BEGIN.startswith(held[-length:]):
+    for length in range(min(len(BEGIN) - 1, len(held)), 0, -1):
+        if BEGIN.startswith(held[-length:]):
             return length
     return 0
