@@ -284,6 +284,18 @@ def test_waiting_is_worth_it_while_it_is_faster_than_decoding() -> None:
     assert not planner.is_worth_waiting(CandidateTree(), [])
 
 
+def test_the_step_that_is_waited_for_is_the_one_that_comes_next() -> None:
+    """After a miss the path is computed first, and the step in work ends before that."""
+    known = costs((0, 0.025))
+    known.observe_step(0.002)
+    known.observe_root(0.02)
+    planner = Planner(known, Acceptance())
+    tree = CandidateTree()
+    assert 0.02 < planner.step_s(tree) < 0.022
+    tree.expand(ROOT, [1], [0.5])
+    assert 0.002 < planner.step_s(tree) < 0.004
+
+
 # --- never slower
 
 
