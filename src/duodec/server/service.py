@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from duodec.core.grammar import Grammar
 from duodec.core.protocols import Target
 from duodec.core.sampling import SamplingParams
 from duodec.decoding.methods import DEFAULT_METHOD
 from duodec.engine import Engine
+from duodec.errors import BadOption
 from duodec.server.asking import ChatWish, Wish, parse_chat, parse_completion
 from duodec.server.choosing import keep_for, method_for
 from duodec.server.errors import ApiError, unavailable
@@ -44,15 +47,17 @@ class Service:
         self,
         engine: Engine,
         target: Target,
+        trees: Target | None = None,
         *,
         prepare: Callable[[bool], None] | None = None,
         num_slots: int | None = None,
     ) -> None:
-        """Serve this engine, whose queries ``target`` computes, once it has answered one of our
-        own: clients find a warm one."""
+        """Serve this engine, whose queries ``target`` computes (see `Pool` for ``trees``), once it
+        has answered one of our own: clients find a warm one."""
         pool = Pool(
             engine,
             target,
+            trees,
             num_slots=num_slots or self.settings.num_slots,
             num_queued=self.settings.num_queued,
             on_end=self.meters.ended,
@@ -63,6 +68,8 @@ class Service:
         sampling = SamplingParams(logit_bias=_without_ends(engine))
         pool.warm_up(Job(Ask(tuple(tokens), sampling, _WARM_TOKENS, method=self.settings.method),
                          lambda word: None, engine.clock))  # fmt: skip
+        with suppress(BadOption):  # a model that has no grammars refuses them when they are asked for
+            engine.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
         self._watch(pool, engine)
         self._engine, self._pool = engine, pool
 
@@ -142,11 +149,14 @@ class Service:
 
     def slots(self) -> list[dict[str, Any]]:
         """What each slot works at; texts are nobody's business."""
-        jobs = self._pool.states if self._pool else []
+        states = self._pool.states if self._pool else []
         return [
-            {"id": i, "is_processing": job is not None, **(progress(job.counts) if job else {})}
-            for i, job in enumerate(jobs)
-        ]
+            {
+                "id": i, "is_processing": job is not None, "n_cached": num_cached,
+                **(progress(job.counts) if job else {}),
+            }
+            for i, (job, num_cached) in enumerate(states)
+        ]  # fmt: skip
 
     # --- requests
 
@@ -163,7 +173,7 @@ class Service:
         pool, engine = self.pool, self.engine
         asked = parse_chat(body, self.check_model, engine.tokenizer.chat_template)
         tokens = await asyncio.to_thread(_chat_tokens, engine, asked)
-        asks = self._asks(engine, asked.wish, tokens)
+        asks = await asyncio.to_thread(self._asks, engine, asked.wish, tokens)
         form = ChatForm(
             asked.wish, self.settings.model, len(asks), len(tokens), engine.tokenizer.piece
         )
@@ -176,7 +186,11 @@ class Service:
         pool, engine = self.pool, self.engine
         asked = parse_completion(body, self.check_model)
         prompts = [await asyncio.to_thread(engine.tokens_of, prompt) for prompt in asked.prompts]
-        asks = [ask for tokens in prompts for ask in self._asks(engine, asked.wish, tokens)]
+        asks = [
+            ask
+            for tokens in prompts
+            for ask in await asyncio.to_thread(self._asks, engine, asked.wish, tokens)
+        ]
         num_prompt = sum(map(len, prompts))
         form = CompletionForm(
             asked.wish, self.settings.model, len(asks), num_prompt, engine.tokenizer.piece
