@@ -173,6 +173,36 @@ def test_a_row_is_cut_to_what_the_mask_knows() -> None:
     assert masked(row[:1], ~some).tolist() == [1.0]  # nothing would be left
 
 
+@dataclass(frozen=True)
+class Only:
+    """A mask of few tokens."""
+
+    tokens: tuple[int, ...]
+    num_vocab: int
+
+    def allowed(self, answer: np.ndarray) -> np.ndarray:
+        return np.isin(np.arange(self.num_vocab), self.tokens)
+
+
+@pytest.mark.parametrize("tokens", [(7,), (7, 900)])
+@pytest.mark.parametrize("top_k", [0, 40])
+def test_few_tokens_of_a_large_row_are_drawn_among_themselves(tokens, top_k: int) -> None:
+    row = np.random.default_rng(1).normal(0, 3, 1000).astype(np.float32)
+    context = Context(np.array([1], dtype=np.int32))
+    drawn = set()
+    for seed in range(40):
+        params = SamplingParams(temperature=2.0, top_k=top_k, top_p=0.99, seed=seed)
+        sampler = Sampler(params, mask=Only(tokens, 1000))
+        draw = sampler.draw(row, context)
+        drawn.add(draw.token)
+        assert (draw.margin == np.inf) == (len(tokens) == 1)
+        law = sampler.law(row, context)
+        assert law.tokens.tolist() == list(tokens)
+        weights = np.exp(row[list(tokens)].astype(np.float64) / 2)
+        assert law.probs == pytest.approx(weights / weights.sum(), rel=1e-6)
+    assert drawn == set(tokens)
+
+
 # --- methods
 
 MODEL = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
@@ -293,6 +323,17 @@ def test_a_drafter_in_its_own_process_follows_the_grammar() -> None:
         assert sum(done.num_accepted for done in whole) > 10
         assert all(done.num_accepted == done.num_scored for done in whole)
         assert drafter.restarts == 0
+
+
+def test_a_drafter_takes_the_next_answers_grammar() -> None:
+    with ProcessDrafter(Spelling(), on_warning=pytest.fail) as drafter:
+        drafter.wait_ready()
+        engine = engine_with(drafter)
+        for letters in ("[abc]", "[def]"):
+            sampling = SamplingParams(grammar=Grammar("regex", f"{letters}{{40}}"))
+            whole = answer(engine, "sps", sampling).stats.rounds[:-1]
+            assert sum(done.num_accepted for done in whole) > 10
+            assert all(done.num_accepted == done.num_scored for done in whole)
 
 
 def test_a_grammar_that_the_drafter_cannot_follow_costs_drafts_only() -> None:
