@@ -89,7 +89,7 @@ def ask(served: Served, body: dict[str, Any], method: str) -> Answered:
         f"{served.url}/v1/chat/completions", json={**body, "speculation": {"method": method}},
         timeout=300,
     )  # fmt: skip
-    response.raise_for_status()
+    assert response.status_code == 200, response.text
     whole = response.json()
     (choice,) = whole["choices"]
     speculative = whole["metrics"]["speculative_decoding"] or {}

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -19,10 +20,12 @@ from duodec.backends.llguidance import Masks
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.core.grammar import Grammar, Mask
+from duodec.core.protocols import Drafter, DraftRequest
 from duodec.core.rows import masked
 from duodec.core.sampling import Context, Sampler
 from duodec.decoding.methods import METHODS
 from duodec.drafting.inline import InlineDrafter
+from duodec.drafting.plans import Chain
 from duodec.errors import BadOption, ComputeFailed
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]
@@ -311,29 +314,29 @@ class _Spelling(TableDraftModel):
         return Masks(Letters(ends=True)).mask(grammar)
 
 
-def test_a_drafter_in_its_own_process_follows_the_grammar() -> None:
-    """A draft model that is the target is never refused, as it is without a grammar."""
-    grammar = Grammar("regex", "([ab]{3}[c-z]{2}){8}")
-    sampling = SamplingParams(temperature=0.8, grammar=grammar, seed=1)
+def drafted(drafter: Drafter, sampler: Sampler) -> tuple[int, ...]:
+    """A chain of eight after the prompt, once it is complete."""
+    text = np.array(PROMPT, dtype=np.int32)
+    drafter.submit(DraftRequest(0, text, Chain(8), sampler))
+    end_s = perf_counter() + 20
+    while not (found := drafter.poll(0, 0.05)).is_complete:
+        assert perf_counter() < end_s
+    return found.draft.tokens
+
+
+def test_a_drafter_in_its_own_process_follows_each_answers_grammar() -> None:
+    masks = Masks(Letters(ends=True))
     with ProcessDrafter(Spelling(), on_warning=pytest.fail) as drafter:
         drafter.wait_ready()
-        found = answer(engine_with(drafter), "sps", sampling)
-        assert found.tokens == answer(engine_with(None), "ar", sampling).tokens
-        whole = found.stats.rounds[:-1]  # the last one goes beyond the end
-        assert sum(done.num_accepted for done in whole) > 10
-        assert all(done.num_accepted == done.num_scored for done in whole)
+        for pattern in ("[abc]{40}", "[def]{40}", "(abc|[x-z]){4}"):
+            grammar = Grammar("regex", pattern)
+            sampling = SamplingParams(temperature=0.8, grammar=grammar, seed=1)
+            sampler = Sampler(sampling, 0, len(PROMPT), masks.mask(grammar))
+            found = drafted(drafter, sampler)
+            assert found == drafted(InlineDrafter(MODEL.load()), sampler)
+            word = "".join(LETTERS[token] for token in found if token < len(LETTERS))
+            assert re.match(pattern.replace("{40}", "{8}").replace("{4}", "{2}"), word)
         assert drafter.restarts == 0
-
-
-def test_a_drafter_takes_the_next_answers_grammar() -> None:
-    with ProcessDrafter(Spelling(), on_warning=pytest.fail) as drafter:
-        drafter.wait_ready()
-        engine = engine_with(drafter)
-        for letters in ("[abc]", "[def]"):
-            sampling = SamplingParams(grammar=Grammar("regex", f"{letters}{{40}}"))
-            whole = answer(engine, "sps", sampling).stats.rounds[:-1]
-            assert sum(done.num_accepted for done in whole) > 10
-            assert all(done.num_accepted == done.num_scored for done in whole)
 
 
 def test_a_grammar_that_the_drafter_cannot_follow_costs_drafts_only() -> None:
