@@ -5,7 +5,7 @@ RUN_SETUP = $(or $(PYTHON),python3) scripts/setup.py $(if $(PYTHON),--this-pytho
 BIN = .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-torch demo test test-torch lint clean
+.PHONY: help setup setup-torch setup-vllm demo test test-torch test-vllm lint clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ setup:  ## make .venv, with llama.cpp built for this machine
 
 setup-torch:  ## the same with torch and transformers, for targets in safetensors
 	@$(RUN_SETUP) --torch
+
+setup-vllm:  ## make .venv-vllm, with vLLM for the CPU and our drafter beside it
+	@$(RUN_SETUP) --vllm
 
 demo: setup  ## answer a prompt while a second model drafts
 	@$(BIN)/duodec generate --method duo --seed 1 --max-tokens 160 $$(test -t 1 && echo --show-draft) \
@@ -26,11 +29,14 @@ test: setup  ## run the tests
 test-torch: setup-torch  ## run the tests of targets on torch
 	@$(BIN)/python -m pytest tests/test_torch_*.py
 
+test-vllm: setup-vllm  ## run the tests of our drafter in vLLM
+	@.venv-vllm/bin/python -m pytest tests/test_vllm_*.py
+
 lint: setup  ## check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-clean:  ## remove .venv and every cache in this folder (models and wheels stay cached)
-	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## remove .venv, .venv-vllm and every cache in this folder (models and wheels stay cached)
+	@rm -rf .venv .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

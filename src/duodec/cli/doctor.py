@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,6 +49,15 @@ def doctor(
     gpu_layers: options.GpuLayers = -1,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    vllm: Annotated[
+        bool,
+        typer.Option(
+            "--vllm",
+            help="For vLLM: its version, the vocabularies and cores. The target is the model that "
+            "it serves, settings are those of docs/vllm.md.",
+            rich_help_panel="Machine",
+        ),
+    ] = False,
     json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
@@ -59,6 +68,10 @@ def doctor(
     from duodec.models import resolve
     from duodec.targets import target_file
 
+    if vllm:
+        checks = _examine_vllm(target, draft, offline)
+        _report(checks, None, target, draft, json)
+        return
     config = EngineConfig(
         target=target,
         draft=draft,
@@ -77,12 +90,19 @@ def doctor(
         files["draft"] = resolve(draft_name, offline=offline)
     with status("looking at the models and measuring"):
         checks, speed = _examine(config, files)
+    _report(checks, speed, target, draft_name, json)
+
+
+def _report(
+    checks: list[Check], speed: Speed | None, target: str, draft: str | None, is_json: bool
+) -> None:
+    """What was found, and the exit status that says so."""
     is_usable = all(check.verdict != "fail" for check in checks)
-    if json:
+    if is_json:
         record = {
             "schema_version": _SCHEMA_VERSION,
             "target": target,
-            "draft": draft_name,
+            "draft": draft,
             "is_usable": is_usable,
             "checks": [asdict(check) for check in checks],
             "speed": asdict(speed) if speed else None,
@@ -93,6 +113,17 @@ def doctor(
     sys.stdout.flush()
     if not is_usable:
         raise typer.Exit(_CHECK_FAILED)
+
+
+def _examine_vllm(target: str, draft: str, offline: bool) -> list[Check]:
+    """What vLLM and our drafter beside it need; a draft named here wins over the settings."""
+    from duodec.cli.vllm import checks
+    from duodec.integrations.vllm.settings import Settings
+
+    settings = Settings.read()
+    if draft != "auto":
+        settings = replace(settings, draft=draft)
+    return checks(target, settings, offline=offline)
 
 
 def _examine(config: EngineConfig, files: dict[str, ModelFile]) -> tuple[list[Check], Speed | None]:

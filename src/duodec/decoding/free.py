@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from duodec.core.candidates import CandidateTree
@@ -46,17 +47,21 @@ class FreeCandidates:
         self._offered: list[tuple[CandidateTree, Acceptance]] = []
         self._has_candidates = True  # until the target says that it gives none
 
+    def read(self, text: Tokens) -> None:
+        """Take in what is new of the text."""
+        self._own.extend(text[len(self._own) :].tolist())
+
     def offers(self, text: Tokens) -> list[Offer]:
         """What may follow the text."""
-        self._own.extend(text[len(self._own) :].tolist())
+        self.read(text)
         self._offered = []
         for store in (self._own, self._memory.earlier):
             speculation = store.speculate(text, _FACTOR, _MIN_SHARE)
             if len(speculation.draft):
                 acceptance = self._acceptance(speculation.length)
                 self._offered.append((_tree_of(speculation), acceptance))
-        again = recycled(self._memory.adjacency, int(text[-1]))
-        if len(again):
+        again = self._memory.adjacency and recycled(self._memory.adjacency, int(text[-1]))
+        if again:
             self._offered.append((_ranked(again), self._memory.recycled))
         return [
             Offer(tree.tokens, tree.parents, acceptance.values(tree))
@@ -65,15 +70,21 @@ class FreeCandidates:
 
     def learn(self, last: int, verdict: Verdict, draft: Draft, scores: Scores) -> None:
         """The verdict on a draft after the token ``last``."""
-        for tree, acceptance in self._offered:
-            acceptance.learn(tree, verdict.tokens)
+        self.label(verdict.tokens)
         if self._has_candidates:
             try:
                 for node in (ROOT, *draft.path(verdict.end)):
+                    if node + 1 >= scores.num_rows:
+                        break  # accepted, but not scored itself
                     token = last if node == ROOT else draft.tokens[node]
                     self._memory.adjacency[token] = scores.candidates(node + 1)
             except LawUnavailable:
                 self._has_candidates = False
+
+    def label(self, tokens: Sequence[int]) -> None:
+        """The tokens that came where something was offered."""
+        for tree, acceptance in self._offered:
+            acceptance.learn(tree, tokens)
         self._offered = []
 
     def end(self, text: Tokens) -> None:

@@ -1,0 +1,169 @@
+"""`duodec vllm`: vLLM's server with our drafter beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duodec.cli.output import say
+from duodec.errors import BackendUnavailable, DuodecError
+
+if TYPE_CHECKING:
+    from duodec.cli.checks import Check
+    from duodec.integrations.vllm.settings import Settings
+
+_DRAFTER = "Drafter"
+PROPOSER = "duodec.integrations.vllm.DuoProposer"
+METRICS = "PROMETHEUS_MULTIPROC_DIR"  # with it, vLLM's server shows what its workers count
+
+EPILOG = """
+[bold]Examples[/bold]
+
+duodec vllm Qwen/Qwen2.5-7B-Instruct --draft hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_0
+
+duodec vllm ~/models/big --draft ~/models/small.gguf --cores 8-15 -- --tensor-parallel-size 4
+
+What follows `--` goes to `vllm serve`. See docs/vllm.md.
+"""
+
+
+def vllm(
+    target: Annotated[str, typer.Argument(help="The model that vLLM serves.", metavar="TARGET")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="More arguments of `vllm serve`.", metavar="[-- ARGUMENTS]"),
+    ] = None,
+    draft: Annotated[
+        str,
+        typer.Option(
+            "--draft",
+            "-md",
+            help="The model that drafts for it: a GGUF file, hf:owner/repo\\[:quant], or an alias; "
+            "none: drafts from earlier text alone.",
+            metavar="MODEL",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = "none",
+    cores: Annotated[
+        str,
+        typer.Option(
+            help="The drafter's cores, as 4-7,12; by default those that vLLM leaves.",
+            metavar="LIST",
+            show_default=False,
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = "",
+    threads: Annotated[
+        int, typer.Option(help="0: one for each core, 8 at most.", rich_help_panel=_DRAFTER)
+    ] = 0,
+    memory: Annotated[
+        int, typer.Option(help="MiB of the drafter's cache.", rich_help_panel=_DRAFTER)
+    ] = 1024,
+    texts: Annotated[
+        int, typer.Option(help="Requests to draft for at once.", rich_help_panel=_DRAFTER)
+    ] = 32,
+    num_speculative_tokens: Annotated[
+        int,
+        typer.Option(
+            "--num-speculative-tokens", "-k", min=1, help="Draft tokens of a request at most.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = 5,
+    on_fault: Annotated[
+        str,
+        typer.Option(
+            "--on-fault",
+            help="Without a drafter that works: continue, or refuse to start.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = "continue",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command and run nothing.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Serve a model with vLLM while this machine's CPUs draft for it."""
+    from duodec.integrations.vllm.opening import check_version
+    from duodec.integrations.vllm.settings import Settings, parse_cores
+
+    settings = Settings(draft, parse_cores(cores), threads, memory, texts, on_fault)
+    words = command(target, num_speculative_tokens, arguments or [])
+    variables = settings.environment()
+    said = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    say(" ".join([*said, shlex.join(words)]))
+    if dry_run:
+        return
+    check_version()
+    program = _program(words[0])
+    if METRICS not in os.environ:
+        variables[METRICS] = tempfile.mkdtemp(prefix="duodec-vllm-metrics-")
+    sys.stdout.flush()
+    os.execve(program, words, {**os.environ, **variables})  # noqa: S606  signals are vLLM's
+
+
+def command(target: str, num_tokens: int, arguments: list[str]) -> list[str]:
+    """vLLM's command line with our proposer."""
+    speculation = {
+        "method": "custom_class", "model": PROPOSER, "num_speculative_tokens": num_tokens,
+    }  # fmt: skip
+    return ["vllm", "serve", target, "--speculative-config", json.dumps(speculation), *arguments]
+
+
+def _program(name: str) -> str:
+    """The program of this environment, or else of the user's path."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise BackendUnavailable(f"no program {name} beside {sys.executable}; pip install vllm")
+    return found
+
+
+def checks(target: str, settings: Settings, *, offline: bool) -> list[Check]:
+    """What `duodec doctor --vllm` looks at."""
+    from duodec.cli.checks import Check, gpu_is_there
+    from duodec.config import available_cores
+    from duodec.integrations.vllm import opening
+    from duodec.integrations.vllm.vocabulary import draft_facts
+    from duodec.models import resolve, resolve_folder
+    from duodec.models.folders import read_json
+
+    found: list[Check] = []
+
+    def check(name: str, words: object) -> None:
+        """Of something that says so, or raises."""
+        try:
+            assert callable(words)
+            found.append(Check(name, "ok", words()))
+        except DuodecError as error:
+            said, _, remedy = str(error).rpartition("; ")
+            found.append(Check(name, "fail", said or remedy, remedy if said else ""))
+
+    def vocabularies() -> str:
+        folder = resolve_folder(target, offline=offline).path
+        num_vocab = int(read_json(folder / "config.json").get("vocab_size", 0))
+        facts = draft_facts(resolve(settings.draft, offline=offline).path)
+        tokenizer = num_vocab or facts.num_vocab
+        opening.check_tokenizer(str(folder), tokenizer, facts, stride=1)
+        return f"{min(tokenizer, facts.num_vocab)} tokens, all equal"
+
+    def cores() -> str:
+        host = opening.Host(is_on_cpu=not gpu_is_there())
+        chosen = opening.draft_cores(settings, host, available_cores())
+        return f"the drafter's: {', '.join(map(str, chosen))} of {len(available_cores())}"
+
+    check("vLLM", lambda: f"{opening.check_version()}, which was tried")
+    if settings.has_draft:
+        check("vocabularies", vocabularies)
+        check("cores", cores)
+    else:
+        found.append(
+            Check("draft", "warn", "none: drafts come from earlier text alone", "name one: --draft")
+        )
+    return found

@@ -1,0 +1,17 @@
+"""vLLM with our drafter: the CPUs of its hosts draft while its forwards run.
+
+    proposer    vLLM's hook
+    speculator  what to propose for every row, from what is drawn already
+    requests    which row is which request
+    pace        the planner on vLLM's clock
+    beside      the drafter, and the thread that listens to it
+    settings, opening, vocabulary
+                from the environment to a drafter that suits vLLM's target
+    meters      for Prometheus
+
+Nothing here imports vLLM: it imports this.
+"""
+
+from duodec.integrations.vllm.proposer import DuoProposer
+
+__all__ = ["DuoProposer"]

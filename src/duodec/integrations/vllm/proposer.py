@@ -1,0 +1,109 @@
+"""vLLM's `custom_class` proposer (its PR 39487): `duodec.integrations.vllm.DuoProposer`."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.decoding.session import NoDrafter
+from duodec.errors import DuodecError
+from duodec.integrations.vllm.beside import Beside
+from duodec.integrations.vllm.meters import Meters
+from duodec.integrations.vllm.opening import Engine, OpenDrafter, check_version, open_drafter
+from duodec.integrations.vllm.requests import Row
+from duodec.integrations.vllm.settings import Settings
+from duodec.integrations.vllm.speculator import Speculator
+
+_log = logging.getLogger("vllm.duodec")
+
+
+class DuoProposer:
+    """Proposes what a drafter on this host's CPUs has drawn while vLLM's forward ran.
+
+    One a worker; the one whose drafts vLLM takes has the drafter. What is wrong with the settings
+    is one line in vLLM's log, and vLLM goes on without it, or with ``on_fault: refuse`` it is
+    raised and ends the start.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.speculator: Speculator | None = None
+        self._meters: Meters | None = None
+        self.drafter: OpenDrafter | None = None
+        settings = Settings()
+        try:
+            settings = Settings.read()
+            check_version()
+            engine = Engine.of(vllm_config)
+            if not engine.is_output_rank:
+                return
+            self.drafter = self._open(settings, engine)
+        except DuodecError as error:
+            if settings.on_fault == "refuse":
+                raise
+            _log.warning("duodec: %s; vLLM goes on without speculation", error)
+            return
+        self.speculator = self._started(engine)
+
+    def _open(self, settings: Settings, engine: Engine) -> OpenDrafter | None:
+        """The drafter; None where none is named, or where we go on without it."""
+        if not settings.has_draft:
+            return None
+        try:
+            return open_drafter(settings, engine)
+        except DuodecError as error:
+            if settings.on_fault == "refuse":
+                raise
+            _log.warning("duodec: %s; drafts come from earlier text alone", error)
+            return None
+
+    def _started(self, engine: Engine) -> Speculator:
+        found = self.drafter
+        if found is None:
+            beside, num_texts = Beside(NoDrafter()), engine.max_rows
+        else:
+            beside, num_texts = Beside(found.drafter, found.num_window), found.num_texts
+        speculator = Speculator(engine.num_tokens, engine.max_length, beside, num_texts)
+        self._meters = Meters(speculator.counts, beside)
+        beside.start()
+        weakref.finalize(self, _close, beside, found)
+        return speculator
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """vLLM offers the target's model; nothing of it is needed."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: NDArray[np.integer],
+        token_ids_cpu: NDArray[np.integer],
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """The drafts that are ready, one list a row; never waits for the drafter.
+
+        ``sampled_token_ids``: what the step brought to each row, [] while its prompt is read.
+        ``num_tokens_no_spec`` (rows or more,) and ``token_ids_cpu`` (rows or more, length): the
+        lengths of the texts, and the texts, with what was sampled.
+        """
+        if self.speculator is None or self._meters is None:
+            return [[] for _ in sampled_token_ids]
+        self._meters.look()
+        rows = [
+            Row(token_ids_cpu[i, : num_tokens_no_spec[i]], len(tokens))
+            for i, tokens in enumerate(sampled_token_ids)
+        ]
+        try:
+            return self.speculator.propose(rows)
+        except Exception:  # noqa: BLE001  a mistake of ours must not end vLLM's engine
+            _log.exception("duodec: a mistake in the proposer; vLLM goes on without speculation")
+            self.speculator = None
+            return [[] for _ in rows]
+
+
+def _close(beside: Beside, found: OpenDrafter | None) -> None:
+    beside.close()
+    if found is not None:
+        found.drafter.close()

@@ -1,0 +1,211 @@
+"""Which row of the batch is which request: vLLM names none, and rows move.
+
+A request is known by its text. Two requests of one text are one as far as drafts go, so a wrong
+guess between them is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.backends.channel import common_prefix
+from duodec.core.candidates import CandidateTree
+from duodec.core.draft import ROOT
+from duodec.core.sampling import Tokens
+from duodec.decoding.free import FreeCandidates
+
+_WEIGHT = 4.0  # accepted tokens that the expectation counts as
+_FADE = 0.95  # of a request's earlier steps
+_MUCH = 64  # tokens that are worth another request's slot
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the batch: its text, and how many of its tokens the last step brought."""
+
+    text: NDArray[np.integer]  # (length,) a view of vLLM's own memory
+    num_new: int  # 0: its prompt is being read
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a tree a text ends."""
+
+    tree: CandidateTree = field(default_factory=CandidateTree)
+    node: int = ROOT
+
+    def follow(self, tokens: Sequence[int]) -> Place:
+        """The place that so many tokens further on is; an empty tree where the path leaves it."""
+        node = self.node
+        for token in tokens:
+            child = self.tree.child(node, token)
+            if child is None:
+                return Place()
+            node = child
+        return Place(self.tree, node)
+
+    def down(self, length: int) -> list[int]:
+        """The nodes under it, the likeliest child of each, at most so many."""
+        node, nodes = self.node, list[int]()
+        while len(nodes) < length and (children := self.tree.children(node)):
+            node = children[0]
+            nodes.append(node)
+        return nodes
+
+    @property
+    def is_known(self) -> bool:
+        """Something is drawn under it."""
+        return bool(self.tree.children(self.node))
+
+
+@dataclass
+class Luck:
+    """How one request's drafts fare, beside what all requests' drafts let expect."""
+
+    right: float = _WEIGHT
+    expected: float = _WEIGHT
+
+    def observe(self, right: int, expected: float) -> None:
+        self.right = _WEIGHT + (self.right - _WEIGHT) * _FADE + right
+        self.expected = _WEIGHT + (self.expected - _WEIGHT) * _FADE + expected
+
+    @property
+    def factor(self) -> float:
+        return self.right / self.expected
+
+
+@dataclass(eq=False)
+class Request:
+    """One text in the making. ``text`` is a copy that only grows."""
+
+    slot: int | None  # at the drafter; None: there was none left
+    last_step: int = 0  # when it was in the batch last
+    place: Place = field(default_factory=Place)
+    free: FreeCandidates | None = None
+    num_prompt: int = 0
+    is_served: bool = False  # the drafter works for it
+    luck: Luck = field(default_factory=Luck)
+    drafted: tuple[int, ...] = ()  # the draft in flight
+    num_expected: float = 0.0  # of its tokens, to be accepted
+    num_new: int = 0  # tokens since it was seen last
+    is_decoding: bool = False  # its prompt was read before the last step
+    is_continued: bool = False  # the last step brought all that is new
+    num_row_new: int = 0  # tokens that its row brought last
+    num_indexed: int = 0  # tokens that ``free`` knows
+    _buffer: Tokens = field(default_factory=lambda: np.empty(256, dtype=np.int32))
+    _length: int = 0
+
+    @property
+    def text(self) -> Tokens:
+        return self._buffer[: self._length]
+
+    def new_tokens(self) -> list[int]:
+        """What came since it was seen last."""
+        tokens: list[int] = self.text[self._length - self.num_new :].tolist()
+        return tokens
+
+    def extend(self, tokens: NDArray[np.integer]) -> None:
+        length = self._length + len(tokens)
+        if length > len(self._buffer):
+            buffer = np.empty(2 * length, dtype=np.int32)
+            buffer[: self._length] = self.text
+            self._buffer = buffer
+        self._buffer[self._length : length] = tokens
+        self._length = length
+
+    def is_begin_of(self, text: NDArray[np.integer]) -> bool:
+        length = self._length
+        if length > len(text):
+            return False
+        # bytes are compared faster than arrays of this length
+        return self.text.tobytes() == text[:length].astype(np.int32, copy=False).tobytes()
+
+
+class Requests:
+    """All requests that are known: those in the batch, and those that left it not long ago."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._free_slots = list(range(num_slots))[::-1]
+        self._known: list[Request] = []
+        self._rows: list[Request] = []  # of the last step
+        self._evicted: list[Request] = []  # in this step
+        self._step = 0
+
+    def match(self, rows: Sequence[Row]) -> list[Request]:
+        """The request of every row, with its text brought up to date; new ones are made."""
+        self._step += 1
+        found: list[Request | None] = [None] * len(rows)
+        unclaimed = dict.fromkeys(self._known)
+        for i, row in enumerate(rows):  # rows stay where they are, mostly
+            if i >= len(self._rows):
+                break
+            request = self._rows[i]
+            if len(row.text) - row.num_new == len(request.text) and request.is_begin_of(row.text):
+                found[i] = request
+                unclaimed.pop(request, None)
+        for i, row in enumerate(rows):
+            known = None if found[i] else self._find(row, list(unclaimed))
+            if known is not None:
+                found[i] = known
+                del unclaimed[known]
+        self._rows = []
+        self._evicted = []
+        for known, row in zip(found, rows, strict=True):
+            self._rows.append(known or self._admit(row, unclaimed))
+        for request, row in zip(self._rows, rows, strict=True):
+            if request.slot is None:
+                request.slot = self._slot_for(row, unclaimed)
+            self._update(request, row)
+        return list(self._rows)
+
+    def gone(self) -> list[Request]:
+        """Those that have just left the batch: finished, aborted or preempted."""
+        known = (*self._known, *self._evicted)
+        return [request for request in known if request.last_step == self._step - 1]
+
+    def _find(self, row: Row, others: Sequence[Request]) -> Request | None:
+        """The one whose text this row goes on with."""
+        begins = [request for request in others if request.is_begin_of(row.text)]
+        return max(begins, key=lambda request: len(request.text), default=None)
+
+    def _admit(self, row: Row, idle: dict[Request, None]) -> Request:
+        """A new request."""
+        request = Request(self._slot_for(row, idle))
+        self._known.append(request)
+        return request
+
+    def _slot_for(self, row: Row, idle: dict[Request, None]) -> int | None:
+        """A slot that knows much of the text, or else one that was never used, or else the one that
+        was idle for longest; its request is forgotten."""
+        for request in [request for request in idle if request.slot is None]:
+            self._forget(request, idle)
+        text = row.text.astype(np.int32)
+        shared = {request: common_prefix(request.text, text) for request in idle}
+        old = max(idle, key=lambda r: (shared[r], -r.last_step), default=None)
+        if self._free_slots and (old is None or shared[old] < _MUCH):
+            return self._free_slots.pop()
+        if old is None:
+            return None
+        self._forget(old, idle)
+        return old.slot
+
+    def _forget(self, request: Request, idle: dict[Request, None]) -> None:
+        self._known.remove(request)
+        self._evicted.append(request)
+        del idle[request]
+
+    def _update(self, request: Request, row: Row) -> None:
+        before = len(request.text)
+        request.extend(row.text[before:])
+        was_here = request.last_step == self._step - 1 and before > 0
+        if not was_here:
+            request.num_prompt = len(request.text) - row.num_new
+        request.num_new = len(request.text) - before
+        request.is_decoding = was_here and request.num_row_new > 0
+        request.is_continued = was_here and request.num_new == row.num_new > 0
+        request.num_row_new = row.num_new
+        request.last_step = self._step

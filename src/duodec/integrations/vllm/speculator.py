@@ -1,0 +1,257 @@
+"""What to propose for every row of a batch, from what is drawn already, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+
+from duodec.core.draft import ROOT
+from duodec.core.protocols import DraftRequest
+from duodec.decoding.free import FreeCandidates, FreeMemory
+from duodec.drafting.growth import Tree
+from duodec.integrations.vllm.beside import Beside
+from duodec.integrations.vllm.pace import Chain, Pace, Regime
+from duodec.integrations.vllm.requests import Place, Request, Requests, Row
+from duodec.planning.acceptance import Acceptance
+from duodec.planning.governor import Sources
+from duodec.planning.planner import Offer
+
+_MAX_EXPANDED = 120  # of all trees together: the drafter's leaves are so many
+_STEPS = 3.0  # of the drafter, that a text must have between two of the engine's
+_TICK_S = 1e-6
+_NUM_CANDIDATES = 8
+_FREE_S = 0.0005  # a step's time for drafts that cost nothing else
+_GOOD = 0.5  # of a draft's tokens expected to be right: nothing else is looked for
+_INDEXED = 1024  # tokens of a prompt that are made searchable in one step
+
+
+@dataclass
+class Counts:
+    """What happened so far."""
+
+    num_steps: int = 0
+    num_hits: int = 0  # rows whose next tokens the drafter had drawn already
+    num_misses: int = 0
+    num_free: int = 0  # rows that were drafted from earlier text
+    num_tokens: int = 0  # proposed
+    propose_s: float = 0.0
+
+
+@dataclass
+class Speculator:
+    """Proposes at most ``num_tokens`` after each text, of texts up to ``max_length``.
+
+    ``num_slots``: texts that the drafter drafts for at once.
+    """
+
+    num_tokens: int
+    max_length: int
+    beside: Beside
+    num_slots: int = 16
+    clock: Callable[[], float] = perf_counter
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        self._requests = Requests(self.num_slots)
+        self._acceptance = Acceptance()
+        self._memory = FreeMemory()
+        allowed = [Sources.FREE, Sources.ALL] if self.beside.has_drafter else [Sources.FREE]
+        self.pace = Pace(allowed, self._acceptance)
+        self._begin_s = 0.0
+        self._sources = Sources.NONE  # of the step in flight
+        self._num_rows = 0
+        self._is_drafting = False  # the drafter was asked to, after the last step
+        self._lessons: list[Callable[[], None]] = []
+
+    def propose(self, rows: Sequence[Row]) -> list[list[int]]:
+        """The drafts for the next step, one a row; rows that still read their prompt have none."""
+        begin_s = self.clock()
+        self.beside.finish()
+        requests = self._requests.match(rows)
+        self._observe(requests, begin_s - self._begin_s)
+        self._begin_s, self._num_rows = begin_s, len(rows)
+        decoding = [r for r, row in zip(requests, rows, strict=True) if row.num_new]
+        regime = self.pace.regime(len(rows))
+        self._sources = regime.governor.sources()
+        self._fill(self._chains(decoding), regime, len(decoding))
+        self._ask(requests, regime)
+        self.counts.num_steps += 1
+        self.counts.propose_s += self.clock() - begin_s
+        return [list(request.drafted) for request in requests]
+
+    # --- what the last step taught
+
+    def _observe(self, requests: Sequence[Request], seconds: float) -> None:
+        """A step in which nothing but known texts went on tells what such steps take."""
+        if len(requests) == self._num_rows and all(
+            request.is_continued and request.is_decoding for request in requests
+        ):
+            regime = self.pace.regime(len(requests))
+            num_drafted = sum(len(request.drafted) for request in requests)
+            num_tokens = sum(request.num_new for request in requests)
+            self._lessons.append(
+                partial(regime.observe, self._sources, num_drafted, num_tokens, seconds)
+            )
+        for request in requests:
+            if request.is_continued:
+                right, expected = request.num_new - 1, request.num_expected
+                if request.drafted:
+                    self._lessons.append(partial(request.luck.observe, right, expected))
+                if request.free is not None:  # now: its next offers take the place of the last
+                    request.free.label(request.new_tokens())
+            request.drafted = ()
+        for request in self._requests.gone():
+            request.drafted, request.place = (), Place()
+            if request.free is not None:
+                self._lessons.append(partial(request.free.end, request.text))
+                request.free = None
+
+    # --- chains
+
+    def _chains(self, requests: Sequence[Request]) -> dict[Request, Chain]:
+        """The best continuation that is known of every text."""
+        if self.beside.has_drafter:  # in a step without drafts, too: the next one may have them
+            self._follow(requests)
+        if self._sources == Sources.NONE:
+            return {}
+        chains = self._drawn(requests) if self._sources == Sources.ALL else {}
+        end_s = self.clock() + _FREE_S
+        # first those that have nothing else
+        for request in sorted(requests, key=lambda r: chains[r].expected if r in chains else 0.0):
+            if request in chains and chains[request].expected > _GOOD * self.num_tokens:
+                break  # and so are all after it
+            chain = self._free(request)
+            if chain.expected > (chains[request].expected if request in chains else 0.0):
+                chains[request] = chain
+                self.counts.num_free += 1
+            if self.clock() > end_s:
+                break
+        return chains
+
+    def _drawn(self, requests: Sequence[Request]) -> dict[Request, Chain]:
+        """From the drafter's trees: down the likeliest child of every node."""
+        with self.beside.looking():
+            chains = {
+                request: self._down(request) for request in requests if request.place.is_known
+            }
+        self.counts.num_hits += len(chains)
+        self.counts.num_misses += len(requests) - len(chains)
+        return chains
+
+    def _follow(self, requests: Sequence[Request]) -> None:
+        """Find every text in its tree."""
+        with self.beside.looking():
+            for request in requests:
+                request.place = self._place(request)
+
+    def _down(self, request: Request) -> Chain:
+        """The path down its tree."""
+        tree, value = request.place.tree, 1.0
+        nodes = request.place.down(self._room(request))
+        values = []
+        for node in nodes:
+            likely = self._acceptance.estimate(tree.confidences[node], tree.ranks[node])
+            value *= min(1.0, likely * request.luck.factor)
+            values.append(value)
+        return Chain([tree.tokens[node] for node in nodes], values)
+
+    def _place(self, request: Request) -> Place:
+        """Where the text ends in its tree."""
+        drawn = None
+        if self._is_drafting and request.slot is not None:
+            drawn = self.beside.drawn(request.slot)
+        before = len(request.text) - request.num_new
+        if drawn is not None:
+            length, tree = drawn
+            if length <= before:
+                place = Place(tree).follow(request.text[length:before].tolist())
+                if place.is_known:
+                    return self._followed(request, place)
+            elif length <= len(request.text):
+                place = Place(tree).follow(request.text[length:].tolist())
+                if place.is_known:
+                    return place
+        return self._followed(request, request.place)
+
+    def _followed(self, request: Request, place: Place) -> Place:
+        """From the place of the text before the step, which teaches how likely the step was."""
+        if not request.is_continued:
+            return Place()
+        tokens = request.new_tokens()
+        self._lessons.append(partial(self._acceptance.learn, place.tree, tokens, place.node))
+        return place.follow(tokens)
+
+    def _free(self, request: Request) -> Chain:
+        """From this text and earlier ones."""
+        if request.free is None:
+            request.free = FreeCandidates(self._memory, request.text[: request.num_prompt])
+            request.num_indexed = 0
+        request.num_indexed = min(request.num_indexed + _INDEXED, len(request.text))
+        request.free.read(request.text[: request.num_indexed])
+        best = Chain()
+        if request.num_indexed == len(request.text):
+            for offer in request.free.offers(request.text):
+                chain = likeliest(offer, self._room(request))
+                best = max(best, chain, key=lambda c: c.expected)
+        return best
+
+    def _room(self, request: Request) -> int:
+        return max(0, min(self.num_tokens, self.max_length - len(request.text) - 1))
+
+    def _fill(self, chains: dict[Request, Chain], regime: Regime, num_rows: int) -> None:
+        """Put what pays of every chain in flight."""
+        if not chains:
+            return
+        lengths = regime.lengths(list(chains.values()), num_rows)
+        for (request, chain), length in zip(chains.items(), lengths, strict=True):
+            request.drafted = tuple(chain.tokens[:length])
+            request.num_expected = sum(chain.values[:length])
+            self.counts.num_tokens += length
+
+    # --- the drafter's work until the next step
+
+    def _ask(self, requests: Sequence[Request], regime: Regime) -> None:
+        served = self._served(requests, regime) if self._sources == Sources.ALL else []
+        plan = Tree(
+            num_candidates=_NUM_CANDIDATES,
+            max_expanded=_MAX_EXPANDED // max(1, len(served)),
+            depth=2 * self.num_tokens + 1,
+        )
+        wanted: dict[int, DraftRequest | None] = {
+            request.slot: None
+            for request in (*self._requests.gone(), *requests)
+            if request.slot is not None
+        }
+        for request in served:
+            assert request.slot is not None
+            wanted[request.slot] = DraftRequest(request.slot, request.text, plan)
+        self._is_drafting = bool(served)
+        self.beside.ask(wanted, self._lessons)
+        self._lessons = []
+
+    def _served(self, requests: Sequence[Request], regime: Regime) -> list[Request]:
+        """Whom the drafter works for: no more than it has time for in a step, since half a tree
+        for each of them would serve none. Who is served already goes on to be."""
+        step_s = max(_TICK_S, self.beside.costs.step_s())
+        num_served = max(1, int(regime.costs.forward_s(0) / (_STEPS * step_s)))
+        able = [request for request in requests if request.slot is not None]
+        able.sort(key=lambda request: not request.is_served)
+        for place, request in enumerate(able):
+            request.is_served = place < num_served
+        return able[:num_served]
+
+
+def likeliest(offer: Offer, length: int) -> Chain:
+    """The path down the likeliest child of every node."""
+    best: dict[int, int] = {}  # by parent
+    for node, (parent, value) in enumerate(zip(offer.parents, offer.values, strict=True)):
+        if parent not in best or value > offer.values[best[parent]]:
+            best[parent] = node
+    nodes: list[int] = []
+    node = ROOT
+    while len(nodes) < length and node in best:
+        node = best[node]
+        nodes.append(node)
+    return Chain([offer.tokens[n] for n in nodes], [offer.values[n] for n in nodes])
