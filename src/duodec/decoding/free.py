@@ -51,12 +51,12 @@ class FreeCandidates:
         """Take in what is new of the text."""
         self._own.extend(text[len(self._own) :].tolist())
 
-    def offers(self, text: Tokens) -> list[Offer]:
-        """What may follow the text."""
+    def offers(self, text: Tokens, depth: int = _MAX_DEPTH) -> list[Offer]:
+        """What may follow the text, at most so many tokens deep."""
         self.read(text)
         self._offered = []
         for store in (self._own, self._memory.earlier):
-            speculation = store.speculate(text, _FACTOR, _MIN_SHARE)
+            speculation = store.speculate(text, _FACTOR, _MIN_SHARE, depth)
             if len(speculation.draft):
                 acceptance = self._acceptance(speculation.length)
                 self._offered.append((_tree_of(speculation), acceptance))

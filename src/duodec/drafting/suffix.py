@@ -70,13 +70,16 @@ class Suffixes:
                 else:
                     self.extend([token])
 
-    def speculate(self, text: Tokens, factor: float, min_share: float) -> Speculation:
-        """The best draft over all suffixes of the text. A suffix of n tokens may draft
-        ``factor`` * n; a node is drafted when at least ``min_share`` of the suffix's places
-        run through it; a draft's score is the sum of these shares."""
+    def speculate(
+        self, text: Tokens, factor: float, min_share: float, depth: int | None = None
+    ) -> Speculation:
+        """The best draft over all suffixes of the text, at most ``depth`` tokens deep. A suffix of
+        n tokens may draft ``factor`` * n; a node is drafted when at least ``min_share`` of the
+        suffix's places run through it; a draft's score is the sum of these shares."""
         best = Speculation()
+        most = self._max_depth if depth is None else min(depth, self._max_depth)
         for length, places in self._matches(text):
-            num_tokens = min(self._max_depth, int(factor * length + 1e-6))
+            num_tokens = min(most, int(factor * length + 1e-6))
             if num_tokens:
                 places = places[-_MAX_PLACES:]
                 windows = self._after(places, num_tokens)

@@ -192,7 +192,7 @@ class Speculator:
         request.free.read(request.text[: request.num_indexed])
         best = Chain()
         if request.num_indexed == len(request.text):
-            for offer in request.free.offers(request.text):
+            for offer in request.free.offers(request.text, self._room(request)):
                 chain = likeliest(offer, self._room(request))
                 best = max(best, chain, key=lambda c: c.expected)
         return best
