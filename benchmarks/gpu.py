@@ -1,18 +1,19 @@
 """All that only a CUDA GPU can tell, in one call of less than ten minutes.
 
+    python -m benchmarks.gpu --quick --output FOLDER      # exactness, T(n), gaps: 3 minutes
     python -m benchmarks.gpu --target smollm2 --draft smollm2-draft --output FOLDER
 
-Sections run one after the other, the most telling first; each writes its part of gpu.json as soon
-as it is done, what fails says why, and past --minutes no new one begins. Large targets are stood in
-for by *ballast* (`duodec.backends.torch.ballast`): the answers are those of --target, each forward
-also runs a random stack of the stated shape. Nothing is fetched: models are files, or in the cache.
+Sections run one after the other, the most telling first, each in a process of its own and within
+its budget (`benchmarks.gpu_sections`); what is known is in gpu.json after each of them, what failed
+says why. Large targets are stood in for by *ballast* (`duodec.backends.torch.ballast`): the answers
+are those of --target, each forward also runs a random stack of the stated shape. Nothing is
+fetched: models are files, or in the cache.
 
 The same script runs on a machine without a GPU, to be checked there: --device cpu --shapes tiny.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,9 +25,18 @@ import numpy as np
 import torch
 import typer
 
-from benchmarks.gpu_forwards import WARNINGS, bandwidth, exact_rows, plain_decoding, same_noise
+from benchmarks.gpu_forwards import (
+    WARNINGS,
+    bandwidth,
+    exact_rows,
+    generate_s,
+    plain_decoding,
+    same_noise,
+)
+from benchmarks.gpu_sections import Note, Report, attempt
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.torch.ballast import BallastNetwork, random_model, shape_named
+from duodec.backends.torch.blueprint import Blueprint
 from duodec.backends.torch.draft import TorchDraftModel
 from duodec.backends.torch.model import TorchModel
 from duodec.backends.torch.network import Network
@@ -53,35 +63,8 @@ _CONTEXT = 2048
 _METHODS = "ar,sps:2,sps:4,lookup,suffix,pearl,duo,stream,auto"
 
 
-@dataclass
-class Report:
-    """gpu.json, as far as it is."""
-
-    folder: Path
-    end_s: float
-    found: dict[str, Any]
-
-    def section(self, name: str, work: Callable[[], Any]) -> None:
-        begin_s = time.monotonic()
-        if begin_s > self.end_s:
-            self.found[name] = {"error": "no time was left"}
-        else:
-            try:
-                self.found[name] = work()
-            except Exception as error:  # noqa: BLE001  the other sections go on
-                self.found[name] = {"error": f"{type(error).__name__}: {error}"}
-        self.found["warnings"] = WARNINGS
-        print(
-            f"{name} ({time.monotonic() - begin_s:.0f} s): {_short(self.found[name])}", flush=True
-        )
-        (self.folder / "gpu.json").write_text(json.dumps(self.found, indent=1))
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-def _short(found: Any) -> str:
-    text = json.dumps(found)
-    return text if len(text) < 1500 else f"{text[:1500]} ..."
+# seconds that a section may take, on a GPU of this decade, with what loading takes there
+_SHORT_S, _EXACT_S, _FORWARDS_S, _STEPS_S, _TASKS_S, _GENERATE_S = 40, 90, 100, 60, 110, 120
 
 
 def main(
@@ -97,25 +80,18 @@ def main(
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 1,
     max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 96,
     methods: Annotated[str, typer.Option(help="By commas.")] = _METHODS,
-    minutes: Annotated[float, typer.Option(help="After which no section begins.")] = 8.5,
+    minutes: Annotated[float, typer.Option(help="After which all has ended.")] = 9.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Only what must be known first.")] = False,
 ) -> None:
     """Check exactness, then measure."""
     output.mkdir(parents=True, exist_ok=True)
-    report = Report(output, time.monotonic() + 60 * minutes, {"environment": _card(device)})
     names = [name for name in shapes.split(",") if name]
-    number_type = getattr(torch, dtype)
+    if quick:
+        names, minutes, methods = names[:1], min(minutes, 2.9), "ar,stream,auto"
+    report = Report(output, time.monotonic() + 60 * minutes)
     contexts = (128, 1024, 4096) if device == "cuda" else (64,)
     pair = Pair(target, draft, device, dtype)
-    report.section("bandwidth", lambda: bandwidth(device, 2 << (30 if device == "cuda" else 22)))
-    report.section("noise is NumPy's", lambda: same_noise(device))
-    report.section("rows are plain decoding's", lambda: _exact(pair))
-    report.section(
-        f"plain decoding, {names[0]}",
-        lambda: plain_decoding(
-            shape_named(names[0]), dtype=number_type, device=device, contexts=contexts
-        ),
-    )
-    report.section("draft steps", lambda: _steps(pair))
+    shape, number_type = shape_named(names[0]), getattr(torch, dtype)
     plan = BenchPlan(
         methods=tuple(methods.split(",")),
         targets=(target,),
@@ -124,18 +100,46 @@ def main(
         limit=limit,
         max_tokens=max_tokens,
     )
-    for name in (*names, None):
-        label = f"tasks, cost of {name}" if name else "tasks, the target alone"
-        report.section(label, lambda name=name: _tasks(pair, plan, name, output))  # type: ignore[misc]
+
+    def forwards_of(note: Note) -> dict[str, int]:
+        facts, parts = plain_decoding(
+            shape, dtype=number_type, device=device, contexts=contexts[: 2 if quick else None]
+        )
+        note("bytes", facts)
+        attempt(note, parts)
+        return facts
+
+    def tasks(name: str | None, pair: Pair = pair, plan: BenchPlan = plan) -> Callable[[Note], Any]:
+        return lambda note: _tasks(pair, plan, name, output, note)
+
+    def generated(note: Note) -> None:
+        attempt(note, generate_s(shape, dtype=number_type, device=device))
+
+    num_copied = 2 << (30 if device == "cuda" else 22)
+    num_trees = (12 if quick else 40) if device == "cuda" else 4
+    report.section("environment", lambda note: _card(device), _SHORT_S)
+    report.section("bandwidth", lambda note: bandwidth(device, num_copied), _SHORT_S)
+    report.section("noise is NumPy's", lambda note: same_noise(device), _SHORT_S)
+    report.section("rows are plain decoding's", lambda note: _exact(pair, num_trees), _EXACT_S)
+    report.section(f"plain decoding, {names[0]}", forwards_of, _FORWARDS_S)
+    if not quick:
+        report.section("draft steps", lambda note: _steps(pair, note), _STEPS_S)
+    for name in names if quick else (*names, None):
+        report.section(_label(name), tasks(name), _TASKS_S)
+    if quick:
+        return
+    on_device = replace(pair, is_draft_on_device=True)
+    of_sps = replace(plan, methods=("ar", "sps:2", "sps:4", "sps:6"))
     report.section(
         f"sps drafted on the device, cost of {names[0]}",
-        lambda: _tasks(
-            replace(pair, is_draft_on_device=True),
-            replace(plan, methods=("ar", "sps:2", "sps:4", "sps:6")),
-            names[0],
-            output,
-        ),
+        tasks(names[0], on_device, of_sps),
+        _TASKS_S,
     )
+    report.section(f"transformers' generate, {names[0]}", generated, _GENERATE_S)
+
+
+def _label(name: str | None) -> str:
+    return f"tasks, cost of {name}" if name else "tasks, the target alone"
 
 
 def _card(device: str) -> dict[str, Any]:
@@ -164,7 +168,9 @@ class Pair:
     def model(self, reference: str) -> TorchModel:
         """Raises what is wrong with the files."""
         path = Path(reference) if Path(reference).exists() else resolve(reference).path
-        return TorchModel(path, dtype=self.dtype, device=self.device, num_context=_CONTEXT)
+        return TorchModel(
+            Blueprint.of(path, dtype=self.dtype, device=self.device, num_context=_CONTEXT)
+        )
 
     def cores(self) -> CorePlan:
         cores = available_cores()
@@ -173,34 +179,31 @@ class Pair:
         )
 
 
-def _exact(pair: Pair) -> dict[str, Any]:
+def _exact(pair: Pair, num_trees: int) -> dict[str, Any]:
     model = pair.model(pair.target)
     network = Network(model.causal_lm)
     target = TorchTarget(network, num_context=_CONTEXT, on_warning=WARNINGS.append)
     try:
-        return exact_rows(target, model.num_vocab, 40 if pair.device == "cuda" else 4)
+        return exact_rows(target, model.num_vocab, num_trees)
     finally:
         target.close()
         model.close()
 
 
-def _steps(pair: Pair) -> list[dict[str, float | None]]:
+def _steps(pair: Pair, note: Note) -> None:
     """d(k) of the drafter in its process, by threads."""
     model = pair.model(pair.target)
     cores = available_cores()[1:] or available_cores()
     text = np.random.default_rng(0).integers(0, model.num_vocab, 200).astype(np.int32)
-    found: list[dict[str, float | None]] = []
     threads = [n for n in (1, 2, 4, 8, 12, 15) if n <= len(cores)]
     for num_threads in threads:
         plan = replace(pair.cores(), draft_cores=cores[-num_threads:])
         config = EngineConfig(target=pair.target, draft=pair.draft)
         with open_drafter(config, model, _CONTEXT, plan) as drafter:
             drafter.wait_ready()
-            for leaves in LEAVES:
-                seconds = step_s(drafter, text, leaves)
-                found.append({"threads": num_threads, "leaves": leaves, "seconds": seconds})
+            steps = {str(leaves): step_s(drafter, text, leaves) for leaves in LEAVES}
+        note(f"{num_threads} threads", steps)
     model.close()
-    return found
 
 
 # --- methods on tasks
@@ -211,12 +214,15 @@ class GpuRunner(Runner):
 
     pair: Pair
     shape: str | None
+    note: Note
 
     def _stage(self, entrants: Sequence[Entrant]) -> Any:
-        return _stage(self.pair, self.shape, self.plan)
+        return _stage(self.pair, self.shape, self.plan, self.note)
 
 
-def _tasks(pair: Pair, plan: BenchPlan, shape: str | None, output: Path) -> dict[str, Any]:
+def _tasks(
+    pair: Pair, plan: BenchPlan, shape: str | None, output: Path, note: Note
+) -> dict[str, Any]:
     name = shape or "alone"
     if pair.is_draft_on_device:
         name += "-draft-on-device"
@@ -227,13 +233,17 @@ def _tasks(pair: Pair, plan: BenchPlan, shape: str | None, output: Path) -> dict
     settings["notes"] = [f"The answers are those of {pair.target}.{also}"]
     journal = Journal(output / name, settings)
     runner = GpuRunner(plan, plan.pairs()[0], journal, score_text, lambda *_: None)
-    runner.pair, runner.shape = pair, shape
-    runner.run(prompts)
-    results = Results(journal.generations, environment(), {**settings, "is_complete": True})
+    runner.pair, runner.shape, runner.note = pair, shape, note
+    is_complete = True
+    try:
+        runner.run(prompts)
+    except TimeoutError:
+        is_complete = False
+    results = Results(journal.generations, environment(), {**settings, "is_complete": is_complete})
     results.write(output / name / "results.json")
     (output / name / "report.md").write_text(markdown_report(results))
     (measures,) = measure(results)
-    found: dict[str, Any] = {"free_bytes_before": free_before}
+    found: dict[str, Any] = {"free_bytes_before": free_before, "is_complete": is_complete}
     for method in measures.methods:
         m = measures.of(method)
         gaps = [
@@ -265,7 +275,7 @@ def _free_bytes(device: str) -> int | None:
 
 
 @contextmanager
-def _stage(pair: Pair, shape: str | None, plan: BenchPlan) -> Iterator[Stage]:
+def _stage(pair: Pair, shape: str | None, plan: BenchPlan, note: Note) -> Iterator[Stage]:
     with ExitStack() as stack:
         model = pair.model(pair.target)
         stack.callback(model.close)
@@ -283,7 +293,7 @@ def _stage(pair: Pair, shape: str | None, plan: BenchPlan) -> Iterator[Stage]:
         drafter = stack.enter_context(_drafter(pair, model))
         after = _free_bytes(pair.device)
         if before is not None and after is not None:
-            print(f"GPU memory taken by the drafter: {before - after} bytes", flush=True)
+            note("GPU memory taken by the drafter, bytes", before - after)
         cores = pair.cores()
         if not cores.shares_cores:  # the launching thread keeps a core of its own
             stack.enter_context(on_cores(cores.launch_cores))

@@ -78,68 +78,65 @@ def forwards(
 
 def plain_decoding(
     shape: Shape, *, dtype: Any, device: str, contexts: tuple[int, ...]
-) -> dict[str, Any]:
-    """One stack of that shape: forwards with rows padded to one number and without, and beside
-    them transformers' own `generate`."""
+) -> tuple[dict[str, int], dict[str, Callable[[], Any]]]:
+    """One stack of that shape: its bytes, and by name forwards with rows padded to one number,
+    without, and without graphs."""
     model = random_model(shape, dtype=dtype, device=device)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     embedding = model.get_input_embeddings().weight
     read_bytes = weights - embedding.numel() * embedding.element_size()  # one row of it is read
-    found: dict[str, Any] = {"weight_bytes": weights, "read_bytes": read_bytes}
-    found["transformers"] = _attempt(lambda: _generate_s(model, device))
-    for name, is_exact in (("exact", True), ("fast", False)):
 
-        def measured(is_exact: bool = is_exact) -> list[dict[str, float]]:
-            network = Network(model)
-            try:
-                target = TorchTarget(
-                    network,
-                    num_context=max(contexts) + 64,
-                    is_width_exact=is_exact,
-                    on_warning=WARNINGS.append,
-                )
-                return forwards(target, shape.num_vocab, contexts)
-            finally:
-                network.close()  # the model serves the next one
+    def measured(contexts: tuple[int, ...], **options: Any) -> list[dict[str, float]]:
+        has_graphs = options.pop("has_graphs", True)
+        target = TorchTarget(
+            Network(model), num_context=max(contexts) + 64, on_warning=WARNINGS.append, **options
+        )
+        if not has_graphs:
+            target._forwards._graphs.give_up("measured so")
+            WARNINGS.pop()
+        try:
+            return forwards(target, shape.num_vocab, contexts)
+        finally:
+            target.close()  # the model serves the next one
 
-        found[name] = _attempt(measured)
-    return found
+    return {"weight_bytes": weights, "read_bytes": read_bytes}, {
+        "exact": lambda: measured(contexts),
+        "fast": lambda: measured(contexts, is_width_exact=False),
+        "exact, without graphs": lambda: measured(contexts[:1], has_graphs=False),
+    }
 
 
-def _generate_s(model: Any, device: str) -> dict[str, float]:
-    """Seconds a token of transformers' `generate`: a static cache, compiled by itself."""
+def generate_s(shape: Shape, *, dtype: Any, device: str) -> dict[str, Callable[[], float]]:
+    """Seconds a token of transformers' own `generate` on such a stack, by its kind of cache: a
+    dynamic one, and a static one, compiled by itself."""
+    model = random_model(shape, dtype=dtype, device=device)
     prompt = torch.randint(0, 1000, (1, 128), device=device)
-    seconds = {}
-    for name, how in (("static", {"cache_implementation": "static"}), ("dynamic", {})):
 
-        def run(num_tokens: int, how: dict[str, str] = how) -> float:
-            begin_s = perf_counter()
-            with torch.inference_mode():
-                model.generate(
-                    prompt,
-                    attention_mask=torch.ones_like(prompt),
-                    min_new_tokens=num_tokens,
-                    max_new_tokens=num_tokens,
-                    do_sample=False,
-                    pad_token_id=0,
-                    **how,
-                )
-            if device == "cuda":
-                torch.cuda.synchronize()
-            return perf_counter() - begin_s
+    def run(num_tokens: int, how: dict[str, str]) -> float:
+        begin_s = perf_counter()
+        with torch.inference_mode():
+            model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                min_new_tokens=num_tokens,
+                max_new_tokens=num_tokens,
+                do_sample=False,
+                pad_token_id=0,
+                **how,
+            )
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return perf_counter() - begin_s
 
-        run(8)  # compiles
-        short_s, long_s = min(run(8) for _ in range(3)), min(run(72) for _ in range(3))
-        seconds[name] = (long_s - short_s) / 64
-    return seconds
+    def seconds(how: dict[str, str]) -> float:
+        run(8, how)  # compiles
+        short_s, long_s = (min(run(n, how) for _ in range(3)) for n in (8, 72))
+        return (long_s - short_s) / 64
 
-
-def _attempt(work: Callable[[], Any]) -> Any:
-    """What it gives, or why it gave nothing: one fault must not cost the rest of a lent hour."""
-    try:
-        return work()
-    except Exception as error:  # noqa: BLE001
-        return {"error": f"{type(error).__name__}: {error}"}
+    return {
+        "dynamic": lambda: seconds({}),
+        "static": lambda: seconds({"cache_implementation": "static"}),
+    }
 
 
 # --- exactness

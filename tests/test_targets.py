@@ -19,7 +19,7 @@ from duodec.config import CorePlan, EngineConfig, available_cores, keep_to, memo
 from duodec.errors import BadOption, DownloadFailed, ModelNotFound, ModelUnreadable
 from duodec.loading import draft_for, profile_key
 from duodec.models import check_folder, format_of, resolve, resolve_folder
-from duodec.models.hub import Hub
+from duodec.models.hub import Hub, forget
 from duodec.targets import backend_of, target_file
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -173,6 +173,7 @@ def test_the_cache_is_enough_when_the_network_is_off_or_down(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = resolve_folder("o/r").path
+    forget()
     hub.fault = OSError("no network")
     assert resolve_folder("o/r").path == path
     hub.fault = RuntimeError("the network must not be asked")

@@ -15,6 +15,8 @@ from test_torch_models import NUM_VOCAB, build, query_of, random_text, random_tr
 from duodec.backends.torch.draws import draw
 from duodec.backends.torch.graphs import Queue
 from duodec.backends.torch.network import Network
+from duodec.backends.torch.picking import pick, picker
+from duodec.backends.torch.spreading import blocks
 from duodec.backends.torch.target import TorchScores, TorchTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
@@ -82,12 +84,16 @@ def test_draws_are_numpys(sampling: object) -> None:
     rows[1:] = rows[1:].astype(np.float16)
     sampler = Sampler(sampling)  # type: ignore[arg-type]
     query = Query(0, np.array([5, 9], dtype=np.int32), Draft.chain([5, 6, 5, 7]), sampler)
-    queue = Queue(torch.device("cuda"))
+    queue, warnings = Queue(torch.device("cuda")), list[str]()
     with queue.scope():
-        found = draw(torch.as_tensor(rows).cuda(), [query], queue.to_host)
-    for row in range(5):
-        wanted = sampler.draw(rows[row].copy(), query.context(row))
-        assert (found.tokens[row], found.margins[row]) == (wanted.token, wanted.margin)
+        logits = torch.as_tensor(rows).cuda()
+        ways = (pick, picker(torch.device("cuda"), warnings.append))
+        answers = [draw(logits, [query], queue.to_host, way) for way in ways]
+    assert warnings == []
+    for found in answers:
+        for row in range(5):
+            wanted = sampler.draw(rows[row].copy(), query.context(row))
+            assert (found.tokens[row], found.margins[row]) == (wanted.token, wanted.margin)
 
 
 def test_half_precision_is_close_to_the_models_own() -> None:
@@ -99,3 +105,46 @@ def test_half_precision_is_close_to_the_models_own() -> None:
     (rows,) = logits(target, query_of(text, num_prompt=850))
     assert rows.shape == (1, NUM_VOCAB)
     assert (rows[0] - own).abs().max() < 0.1 * own.std()
+
+
+def test_nothing_is_compiled_after_the_start() -> None:
+    """Neither for several slots, nor for other texts: a target must not stop in the middle."""
+    from duodec.backends.torch import kernels
+
+    target, _ = target_on_gpu(num_slots=2)
+
+    def binaries() -> int:
+        caches = [kernel.device_caches for kernel in (kernels._split_kernel, kernels._tail_kernel)]
+        return sum(len(cache[0]) for by_device in caches for cache in by_device.values())
+
+    num_binaries = binaries()
+    assert num_binaries
+    rng = np.random.default_rng(0)
+    for lengths in ((30,), (600,), (30, 900), (1, 1100)):
+        queries = [
+            query_of(random_text(n), random_tree(rng, 5, 5), num_prompt=max(1, n - 1), slot=slot)
+            for slot, n in enumerate(lengths)
+        ]
+        logits(target, *queries)
+    assert binaries() == num_binaries
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two NVIDIA GPUs")
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_model_over_two_gpus_scores_as_on_one(is_exact: bool) -> None:
+    alone, _ = target_on_gpu(is_width_exact=is_exact)
+    model = build("llama", hidden_size=256, intermediate_size=512).to(torch.bfloat16)
+    for number, block in enumerate(blocks(model)):
+        for name in block.names:
+            model.get_submodule(name).to(f"cuda:{number // 2}")
+    warnings: list[str] = []
+    spread = TorchTarget(
+        Network(model), num_context=1200, is_width_exact=is_exact, on_warning=warnings.append
+    )
+    assert ["spread over 2 GPUs" in line for line in warnings] == [True]
+    rng, text = np.random.default_rng(0), random_text(300)
+    for num_paths in (0, 7, 30, 0):
+        draft = random_tree(rng, num_paths, 5)
+        query = query_of(text, draft, num_prompt=299)
+        assert torch.equal(logits(alone, query)[0].cpu(), logits(spread, query)[0].cpu())
+        text = [*text, *draft.path_tokens(len(draft) - 1), 7]

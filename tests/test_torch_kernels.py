@@ -22,10 +22,13 @@ pytest.importorskip("triton", reason="triton is not installed: it comes with tor
 
 from test_torch_models import oracle_rows, query_of, random_text, random_tree, target_of
 
-from duodec.backends.torch import kernels, layouts
+from duodec.backends.torch import kernels, layouts, picking
+from duodec.backends.torch.draws import draw
+from duodec.backends.torch.pick_kernel import fused_pick
 from duodec.backends.torch.target import TorchScores, TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
+from duodec.core.sampling import Sampler, SamplingParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -34,7 +37,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Targets use the kernels on the CPU too."""
 
-    def split_layouts(network: object, num_region: int, on_warning: object) -> object:
+    def split_layouts(network: object, num_region: int, *_: object) -> object:
         return layouts.SplitLayouts(num_region)
 
     monkeypatch.setattr("duodec.backends.torch.target.exact_layouts", split_layouts)
@@ -65,8 +68,10 @@ def logits(target: TorchTarget, *queries: Query) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("shape", [(2, 2, 8), (1, 7, 64), (4, 1, 80), (2, 4, 128)])
 def test_the_kernels_compute_what_the_oracle_does(shape: tuple[int, int, int]) -> None:
-    assert kernels.check(*shape, torch.float32, DEVICE) < 2e-6
-    assert kernels.check(*shape, torch.float16, DEVICE) < 2e-3
+    for num_rows, num_splits in ((5, 2), (32, 3)):
+        of = {"num_rows": num_rows, "num_splits": num_splits}
+        assert kernels.check(*shape, torch.float32, DEVICE, **of) < 2e-6
+        assert kernels.check(*shape, torch.float16, DEVICE, **of) < 2e-3
 
 
 @pytest.mark.parametrize("length", [1, 80, 336, 337, 593])
@@ -107,13 +112,73 @@ def test_kernels_that_cannot_be_used_cost_one_warning(monkeypatch: pytest.Monkey
         device = torch.device("cuda")
         dtype, num_kv_heads, group, head_size = torch.float32, 2, 2, 8
 
-    for outcome in (lambda *shape: 0.3, lambda *shape: 1 / 0):
+    for outcome in (lambda *shape, **of: 0.3, lambda *shape, **of: 1 / 0):
         warnings: list[str] = []
         monkeypatch.setattr(kernels, "check", outcome)
-        found = layouts.exact_layouts(OnGpu(), 512, warnings.append)  # type: ignore[arg-type]
+        found = layouts.exact_layouts(OnGpu(), 512, 32, warnings.append)  # type: ignore[arg-type]
         assert isinstance(found, layouts.BlockLayouts)
         assert len(warnings) == 1
         assert warnings[0].startswith("Triton's attention is off")
-    monkeypatch.setattr(kernels, "check", lambda *shape: 0.0)
-    found = layouts.exact_layouts(OnGpu(), 512, warnings.append)  # type: ignore[arg-type]
+    asked: list[dict[str, int]] = []
+    monkeypatch.setattr(kernels, "check", lambda *shape, **of: asked.append(of) or 0.0)
+    found = layouts.exact_layouts(OnGpu(), 512, 32, warnings.append)  # type: ignore[arg-type]
     assert isinstance(found, layouts.SplitLayouts)
+    assert asked == [{"num_rows": 32, "num_splits": 2}], "what is checked is what runs"
+
+
+# --- draws
+
+
+def some_rows(num_rows: int, num_vocab: int) -> tuple[torch.Tensor, ...]:
+    """Logits, some of them equal, some rows with few that are not banned; and how to draw them."""
+    maker = torch.Generator().manual_seed(num_vocab)
+    logits = 4 * torch.randn((num_rows, num_vocab), generator=maker)
+    logits[1::4] = logits[1::4].half().float()
+    logits[2::4, :-2] = -torch.inf
+    logits[3::4] = 0
+    inverse = 0.3 + 2 * torch.rand((num_rows, 1), generator=maker)
+    halves = [torch.randint(1 << 32, (num_rows, 1), generator=maker) for _ in range(2)]
+    return tuple(part.to(DEVICE) for part in (logits, inverse, *halves))
+
+
+@pytest.mark.parametrize(("num_rows", "num_vocab"), [(5, 1), (4, 2047), (4, 2048), (8, 50_000)])
+def test_the_draws_kernel_has_the_bits_of_its_oracle(num_rows: int, num_vocab: int) -> None:
+    asked = some_rows(num_rows, num_vocab)
+    tokens, margins = picking.pick(*asked)
+    found, found_margins = fused_pick(*asked)
+    assert torch.equal(found, tokens)
+    assert torch.equal(found_margins, margins)
+
+
+def test_draws_through_the_kernel_are_numpys() -> None:
+    rng = np.random.default_rng(3)
+    rows = rng.normal(-2, 2.2, (4, 30_000)).astype(np.float32)
+    for params in (
+        SamplingParams(temperature=0.8, seed=5),
+        SamplingParams(temperature=1.3, min_p=0.02, seed=6),
+        SamplingParams(temperature=0.7, presence_penalty=0.5, logit_bias={7: 30.0}, seed=7),
+    ):
+        query = Query(0, np.array([5], dtype=np.int32), Draft.chain([5, 6, 5]), Sampler(params))
+        logits = torch.as_tensor(rows.copy()).to(DEVICE)
+        found = draw(logits, [query], lambda tensor: tensor.cpu().numpy(), fused_pick)
+        for row in range(4):
+            wanted = query.sampler.draw(rows[row].copy(), query.context(row))
+            assert (found.tokens[row], found.margins[row]) == (wanted.token, wanted.margin)
+
+
+def test_a_draws_kernel_that_is_wrong_costs_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu:
+        type = "cuda"
+
+    for agreement in (lambda *_: False, lambda *_: 1 / 0):
+        warnings: list[str] = []
+        monkeypatch.setattr(picking, "_agree", agreement)
+        assert picking.picker(OnGpu(), warnings.append) is picking.pick  # type: ignore[arg-type]
+        assert [line.startswith("Triton's draw is off") for line in warnings] == [True]
+    monkeypatch.setattr(picking, "_agree", lambda *_: True)
+    assert picking.picker(OnGpu(), warnings.append) is fused_pick  # type: ignore[arg-type]
+
+
+def test_the_check_of_the_draws_kernel_can_fail() -> None:
+    assert picking._agree(fused_pick, DEVICE)
+    assert not picking._agree(lambda x, t, low, high: fused_pick(x, t, high, low), DEVICE)

@@ -19,21 +19,30 @@ pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
 pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
 
 import gguf
+import huggingface_hub
 import tokenizers
 import torch
 import transformers
+from test_models import FakeHub
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from duodec import Engine, Finished, SamplingParams
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.torch import placing
+from duodec.backends.torch.blueprint import Blueprint
 from duodec.backends.torch.model import TorchModel
-from duodec.backends.torch.placing import Place, choose_place
+from duodec.backends.torch.placing import Place, choose_places
 from duodec.backends.torch.rope import divisors
 from duodec.backends.torch.tokenizer import FolderTokenizer
 from duodec.cli.app import run
-from duodec.errors import BackendUnavailable, DuodecError, ModelUnreadable, VocabularyMismatch
+from duodec.errors import (
+    BackendUnavailable,
+    BadOption,
+    DuodecError,
+    ModelUnreadable,
+    VocabularyMismatch,
+)
 from duodec.loading import EngineConfig, load
 from duodec.models import resolve
 from duodec.pairing import check_pair
@@ -81,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, vocabulary: LlamaModel) -> 
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Iterator[TorchModel]:
-    model = TorchModel(folder, device="cpu")
+    model = TorchModel(Blueprint.of(folder, device="cpu"))
     yield model
     model.close()
 
@@ -89,7 +98,7 @@ def model(folder: Path) -> Iterator[TorchModel]:
 def refused(path: Path, **options: Any) -> str:
     """Why a model is not loaded, in one line."""
     with pytest.raises(DuodecError) as caught:
-        TorchModel(path, **options)
+        TorchModel(Blueprint.of(path, **options))
     assert "\n" not in str(caught.value)
     assert "; " in str(caught.value), "a remedy"
     return str(caught.value)
@@ -206,7 +215,7 @@ def test_of_several_chat_templates_the_default_is_taken(
 
 
 def test_a_folder_is_computed_in_its_own_numbers_on_the_cpu(model: TorchModel) -> None:
-    assert model.place == Place("cpu", torch.bfloat16)
+    assert model.place == Place(("cpu",), torch.bfloat16)
     assert model.causal_lm.dtype == torch.bfloat16
     assert (model.num_layers, model.num_context_train) == (2, 4096)
     assert model.num_params == sum(p.numel() for p in model.causal_lm.parameters())
@@ -216,61 +225,72 @@ def test_a_folder_is_computed_in_its_own_numbers_on_the_cpu(model: TorchModel) -
 
 
 def test_another_dtype_can_be_asked_for(folder: Path) -> None:
-    model = TorchModel(folder, dtype="float32", device="cpu")
+    model = TorchModel(Blueprint.of(folder, dtype="float32", device="cpu"))
     assert {p.dtype for p in model.causal_lm.parameters()} == {torch.float32}
     model.close()
     model.close()
 
 
+def place_of(*asked: Any) -> Place:
+    """The first place that is tried."""
+    return choose_places(*asked)[0]
+
+
 def test_a_gpu_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BackendUnavailable, match=r"no device cuda: .*; mend that, or use --device"):
-        choose_place("cuda", "auto", None)
-    assert choose_place("auto", "auto", None) == Place("cpu", torch.float32)
-    assert choose_place("auto", "auto", torch.float16) == Place("cpu", torch.float16)
+        choose_places("cuda", "auto", None)
+    assert place_of("auto", "auto", None) == Place(("cpu",), torch.float32)
+    assert place_of("auto", "auto", torch.float16) == Place(("cpu",), torch.float16)
 
 
 @pytest.fixture
-def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One GPU, as far as questions about it go."""
+def fake_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, as far as questions about them go."""
     answers = {
-        "is_available": True, "device_count": 1, "get_device_capability": (9, 0),
+        "is_available": True, "device_count": 2, "get_device_capability": (9, 0),
         "mem_get_info": (3 * 10**9, 8 * 10**9), "get_device_name": "Toy",
     }  # fmt: skip
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
 
 
-@pytest.mark.usefixtures("fake_gpu")
+@pytest.mark.usefixtures("fake_gpus")
 def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = choose_place("auto", "auto", torch.float32)
-    assert place == Place("cuda:0", torch.bfloat16)
-    assert (place.words, place.free_bytes) == ("cuda:0 (Toy)", 3 * 10**9)
-    assert choose_place("cpu", "auto", torch.float32) == Place("cpu", torch.float32)
-    assert choose_place("cuda:0", "float16", None) == Place("cuda:0", torch.float16)
-    with pytest.raises(BackendUnavailable, match="no device cuda:1: this machine shows 1"):
-        choose_place("cuda:1", "auto", None)
+    place = place_of("auto", "auto", torch.float32)
+    assert place == Place(("cuda:0",), torch.bfloat16)
+    assert (place.words, place.free_bytes) == ("cuda:0 (Toy)", (3 * 10**9,))
+    assert place_of("cpu", "auto", torch.float32) == Place(("cpu",), torch.float32)
+    assert place_of("cuda:0", "float16", None) == Place(("cuda:0",), torch.float16)
+    with pytest.raises(BackendUnavailable, match="no device cuda:2: this machine shows 2"):
+        choose_places("cuda:2", "auto", None)
     assert "cuda:0 Toy, 3.00 GB of 8.00 GB free" in str(placing.gpu_words())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
-    assert choose_place("cuda", "auto", None).dtype == torch.float16
+    assert place_of("cuda", "auto", None).dtype == torch.float16
 
 
-@pytest.mark.parametrize(
-    ("free", "dtype", "remedy"),
-    [
-        (7_000_000, "bfloat16", "use --context 2048 or less"),
-        (7_000_000, "float32", "use --dtype bfloat16"),
-        (1_000_000, "float32", "take a smaller model, or a quantised GGUF file"),
-    ],
-)
-def test_too_little_memory_says_what_would_fit(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, free: int, dtype: str, remedy: str
+@pytest.mark.usefixtures("fake_gpus")
+def test_one_gpu_is_tried_before_two_and_a_list_is_obeyed() -> None:
+    for device in ("auto", "cuda"):
+        tried = [place.devices for place in choose_places(device, "auto", None)]
+        assert tried == [("cuda:0",), ("cuda:1",), ("cuda:0", "cuda:1")]
+    (both,) = choose_places("cuda:1,cuda:0", "auto", None)
+    assert both.devices == ("cuda:1", "cuda:0")
+    assert both.words == "cuda:1 (Toy) and cuda:0 (Toy)"
+    with pytest.raises(BadOption, match="names a GPU twice"):
+        choose_places("cuda:0,cuda:0", "auto", None)
+    with pytest.raises(BackendUnavailable, match="no device cuda:4"):
+        choose_places("cuda:0,cuda:4", "auto", None)
+
+
+def test_too_little_memory_is_told_before_weights_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Place, "free_bytes", property(lambda place: free))
-    words = refused(folder, dtype=dtype, device="cpu", num_context=4096)
-    assert remedy in words
-    assert f"{free / 1e6:.1f} MB free" in words
-    assert "4096 tokens of context" in words
+    monkeypatch.setattr(Place, "free_bytes", property(lambda place: (4 * 10**6,)))
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda **_: 1 / 0)
+    words = refused(folder, device="cpu", num_context=500, num_slots=2)
+    assert "500 tokens of context in each of 2 slots" in words
+    assert "the CPU has 4.0 MB free; take a smaller model" in words
 
 
 @pytest.mark.parametrize(
@@ -325,6 +345,32 @@ def test_what_a_configuration_asks_for_in_vain(
     assert words in refused(broken, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mystery", "auto_map": {"AutoConfig": "c.C"}}, "runs code of its own"),
+        ({"model_type": "bloom", "n_head": 2}, "has an attention of its own"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding_attention"),
+        ({"intermediate_size": 5 * 10**9}, "take a smaller model"),
+        ({"model_type": "mixtral", "num_local_experts": 4}, "use --fast"),
+    ],
+)
+def test_of_a_hub_no_weights_are_fetched_that_cannot_be_used(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Any, words: str
+) -> None:
+    fake = FakeHub(tmp_path / "snapshots" / "c0ffee", ["config.json", "model.safetensors"])
+    fake.snapshot.mkdir(parents=True)
+    shutil.copy(folder / "config.json", fake.snapshot)
+    configure(fake.snapshot, architectures=None, **changes)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: fake)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fake.hf_hub_download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake.snapshot_download)
+    with pytest.raises(DuodecError, match=words) as caught:
+        load(EngineConfig(target="hf:o/r", draft=None, device="cpu", dtype="float32"))
+    assert "\n" not in str(caught.value)
+    assert fake.downloaded == []
+
+
 def test_code_that_comes_with_a_model_is_never_run(broken: Path) -> None:
     ran = broken / "ran"
     (broken / "c.py").write_text(f"open({str(ran)!r}, 'w')\nclass C: pass\n")
@@ -332,7 +378,7 @@ def test_code_that_comes_with_a_model_is_never_run(broken: Path) -> None:
     configure(broken, model_type="mystery", auto_map=names)
     refused(broken, device="cpu")
     configure(broken, model_type="llama")  # known by itself: its own code is not needed
-    TorchModel(broken, device="cpu").close()
+    TorchModel(Blueprint.of(broken, device="cpu")).close()
     assert not ran.exists()
 
 
@@ -383,8 +429,8 @@ def tiny_gguf(path: Path, freqs: Any = None, **metadata: Any) -> Path:
 
 
 def test_a_gguf_file_is_dequantised_and_keeps_its_own_vocabulary(tmp_path: Path) -> None:
-    model = TorchModel(tiny_gguf(tmp_path / "m.gguf"), device="cpu", num_context=100)
-    assert model.place == Place("cpu", torch.float32)
+    model = TorchModel(Blueprint.of(tiny_gguf(tmp_path / "m.gguf"), device="cpu", num_context=100))
+    assert model.place == Place(("cpu",), torch.float32)
     assert isinstance(model.vocabulary, LlamaModel)
     assert model.num_vocab == 260
     assert model.causal_lm.config.rope_parameters["rope_type"] == "default"
@@ -396,7 +442,7 @@ def test_a_gguf_file_is_dequantised_and_keeps_its_own_vocabulary(tmp_path: Path)
 
 def test_llama_31s_rope_is_found_in_a_gguf_file(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", divisors(500000.0, 32, 8.0).numpy())
-    model = TorchModel(path, device="cpu")
+    model = TorchModel(Blueprint.of(path, device="cpu"))
     config = model.causal_lm.config
     assert config.rope_parameters["rope_type"] == "llama3"
     assert config.rope_parameters["factor"] == 8.0
@@ -422,7 +468,7 @@ def test_a_rope_that_would_be_wrong_is_refused(
 
 def test_a_linear_rope_is_taken_over(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", type="linear", factor=2.0)
-    model = TorchModel(path, device="cpu")
+    model = TorchModel(Blueprint.of(path, device="cpu"))
     found = model.causal_lm.config.rope_parameters
     assert (found["rope_type"], found["factor"], found["rope_theta"]) == ("linear", 2.0, 500000.0)
     model.close()
@@ -432,7 +478,7 @@ def test_a_truncated_gguf_file_is_one_line(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes()[:-2000])
     with pytest.raises(ModelUnreadable):
-        TorchModel(path, device="cpu")
+        TorchModel(Blueprint.of(path, device="cpu"))
 
 
 # The whole

@@ -14,6 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 import torch
 import transformers
 
+from duodec.backends.torch.fusing import fuse
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import MAX_WIDTH, TorchTarget
 from duodec.core.draft import Draft
@@ -52,9 +53,11 @@ def oracle(kind: str) -> Any:
 
 
 def target_of(kind: str, **options: Any) -> TorchTarget:
-    """A target over a model of its own, always with the same weights."""
+    """A target over a model of its own, always with the same weights, fused as on a GPU."""
     settings = {"num_context": 400, "num_rows": 16, "num_chunk": 32, **options}
-    return TorchTarget(Network(build(kind)), **settings)
+    model = build(kind)
+    fuse(model)
+    return TorchTarget(Network(model), **settings)
 
 
 def query_of(text: Any, draft: Draft | None = None, *, num_prompt: int = 0, slot: int = 0) -> Query:

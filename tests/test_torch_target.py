@@ -30,7 +30,9 @@ from test_torch_models import (
     target_of,
 )
 
+from duodec.backends.torch.attention import TextWindow
 from duodec.backends.torch.graphs import Graphs, Queue
+from duodec.backends.torch.layouts import Readings
 from duodec.backends.torch.memo import SlotMemo
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
@@ -377,6 +379,17 @@ def test_a_closed_target_gives_the_model_back() -> None:
 # --- parts
 
 
+@pytest.mark.parametrize(("num_prompt", "num_kept"), [(3, 6), (5, 3), (2, 2), (None, 6)])
+def test_a_token_is_known_only_as_what_it_is_wanted_as(num_prompt, num_kept: int) -> None:
+    """Read or continued: three of each are there."""
+    memo = SlotMemo(base=0)
+    text = np.arange(7, dtype=np.int32)
+    memo.extend(text[:3], was_read=True)
+    memo.extend(text[3:6], was_read=False)
+    memo.follow(text, num_prompt)
+    assert len(memo.trunk) == len(memo.was_read) == num_kept
+
+
 def test_moves_go_to_the_places_of_the_text() -> None:
     memo = SlotMemo(base=1000)
     text = np.arange(10, dtype=np.int32)
@@ -392,11 +405,46 @@ def test_moves_go_to_the_places_of_the_text() -> None:
     assert memo.was_read.tolist() == [True] * 10 + [False] * 4
 
 
+def as_on_a_gpu(target: TorchTarget) -> None:
+    """Prompts are read in few shapes."""
+    least_rows = target._num_chunk if target._is_exact else 8
+    target._readings = Readings.few(target._num_chunk, target._num_region, least_rows)
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_no_prompt_is_read_in_a_shape_that_was_not_warmed(
+    is_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target_of("llama", num_context=500, is_width_exact=is_exact, num_slots=2)
+    as_on_a_gpu(target)
+    shapes: list[tuple[int, int]] = []
+    compute = target._forwards._compute
+
+    def seen(num_rows: int, layout: Any, kept: Any) -> torch.Tensor:
+        if isinstance(layout, TextWindow):
+            shapes.append((num_rows, layout.num_cells))
+        return compute(num_rows, layout, kept)
+
+    monkeypatch.setattr(target._forwards, "_compute", seen)
+    with target._queue.scope():
+        target._warm_up()
+    warmed = set(shapes)
+    shapes.clear()
+    for slot, length in enumerate((9, 31, 33, 470, 500)):
+        text = random_text(length, length)
+        (rows,) = logits(target, query_of(text, num_prompt=length, slot=slot))
+        assert np.abs(rows.numpy() - oracle_rows("llama", text, Draft())).max() < 2e-4
+    assert len(shapes) > 20
+    assert set(shapes) <= warmed
+
+
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_a_warm_up_leaves_no_trace(is_exact: bool) -> None:
     """What a target on a GPU does first, so that its graphs are captured."""
     options = {"is_width_exact": is_exact, "num_context": 1500}
     target, fresh = target_of("llama", **options), target_of("llama", **options)
+    for each in (target, fresh):
+        as_on_a_gpu(each)
     with target._queue.scope():
         target._warm_up()
     query = query_of(random_text(50), Draft.sequences([[1, 2], [3]]), num_prompt=50)

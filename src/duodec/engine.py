@@ -62,6 +62,7 @@ class Engine:
     drafter: Drafter | None = None
     datastore: Datastore | None = None
     shares_cores: bool = False
+    num_padded: int = 1  # rows that a forward of the target computes at least: they cost nothing
     pace_s: float = 0.0  # the target is slowed to this many seconds a forward, for a show
     prepare: Callable[[bool], None] = lambda is_beside: None
     """Called before each answer: shares the cores, with a drafter at work beside or not."""
@@ -97,6 +98,15 @@ class Engine:
     def can_overlap(self) -> bool:
         """The target computes elsewhere than the drafter, or is slowed for a show."""
         return self.pace_s > 0 or not self.shares_cores
+
+    @property
+    def can_draft(self) -> bool:
+        """Drafting with a model can pay: beside a target that computes elsewhere, or where T(n) is
+        flat, so that the tokens of a draft are scored at the price of one."""
+        if self.can_overlap:
+            return True
+        is_flat = self.costs.is_flat()
+        return self.num_padded > 1 if is_flat is None else is_flat
 
     def tokens_of(self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """The tokens of a prompt; messages go through the model's chat template, which is shown
@@ -155,6 +165,8 @@ class Engine:
             datastore=self.datastore or NoDatastore(),
             costs=self.costs,
             shares_cores=self.shares_cores,
+            has_branches=getattr(self.target, "has_branches", True),
+            prepare=self.prepare,
             clock=self.clock,
         )
         stream = TextStream(self.tokenizer.piece, stop)
@@ -187,8 +199,8 @@ class Engine:
         return chosen
 
     def _drafter_for(self, method: Method) -> Drafter:
-        """The drafter, for methods that need one, or take one where it has cores of its own."""
-        is_wanted = method.needs_draft_model or (method.uses_draft_model and self.can_overlap)
+        """The drafter, for methods that need one, or take one where that can pay."""
+        is_wanted = method.needs_draft_model or (method.uses_draft_model and self.can_draft)
         return (self.drafter if is_wanted else None) or NoDrafter()
 
     def _checked(self, tokens: list[int]) -> list[int]:

@@ -28,11 +28,13 @@ from duodec.targets import (
     TargetModel,
     backend_of,
     file_bytes,
+    forwards_are_padded,
     load_target,
     target_file,
     target_is_elsewhere,
 )
 
+_DRAFT_TOKENS = 1 << 14  # that a draft keeps of several texts together
 _SAMPLED_STRIDE = 16  # tokens compared at load; `duodec doctor` compares all of them
 
 
@@ -66,6 +68,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
             drafter,
             _datastore(config, model),
             shares_cores=plan.shares_cores,
+            num_padded=loaded.num_padded,
             pace_s=config.pace,
             prepare=_sharing(plan, target, stack),
             resources=stack.pop_all(),
@@ -111,9 +114,9 @@ def profile_key(config: EngineConfig) -> str:
 
 
 def drafting_can_pay(config: EngineConfig) -> bool:
-    """Whether the target computes elsewhere (or is slowed for a show): a CPU that scores several
-    tokens at once pays for several forwards."""
-    return config.pace > 0 or target_is_elsewhere(config)
+    """Whether the target computes elsewhere (or is slowed for a show), or several tokens at the
+    price of one: a CPU that scores several at once otherwise pays for several forwards."""
+    return config.pace > 0 or target_is_elsewhere(config) or forwards_are_padded(config)
 
 
 def core_plan(config: EngineConfig, target: LoadedTarget) -> CorePlan:
@@ -196,8 +199,9 @@ def open_drafter(
     finally:
         vocabulary.close()
     num_threads = len(plan.draft_cores)
+    num_texts = min(config.num_slots, max(1, _DRAFT_TOKENS // num_context))
     return ProcessDrafter(
-        LlamaRecipe(path, num_context, num_threads, target.num_vocab),
+        LlamaRecipe(path, num_context, num_threads, target.num_vocab, num_texts),
         cores=plan.draft_cores,
         num_threads=num_threads,
         env={EXACT_SWITCH: "1"},  # the target's exact kernels would only slow the draft

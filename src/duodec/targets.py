@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
@@ -14,6 +15,9 @@ from duodec.core.protocols import Target
 from duodec.engine import Tokenizer, warn
 from duodec.errors import BackendUnavailable, BadOption, ModelUnreadable
 from duodec.models import Format, ModelFile, folder_bytes, format_of, resolve, resolve_folder
+
+if TYPE_CHECKING:
+    from duodec.backends.torch.blueprint import Blueprint
 
 CUDA_BUILD = 'build one with CMAKE_ARGS="-DGGML_CUDA=on" make setup'
 
@@ -62,6 +66,7 @@ class LoadedTarget:
     start: Callable[[int, CorePlan], RunningTarget]
     place: str  # for people: what computes it, where, and in which numbers
     free_bytes: Callable[[], int] | None = None  # of its own device's memory, where that is known
+    num_padded: int = 1  # rows that a forward computes at least
 
 
 def backend_of(config: EngineConfig) -> str:
@@ -82,7 +87,9 @@ def target_file(config: EngineConfig) -> ModelFile:
     if config.target_backend == LLAMA_CPP or _format(config) == "gguf":
         return resolve(config.target, offline=config.offline)
     _require_torch(config)
-    return resolve_folder(config.target, offline=config.offline)
+    return resolve_folder(
+        config.target, offline=config.offline, check=lambda folder: _blueprint(config, folder)
+    )
 
 
 def file_bytes(file: ModelFile) -> int:
@@ -118,22 +125,39 @@ def _load_llama(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
     return LoadedTarget(model, is_on_cpu, start, f"llama.cpp on {where}, as quantised")
 
 
+def _blueprint(config: EngineConfig, path: Path) -> Blueprint:
+    """What can be told of a torch model without its weights. Raises what is wrong with it."""
+    from duodec.backends.torch.blueprint import Blueprint
+    from duodec.backends.torch.network import check_rowwise
+
+    found = Blueprint.of(
+        path,
+        dtype=config.dtype_name,
+        device=config.device,
+        num_context=config.context or DEFAULT_CONTEXT,
+        num_slots=config.num_slots,
+    )
+    if not config.fast:
+        check_rowwise(found.config)
+    return found
+
+
 def _load_torch(config: EngineConfig, on_warning: Callable[[str], None]) -> LoadedTarget:
     _require_torch(config)
+    from duodec.backends.torch.memory import Extent
     from duodec.backends.torch.model import TorchModel
     from duodec.backends.torch.network import Network
     from duodec.backends.torch.placing import is_out_of_memory
     from duodec.backends.torch.target import TorchTarget
 
-    path = target_file(config).path
-    num_context = config.context or DEFAULT_CONTEXT
-    model = TorchModel(path, dtype=config.dtype_name, device=config.device, num_context=num_context)
+    model = TorchModel(_blueprint(config, target_file(config).path))
 
     def start(num_context: int, plan: CorePlan) -> RunningTarget:
         try:
             return TorchTarget(
                 Network(model.causal_lm),
                 num_context=num_context,
+                num_slots=config.num_slots,
                 num_threads=plan.target_alone,
                 is_width_exact=not config.fast,
                 on_warning=on_warning,
@@ -141,15 +165,14 @@ def _load_torch(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise ModelUnreadable(
-                f"no memory on {model.place.words} for a context of {num_context} tokens of "
-                f"{model.name}; ask for a smaller one with --context"
-            ) from error
+            need = replace(model.need, num_context=num_context).beside_weights()
+            raise ModelUnreadable(f"out of memory: {need.complaint(model.place)}") from error
 
     place = f"torch on {model.place.words}, in {model.place.dtype_name}"
     is_on_cpu = model.place.is_on_cpu
-    free_bytes = None if is_on_cpu else lambda: model.place.free_bytes
-    return LoadedTarget(model, is_on_cpu, start, place, free_bytes)
+    free_bytes = None if is_on_cpu else lambda: sum(model.place.free_bytes)
+    num_padded = 1 if config.fast else Extent.on("cpu" if is_on_cpu else "cuda", 0).num_rows
+    return LoadedTarget(model, is_on_cpu, start, place, free_bytes, num_padded)
 
 
 def open_vocabulary(config: EngineConfig) -> TargetModel:
@@ -164,10 +187,15 @@ def target_is_elsewhere(config: EngineConfig) -> bool:
     """Whether the target will compute on a GPU. Loads libraries, but no model."""
     if backend_of(config) == TORCH:
         _require_torch(config)
-        from duodec.backends.torch.placing import choose_place
+        from duodec.backends.torch.placing import choose_places
 
-        return not choose_place(config.device, config.dtype_name, None).is_on_cpu
+        return not choose_places(config.device, config.dtype_name, None)[0].is_on_cpu
     return llama_layers(config) != 0 and can_offload()
+
+
+def forwards_are_padded(config: EngineConfig) -> bool:
+    """Whether a forward computes several rows however few are asked for."""
+    return backend_of(config) == TORCH and not config.fast
 
 
 def can_offload() -> bool:

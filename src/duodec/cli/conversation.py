@@ -57,7 +57,7 @@ class Conversation:
     def draft_of(self, done: Answer) -> str | None:
         """The draft model behind an answer."""
         method = method_named(done.method)
-        takes_one = method.uses_draft_model and self.engine.can_overlap
+        takes_one = method.uses_draft_model and self.engine.can_draft
         return self.draft if method.needs_draft_model or takes_one else None
 
     def send(self, text: str) -> None:

@@ -104,7 +104,8 @@ Device = Annotated[
     str,
     typer.Option(
         "--device",
-        help="Where the target computes: cpu, cuda or cuda:1; auto: a GPU where there is one.",
+        help="Where the target computes: cpu, cuda (as few GPUs as hold it), cuda:1, or "
+        "cuda:0,cuda:1; auto: a GPU where there is one.",
         metavar="NAME",
         rich_help_panel=_MACHINE,
     ),

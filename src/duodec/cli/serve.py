@@ -214,7 +214,7 @@ def serve(
     config = EngineConfig(
         target=target, draft=draft, target_backend=target_backend, dtype=dtype, device=device,
         context=context, threads=threads, draft_threads=draft_threads, gpu_layers=gpu_layers,
-        exact=exact, fast=fast, pace=pace, offline=offline,
+        exact=exact, fast=fast, pace=pace, offline=offline, num_slots=parallel,
         datastore=choices.datastore_or_none(datastore, method),
     )  # fmt: skip
     chosen = choices.method_or_none(method, draft)

@@ -65,12 +65,16 @@ def streaming(
     decoding does. ``governor`` says, round by round, which sources take part.
     """
     tree, begin_s = CandidateTree(), session.clock()
+    is_beside: bool | None = None
     while session.remaining:
-        sources = governor.sources()
+        can_pay = planner.can_pay()
+        sources = governor.sources() if can_pay else Sources.NONE
         # on shared cores the drafter reads the prompt after the first token
         is_drafting = sources == Sources.ALL and not (
             session.shares_cores and not session.num_rounds
         )
+        if is_drafting != is_beside:
+            session.prepare(is_beside := is_drafting)  # a target alone has all the cores
         if is_drafting:
             session.submit(replace(plan, depth=min(plan.depth, session.remaining - 1)))
         else:
@@ -87,7 +91,7 @@ def streaming(
         draft_wait_s = session.clock() - start_s
         before = session.peek_tree() if is_drafting else Drafted()
         last = int(session.text[-1])
-        forward = session.score(draft, NUM_CANDIDATES)
+        forward = session.score(draft, NUM_CANDIDATES if can_pay else 0)
         after = session.peek_tree() if is_drafting else Drafted()
         verdict = verify(draft, forward.scores)
         done = session.commit(
@@ -107,7 +111,8 @@ def streaming(
             planner.observe(len(done.tokens), seconds)
             governor.observe(sources, len(done.tokens), seconds)
         planner.acceptance.learn(tree, done.tokens)
-        free.learn(last, verdict, draft, forward.scores)
+        if can_pay:
+            free.learn(last, verdict, draft, forward.scores)
         tree = tree.follow(done.tokens)
 
 

@@ -80,6 +80,9 @@ class Session:
     datastore: Datastore = field(default_factory=NoDatastore)
     costs: Costs = field(default_factory=Costs)
     shares_cores: bool = False  # drafter and target compute on the same cores
+    prepare: Callable[[bool], None] = lambda is_beside: None
+    """Shares the cores, with a drafter at work beside the target or not."""
+    has_branches: bool = True  # the target scores all of a tree, not its first chain only
     max_width: int = 80  # draft tokens that one forward may score
     clock: Callable[[], float] = perf_counter
 

@@ -47,7 +47,9 @@ class Stream(Method):
     memory: FreeMemory = field(default_factory=FreeMemory)
 
     def rounds(self, session: Session) -> Iterator[Round]:
-        planner = Planner(session.costs, self.acceptance, self.num_tokens, self.patience)
+        planner = Planner(
+            session.costs, self.acceptance, self.num_tokens, self.patience, session.has_branches
+        )
         free = FreeCandidates(self.memory, session.text)
         try:
             yield from streaming(session, planner, self.plan, free, self.governor(session))

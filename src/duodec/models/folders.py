@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +140,22 @@ def _check_weights(path: Path) -> None:
         raise ModelUnreadable(f"{path} has {size} bytes of {expected}; fetch it again")
 
 
-def fetch_folder(hub: Hub, reference: str, *, offline: bool) -> ModelFile:
-    """A repository's folder in the hub's cache, fetched if need be.
+def fetch_folder(
+    hub: Hub, reference: str, *, offline: bool, check: Callable[[Path], object]
+) -> ModelFile:
+    """A repository's folder in the hub's cache, fetched if need be. Before its weights are,
+    ``check`` sees the folder with all the rest, and may raise.
 
     Raises ModelNotFound, ModelUnreadable, DownloadFailed and CacheUnwritable.
     """
     if offline:
         _check_is_cached(hub)
-    first, terms = hub.find(lambda names: choose_files(names, hub.repo), offline=offline)
+    wanted = choose_files(hub.names(offline=offline), hub.repo)
+    small = [name for name in wanted if not _WEIGHTS.fullmatch(name)]
+    first, terms = hub.find(lambda _: small, offline=offline)
+    if not hub.has_cached(wanted):
+        check(first.parent)
+    hub.find(lambda _: [name for name in wanted if name not in small], offline=offline)
     return ModelFile(check_folder(first.parent), reference, hub.words_of(first), terms, None)
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -88,10 +89,7 @@ class Hub:
 
     def _info(self) -> ModelInfo:
         # asked first even where the file is known: it fails at once without a network
-        info: ModelInfo = (
-            _hub_library().HfApi().model_info(self.repo, revision=self.revision, timeout=10)
-        )
-        return info
+        return _listed(self.repo, self.revision)
 
     def _online(self, choose: Choose) -> tuple[Path, str | None]:
         info = self._info()
@@ -100,6 +98,13 @@ class Hub:
             for name in choose(_names(info))
         ]
         return paths[0], info.card_data.get("license") if info.card_data else None
+
+    def has_cached(self, names: list[str]) -> bool:
+        """Whether these files are on the disk."""
+        try:
+            return set(names) <= set(self._cached_names())
+        except (OSError, ValueError):
+            return False
 
     def _cached_names(self) -> list[str]:
         snapshot = _hub_library().snapshot_download(
@@ -113,6 +118,18 @@ class Hub:
         wanted = {"revision": self.revision, "local_files_only": True}
         paths = [Path(_hub_library().hf_hub_download(self.repo, name, **wanted)) for name in names]
         return paths[0]
+
+
+@cache
+def _listed(repo: str, revision: str | None) -> ModelInfo:
+    """What the hub says of a repository, asked once: a start asks for it many times."""
+    info: ModelInfo = _hub_library().HfApi().model_info(repo, revision=revision, timeout=10)
+    return info
+
+
+def forget() -> None:
+    """Ask the hub anew."""
+    _listed.cache_clear()
 
 
 def _names(info: ModelInfo) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -44,16 +45,22 @@ def format_of(reference: str, *, prefer: Format = "gguf", offline: bool = False)
     return "safetensors" if not is_gguf and CONFIG in names else "gguf"
 
 
-def resolve_folder(reference: str, *, offline: bool = False) -> ModelFile:
+def resolve_folder(
+    reference: str,
+    *,
+    offline: bool = False,
+    check: Callable[[Path], object] = lambda folder: None,
+) -> ModelFile:
     """The folder with config.json and safetensors that a reference names, downloaded first if
-    need be. Raises what `resolve` raises."""
+    need be; ``check`` sees it before its weights are fetched. Raises what `resolve` raises, and
+    what ``check`` does."""
     path = _existing(reference)
     if path is not None:
         return ModelFile(check_folder(path), reference, "folder", None, None)
     hub = parse_hub(reference)
     if hub is None:
         raise ModelNotFound(f"no model {reference!r}: {_did_you_mean(reference)}")
-    return fetch_folder(hub, reference, offline=offline or _hub_is_offline())
+    return fetch_folder(hub, reference, offline=offline or _hub_is_offline(), check=check)
 
 
 def resolve(

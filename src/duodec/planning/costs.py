@@ -15,6 +15,7 @@ _UNKNOWN_FORWARD_S = 0.03
 _FIRST_BUCKET = 3  # widths up to 7 are tried before anything is known
 _FEWEST = 3  # forwards that make a median
 _STEEPEST = 2.2
+_FEW_TOKENS, _FLAT = 4, 1.5  # such a draft is flat if it costs less than this many tokens
 _UNKNOWN_STEP_S = 0.003
 
 
@@ -48,6 +49,14 @@ class Costs:
         if bucket not in self._expected:
             self._expected[bucket] = self._interpolated_s(bucket)
         return self._expected[bucket]
+
+    def is_flat(self) -> bool | None:
+        """Whether a few draft tokens are scored almost at the price of one; None where too little
+        was measured to tell."""
+        bucket = _bucket(_FEW_TOKENS)
+        if any(len(self._by_width.get(b, ())) < _FEWEST for b in (0, bucket)):
+            return None
+        return self.forward_s(_FEW_TOKENS) < _FLAT * self.forward_s(0)
 
     def _interpolated_s(self, bucket: int) -> float:
         known = sorted(self._by_width)

@@ -35,6 +35,7 @@ class Planner:
     acceptance: Acceptance
     num_tokens: int = 80  # draft tokens in a forward at most
     patience: float = 1.75  # how much faster than decoding a wait must bring tokens
+    has_branches: bool = True  # the target scores trees; otherwise chains
     _rate: Rate = field(default_factory=lambda: Rate(_FADE))
 
     def choose(self, offers: Sequence[Offer], num_tokens: int, depth: int) -> Draft:
@@ -48,7 +49,7 @@ class Planner:
         for offer in offers:
             merged.add(offer, num_tokens, depth)
         order = sorted(range(len(merged.tokens)), key=lambda node: -merged.values[node])
-        order = order[:num_tokens]
+        order = (order if self.has_branches else merged.chain(order))[:num_tokens]
         best, num_best, expected = 1 / max(_TICK_S, self.costs.forward_s(0)), 0, 1.0
         for num, node in enumerate(order, 1):
             expected += merged.values[node]
@@ -56,6 +57,12 @@ class Planner:
             if rate > best:
                 best, num_best = rate, num
         return merged.draft(order[:num_best])
+
+    def can_pay(self) -> bool:
+        """Whether some draft would pay if every token of it were accepted."""
+        plain_s = self.costs.forward_s(0)
+        widths = (1 << i for i in range(self.num_tokens.bit_length()))
+        return any(self.costs.forward_s(n) < (1 + n) * plain_s for n in widths)
 
     def is_worth_waiting(self, tree: CandidateTree, values: Sequence[float]) -> bool:
         """Whether one more draft step is expected to bring tokens faster than decoding does."""
@@ -99,6 +106,15 @@ class _Merged:
             else:
                 self.values[node] = max(self.values[node], value)
             placed[i] = node
+
+    def chain(self, nodes: Sequence[int]) -> list[int]:
+        """Of these nodes, in the order of their values, the likeliest and its likeliest heirs."""
+        found, end = [], ROOT
+        for node in nodes:
+            if self.parents[node] == end:
+                found.append(node)
+                end = node
+        return found
 
     def draft(self, nodes: Sequence[int]) -> Draft:
         """These nodes, numbered so that parents come first and the likelier child before others."""

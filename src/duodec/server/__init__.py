@@ -6,6 +6,7 @@
                 from a request's JSON to `Ask`s
     jobs        an `Ask` on its way, and what it says
     pool        admits jobs to slots, first come, first served; a thread a slot
+    answering   one answer in one slot
     seats, keeping, load, drafting
                 what the slots share: one target, one drafter, what both cost
     shapes, stream

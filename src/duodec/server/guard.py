@@ -44,7 +44,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        path = re.sub("/{2,}", "/", scope["path"])  # some clients join what ends and begins with /
+        # some clients join what ends and begins with /, or end with one
+        path = re.sub("/{2,}", "/", scope["path"]).rstrip("/") or "/"
         scope = {**scope, "path": path, "raw_path": path.encode()}
         sent = _Sent(send, self._answer_headers(headers.get("origin")))
         begin_s = time.perf_counter()

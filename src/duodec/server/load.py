@@ -4,19 +4,95 @@ A forward's cost depends on all of its rows, so one answer's drafts slow every o
 planner chooses the width n that maximises its own (1 + v) / F(n), where v is what it expects of its
 draft. What should be maximised is the sum over all answers of (1 + v), over T(others + n). Where k
 answers are alike, both have the same optimum for F(n) = T(others) * (T(others + n) / T(others))^k.
+
+Of many rows, what a few more cost is a small difference between two noisy numbers, so T is a
+straight line there, through the latest forwards of all widths.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass, replace
+from statistics import fmean
 from threading import Lock
 
 from duodec.planning.costs import Costs
+from duodec.planning.governor import Governor, Sources
 
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.002, 0.02
 _PATIENCE = 0.25  # of a forward
+_WINDOW = 64  # forwards that the line goes through
+_PRIOR_WEIGHT = 8.0  # squared rows
+_PRIOR_SHARE = 0.25  # of what a row costs on average: expected of one more
+
+
+class Line:
+    """Seconds of a forward by its rows. Until rows have differed, one more is taken to be cheap
+    enough to be tried: what is never tried is never known."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
+        self._mean_rows = self._mean_s = self._row_s = 0.0
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        self._seen.append((num_rows, seconds))
+        rows, times = zip(*self._seen, strict=True)
+        mean_rows, mean_s = fmean(rows), fmean(times)
+        spread = sum((n - mean_rows) ** 2 for n in rows)
+        common = sum((n - mean_rows) * (s - mean_s) for n, s in self._seen)
+        prior_s = _PRIOR_SHARE * mean_s / mean_rows
+        row_s = (common + _PRIOR_WEIGHT * prior_s) / (spread + _PRIOR_WEIGHT)
+        self._mean_rows, self._mean_s, self._row_s = mean_rows, mean_s, max(0.0, row_s)
+
+    def seconds(self, num_rows: int) -> float:
+        """Expected of a forward; 0 before there was one."""
+        return max(self._mean_s + self._row_s * (num_rows - self._mean_rows), self._row_s)
+
+
+class Gate:
+    """Whether several answers draft at all. One of them that probes plain decoding learns nothing
+    while the others make its forwards slow: all of them probe together, and what counts is what
+    they bring together. Each number of answers is judged apart."""
+
+    def __init__(self) -> None:
+        self._governors: dict[int, Governor] = {}
+        self._now = self._last = _Cycle(0, Sources.FREE)
+        self._num_tokens = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._now.sources != Sources.NONE
+
+    def took(self, num_tokens: int) -> None:
+        """Tokens that a forward brought an answer."""
+        self._num_tokens += num_tokens
+
+    def cycle(self, num_answers: int, end_s: float, *, is_plain_work: bool) -> None:
+        """A forward ended. What it brings is known by the end of the next one."""
+        last = self._last
+        if last.is_known and last.num_answers == num_answers:
+            self._governor(num_answers).observe(last.sources, self._num_tokens, last.seconds)
+        self._num_tokens = 0
+        is_known = is_plain_work and self._now.num_answers == num_answers
+        self._last = replace(self._now, seconds=end_s - self._now.begin_s, is_known=is_known)
+        self._now = _Cycle(num_answers, self._governor(num_answers).sources(), end_s)
+
+    def _governor(self, num_answers: int) -> Governor:
+        return self._governors.setdefault(num_answers, Governor([Sources.FREE]))
+
+
+@dataclass(frozen=True)
+class _Cycle:
+    """From the end of one forward to the end of the next."""
+
+    num_answers: int
+    sources: Sources  # that its drafts were planned with
+    begin_s: float = 0.0
+    seconds: float = 0.0
+    is_known: bool = False  # measured, with nothing else in it
 
 
 class Load:
@@ -24,6 +100,8 @@ class Load:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
+        self._line = Line()
+        self._gate = Gate()
         self._rows: dict[int, int] = {}  # by slot in work, of its last forward
         self._drafting: set[int] = set()  # slots whose drafts the drafter makes
         self._lock = Lock()
@@ -31,8 +109,21 @@ class Load:
     def observe(self, rows: Mapping[int, int], seconds: float) -> None:
         """A forward that read no prompt, with so many rows by slot."""
         with self._lock:
-            self._costs.observe_forward(seconds, sum(rows.values()) - 1)
+            num_rows = sum(rows.values())
+            self._line.observe(num_rows, seconds)
+            if len(rows) == 1:
+                self._costs.observe_forward(seconds, num_rows - 1)
             self._rows.update(rows)
+
+    def took(self, num_tokens: int) -> None:
+        """Tokens that a forward brought an answer."""
+        with self._lock:
+            self._gate.took(num_tokens)
+
+    def ended(self, num_answers: int, end_s: float, *, is_plain_work: bool) -> None:
+        """A forward ended, with so many answers at work; plain work if it read no prompt."""
+        with self._lock:
+            self._gate.cycle(num_answers, end_s, is_plain_work=is_plain_work)
 
     def begin(self, slot: int) -> None:
         with self._lock:
@@ -55,7 +146,7 @@ class Load:
     def patience_s(self) -> float:
         """How long a forward waits for answers that are not ready yet."""
         with self._lock:
-            usual_s = self._costs.forward_s(0)
+            usual_s = max(self._costs.forward_s(0), self._line.seconds(len(self._rows)))
         return min(max(_PATIENCE * usual_s, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)
 
     def forward_s(self, slot: int, num_tokens: int) -> float:
@@ -64,15 +155,12 @@ class Load:
             others = [rows for other, rows in self._rows.items() if other != slot]
             if not others:
                 return self._costs.forward_s(num_tokens)
-            width = sum(others)
-            base_s = self._costs.forward_s(width)
-            if math.isinf(base_s):  # so many were never at work: what is known must do
-                base_s = self._costs.forward_s(0)
-            if not num_tokens:
-                return base_s
-            whole_s = self._costs.forward_s(width + num_tokens)
-        if base_s <= 0:
-            return whole_s
+            if num_tokens and not self._gate.is_open:
+                return math.inf
+            width = sum(others) + 1
+            base_s, whole_s = (self._line.seconds(width + n) for n in (0, num_tokens))
+        if base_s <= 0:  # nobody knows yet
+            return self._costs.forward_s(num_tokens)
         return base_s * (whole_s / base_s) ** (1 + len(others))
 
     def costs(self, slot: int) -> Costs:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
+from duodec.backends.llamacpp.streams import LlamaStreams
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.testbeds import PacedTarget
 from duodec.config import EngineConfig
@@ -13,55 +14,92 @@ from duodec.engine import Engine
 from duodec.server.service import Service
 
 
-@dataclass(frozen=True)
-class SeparateTargets:
-    """A target that is one target a slot, one forward after the other.
+class Threaded(Target, Protocol):
+    """A target whose threads can be set."""
 
-    In one cache, several texts fill each other's holes, and then attention sums in another order:
-    bits would depend on who else is served. Apart, they cannot.
+    def use_threads(self, num_threads: int) -> None: ...
+
+
+class SeparateTargets:
+    """A target that is one target a slot, one forward after the other; ``another`` opens a slot's
+    at its first query.
+
+    In one cache, the branches of several texts fill each other's holes, and then attention sums in
+    another order: bits would depend on who else is served. Apart, they cannot.
     """
 
-    targets: Sequence[Target]
+    def __init__(self, first: Threaded, another: Callable[[], Threaded]) -> None:
+        self._targets: dict[int, Threaded] = {0: first}
+        self._another = another
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
-        return [scores for q in queries for scores in self.targets[q.slot].score([q])]
+        return [scores for q in queries for scores in self._of(q.slot).score([q])]
+
+    def use_threads(self, num_threads: int) -> None:
+        for target in self._targets.values():
+            target.use_threads(num_threads)
+
+    def _of(self, slot: int) -> Target:
+        if slot not in self._targets:
+            self._targets[slot] = self._another()
+        return self._targets[slot]
 
 
 def start(service: Service, engine: Engine, config: EngineConfig) -> None:
     """Serve the engine with as many slots as were asked for; with one where its target keeps the
     text of one only."""
     target: Target = engine.target
-    rewrap: Callable[[Target], Target] = _same
-    if isinstance(target, PacedTarget):
-        rewrap = _paced(target.seconds)
-        target = target.target
+    paced = target if isinstance(target, PacedTarget) else None
+    if paced is not None:
+        target = paced.target
     if not isinstance(target, LlamaTarget):
         num_slots = min(service.settings.num_slots, getattr(target, "num_slots", 1))
         service.start(engine, engine.target, num_slots=num_slots)
         return
-    others = [_another(target, engine, config) for _ in range(service.settings.num_slots - 1)]
-    for other in others:
+    trees = SeparateTargets(target, _opening(target, engine, config))
+    if paced is not None:
+        shown: Target = PacedTarget(trees, paced.seconds)
+        service.start(engine, shown, prepare=_preparing(engine, target, trees))
+    elif engine.can_overlap:  # a forward's rows cost little there: trees pay
+        service.start(engine, trees, prepare=_preparing(engine, target, trees))
+    else:
+        streams = _streams(service, engine, target, config)
+        service.start(engine, streams, trees, prepare=_preparing(engine, target, trees, streams))
+
+
+def _opening(target: LlamaTarget, engine: Engine, config: EngineConfig) -> Callable[[], Threaded]:
+    """How to open a context of its own over the same weights."""
+
+    def another() -> LlamaTarget:
+        other = LlamaTarget(
+            target.context.model,
+            num_context=engine.num_context,
+            num_threads=num_threads,
+            is_width_exact=engine.shares_cores and not config.fast,
+        )
         engine.resources.callback(other.close)
-    service.start(
-        engine,
-        rewrap(SeparateTargets([target, *others])),
-        prepare=_preparing(engine, target, others),
-    )
+        return other
+
+    num_threads = target.context.num_threads
+    return another
 
 
-def _another(target: LlamaTarget, engine: Engine, config: EngineConfig) -> LlamaTarget:
-    """A context of its own over the same weights."""
-    return LlamaTarget(
+def _streams(
+    service: Service, engine: Engine, target: LlamaTarget, config: EngineConfig
+) -> LlamaStreams:
+    """One context for the texts of all slots, over the same weights."""
+    streams = LlamaStreams(
         target.context.model,
+        num_slots=service.settings.num_slots,
         num_context=engine.num_context,
         num_threads=target.context.num_threads,
-        is_width_exact=engine.shares_cores and not config.fast,
+        is_width_exact=not config.fast,
     )
+    engine.resources.callback(streams.close)
+    return streams
 
 
-def _preparing(
-    engine: Engine, first: LlamaTarget, others: Sequence[LlamaTarget]
-) -> Callable[[bool], None]:
+def _preparing(engine: Engine, first: LlamaTarget, *others: Threaded) -> Callable[[bool], None]:
     """The engine's way to share the cores, for all of its targets."""
 
     def prepare(is_beside: bool) -> None:
@@ -70,11 +108,3 @@ def _preparing(
             other.use_threads(first.context.num_threads)
 
     return prepare
-
-
-def _same(target: Target) -> Target:
-    return target
-
-
-def _paced(seconds: float) -> Callable[[Target], Target]:
-    return lambda target: PacedTarget(target, seconds)

@@ -42,6 +42,9 @@ def listen(settings: Settings) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if user_timeout := getattr(socket, "TCP_USER_TIMEOUT", None):
+            # connections are ended whose clients read nothing; Linux only
+            sock.setsockopt(socket.IPPROTO_TCP, user_timeout, int(1e3 * settings.timeout_s))
         sock.bind(address)
         sock.listen(2048)
     except OSError as error:

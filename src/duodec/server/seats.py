@@ -19,7 +19,6 @@ from duodec.core.sampling import Tokens
 from duodec.server.keeping import Keep, keep_path
 from duodec.server.load import Load
 
-_ALONE = 512  # tokens of a part where nobody waits for its end
 _NOTHING: Tokens = np.empty(0, dtype=np.int32)
 
 
@@ -33,6 +32,7 @@ class Seat:
     def __init__(self, shared: SharedTarget, slot: int) -> None:
         self._shared = shared
         self.slot = slot
+        self.target = shared.target  # what computes this answer
         self.keep: Keep = keep_path
         self.is_beside = False  # a drafter computes while the target does
         self.is_left: Callable[[], bool] = lambda: False
@@ -41,6 +41,17 @@ class Seat:
         """Takes the place of the engine's hook: the cores are shared for all answers at once."""
         self.is_beside = is_beside
         self._shared.load.drafts(self.slot, is_beside)
+
+    def use(self, target: Target) -> None:
+        """Let another target compute this seat's answers: what the last one knew is not known."""
+        if target is not self.target:
+            self.target = target
+            self._shared.forget(self.slot)
+
+    @property
+    def has_branches(self) -> bool:
+        """The target scores all of a tree, not its first chain only."""
+        return bool(getattr(self.target, "has_branches", True))
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Raises what the target raises, and Left."""
@@ -72,7 +83,7 @@ class _Asked:
 class SharedTarget:
     """The seats' common target. A forward begins when all who are at work have asked, or after a
     moment of patience. Long prompts are read in parts of ``num_chunk`` tokens, one in a forward,
-    so that the others go on meanwhile."""
+    so that the others go on meanwhile, and who leaves is noticed."""
 
     def __init__(
         self,
@@ -83,7 +94,7 @@ class SharedTarget:
         num_chunk: int = 512,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self._target = target
+        self.target = target
         self.load = load
         self._prepare = prepare
         self._is_beside: bool | None = None
@@ -138,6 +149,14 @@ class SharedTarget:
         """Tokens of a text that a slot has read already."""
         return common_prefix(self._known.get(slot, _NOTHING), text)
 
+    def num_read(self, slot: int) -> int:
+        """Tokens of the text that a slot has read last."""
+        return len(self._known.get(slot, _NOTHING))
+
+    def forget(self, slot: int) -> None:
+        """What the slot has read is not known where it asks next."""
+        self._known.pop(slot, None)
+
     def close(self) -> None:
         """End the thread; whoever asks gets Left."""
         with self._condition:
@@ -185,8 +204,7 @@ class SharedTarget:
     def _chosen(self) -> list[_Asked]:
         """All who continue a text, and the first of those who read a long one."""
         batch, has_reader = [], False
-        # who is alone is read to faster; but may leave, and others may come
-        num_chunk = self._num_chunk if len(self._active) > 1 else max(_ALONE, self._num_chunk)
+        num_chunk = self._num_chunk
         for asked in self._asked:
             text = asked.query.text
             num_known = self.num_known(asked.seat.slot, text)
@@ -206,14 +224,18 @@ class SharedTarget:
         queries = [asked.part() for asked in batch]
         begin_s = self._clock()
         try:
-            answers = self._target.score(queries)
+            answers = _scores(batch, queries)
         except Exception as error:  # noqa: BLE001  whoever caused it is told
             self._blame(batch, error)
             return
-        seconds = self._clock() - begin_s
+        end_s = self._clock()
+        seconds = end_s - begin_s
         self.num_forwards += 1
-        if not any(_reads_prompt(query) for query in queries):
-            self.load.observe({q.slot: len(q.draft) + 1 for q in queries}, seconds)
+        is_plain_work = not any(_reads_prompt(query) for query in queries)
+        self.load.ended(len(self._active), end_s, is_plain_work=is_plain_work)
+        if is_plain_work:
+            rows = zip(queries, answers, strict=True)
+            self.load.observe({q.slot: scores.num_rows for q, scores in rows}, seconds)
         for asked, query, scores in zip(batch, queries, answers, strict=True):
             self._known[asked.seat.slot] = query.text
             if asked.num_part is None:
@@ -234,6 +256,16 @@ class SharedTarget:
         if is_beside != self._is_beside:
             self._is_beside = is_beside
             self._prepare(is_beside)
+
+
+def _scores(batch: Sequence[_Asked], queries: Sequence[Query]) -> list[Scores]:
+    """Each query's, of the target that computes it."""
+    answers: dict[int, Scores] = {}
+    for target in {id(asked.seat.target): asked.seat.target for asked in batch}.values():
+        own = [query for asked, query in zip(batch, queries, strict=True)
+               if asked.seat.target is target]  # fmt: skip
+        answers |= {q.slot: scores for q, scores in zip(own, target.score(own), strict=True)}
+    return [answers[query.slot] for query in queries]
 
 
 def _kept(asked: _Asked, scores: Scores) -> Scores | Exception:

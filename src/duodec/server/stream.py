@@ -21,6 +21,7 @@ from duodec.server.jobs import Failed
 from duodec.server.logs import log, note
 
 _T = TypeVar("_T")
+_LAST_WORDS_S = 5.0  # that a client may take to read why its answer ended
 _PING = b": ping\n"
 _DONE = b"data: [DONE]\n\n"
 _HEADERS = [
@@ -58,10 +59,13 @@ class EventStream:
         self._form, self._feed, self._ping_s = form, feed, ping_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        most_s = self._feed.left_s + _LAST_WORDS_S
         try:
-            await or_gone(receive, self._send_all(send))
+            await asyncio.wait_for(or_gone(receive, self._send_all(send)), most_s)
         except (ClientGone, OSError):
             note(is_gone=True)  # nobody is there to be told
+        except asyncio.TimeoutError:
+            note(is_stalled=True)  # nobody reads what is sent
         finally:
             self._feed.leave()
             note(**self._form.facts())

@@ -55,7 +55,7 @@ class LlamaContext:
             is_width_exact=is_width_exact,
         )
         self._memory = self._lib.llama_get_memory(self._handle)
-        self._batch = _Batch(self._lib, self._num_batch, num_sequences)
+        self._batch = Batch(self._lib, self._num_batch, num_sequences)
         self._free_ids = list(range(num_sequences))[::-1]
         self._is_ordered = is_width_exact
         self._slots: OrderedDict[int, SlotCache] = OrderedDict()  # least recently used first
@@ -161,11 +161,12 @@ class LlamaContext:
         for query, missing in zip(queries, plans, strict=True):
             self._slots[query.slot].add_text(missing.text)
             self._slots[query.slot].add_nodes(missing)
-        logits = iter(self._logits(sum(entry.row is not None for entry in entries)))
+        num_rows = sum(entry.row is not None for entry in entries)
+        found = iter(logits(self.model, self._handle, num_rows))
         answers = []
         for query, missing in zip(queries, plans, strict=True):
             order = [e.row for e in (*missing.text, *missing.nodes) if e.row is not None]
-            by_row = dict(zip(order, logits, strict=False))
+            by_row = dict(zip(order, found, strict=False))
             answers.append([by_row[row] for row in query.rows])
         return answers
 
@@ -175,7 +176,7 @@ class LlamaContext:
             status = self._lib.llama_decode(self._handle, self._batch.struct)
             if status == 0:
                 return
-            if status != _NO_CELLS:
+            if status != NO_CELLS:
                 raise ComputeFailed(
                     f"llama.cpp could not compute {self.model.path.name} (status {status}); "
                     "memory may be short: use a smaller --context, or fewer --gpu-layers"
@@ -183,26 +184,26 @@ class LlamaContext:
             if not self._evict(used):
                 raise _NoRoom
 
-    def _logits(self, num_rows: int) -> NDArray[np.float32]:
-        """The rows of the last forward, in the order of its entries."""
-        num_vocab = self.model.num_vocab
-        if not num_rows:
-            return np.empty((0, num_vocab), dtype=np.float32)
-        pointer = self._lib.llama_get_logits(self._handle)
-        array = ctypes.c_float * (num_rows * num_vocab)
-        buffer = ctypes.cast(pointer, ctypes.POINTER(array)).contents
-        rows: NDArray[np.float32] = np.ctypeslib.as_array(buffer)
-        return rows.reshape(num_rows, num_vocab)
+
+NO_CELLS = 1  # llama_decode's answer to a full cache
 
 
-_NO_CELLS = 1  # llama_decode's answer to a full cache
+def logits(model: LlamaModel, handle: object, num_rows: int) -> NDArray[np.float32]:
+    """The rows of a context's last forward, in the order of its entries."""
+    if not num_rows:
+        return np.empty((0, model.num_vocab), dtype=np.float32)
+    pointer = model.lib.llama_get_logits(handle)
+    array = ctypes.c_float * (num_rows * model.num_vocab)
+    buffer = ctypes.cast(pointer, ctypes.POINTER(array)).contents
+    rows: NDArray[np.float32] = np.ctypeslib.as_array(buffer)
+    return rows.reshape(num_rows, model.num_vocab)
 
 
 class _NoRoom(Exception):
     """A forward that the cache has no room for."""
 
 
-class _Batch:
+class Batch:
     """A llama_batch whose arrays are NumPy's: filled by columns, not element by element."""
 
     def __init__(self, lib: object, num_tokens: int, num_sequences: int) -> None:

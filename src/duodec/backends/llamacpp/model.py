@@ -215,8 +215,10 @@ def open_context(
     num_batch: int,
     max_rows: int,
     is_width_exact: bool,
+    is_unified: bool = True,
 ) -> Any:
-    """A llama.cpp context with one unified cache. Raises ModelUnreadable when memory is short.
+    """A llama.cpp context with one unified cache, or with one a sequence, ``num_context`` being
+    the cells of all of them. Raises ModelUnreadable when memory is short.
 
     ``is_width_exact``: attention gives a row the same bits however many rows and threads there
     are. llama.cpp's CPU attention takes other paths for one row (over 512 cells, by threads)
@@ -229,7 +231,7 @@ def open_context(
     params.n_seq_max = num_sequences
     params.n_outputs_max = max_rows
     params.n_threads = params.n_threads_batch = num_threads
-    params.kv_unified = True  # branches share the cells of their prefix
+    params.kv_unified = is_unified  # branches share the cells of their prefix
     params.swa_full = True  # or earlier positions could not be rolled back to
     params.no_perf = True
     if is_width_exact:

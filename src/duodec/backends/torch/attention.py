@@ -12,6 +12,7 @@ row lists. Both ways take groups of query heads as rows of one matrix, so that n
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +41,10 @@ class Rows:
     positions: torch.Tensor  # (rows,) in its sequence
     bases: torch.Tensor  # (rows,) first cell of its slot
     tails: torch.Tensor  # (rows, TAIL) cells of the positions p - TAIL + 1 .. p
+
+    def to(self, device: torch.device) -> Rows:
+        """The same for the layers of a device."""
+        return Rows(*(part.to(device) for part in (self.positions, self.bases, self.tails)))
 
     def sees(self, begin: int, num_cells: int, reach: torch.Tensor) -> torch.Tensor:
         """Which of ``num_cells`` cells from ``begin`` on hold positions up to ``reach`` of the
@@ -111,6 +116,22 @@ class Rowwise:
             seen = torch.matmul(rows, values[:, begin : begin + BLOCK].float())
             out = out + seen.view_as(out)
         return (out / total).transpose(1, 2).to(query.dtype)
+
+
+@dataclass(frozen=True)
+class PerDevice:
+    """A plan for the layers of each device."""
+
+    plans: Mapping[torch.device, Plan]
+
+    @classmethod
+    def of(cls, layout: Layout, rows: Rows, devices: Iterable[torch.device]) -> PerDevice:
+        return cls({device: layout.plan(rows.to(device)) for device in devices})
+
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        return self.plans[query.device].attend(query, keys, values, scaling)
 
 
 class Layout(Protocol):

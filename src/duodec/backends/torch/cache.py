@@ -1,12 +1,14 @@
-"""The KV cache: one tensor for all layers, cells written where a forward says.
+"""The KV cache: one tensor for all layers of a device, cells written where a forward says.
 
 Compaction (the accepted path of a tree moves to its place in the text) is one gather and one
-scatter for all layers. Keys are stored after the rotation, and a node's depth gave it the
-position of its final cell, so moving is copying.
+scatter for all layers of a device. Keys are stored after the rotation, and a node's depth gave it
+the position of its final cell, so moving is copying.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -34,7 +36,7 @@ class CellLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        target = self._cells.written
+        target = self._cells.written[self.device]
         self.keys.index_copy_(2, target, key_states)
         self.values.index_copy_(2, target, value_states)
         return self.keys, self.values
@@ -52,24 +54,35 @@ class CellLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class CellCache(Cache):  # type: ignore[misc]
-    """All layers over one buffer. ``written`` are the cells of the next forward's rows."""
+    """All layers, each on its device, over one buffer a device; a layer's number is its place in
+    ``devices``. ``written`` are the cells of the next forward's rows, on each device."""
 
     def __init__(
         self,
+        devices: Sequence[torch.device],
         *,
-        num_layers: int,
         num_kv_heads: int,
         num_cells: int,
         head_size: int,
         dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
-        shape = (num_layers, 2, 1, num_kv_heads, num_cells, head_size)
+        shape = (2, 1, num_kv_heads, num_cells, head_size)
         # zeros: a cell that no row sees is still multiplied by 0, and must not be NaN
-        self.buffer = torch.zeros(shape, dtype=dtype, device=device)
-        self.written = torch.zeros(0, dtype=torch.int64, device=device)
-        super().__init__(layers=[CellLayer(self, keys, values) for keys, values in self.buffer])
+        self.buffers = {
+            device: torch.zeros((count, *shape), dtype=dtype, device=device)
+            for device, count in Counter(devices).items()
+        }
+        self.num_cells = num_cells
+        self.written: dict[torch.device, torch.Tensor] = {}
+        parts = {device: iter(buffer) for device, buffer in self.buffers.items()}
+        super().__init__(layers=[CellLayer(self, *next(parts[device])) for device in devices])
+
+    def write_to(self, cells: torch.Tensor) -> None:
+        """Where the rows of the next forward go."""
+        self.written = {device: cells.to(device) for device in self.buffers}
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy cells to other cells, in all layers; the two may overlap."""
-        self.buffer.index_copy_(4, target, self.buffer.index_select(4, source))
+        for device, buffer in self.buffers.items():
+            moved = buffer.index_select(4, source.to(device))
+            buffer.index_copy_(4, target.to(device), moved)

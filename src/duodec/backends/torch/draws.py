@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.noise import exp_mass, gumbel, halves
 from duodec.backends.torch.penalties import adjust, adjusts
+from duodec.backends.torch.picking import Pick, pick
 from duodec.backends.torch.rows import best, top
 from duodec.core.noise import GUMBEL_MAX
 from duodec.core.protocols import Query
@@ -39,15 +40,18 @@ class Drawn:
     candidates: NDArray[np.float64]  # (rows, most that any query asked for)
 
 
-def draw(logits: torch.Tensor, queries: Sequence[Query], to_host: ToHost) -> Drawn:
-    """Draw every row of ``queries``, laid end to end in ``logits``: (rows, vocab) fp32.
+def draw(
+    logits: torch.Tensor, queries: Sequence[Query], to_host: ToHost, pick: Pick = pick
+) -> Drawn:
+    """Draw every row of ``queries``, laid end to end in ``logits``: (rows, vocab) fp32. ``pick``
+    draws those that are not cut.
 
     ``to_host`` copies a small tensor and waits for it: once, twice if a row was not settled.
     """
     lengths = [len(query.draft) + 1 for query in queries]
     scores = _adjusted(logits, queries, lengths)
     params = _RowParams.of(queries, lengths)
-    tokens, margins, is_settled = _first_look(scores, params)
+    tokens, margins, is_settled = _first_look(scores, params, pick)
     wanted = min(max(query.num_candidates for query in queries), logits.shape[-1])
     parts = [tokens[:, None], margins[:, None], is_settled[:, None]]
     if wanted:
@@ -57,7 +61,7 @@ def draw(logits: torch.Tensor, queries: Sequence[Query], to_host: ToHost) -> Dra
     if len(open_rows):
         rest = params.only(open_rows)
         rows = scores[torch.as_tensor(open_rows).to(scores.device)]
-        settled = _sampled(rows, rest, num_head=rows.shape[-1])
+        settled = _sampled(rows, rest, rows.shape[-1], pick)
         again = to_host(torch.stack([part.double() for part in settled], dim=-1))
         found = found.copy()
         found[open_rows, :2] = again[:, :2]
@@ -116,32 +120,32 @@ class _RowParams:
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, margins, whether settled
 
 
-def _first_look(scores: torch.Tensor, params: _RowParams) -> _Three:
+def _first_look(scores: torch.Tensor, params: _RowParams, pick: Pick) -> _Three:
     is_greedy = params.is_greedy
     if not is_greedy.any():
-        return _sampled(scores, params, HEAD)
+        return _sampled(scores, params, HEAD, pick)
     tokens, margins = best(scores)
     is_settled = torch.ones_like(tokens, dtype=torch.bool)
     if not is_greedy.all():
         rows = np.flatnonzero(~is_greedy)
         at = torch.as_tensor(rows).to(scores.device)
-        drawn = _sampled(scores[at], params.only(rows), HEAD)
+        drawn = _sampled(scores[at], params.only(rows), HEAD, pick)
         tokens[at], margins[at], is_settled[at] = drawn
     return tokens, margins, is_settled
 
 
-def _sampled(logits: torch.Tensor, params: _RowParams, num_head: int) -> _Three:
+def _sampled(logits: torch.Tensor, params: _RowParams, num_head: int, pick: Pick) -> _Three:
     """Draw rows whose temperature is above 0."""
     lines = torch.as_tensor(params.values).to(logits.device)
-    scores = logits * lines[:, 0:1].float()
+    inverse = lines[:, 0:1].float()
     if params.is_cut:
-        return _sampled_in_order(scores, params, lines, min(num_head, logits.shape[-1]))
-    perturbed = scores + gumbel(*_keys(lines), torch.arange(scores.shape[-1], device=scores.device))
+        num_head = min(num_head, logits.shape[-1])
+        return _sampled_in_order(logits * inverse, params, lines, num_head)
     if params.values[:, 3].any():
+        scores = logits * inverse
         lowest = scores.amax(-1, keepdim=True) + lines[:, 4:5].float()
-        is_out = (scores < lowest) & (lines[:, 3:4] > 0)
-        perturbed = perturbed.masked_fill(is_out, -torch.inf)
-    tokens, margins = best(perturbed)
+        logits = logits.masked_fill((scores < lowest) & (lines[:, 3:4] > 0), -torch.inf)
+    tokens, margins = pick(logits, inverse, *_keys(lines))
     return tokens, margins, torch.ones_like(tokens, dtype=torch.bool)
 
 

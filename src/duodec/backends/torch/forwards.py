@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.torch.attention import TAIL, Layout, Rows
+from duodec.backends.torch.attention import TAIL, Layout, PerDevice, Rows
 from duodec.backends.torch.cache import CellCache
 from duodec.backends.torch.graphs import Graphs, Queue
 from duodec.backends.torch.library import torch
@@ -101,7 +101,9 @@ class Forwards:
     ) -> None:
         self._network, self._cache, self._queue = network, cache, queue
         self._graphs = Graphs(queue, on_warning)
-        self._pad_cell = cache.buffer.shape[4] - max_rows
+        if queue.is_cuda and len(network.devices) > 1:
+            self._graphs.give_up(f"the model is spread over {len(network.devices)} GPUs")
+        self._pad_cell = cache.num_cells - max_rows
         shape = (max_rows, _NUM_COLUMNS)
         self._host = torch.zeros(shape, dtype=torch.int64, pin_memory=queue.is_cuda)
         self._inputs = torch.zeros(shape, dtype=torch.int64, device=network.device)
@@ -151,8 +153,9 @@ class Forwards:
     def _compute(self, num_rows: int, layout: Layout, kept: torch.Tensor | None) -> torch.Tensor:
         inputs = self._inputs[:num_rows]
         positions = inputs[:, _POSITION]
-        self._cache.written = inputs[:, _CELL]
-        plan = layout.plan(Rows(positions, inputs[:, _BASE], inputs[:, _TAIL:]))
+        self._cache.write_to(inputs[:, _CELL])
+        rows = Rows(positions, inputs[:, _BASE], inputs[:, _TAIL:])
+        plan = PerDevice.of(layout, rows, self._network.devices)
         return self._network.forward(inputs[:, _TOKEN], positions, self._cache, plan, kept)
 
     def _guarded(self, work: Callable[[], _Result]) -> _Result:

@@ -90,9 +90,12 @@ class Graphs:
             ):
                 body()
         except Exception as error:  # noqa: BLE001  a compiler's are of any kind; the body runs eager
-            self._can_capture = False
-            self._graphs.clear()
-            reason = str(error).split("\n", 1)[0]
-            self._on_warning(f"CUDA graphs are off, decoding will be slower: {reason}")
+            self.give_up(str(error).split("\n", 1)[0])
             return
         self._graphs[key] = graph
+
+    def give_up(self, reason: str) -> None:
+        """Capture nothing from now on."""
+        self._can_capture = False
+        self._graphs.clear()
+        self._on_warning(f"CUDA graphs are off, decoding will be slower: {reason}")

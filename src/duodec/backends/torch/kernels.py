@@ -27,8 +27,22 @@ _TILE = 64  # positions that a program computes at once
 _TAIL_TILE = 16  # divides TAIL
 
 
-# not specialised: several slots must not be computed by another binary than one
-@triton.jit(do_not_specialize=["num_bases"])  # type: ignore[untyped-decorator, unused-ignore]
+# Triton compiles anew where an integer is 1 or a multiple of 16, or a pointer is aligned: what may
+# differ between two forwards of a target is left out of that, so that several slots are computed by
+# the binary of one and nothing is compiled while somebody waits
+_COUNTS = ("num_rows", "num_bases", "num_splits")
+_VIEWS = ("positions", "row_bases", "bases", "tails")
+
+
+def _jit(function):  # type: ignore[no-untyped-def]
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return triton.jit(
+        do_not_specialize=[name for name in _COUNTS if name in names],
+        do_not_specialize_on_alignment=[name for name in _VIEWS if name in names],
+    )(function)
+
+
+@_jit  # type: ignore[untyped-decorator, unused-ignore]
 def _split_kernel(  # type: ignore[no-untyped-def]
     query, keys, values, positions, row_bases, bases, best_out, total_out, sum_out,
     query_head, query_group, query_row, cell_head, cell_step, position_step, base_step,
@@ -76,7 +90,7 @@ def _split_kernel(  # type: ignore[no-untyped-def]
         tl.store(sum_out + out[:, None] * size + d[None, :], summed, mask=is_own[:, None] & is_d)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+@_jit  # type: ignore[untyped-decorator, unused-ignore]
 def _tail_kernel(  # type: ignore[no-untyped-def]
     query, keys, values, positions, tails, best_in, total_in, sum_in, output,
     query_head, query_group, query_row, cell_head, cell_step, position_step, tail_step,
@@ -148,19 +162,20 @@ class SplitPlan:
         wide = max(16, triton.next_power_of_2(size))
         steps = (*query.stride()[:3], *keys.stride()[:2], rows.positions.stride(0))
         grid = (triton.cdiv(num_rows * group, tile), self.num_splits, num_kv_heads * num_bases)
-        if self.num_splits:
-            _split_kernel[grid](
-                query, keys, values, rows.positions, rows.bases, self.bases, best, total, summed,
-                *steps, rows.bases.stride(0), scaling, num_rows, num_bases, self.num_splits,
-                num_group=group, size=size, wide=wide, tile_rows=tile, num_tail=TAIL, length=SPLIT,
-                tile=_TILE,
+        with torch.cuda.device_of(query):  # kernels are launched where the thread is
+            if self.num_splits:
+                _split_kernel[grid](
+                    query, keys, values, rows.positions, rows.bases, self.bases, best, total,
+                    summed, *steps, rows.bases.stride(0), scaling, num_rows, num_bases,
+                    self.num_splits, num_group=group, size=size, wide=wide, tile_rows=tile,
+                    num_tail=TAIL, length=SPLIT, tile=_TILE,
+                )  # fmt: skip
+            _tail_kernel[(num_rows, num_kv_heads)](
+                query, keys, values, rows.positions, rows.tails, best, total, summed, out,
+                *steps, rows.tails.stride(0), scaling, num_rows, self.num_splits,
+                num_group=group, wide_group=max(16, triton.next_power_of_2(group)), size=size,
+                wide=wide, num_tail=TAIL, length=SPLIT, tile=_TAIL_TILE,
             )  # fmt: skip
-        _tail_kernel[(num_rows, num_kv_heads)](
-            query, keys, values, rows.positions, rows.tails, best, total, summed, out,
-            *steps, rows.tails.stride(0), scaling, num_rows, self.num_splits,
-            num_group=group, wide_group=max(16, triton.next_power_of_2(group)), size=size,
-            wide=wide, num_tail=TAIL, length=SPLIT, tile=_TAIL_TILE,
-        )  # fmt: skip
         return out.transpose(1, 2)
 
 
@@ -179,22 +194,30 @@ class Splits:
 
 
 def check(
-    num_kv_heads: int, group: int, size: int, dtype: torch.dtype, device: torch.device
+    num_kv_heads: int,
+    group: int,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    num_rows: int,
+    num_splits: int,
 ) -> float:
-    """How far the kernels are from `Rowwise` on random numbers of these shapes, at most: of
-    numbers around 1."""
-    num_rows, num_splits = 5, 2
+    """How far the kernels are from `Rowwise` on random numbers, at most: of numbers around 1. With
+    the shapes and strides of a target's forwards, so that what is checked is what will run."""
     maker = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=maker, device=device).to(dtype)
 
     num_cells = num_splits * SPLIT
-    query = random(num_kv_heads, group, num_rows, size)
+    query = random(num_rows, num_kv_heads, group, size).permute(1, 2, 0, 3)
     keys, values = random(num_kv_heads, num_cells, size), random(num_kv_heads, num_cells, size)
-    positions = torch.tensor([0, 50, TAIL, SPLIT + 9, num_cells - 1], device=device)
-    places = positions[:, None] + torch.arange(1 - TAIL, 1, device=device)
-    rows = Rows(positions, torch.zeros_like(positions), places.clamp(min=0))
+    edges = [0, 50, TAIL, SPLIT + 9, num_cells - 1]
+    lines = torch.zeros(num_rows, 5 + TAIL, dtype=torch.int64, device=device)  # as in `Forwards`
+    lines[:, 1] = torch.tensor([edges[i % len(edges)] for i in range(num_rows)], device=device)
+    lines[:, 5:] = (lines[:, 1:2] + torch.arange(1 - TAIL, 1, device=device)).clamp(min=0)
+    rows = Rows(lines[:, 1], lines[:, 3], lines[:, 5:])
     expected = Rowwise(rows, tuple(range(0, num_cells, SPLIT))).attend(
         query, keys, values, size**-0.5
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from duodec.backends.torch.attention import BLOCK, TAIL, Blocks, Layout, TreeWindow
+from duodec.backends.torch.attention import BLOCK, TAIL, Blocks, Layout, TextWindow, TreeWindow
 from duodec.backends.torch.forwards import Lines
 from duodec.backends.torch.network import Network
 
@@ -78,16 +78,22 @@ class SplitLayouts:
 
 
 def exact_layouts(
-    network: Network, num_region: int, on_warning: Callable[[str], None]
+    network: Network, num_region: int, num_rows: int, on_warning: Callable[[str], None]
 ) -> BlockLayouts | SplitLayouts:
     """The kernels on a GPU where they compile and agree with their oracle, else the oracle."""
     if network.device.type != "cuda":
         return BlockLayouts(num_region)
     try:
-        from duodec.backends.torch.kernels import check
+        from duodec.backends.torch.kernels import SPLIT, check
 
         off = check(
-            network.num_kv_heads, network.group, network.head_size, network.dtype, network.device
+            network.num_kv_heads,
+            network.group,
+            network.head_size,
+            network.dtype,
+            network.device,
+            num_rows=num_rows,
+            num_splits=num_region // SPLIT,
         )
         reason = f"its results are off by {off:.2g}"
         if off < _TOLERANCE:
@@ -96,6 +102,36 @@ def exact_layouts(
         reason = (str(error) or type(error).__name__).split("\n", 1)[0]
     on_warning(f"Triton's attention is off, decoding will be slower: {reason}")
     return BlockLayouts(num_region)
+
+
+@dataclass(frozen=True)
+class Readings:
+    """In how many rows and over which window a part of a prompt is read: both depend on nothing
+    but where the part begins and how long it is.
+
+    Where none are listed there are as many as are needed. On a GPU a shape that is new is planned,
+    and perhaps compiled, while somebody waits; so there are few, and each is run beforehand.
+    """
+
+    rows: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+
+    @classmethod
+    def few(cls, num_chunk: int, num_region: int, least_rows: int) -> Readings:
+        """Doubled again and again; every part has at least ``least_rows``."""
+        return cls(
+            tuple(_sizes(least_rows, 2, num_chunk)),
+            tuple(_sizes(num_chunk, 2, num_region + num_chunk)),
+        )
+
+    def of(self, base: int, begin: int, num_lines: int) -> tuple[int, TextWindow]:
+        """For so many tokens from position ``begin`` on, of the slot at ``base``."""
+        num_rows = _at_least(self.rows or (num_lines,), num_lines)
+        num_cells = begin + num_rows
+        return num_rows, TextWindow(base, _at_least(self.windows or (num_cells,), num_cells))
+
+    def for_one_text(self) -> list[tuple[int, TextWindow]]:
+        return [(rows, TextWindow(0, cells)) for rows in self.rows for cells in self.windows]
 
 
 def _sizes(first: int, factor: int, last: int) -> list[int]:

@@ -7,53 +7,28 @@ from pathlib import Path
 from typing import Any
 
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.torch.blueprint import Blueprint, name_of, num_context_train
 from duodec.backends.torch.library import torch, transformers
-from duodec.backends.torch.placing import Need, choose_place
 from duodec.backends.torch.rope import add_rope
 from duodec.backends.torch.tokenizer import FolderTokenizer
-from duodec.backends.torch.weights import Source, outline, read_config, read_weights
+from duodec.backends.torch.weights import read_weights
 from duodec.errors import ModelUnreadable
-
-_UNKNOWN_CONTEXT = 2048  # tokens, for the few models that do not say
 
 
 class TorchModel:
-    """A model in a folder with config.json and safetensors, or in a GGUF file, dequantised.
-
-    ``dtype`` and ``device`` are names or auto: on a GPU bfloat16, on the CPU the files' own or
-    float32; ``num_context`` tokens of cache must fit beside the weights. Nothing that comes with
-    a model is executed. Raises ModelUnreadable, BackendUnavailable and BadOption.
+    """A model in a folder with config.json and safetensors, or in a GGUF file, dequantised: as its
+    blueprint says. Nothing that comes with a model is executed. Raises ModelUnreadable.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        dtype: str = "auto",
-        device: str = "auto",
-        num_context: int = 0,
-    ) -> None:
-        self.path = path
-        source = Source(path)
-        self.place = choose_place(device, dtype, None)  # a GPU that is not there is said at once
-        self.config = read_config(source)
-        if not source.is_gguf:
-            self.place = choose_place(device, dtype, _dtype_of(self.config))
+    def __init__(self, blueprint: Blueprint) -> None:
+        path = self.path = blueprint.source.path
+        self.config, self.place, self.need = blueprint.config, blueprint.place, blueprint.need
         self.vocabulary: FolderTokenizer | LlamaModel
-        if source.is_gguf:
+        if blueprint.source.is_gguf:
             self.vocabulary = self._gguf_vocabulary()
         else:
             self.vocabulary = FolderTokenizer.open(path, self._num_rows, _ends(path, self.config))
-        outlined = outline(self.config)
-        self.num_params = sum(parameter.numel() for parameter in outlined.parameters())
-        need = Need(
-            self.name,
-            self.num_params,
-            self.cache_bytes_per_token,
-            min(num_context, self.num_context_train),
-        )
-        need.check(self.place)
-        self.causal_lm: Any = read_weights(source, self.config, self.place, need)
+        self.causal_lm: Any = read_weights(blueprint)
 
     def _gguf_vocabulary(self) -> LlamaModel:
         """llama.cpp's own, and what else transformers overlooks in the file."""
@@ -94,11 +69,16 @@ class TorchModel:
     @property
     def num_context_train(self) -> int:
         """Positions that the model was trained for."""
-        return int(getattr(self._text_config, "max_position_embeddings", 0) or _UNKNOWN_CONTEXT)
+        return num_context_train(self.config)
 
     @property
     def num_layers(self) -> int:
         return int(self._text_config.num_hidden_layers)
+
+    @property
+    def num_params(self) -> int:
+        """Of its weights, those that are used twice counted once."""
+        return self.need.sizes.num_params
 
     @property
     def num_bytes(self) -> int:
@@ -113,11 +93,7 @@ class TorchModel:
     @property
     def cache_bytes_per_token(self) -> int:
         """Keys and values of every layer."""
-        config = self._text_config
-        heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return int(2 * self.num_layers * kv_heads * width * self.place.dtype.itemsize)
+        return int(self.num_layers * self.need.sizes.cached * self.place.dtype.itemsize)
 
     @property
     def architecture(self) -> str:
@@ -138,7 +114,7 @@ class TorchModel:
     def name(self) -> str:
         if isinstance(self.vocabulary, LlamaModel):
             return self.vocabulary.name
-        return Path(getattr(self.config, "_name_or_path", "") or self.path).name or self.path.name
+        return name_of(self.config, self.path)
 
     # Its vocabulary
 
@@ -173,12 +149,6 @@ class TorchModel:
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the text; none for control tokens."""
         return self.vocabulary.piece(token)
-
-
-def _dtype_of(config: Any) -> Any:
-    """The number format that a folder's weights are kept in, None where it does not say."""
-    dtype = getattr(config, "dtype", None)
-    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
 
 
 def _ends(folder: Path, config: Any) -> frozenset[int]:

@@ -7,12 +7,15 @@ the length of the text.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.backends.torch.attention import NAME, Plan, Rows, TextWindow
+from duodec.backends.torch.attention import NAME, PerDevice, Plan, Rows, TextWindow
 from duodec.backends.torch.cache import CellCache
+from duodec.backends.torch.fusing import fuse, gains_by_fusing
 from duodec.backends.torch.library import torch, transformers
+from duodec.backends.torch.spreading import join
 from duodec.errors import BadOption, ModelUnreadable
 
 _PROBE = (1, 0, 2, 1, 1, 0)  # tokens of the self-test
@@ -21,8 +24,8 @@ _TOLERANCE, _HALF_TOLERANCE = 0.1, 0.6
 
 
 class Network:
-    """A model of transformers in eval mode, on its device, with our attention in place of its own
-    until `close`: it serves one target at a time.
+    """A model of transformers in eval mode, on its devices, with our attention in place of its own
+    until `close`, and on a GPU its projections fused for good: it serves one target at a time.
 
     Raises ModelUnreadable for models that we cannot score, or whose logits our attention changes.
     """
@@ -30,48 +33,53 @@ class Network:
     def __init__(self, model: Any) -> None:
         self._model = model
         self.config = model.config.get_text_config()
-        parameter = next(model.parameters())
-        self.device, self.dtype = parameter.device, model.dtype
+        self.dtype = model.dtype
         _check_config(model)
-        _check_devices(model)
         self._own_attention = model.config._attn_implementation
         assert self._own_attention != NAME, "a model serves one target at a time"
-        with torch.inference_mode():
-            expected, layers = self._own_forward()
-            self.num_layers = len(layers)
-            _, self.num_kv_heads, _, self.head_size = layers[0].keys.shape
-            self.group = self.config.num_attention_heads // self.num_kv_heads
-            self.num_vocab = expected.shape[-1]
+        self._part = join(model)
+        try:
+            with torch.inference_mode():
+                expected = self._learn()
+            if gains_by_fusing(self.device):
+                fuse(model)
             model.set_attn_implementation(NAME)
-            try:
+            with torch.inference_mode():
                 self._check_logits(expected)
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _learn(self) -> torch.Tensor:
+        """What the model shows of itself in a forward of its own, and the logits of that."""
+        expected, layers = self._own_forward()
+        self.device = expected.device  # of the logits: the last, where there are several
+        self.layer_devices = [layer.keys.device for layer in layers]
+        self.devices = tuple(dict.fromkeys([*self.layer_devices, self.device]))
+        self.num_layers = len(layers)
+        _, self.num_kv_heads, _, self.head_size = layers[0].keys.shape
+        self.group = self.config.num_attention_heads // self.num_kv_heads
+        self.num_vocab = expected.shape[-1]
+        return expected
 
     def close(self) -> None:
         """Give the model its own attention back, and let go of it; can be called twice."""
         if self._model is not None:
             self._model.set_attn_implementation(self._own_attention)
+            self._part()
             self._model = None
 
     def check_rowwise(self) -> None:
         """Raises BadOption where a row's numbers depend on the rows beside it."""
-        names = ("num_experts", "num_local_experts", "n_routed_experts")
-        if any(getattr(self.config, name, None) for name in names):
-            raise BadOption(
-                f"{_name(self._model)} is a mixture of experts, whose rows depend on those beside "
-                "them; use --fast"
-            )
+        check_rowwise(self._model.config)
 
     def cache(self, num_cells: int) -> CellCache:
         return CellCache(
-            num_layers=self.num_layers,
+            self.layer_devices,
             num_kv_heads=self.num_kv_heads,
             num_cells=num_cells,
             head_size=self.head_size,
             dtype=self.dtype,
-            device=self.device,
         )
 
     def forward(
@@ -99,8 +107,9 @@ class Network:
     def _own_forward(self) -> tuple[torch.Tensor, list[Any]]:
         """The probe's logits by the model's own attention, and the layers of its own cache."""
         cache: Any = transformers.DynamicCache(config=self._model.config)
-        tokens = torch.tensor([_PROBE], device=self.device)
-        positions = torch.arange(len(_PROBE), device=self.device)[None]
+        device = next(self._model.parameters()).device
+        tokens = torch.tensor([_PROBE], device=device)
+        positions = torch.arange(len(_PROBE), device=device)[None]
         answer = self._model(
             input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True
         )
@@ -119,8 +128,8 @@ class Network:
         cache = self.cache(len(_PROBE))
         places = torch.arange(len(_PROBE), device=self.device)
         rows = Rows(places, torch.zeros_like(places), places[:, None])
-        cache.written = places
-        plan = _Counted(TextWindow(0, len(_PROBE)).plan(rows))
+        cache.write_to(places)
+        plan = _Counted(PerDevice.of(TextWindow(0, len(_PROBE)), rows, self.devices))
         tokens = torch.tensor(_PROBE, device=self.device)
         found = self.forward(tokens, places, cache, plan)
         if plan.num_calls != self.num_layers:
@@ -128,6 +137,8 @@ class Network:
                 f"{_name(self._model)} has an attention of its own, which cannot be replaced; the "
                 "torch backend scores models that use transformers' AttentionInterface"
             )
+        if self.device.type == "meta":
+            return  # an outline has no numbers
         off = (found.float() - expected.float()).abs().max() / expected.float().std()
         tolerance = _TOLERANCE if self.dtype == torch.float32 else _HALF_TOLERANCE
         if not bool(off < tolerance):  # NaN too; waits for the device
@@ -135,6 +146,24 @@ class Network:
                 f"{_name(self._model)} gives other logits through tree attention than through "
                 f"its own (off by {float(off):.2g} standard deviations); it cannot be a target"
             )
+
+
+def check_outline(model: Any) -> None:
+    """Refuse a model by its shapes alone, without its weights: what `Network` would refuse, but
+    for its numbers. Raises ModelUnreadable."""
+    # some look at numbers on their way; `Network` is asked again when these are there
+    with suppress(NotImplementedError, RuntimeError):
+        Network(model).close()
+
+
+def check_rowwise(config: Any) -> None:
+    """Raises BadOption where a row's numbers depend on the rows beside it."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    if any(getattr(config.get_text_config(), name, None) for name in names):
+        raise BadOption(
+            f"{config.model_type} is a mixture of experts, whose rows depend on those beside "
+            "them; use --fast"
+        )
 
 
 @dataclass
@@ -180,11 +209,3 @@ def _rope_types(parameters: dict[str, Any]) -> list[str]:
     """Rotations named in a config: one, or one for each kind of layer."""
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return [str(p.get("rope_type", "default")) for p in (parameters, *nested)]
-
-
-def _check_devices(model: Any) -> None:
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
-    if len(devices) > 1:
-        raise ModelUnreadable(
-            f"{_name(model)} is spread over {', '.join(devices)}; load it on one device"
-        )

@@ -10,13 +10,13 @@ from __future__ import annotations
 from duodec.backends.torch.library import torch
 
 _HALF = (1 << 32) - 1
-_LOG_COEFFICIENTS = (
+LOG_COEFFICIENTS = (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
     -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
 )  # fmt: skip
-_SQRT_HALF = 0x3F3504F3
-_LN2_HIGH = 0.693359375
-_LN2_LOW = -2.12194440e-4
+SQRT_HALF = 0x3F3504F3
+LN2_HIGH = 0.693359375
+LN2_LOW = -2.12194440e-4
 _EXP2_COEFFICIENTS = (0.013555746, 0.052032368, 0.24137977, 0.69303212, 1.0)
 _MASS_BITS = 24
 
@@ -41,18 +41,18 @@ def bits(low: torch.Tensor, high: torch.Tensor, tokens: torch.Tensor) -> torch.T
 
 def log32(x: torch.Tensor) -> torch.Tensor:
     """ln x for positive normal fp32."""
-    pattern = x.view(torch.int32) - _SQRT_HALF
+    pattern = x.view(torch.int32) - SQRT_HALF
     e = (pattern >> 23).float()
-    f = ((pattern & 0x007FFFFF) + _SQRT_HALF).view(torch.float32) - 1
+    f = ((pattern & 0x007FFFFF) + SQRT_HALF).view(torch.float32) - 1
     square = f * f
-    y = f * _LOG_COEFFICIENTS[0]
-    for coefficient in _LOG_COEFFICIENTS[1:-1]:
+    y = f * LOG_COEFFICIENTS[0]
+    for coefficient in LOG_COEFFICIENTS[1:-1]:
         y = (y + coefficient) * f
-    y = (y + _LOG_COEFFICIENTS[-1]) * f * square
-    y = y + e * _LN2_LOW
+    y = (y + LOG_COEFFICIENTS[-1]) * f * square
+    y = y + e * LN2_LOW
     y = y - square * 0.5
     y = y + f
-    return y + e * _LN2_HIGH
+    return y + e * LN2_HIGH
 
 
 def gumbel(low: torch.Tensor, high: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -9,20 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from duodec.backends.torch.attention import BLOCK, TAIL, TextWindow
+from duodec.backends.torch.attention import TAIL
 from duodec.backends.torch.draws import Drawn, draw
 from duodec.backends.torch.forwards import Forwards, Lines, failure
 from duodec.backends.torch.graphs import Queue
-from duodec.backends.torch.layouts import Layouts, WindowLayouts, exact_layouts
+from duodec.backends.torch.layouts import Layouts, Readings, WindowLayouts, exact_layouts
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.memo import SlotMemo, Slots
+from duodec.backends.torch.memory import Extent
 from duodec.backends.torch.network import Network
+from duodec.backends.torch.picking import picker
 from duodec.core.protocols import Query, Scores
 from duodec.core.sampling import Draw, Law
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 MAX_WIDTH = TAIL  # draft tokens that a forward may score
 _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
+_FEWEST_READ = 32  # rows in which the part of a prompt is read on a GPU at least
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96)  # rows of a forward whose bits may depend on their number
 
 
@@ -89,22 +92,28 @@ class TorchTarget:
         if is_width_exact:
             network.check_rowwise()
         self._network = network
-        on_gpu = self._network.device.type != "cpu"
-        num_rows = num_rows or (32 if on_gpu else 8)
-        num_chunk = num_chunk or (512 if on_gpu else 64)
+        extent = Extent.on(network.device.type, num_context, num_slots)
+        num_rows = num_rows or extent.num_rows
+        num_chunk = num_chunk or extent.num_chunk
         self._widths = (num_rows,) if is_width_exact else _WIDTHS
         self._is_exact = is_width_exact
-        self._num_slots, self._num_chunk = num_slots, num_chunk
-        self._num_region = -(-(num_context + MAX_WIDTH) // BLOCK) * BLOCK
+        self.num_slots, self._num_chunk = num_slots, num_chunk
+        self._num_region = extent.num_region
         self._slots = Slots(num_slots, self._num_region)
         max_rows = max(num_chunk, *self._widths)
         self._queue = Queue(self._network.device)
+        if self._queue.is_cuda:
+            least_rows = num_chunk if is_width_exact else min(_FEWEST_READ, num_chunk)
+            self._readings = Readings.few(num_chunk, self._num_region, least_rows)
+        else:
+            self._readings = Readings(rows=(num_chunk,) if is_width_exact else ())
         with self._queue.scope():
             self._layouts: Layouts = (
-                exact_layouts(self._network, self._num_region, on_warning)
+                exact_layouts(self._network, self._num_region, num_rows, on_warning)
                 if is_width_exact
                 else WindowLayouts(num_slots, self._num_region)
             )
+            self._pick = picker(self._network.device, on_warning)
             self._cache = self._network.cache(num_slots * self._num_region + max_rows)
             self._forwards = Forwards(
                 self._network,
@@ -114,7 +123,7 @@ class TorchTarget:
                 max_logits=self._widths[-1],
                 on_warning=on_warning,
             )
-            if on_gpu:
+            if self._queue.is_cuda:
                 self._warm_up()
 
     def use_threads(self, num_threads: int) -> None:
@@ -142,7 +151,7 @@ class TorchTarget:
             for query, memo, first in zip(queries, memos, firsts, strict=False):
                 self._read(query, memo, logits[first : first + 1])
             self._continue(queries, memos, firsts, logits)
-            drawn = draw(logits, queries, self._queue.to_host)
+            drawn = draw(logits, queries, self._queue.to_host, self._pick)
         return [
             TorchScores(query, drawn, logits[first:end], first)
             for query, first, end in zip(queries, firsts, firsts[1:], strict=False)
@@ -152,9 +161,9 @@ class TorchTarget:
 
     def _check(self, queries: Sequence[Query]) -> None:
         assert len({query.slot for query in queries}) == len(queries), "one query a slot"
-        if len(queries) > self._num_slots:
+        if len(queries) > self.num_slots:
             raise BadOption(
-                f"{len(queries)} texts at once, and the target keeps {self._num_slots}; ask for "
+                f"{len(queries)} texts at once, and the target keeps {self.num_slots}; ask for "
                 "fewer, or for more slots"
             )
         for query in queries:
@@ -194,8 +203,8 @@ class TorchTarget:
         while True:
             stop = min(begin + chunk, end)
             lines = Lines.of_text(query, memo.base, begin, stop)
-            num_rows = chunk if self._is_exact else len(lines)
-            found = self._forwards.read(lines, num_rows, TextWindow(memo.base, begin + num_rows))
+            num_rows, window = self._readings.of(memo.base, begin, len(lines))
+            found = self._forwards.read(lines, num_rows, window)
             memo.extend(query.text[begin:stop], was_read=True)
             begin = stop
             if begin == end:
@@ -248,9 +257,12 @@ class TorchTarget:
         logits.index_copy_(0, target, found.index_select(0, source))
 
     def _warm_up(self) -> None:
-        """Run one forward of each kind that a single text needs in the first slot, so that no
-        graph is captured while somebody waits for a token."""
+        """Run one forward of each kind that a single text needs in the first slot, so that nothing
+        is planned, compiled or captured while somebody waits for a token, and memory that is
+        short runs out at once."""
         line = Lines.of_text(Query(0, np.zeros(1, dtype=np.int32)), 0, 0, 1)
+        for num_rows, window in self._readings.for_one_text():
+            self._forwards.read(line, num_rows, window)
         for layout in self._layouts.for_one_text():
             for width in self._widths:
                 self._forwards.score(line, width, layout, can_repeat=True)

@@ -2,120 +2,38 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from duodec.backends.torch.library import torch, transformers
-from duodec.backends.torch.placing import Need, Place, is_out_of_memory
+from duodec.backends.torch.blueprint import Blueprint
+from duodec.backends.torch.configuration import quietly
+from duodec.backends.torch.library import transformers
+from duodec.backends.torch.placing import is_out_of_memory
 from duodec.backends.torch.tokenizer import one_line
 from duodec.errors import ModelUnreadable
 
-_CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
-
-@dataclass(frozen=True)
-class Source:
-    """A folder with config.json and safetensors, or a GGUF file."""
-
-    path: Path
-
-    @property
-    def is_gguf(self) -> bool:
-        return self.path.is_file()
-
-    @property
-    def where(self) -> dict[str, Any]:
-        """What transformers' `from_pretrained` wants to be told."""
-        # never the network, and never code that comes with a model
-        own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        if self.is_gguf:
-            return {"pretrained_model_name_or_path": self.path.parent, **own,
-                    "gguf_file": self.path.name}  # fmt: skip
-        return {"pretrained_model_name_or_path": self.path, **own}
-
-
-def read_config(source: Source) -> Any:
-    """The model's configuration. Raises ModelUnreadable for what is no causal language model,
-    or needs what we do not have."""
-    _check_declared(source)
-    try:
-        with _quietly():
-            config = transformers.AutoConfig.from_pretrained(**source.where)
-    except Exception as error:
-        raise ModelUnreadable(
-            f"{source.path} is no model that transformers {transformers.__version__} can read "
-            f"({one_line(error)}); use llama.cpp with a GGUF file of it, or a newer transformers"
-        ) from error
-    kinds = getattr(config, "architectures", None) or ()
-    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    is_other = bool(kinds) and not any(kind.endswith(_CAUSAL) for kind in kinds)
-    if not is_causal or is_other or getattr(config, "is_encoder_decoder", False):
-        kind = kinds[0] if kinds else config.model_type
-        raise ModelUnreadable(
-            f"{source.path} is no language model ({kind}); use a causal (decoder-only) model"
-        )
-    return config
-
-
-def _check_declared(source: Source) -> None:
-    """What config.json says by itself; a library would explain it worse."""
-    if source.is_gguf:
-        return
-    declared, _ = transformers.PretrainedConfig.get_config_dict(source.path, local_files_only=True)
-    kind = declared.get("model_type")
-    if kind not in transformers.CONFIG_MAPPING:
-        if declared.get("auto_map"):
-            raise ModelUnreadable(
-                f"{source.path} runs code of its own (auto_map in config.json), which duodec never "
-                "does; use a GGUF file of it, or a model that transformers knows"
-            )
-        raise ModelUnreadable(
-            f"{source.path} has the architecture {kind!r}, which transformers "
-            f"{transformers.__version__} does not know; update it, or use a GGUF file of the model"
-        )
-    if quantised := declared.get("quantization_config"):
-        raise ModelUnreadable(
-            f"{source.path} is quantised ({quantised.get('quant_method', 'by an unknown method')}),"
-            " which the torch backend does not compute; use the model's unquantised files, or a "
-            "GGUF file of it"
-        )
-
-
-def outline(config: Any) -> Any:
-    """The model without weights: it takes no memory. Raises ModelUnreadable."""
-    try:
-        with _quietly(), torch.device("meta"):
-            return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception as error:
-        raise ModelUnreadable(
-            f"the configuration of a {config.model_type} makes no model ({one_line(error)}); "
-            "fetch config.json again"
-        ) from error
-
-
-def read_weights(source: Source, config: Any, place: Place, need: Need) -> Any:
+def read_weights(blueprint: Blueprint) -> Any:
     """The model with its weights in place. Raises ModelUnreadable where files are broken, weights
     are missing, or memory runs out."""
-    how: dict[str, Any] = {"config": config, "dtype": place.dtype, "output_loading_info": True}
+    source, place = blueprint.source, blueprint.place
+    how: dict[str, Any] = {
+        "config": blueprint.config, "dtype": place.dtype, "output_loading_info": True,
+    }  # fmt: skip
     if source.is_gguf:
         if hasattr(transformers, "GgufConfig"):
             how["quantization_config"] = transformers.GgufConfig(dequantize=True)
     else:
         how["use_safetensors"] = True
     if not place.is_on_cpu:
-        how["device_map"] = {"": place.device}  # straight there, never through the CPU's memory
+        # straight there, never through the CPU's memory
+        is_alone = len(place.devices) == 1
+        how["device_map"] = {"": place.devices[0]} if is_alone else dict(blueprint.layout)
     try:
-        with _quietly():
+        with quietly():
             model, info = transformers.AutoModelForCausalLM.from_pretrained(**source.where, **how)
     except Exception as error:
         if is_out_of_memory(error):
-            raise ModelUnreadable(f"out of memory: {need.complaint(place)}") from error
+            raise ModelUnreadable(f"out of memory: {blueprint.need.complaint(place)}") from error
         raise ModelUnreadable(
             f"{source.path} cannot be loaded by transformers ({one_line(error)}); fetch it again, "
             "or use a GGUF file of it with --target-backend llama.cpp"
@@ -125,32 +43,3 @@ def read_weights(source: Source, config: Any, place: Place, need: Need) -> Any:
             f"{source.path} lacks {len(missing)} weights, such as {missing[0]}; fetch it again"
         )
     return model.eval()
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """transformers draws bars and warns; what counts, we say ourselves."""
-    logging = transformers.utils.logging
-    level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings(), _no_bar_of_gguf():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if has_bar:
-            logging.enable_progress_bar()
-
-
-@contextmanager
-def _no_bar_of_gguf() -> Iterator[None]:
-    """The one bar that transformers' own switch does not reach."""
-    module = import_module("transformers.modeling_gguf_pytorch_utils")
-    bar = module.__dict__["tqdm"]
-    module.__dict__["tqdm"] = partial(bar, disable=True)
-    try:
-        yield
-    finally:
-        module.__dict__["tqdm"] = bar

@@ -1,0 +1,176 @@
+"""Many texts in one forward: a stream of the cache for each, and chains after them.
+
+llama.cpp's cache apart by sequence: every text attends to cells of its own, in the order of its
+tokens, whoever else is computed. A sequence has no branches there, so of a tree the first nodes
+are scored that are a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from duodec.backends.channel import common_prefix
+from duodec.backends.llamacpp.context import NO_CELLS, Batch, logits
+from duodec.backends.llamacpp.model import LlamaModel, open_context
+from duodec.backends.llamacpp.target import MAX_WIDTH, LlamaScores
+from duodec.backends.tree_cache import Entry
+from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import Query, Scores
+from duodec.core.sampling import Tokens
+from duodec.errors import BadOption, ComputeFailed, ContextExceeded
+
+_NUM_BATCH = 512  # tokens of a forward
+_MAX_ROWS = 2 * MAX_WIDTH
+_PAD = 256  # cells that llama.cpp rounds a stream up to
+_NOTHING: Tokens = np.empty(0, dtype=np.int32)
+
+
+@dataclass
+class _Work:
+    """What a query lacks: the rest of its text, and then a chain, every row of which is wanted."""
+
+    query: Query
+    chain: tuple[int, ...]
+    begin: int  # tokens of the text that its cells hold
+
+    @property
+    def num_new(self) -> int:
+        return len(self.query.text) - self.begin + len(self.chain)
+
+    def part(self, num_tokens: int) -> list[Entry]:
+        """The next tokens of the text, which give no rows."""
+        end = self.begin + num_tokens
+        tokens = self.query.text[self.begin : end].tolist()
+        entries = [Entry(t, self.begin + i, (self.query.slot,)) for i, t in enumerate(tokens)]
+        self.begin = end
+        return entries
+
+    def rest(self) -> list[Entry]:
+        """What is left: the text's last token and the chain give rows."""
+        entries = self.part(len(self.query.text) - 1 - self.begin)
+        tokens = (int(self.query.text[-1]), *self.chain)
+        rows = [Entry(t, self.begin + i, (self.query.slot,), i) for i, t in enumerate(tokens)]
+        return [*entries, *rows]
+
+
+class LlamaStreams:
+    """A target for the texts of ``num_slots`` slots; its scores hold until the next `score`."""
+
+    has_branches = False
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        num_slots: int,
+        num_context: int,
+        num_threads: int,
+        is_width_exact: bool = True,
+    ) -> None:
+        """Raises BadOption and ModelUnreadable."""
+        if num_slots > (most := int(model.lib.llama_max_parallel_sequences())):
+            raise BadOption(
+                f"parallel is {num_slots} and llama.cpp keeps {most} texts; use {most} or fewer"
+            )
+        self.num_slots = num_slots
+        self.num_threads = num_threads  # of a forward that continues texts
+        self._num_prompt_threads = num_threads
+        self._model = model
+        self._lib = model.lib
+        cells = -(-(num_context + MAX_WIDTH) // _PAD) * _PAD
+        self._handle = open_context(
+            model,
+            num_context=num_slots * cells,
+            num_sequences=num_slots,
+            num_threads=num_threads,
+            num_batch=_NUM_BATCH,
+            max_rows=max(_MAX_ROWS, num_slots),
+            is_width_exact=is_width_exact,
+            is_unified=False,
+        )
+        self._memory = self._lib.llama_get_memory(self._handle)
+        self._batch = Batch(self._lib, _NUM_BATCH, 1)
+        self._held: dict[int, Tokens] = {}  # by slot, the tokens in its cells
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        """Raises ContextExceeded and ComputeFailed; then what these slots held is forgotten."""
+        most = _MAX_ROWS // len(queries) - 1 if queries else 0
+        works = {query.slot: self._fit(query, max(0, most)) for query in queries}
+        try:
+            self._read_long(works)
+            # neighbours in the cache share a forward, others take turns
+            entries = [entry for slot in sorted(works) for entry in works[slot].rest()]
+            self._decode(entries)
+        except (ComputeFailed, ContextExceeded):
+            for slot in works:
+                self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
+                self._held.pop(slot, None)
+            raise
+        rows = logits(self._model, self._handle, sum(entry.row is not None for entry in entries))
+        answers: dict[int, Scores] = {}
+        begin = 0
+        for slot in sorted(works):
+            work = works[slot]
+            end = begin + 1 + len(work.chain)
+            answers[slot] = LlamaScores(work.query, list(rows[begin:end]))
+            self._held[slot] = np.concatenate(
+                [work.query.text, np.array(work.chain, dtype=np.int32)]
+            )
+            begin = end
+        return [answers[query.slot] for query in queries]
+
+    def use_threads(self, num_threads: int) -> None:
+        """Threads of a forward that continues texts; prompts are read by all it was made with."""
+        self.num_threads = num_threads
+
+    def close(self) -> None:
+        if self._handle:
+            self._lib.llama_free(self._handle)
+            self._handle = None
+
+    # --- parts
+
+    def _fit(self, query: Query, most: int) -> _Work:
+        """Keep what the slot's cells have of the text, free the rest."""
+        held = self._held.get(query.slot, _NOTHING)
+        begin = min(common_prefix(held, query.text), len(query.text) - 1)
+        if begin < len(held):
+            self._lib.llama_memory_seq_rm(self._memory, query.slot, begin, -1)
+            self._held[query.slot] = held[:begin]
+        return _Work(query, chain_of(query.draft)[:most], begin)
+
+    def _read_long(self, works: dict[int, _Work]) -> None:
+        """Parts of long texts, until the rest of all fits in a forward."""
+        while (excess := sum(work.num_new for work in works.values()) - _NUM_BATCH) > 0:
+            work = max(works.values(), key=lambda work: len(work.query.text) - work.begin)
+            num_left = len(work.query.text) - 1 - work.begin
+            slot, text = work.query.slot, work.query.text
+            self._decode(work.part(min(num_left, _NUM_BATCH, max(1, excess))))
+            self._held[slot] = text[: work.begin]
+
+    def _decode(self, entries: Sequence[Entry]) -> None:
+        num_reading = sum(entry.row is None for entry in entries)
+        n = self._num_prompt_threads if num_reading else self.num_threads
+        self._lib.llama_set_n_threads(self._handle, n, n)
+        self._batch.fill(entries)
+        status = self._lib.llama_decode(self._handle, self._batch.struct)
+        if status == NO_CELLS:
+            raise ContextExceeded("the context is full; ask for a larger one with --context")
+        if status:
+            raise ComputeFailed(
+                f"llama.cpp could not compute {self._model.path.name} (status {status}); memory "
+                "may be short: use a smaller --context, or fewer --parallel"
+            )
+
+
+def chain_of(draft: Draft) -> tuple[int, ...]:
+    """The tokens of the first nodes that are a chain."""
+    chain: list[int] = []
+    for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        if parent != (i - 1 if i else ROOT):
+            break
+        chain.append(token)
+    return tuple(chain)

@@ -1,0 +1,79 @@
+"""A model as its configuration describes it: what is refused is refused before weights are read,
+and for a model of the hub before they are fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from duodec.backends.torch.configuration import Source, outline, quietly, read_config
+from duodec.backends.torch.library import torch
+from duodec.backends.torch.memory import Need, sizes_of
+from duodec.backends.torch.network import check_outline
+from duodec.backends.torch.placing import Place, choose_places
+from duodec.backends.torch.spreading import blocks
+
+_UNKNOWN_CONTEXT = 2048  # tokens, for the few models that do not say
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model that can be computed here, and how it will lie."""
+
+    source: Source
+    config: Any  # of transformers
+    need: Need
+    place: Place
+    layout: Mapping[str, str]  # the device of each module
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        num_context: int = 0,
+        num_slots: int = 1,
+    ) -> Blueprint:
+        """Read off config.json, or a GGUF file. ``dtype`` and ``device`` are names or auto: on a
+        GPU bfloat16, on the CPU the files' own or float32; caches of ``num_slots`` texts of
+        ``num_context`` tokens must fit beside the weights.
+
+        Raises ModelUnreadable for what cannot be computed or does not fit, BackendUnavailable and
+        BadOption for a device or dtype.
+        """
+        choose_places(device, dtype, None)  # a GPU that is not there is said at once
+        source = Source(path)
+        config = read_config(source)
+        places = choose_places(device, dtype, None if source.is_gguf else _dtype_of(config))
+        outlined = outline(config)
+        with quietly():
+            check_outline(outlined)
+        need = Need(
+            name_of(config, path),
+            sizes_of(config.get_text_config(decoder=True), blocks(outlined)),
+            min(num_context, num_context_train(config)),
+            num_slots,
+        )
+        place, layout = need.settle(places)
+        return cls(source, config, need, place, layout)
+
+
+def name_of(config: Any, path: Path) -> str:
+    """A model's own name, or its folder's."""
+    return Path(getattr(config, "_name_or_path", "") or path).name or path.name
+
+
+def num_context_train(config: Any) -> int:
+    """Positions that a model was trained for."""
+    text = config.get_text_config(decoder=True)
+    return int(getattr(text, "max_position_embeddings", 0) or _UNKNOWN_CONTEXT)
+
+
+def _dtype_of(config: Any) -> Any:
+    """The number format that a folder's weights are kept in, None where it does not say."""
+    dtype = getattr(config, "dtype", None)
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype

@@ -1,0 +1,178 @@
+"""What a target takes of memory, weighed before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from duodec.backends.torch.attention import BLOCK, TAIL
+from duodec.backends.torch.library import torch
+from duodec.backends.torch.placing import Place, size_words
+from duodec.backends.torch.spreading import Block, spread
+from duodec.errors import ModelUnreadable
+
+_LOWEST_CONTEXT, _STEP = 512, 256  # tokens
+_DRAW_BYTES = 72  # of one number of a row: its noise in integers, and a sorted row (measured)
+_ACTIVATIONS = (8, 4)  # tensors of a layer's width and of its inner width that live at once
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much a target keeps and computes at once."""
+
+    num_context: int  # tokens of a text
+    num_slots: int  # texts
+    num_rows: int  # of a forward that continues texts
+    num_chunk: int  # tokens of a prompt that are read at once
+
+    @classmethod
+    def on(cls, device_kind: str, num_context: int, num_slots: int = 1) -> Extent:
+        """What suits a GPU, whose time hardly depends on the rows, or a CPU, whose does."""
+        rows, chunk = (8, 64) if device_kind == "cpu" else (32, 512)
+        return cls(num_context, num_slots, rows, chunk)
+
+    @property
+    def num_region(self) -> int:
+        """Cells of a slot: its text and the deepest tree, in whole blocks."""
+        return -(-(self.num_context + TAIL) // BLOCK) * BLOCK
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a model costs by, in numbers."""
+
+    blocks: tuple[Block, ...]  # in the order in which they compute
+    cached: int  # keys and values of a token in one layer
+    width: int  # of a layer
+    inner: int  # of its feed-forward part
+    group: int  # query heads that share a key head
+    num_vocab: int
+
+    @property
+    def num_params(self) -> int:
+        return sum(block.num_params for block in self.blocks)
+
+    @property
+    def num_layers(self) -> int:
+        return sum(block.num_layers for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Need:
+    """A model's sizes, and what it is to hold beside its weights."""
+
+    name: str
+    sizes: Sizes
+    num_context: int
+    num_slots: int = 1
+
+    def settle(self, places: Sequence[Place]) -> tuple[Place, Mapping[str, str]]:
+        """The first place where all of it fits, and the device of each module. Raises
+        ModelUnreadable where none does, with what would."""
+        for place in places:
+            if (found := self.layout(place)) is not None:
+                return place, found
+        raise ModelUnreadable(self.complaint(places[-1]))
+
+    def layout(self, place: Place) -> Mapping[str, str] | None:
+        """The device of each module; None where they do not fit."""
+        numbers = spread(list(self._block_bytes(place)), self._free(place))
+        if numbers is None:
+            return None
+        return {
+            name: place.devices[number]
+            for block, number in zip(self.sizes.blocks, numbers, strict=True)
+            for name in block.names
+        }
+
+    def complaint(self, place: Place) -> str:
+        """One line on what is needed, what there is, and what would fit."""
+        weights = self._weight_bytes(place)
+        cache = self.sizes.num_layers * self._layer_cache_bytes(place)
+        slots = f" in each of {self.num_slots} slots" if self.num_slots > 1 else ""
+        loaded = f"{size_words(weights)} for its weights in {place.dtype_name}, " if weights else ""
+        return (
+            f"{self.name} needs {loaded}{size_words(cache)} for {self.num_context} tokens of "
+            f"context{slots} and {size_words(self._draw_bytes(place) + self._work_bytes(place))} "
+            f"to compute, and {place.words} has {size_words(sum(place.free_bytes))} free; "
+            f"{self._remedy(place)}"
+        )
+
+    def beside_weights(self) -> Need:
+        """What is needed once the weights lie in memory."""
+        blocks = tuple(replace(block, num_params=0) for block in self.sizes.blocks)
+        return replace(self, sizes=replace(self.sizes, blocks=blocks))
+
+    def _remedy(self, place: Place) -> str:
+        for option, need, there in self._smaller(place):
+            if need.layout(there) is not None:
+                return f"use {option}"
+        return (
+            "take a smaller model, or a quantised GGUF file of it with --target-backend llama.cpp"
+        )
+
+    def _smaller(self, place: Place) -> Iterator[tuple[str, Need, Place]]:
+        """What takes less, what costs least first."""
+        for num_slots in range(self.num_slots - 1, 0, -1):
+            yield f"--parallel {num_slots}", replace(self, num_slots=num_slots), place
+        alone = replace(self, num_slots=1)
+        and_alone = " and --parallel 1" if self.num_slots > 1 else ""
+        first = (self.num_context - 1) // _STEP * _STEP
+        for num_context in range(first, _LOWEST_CONTEXT - 1, -_STEP):
+            smaller = replace(alone, num_context=num_context)
+            yield f"--context {num_context} or less{and_alone}", smaller, place
+        if place.dtype.itemsize > torch.bfloat16.itemsize:
+            yield "--dtype bfloat16", alone, replace(place, dtype=torch.bfloat16)
+
+    # --- bytes
+
+    def _free(self, place: Place) -> list[int]:
+        """What each device has for blocks: the work of one layer at a time is done on any."""
+        work = self._work_bytes(place)
+        return [max(0, free - work) for free in place.free_bytes]
+
+    def _block_bytes(self, place: Place) -> Iterator[int]:
+        blocks, itemsize = self.sizes.blocks, place.dtype.itemsize
+        for i, block in enumerate(blocks):
+            draws = self._draw_bytes(place) if i == len(blocks) - 1 else 0
+            cache = block.num_layers * self._layer_cache_bytes(place)
+            yield block.num_params * itemsize + cache + draws
+
+    def _weight_bytes(self, place: Place) -> int:
+        return int(self.sizes.num_params * place.dtype.itemsize)
+
+    def _extent(self, place: Place) -> Extent:
+        return Extent.on(place.devices[0].partition(":")[0], self.num_context, self.num_slots)
+
+    def _layer_cache_bytes(self, place: Place) -> int:
+        extent = self._extent(place)
+        num_cells = self.num_slots * extent.num_region + extent.num_chunk
+        return int(num_cells * self.sizes.cached * place.dtype.itemsize)
+
+    def _draw_bytes(self, place: Place) -> int:
+        """The logits of a full forward of each slot, and what is made of them to draw."""
+        return self.num_slots * self._extent(place).num_rows * self.sizes.num_vocab * _DRAW_BYTES
+
+    def _work_bytes(self, place: Place) -> int:
+        """One layer reading a part of a prompt: what passes through it, and its mask."""
+        extent, itemsize = self._extent(place), place.dtype.itemsize
+        wide, inner = _ACTIVATIONS
+        passing = (wide * self.sizes.width + inner * self.sizes.inner) * itemsize
+        mask = self.sizes.group * extent.num_region * (1 + itemsize)
+        return int(extent.num_chunk * (passing + mask))
+
+
+def sizes_of(config: Any, blocks: tuple[Block, ...]) -> Sizes:
+    """The sizes that a model's configuration names."""
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Sizes(
+        blocks=blocks,
+        cached=2 * kv_heads * head_size,
+        width=config.hidden_size,
+        inner=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        group=heads // kv_heads,
+        num_vocab=config.vocab_size,
+    )

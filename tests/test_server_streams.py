@@ -1,0 +1,183 @@
+"""One forward for the texts of many slots, for real: nobody's company shows in anybody's bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Event
+
+import numpy as np
+import pytest
+
+pytest.importorskip("prometheus_client")
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.streams import LlamaStreams, chain_of
+from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.config import EngineConfig
+from duodec.core.draft import Draft
+from duodec.core.protocols import Query
+from duodec.core.sampling import SamplingParams, Tokens
+from duodec.engine import Engine
+from duodec.errors import BadOption, ContextExceeded
+from duodec.events import Finished
+from duodec.loading import load
+from duodec.models import resolve
+from duodec.server import opening
+from duodec.server.jobs import Ask, Done, Failed, Job, Word
+from duodec.server.service import Service
+from duodec.server.settings import Settings
+
+NUM_SLOTS = 5
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[LlamaModel]:
+    model = LlamaModel(resolve("smollm2").path)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def streams(model: LlamaModel) -> Iterator[LlamaStreams]:
+    streams = LlamaStreams(model, num_slots=NUM_SLOTS, num_context=700, num_threads=2)
+    yield streams
+    streams.close()
+
+
+@pytest.fixture
+def alone(model: LlamaModel) -> Iterator[LlamaTarget]:
+    target = LlamaTarget(model, num_context=700, num_threads=1)
+    yield target
+    target.close()
+
+
+def texts_of(model: LlamaModel) -> list[Tokens]:
+    """Some shorter than a row of cells that attention takes at once, some longer."""
+    texts = [f"Story {i}: " + "once upon a time " * (3 + 30 * i) for i in range(NUM_SLOTS)]
+    return [np.array(model.tokenize(text, is_templated=False), dtype=np.int32) for text in texts]
+
+
+def rows_of(target: LlamaStreams | LlamaTarget, *queries: Query) -> list[list[np.ndarray]]:
+    found = []
+    for scores in target.score(queries):
+        assert isinstance(scores, LlamaScores)
+        found.append([row.copy() for row in scores.rows])
+    return found
+
+
+def chain(tokens: list[int]) -> Draft:
+    return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+
+
+def test_the_first_nodes_that_are_a_chain() -> None:
+    assert chain_of(Draft()) == ()
+    assert chain_of(chain([4, 5, 6])) == (4, 5, 6)
+    assert chain_of(Draft((4, 5, 6, 7), (-1, 0, -1, 1))) == (4, 5)
+    assert chain_of(Draft((4, 5), (-1, -1))) == (4,)
+
+
+def test_rows_have_the_bits_of_a_text_alone(
+    model: LlamaModel, streams: LlamaStreams, alone: LlamaTarget
+) -> None:
+    dice = np.random.default_rng(3)
+    texts = texts_of(model)
+    num_rows = 0
+    for _ in range(12):
+        here = sorted(dice.permutation(NUM_SLOTS)[: dice.integers(1, NUM_SLOTS + 1)].tolist())
+        drafts = [chain(dice.integers(5, 900, dice.integers(0, 4)).tolist()) for _ in here]
+        queries = [
+            Query(slot, texts[slot], draft) for slot, draft in zip(here, drafts, strict=True)
+        ]
+        for query, rows in zip(queries, rows_of(streams, *queries), strict=True):
+            (expected,) = rows_of(alone, replace(query, slot=0))  # or they would be company
+            assert all(map(np.array_equal, rows, expected))
+            num_rows += len(rows)
+            taken = [*query.draft.tokens[: dice.integers(0, len(query.draft) + 1)], 77]
+            texts[query.slot] = np.append(texts[query.slot], np.int32(taken))
+    assert num_rows > 50
+
+
+def test_a_text_that_changes_is_read_anew_from_there(
+    model: LlamaModel, streams: LlamaStreams, alone: LlamaTarget
+) -> None:
+    text = texts_of(model)[2]
+    rows_of(streams, Query(1, text, chain([5, 6, 7])))
+    other = text.copy()
+    other[20] = 99
+    for changed in (other, text[:30], text):
+        (own,), (expected,) = (rows_of(t, Query(1, changed)) for t in (streams, alone))
+        assert np.array_equal(own[0], expected[0])
+
+
+def test_of_many_long_drafts_as_much_is_scored_as_a_forward_gives(
+    model: LlamaModel, streams: LlamaStreams
+) -> None:
+    draft = chain(list(range(10, 90)))
+    queries = [Query(slot, text, draft) for slot, text in enumerate(texts_of(model))]
+    counts = [len(rows) for rows in rows_of(streams, *queries)]
+    assert sum(counts) <= 160
+    assert min(counts) > 20
+
+
+def test_what_does_not_fit_ends_its_own_answer_and_can_be_asked_again(
+    model: LlamaModel, streams: LlamaStreams, alone: LlamaTarget
+) -> None:
+    text = texts_of(model)[0]
+    with pytest.raises(ContextExceeded, match="--context"):
+        streams.score([Query(0, np.resize(text, 1200))])
+    (own,), (expected,) = (rows_of(t, Query(0, text)) for t in (streams, alone))
+    assert np.array_equal(own[0], expected[0])
+
+
+def test_there_are_only_so_many_texts(model: LlamaModel) -> None:
+    with pytest.raises(BadOption, match=r"parallel is 257 .* 256 or fewer"):
+        LlamaStreams(model, num_slots=257, num_context=100, num_threads=1)
+
+
+METHODS = ("ar", "auto", "stream", "duo", "sps", "lookup", "lookahead", "recycling", "suffix")
+
+
+def test_many_clients_get_what_each_gets_alone() -> None:
+    config = EngineConfig(context=512)
+    with load(config) as engine:
+        asks = [ask(engine, i) for i in range(2 * len(METHODS))]
+        expected = [plainly(engine, a) for a in asks]
+        service = Service(Settings("smollm2", num_slots=4))
+        opening.start(service, engine, config)
+        try:
+            with ThreadPoolExecutor(len(asks)) as pool:
+                answers = list(pool.map(lambda a: answered(service, a), asks))
+        finally:
+            service.close()
+    assert [done.finished.text for done in answers] == expected
+    assert [done.method for done in answers] == [a.method for a in asks]
+    assert any(r.num_accepted for done in answers for r in done.finished.stats.rounds)
+
+
+def ask(engine: Engine, i: int) -> Ask:
+    tokens = engine.tokens_of(f"Here is what I know of the number {i}: " + "one two three " * i)
+    sampling = SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i)
+    return Ask(tuple(tokens), sampling, max_tokens=24, method=METHODS[i % len(METHODS)])
+
+
+def plainly(engine: Engine, asked: Ask) -> str:
+    *_, last = engine.generate(asked.tokens, asked.sampling, method="ar", max_tokens=24)
+    assert isinstance(last, Finished)
+    return last.text
+
+
+def answered(service: Service, asked: Ask) -> Done:
+    words: list[Word] = []
+    over = Event()
+
+    def hear(word: Word) -> None:
+        words.append(word)
+        if isinstance(word, Done | Failed):
+            over.set()
+
+    service.pool.submit([Job(asked, hear)])
+    assert over.wait(60)
+    last = words[-1]
+    assert isinstance(last, Done), last
+    return last
