@@ -142,7 +142,8 @@ def main(
             free.append(ask(served, {**body, "max_tokens": found.num_tokens}, method))
             print(f"{i + 1}: {num_valid} valid, {num_same} the same", flush=True)
     results = {
-        "environment": environment(), "target": target, "draft": draft, "method": method, "requests": number,
+        "environment": environment(), "target": target, "draft": draft, "method": method,
+        "requests": number,
         "valid": num_valid, "same_as_plain": num_same, "failed": failed,
         "tokens_per_forward": round(per_forward(drafted), 3),
         "tokens_per_forward_without_schema": round(per_forward(free), 3),

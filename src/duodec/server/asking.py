@@ -184,4 +184,3 @@ def _prompts(fields: Fields) -> list[str | list[int]]:
 
 def _is_token(item: Any) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
-

@@ -68,7 +68,7 @@ class Service:
         sampling = SamplingParams(logit_bias=_without_ends(engine))
         pool.warm_up(Job(Ask(tuple(tokens), sampling, _WARM_TOKENS, method=self.settings.method),
                          lambda word: None, engine.clock))  # fmt: skip
-        with suppress(BadOption):  # a model that has no grammars refuses them when they are asked for
+        with suppress(BadOption):  # a model that has no grammars refuses them when one is asked for
             engine.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
         self._watch(pool, engine)
         self._engine, self._pool = engine, pool
