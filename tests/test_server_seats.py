@@ -12,6 +12,7 @@ from queue import Queue
 from threading import Event, Thread
 from time import perf_counter, sleep
 
+import numpy as np
 import pytest
 from fakes import FakeTokenizer, plain_text
 
@@ -29,7 +30,8 @@ from duodec.planning.costs import Costs
 from duodec.planning.planner import Offer, Planner
 from duodec.server.errors import ApiError
 from duodec.server.jobs import Ask, Done, Failed, Job, Piece, Word
-from duodec.server.load import Line, Load
+from duodec.server.load import Gate, Line, Load
+from duodec.server.opening import SeparateTargets
 from duodec.server.pool import Pool
 
 TABLE = TableModel(num_vocab=32, seed=7)
@@ -438,3 +440,77 @@ def test_a_forward_that_reads_a_prompt_is_no_measure() -> None:
         load.ended(4, 10.0 * i, is_plain_work=False)
         load.took(1)
     assert math.isfinite(load.costs(0).forward_s(1))
+
+
+# --- several answers
+
+
+def gate_cycles(gate: Gate, num_answers: int, drafting_s: float, num: int) -> list[bool]:
+    """So many forwards, of 0.1 s where nothing is drafted, each of which brings every answer a
+    token, and two where something is; whether the gate was open in each."""
+    is_open, now_s = [], 0.0
+    gate.cycle(num_answers, now_s, is_plain_work=True)
+    for _ in range(num):
+        is_open.append(gate.is_open)
+        now_s += drafting_s if gate.is_open else 0.1
+        gate.cycle(num_answers, now_s, is_plain_work=True)
+        gate.took(num_answers * (2 if is_open[-1] else 1))
+    return is_open
+
+
+def test_several_answers_draft_while_that_brings_more_tokens_a_second() -> None:
+    found = gate_cycles(Gate(), 4, 0.15, 200)
+    assert sum(found) > 180
+    assert not all(found)  # plain decoding is probed
+
+
+def test_several_answers_stop_drafting_where_it_makes_all_of_them_slower() -> None:
+    found = gate_cycles(Gate(), 4, 0.3, 400)
+    assert sum(found[:20]) <= 8
+    assert 0 < sum(found) < 40  # tried again, ever less
+
+
+def test_more_answers_begin_with_what_fewer_have_found() -> None:
+    gate = Gate()
+    gate_cycles(gate, 3, 0.3, 60)
+    assert sum(gate_cycles(gate, 4, 0.3, 20)) <= 1  # judged as three are
+    assert sum(gate_cycles(gate, 8, 0.3, 20)) <= 1
+    assert sum(gate_cycles(gate, 2, 0.15, 60)) > 40  # fewer are judged apart
+
+
+def test_forwards_that_read_prompts_or_lose_an_answer_tell_nothing() -> None:
+    gate = Gate()
+    for i in range(60):
+        gate.cycle(2 + 2 * (i % 2), 0.1 * i, is_plain_work=True)
+        gate.took(1)
+    assert gate.is_open
+    for i in range(60):
+        gate.cycle(4, 10 + 0.1 * i, is_plain_work=False)
+        gate.took(1)
+    assert gate.is_open
+
+
+class WithThreads(TableTarget):
+    """A target that knows its threads."""
+
+    num_threads = 8
+
+    def use_threads_throughout(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+
+
+def test_targets_that_are_opened_later_take_no_more_threads_than_the_others() -> None:
+    opened: list[WithThreads] = []
+
+    def another() -> WithThreads:
+        opened.append(WithThreads(TABLE))
+        return opened[-1]
+
+    first = WithThreads(TABLE)
+    targets = SeparateTargets(first, another)
+    text = np.zeros(1, dtype=np.int32)
+    targets.score([Query(1, text)])
+    assert opened[0].num_threads == 8  # nobody has said otherwise
+    targets.use_threads_throughout(3)
+    targets.score([Query(2, text)])
+    assert [target.num_threads for target in (first, *opened)] == [3, 3, 3]

@@ -29,9 +29,12 @@ class Sources(IntEnum):
 
 @dataclass
 class Governor:
-    """Chooses among ``allowed`` for one text after the other."""
+    """Chooses among ``allowed`` for one text after the other. A choice is judged after ``trial``
+    rounds; plain decoding is probed first after ``first_probe`` rounds of drafting."""
 
     allowed: Sequence[Sources]
+    trial: int = _TRIAL
+    first_probe: int = _FIRST_PROBE
     _rates: dict[Sources, Rate] = field(default_factory=dict)
     _pause: dict[Sources, int] = field(default_factory=dict)  # the next one, in rounds
     _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of it
@@ -41,7 +44,7 @@ class Governor:
 
     def sources(self) -> Sources:
         """For the next round."""
-        probe_after = _PROBE_EVERY if self._num_probes else _FIRST_PROBE
+        probe_after = _PROBE_EVERY if self._num_probes else self.first_probe
         if self._since_probe >= probe_after:
             return Sources.NONE
         able = [s for s in self.allowed if not self._rest.get(s)]
@@ -58,7 +61,7 @@ class Governor:
             return
         self._since_probe += 1
         self._trial[sources] = self._trial.get(sources, 0) + 1
-        if self._trial[sources] >= _TRIAL:
+        if self._trial[sources] >= self.trial:
             self._judge(sources)
 
     def _judge(self, sources: Sources) -> None:

@@ -26,6 +26,7 @@ _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.002, 0.02
 _PATIENCE = 0.25  # of a forward
 _WINDOW = 64  # forwards that the line goes through
 _PRIOR_WEIGHT = 8.0  # squared rows
+_TRIAL, _FIRST_PROBE = 4, 2  # forwards: each tells of several answers at once
 _PRIOR_SHARE = 0.25  # of what a row costs on average: expected of one more
 
 
@@ -55,10 +56,11 @@ class Line:
 class Gate:
     """Whether several answers draft at all. One of them that probes plain decoding learns nothing
     while the others make its forwards slow: all of them probe together, and what counts is what
-    they bring together. Each number of answers is judged apart."""
+    they bring together. Numbers of answers are judged apart by powers of two, and more answers
+    begin with what was found for fewer: the more there are, the less is idle."""
 
     def __init__(self) -> None:
-        self._governors: dict[int, Governor] = {}
+        self._governors: list[Governor] = []
         self._now = self._last = _Cycle(0, Sources.FREE)
         self._num_tokens = 0
 
@@ -81,7 +83,15 @@ class Gate:
         self._now = _Cycle(num_answers, self._governor(num_answers).sources(), end_s)
 
     def _governor(self, num_answers: int) -> Governor:
-        return self._governors.setdefault(num_answers, Governor([Sources.FREE]))
+        number = max(0, num_answers - 1).bit_length()
+        while len(self._governors) <= number:
+            known = deepcopy(self._governors[-1]) if len(self._governors) > 1 else _new_governor()
+            self._governors.append(known)
+        return self._governors[number]
+
+
+def _new_governor() -> Governor:
+    return Governor([Sources.FREE], trial=_TRIAL, first_probe=_FIRST_PROBE)
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,6 @@ class Load:
         self._line = Line()
         self._gate = Gate()
         self._rows: dict[int, int] = {}  # by slot in work, of its last forward
-        self._drafting: set[int] = set()  # slots whose drafts the drafter makes
         self._lock = Lock()
 
     def observe(self, rows: Mapping[int, int], seconds: float) -> None:
@@ -129,19 +138,15 @@ class Load:
         with self._lock:
             self._rows[slot] = 1
 
-    def drafts(self, slot: int, is_drafting: bool) -> None:
-        """Whether the drafter works for a slot."""
-        with self._lock:
-            (self._drafting.add if is_drafting else self._drafting.discard)(slot)
-
     def end(self, slot: int) -> None:
         with self._lock:
             self._rows.pop(slot, None)
-            self._drafting.discard(slot)
 
-    @property
-    def num_drafting(self) -> int:
-        return len(self._drafting)
+    def turn(self, slot: int) -> float:
+        """How much longer the drafter's next step seems to a slot: for ever, where others are at
+        work. Their forward does not wait, and who misses it loses more than a step brings."""
+        with self._lock:
+            return math.inf if self._rows.keys() - {slot} else 1.0
 
     def patience_s(self) -> float:
         """How long a forward waits for answers that are not ready yet."""
@@ -170,7 +175,7 @@ class Load:
 
 
 class _SlotCosts(Costs):
-    """One slot's view: the forward of all, and draft steps of a drafter that serves others too."""
+    """One slot's view: the forward of all, which waits for no drafts of one."""
 
     def __init__(self, known: Costs, load: Load, slot: int) -> None:
         super().__init__(**vars(known))
@@ -180,4 +185,7 @@ class _SlotCosts(Costs):
         return self._load.forward_s(self._slot, num_tokens)
 
     def step_s(self) -> float:
-        return super().step_s() * max(1, self._load.num_drafting)
+        return super().step_s() * self._load.turn(self._slot)
+
+    def root_s(self) -> float:
+        return super().root_s() * self._load.turn(self._slot)

@@ -17,7 +17,7 @@ from duodec.server.service import Service
 class Threaded(Target, Protocol):
     """A target whose threads can be set."""
 
-    def use_threads(self, num_threads: int) -> None: ...
+    def use_threads_throughout(self, num_threads: int) -> None: ...
 
 
 class SeparateTargets:
@@ -31,17 +31,21 @@ class SeparateTargets:
     def __init__(self, first: Threaded, another: Callable[[], Threaded]) -> None:
         self._targets: dict[int, Threaded] = {0: first}
         self._another = another
+        self._num_threads: int | None = None  # None: as they are made
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         return [scores for q in queries for scores in self._of(q.slot).score([q])]
 
-    def use_threads(self, num_threads: int) -> None:
+    def use_threads_throughout(self, num_threads: int) -> None:
+        self._num_threads = num_threads
         for target in self._targets.values():
-            target.use_threads(num_threads)
+            target.use_threads_throughout(num_threads)
 
     def _of(self, slot: int) -> Target:
         if slot not in self._targets:
             self._targets[slot] = self._another()
+            if self._num_threads is not None:
+                self._targets[slot].use_threads_throughout(self._num_threads)
         return self._targets[slot]
 
 
@@ -105,6 +109,6 @@ def _preparing(engine: Engine, first: LlamaTarget, *others: Threaded) -> Callabl
     def prepare(is_beside: bool) -> None:
         engine.prepare(is_beside)
         for other in others:
-            other.use_threads(first.context.num_threads)
+            other.use_threads_throughout(first.context.num_threads)
 
     return prepare

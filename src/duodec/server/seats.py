@@ -40,7 +40,6 @@ class Seat:
     def prepare(self, is_beside: bool) -> None:
         """Takes the place of the engine's hook: the cores are shared for all answers at once."""
         self.is_beside = is_beside
-        self._shared.load.drafts(self.slot, is_beside)
 
     def use(self, target: Target) -> None:
         """Let another target compute this seat's answers: what the last one knew is not known."""

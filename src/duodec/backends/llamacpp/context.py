@@ -39,7 +39,7 @@ class LlamaContext:
     ) -> None:
         self._max_rows = max_rows
         self.num_threads = num_threads  # of a forward that continues a text
-        self._num_prompt_threads = num_threads  # of one that reads a prompt
+        self.num_prompt_threads = num_threads  # of one that reads a prompt
         self.model = model
         self.num_context = num_context
         self.on_chunk: Callable[[], None] = lambda: None
@@ -101,7 +101,7 @@ class LlamaContext:
     def _set_threads(self, num_text_tokens: int) -> None:
         """Nobody drafts after a prompt that was not read yet, so reading may use every thread."""
         is_prompt = num_text_tokens > _SHORT_TEXT
-        n = self._num_prompt_threads if is_prompt else self.num_threads
+        n = self.num_prompt_threads if is_prompt else self.num_threads
         self._lib.llama_set_n_threads(self._handle, n, n)
 
     # --- cells, for SlotCache

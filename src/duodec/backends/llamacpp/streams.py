@@ -76,8 +76,7 @@ class LlamaStreams:
                 f"parallel is {num_slots} and llama.cpp keeps {most} texts; use {most} or fewer"
             )
         self.num_slots = num_slots
-        self.num_threads = num_threads  # of a forward that continues texts
-        self._num_prompt_threads = num_threads
+        self.num_threads = num_threads
         self._model = model
         self._lib = model.lib
         cells = -(-(num_context + MAX_WIDTH) // _PAD) * _PAD
@@ -122,8 +121,8 @@ class LlamaStreams:
             begin = end
         return [answers[query.slot] for query in queries]
 
-    def use_threads(self, num_threads: int) -> None:
-        """Threads of a forward that continues texts; prompts are read by all it was made with."""
+    def use_threads_throughout(self, num_threads: int) -> None:
+        """Threads of every forward: others' drafts may be made while a prompt is read."""
         self.num_threads = num_threads
 
     def close(self) -> None:
@@ -152,9 +151,7 @@ class LlamaStreams:
             self._held[slot] = text[: work.begin]
 
     def _decode(self, entries: Sequence[Entry]) -> None:
-        num_reading = sum(entry.row is None for entry in entries)
-        n = self._num_prompt_threads if num_reading else self.num_threads
-        self._lib.llama_set_n_threads(self._handle, n, n)
+        self._lib.llama_set_n_threads(self._handle, self.num_threads, self.num_threads)
         self._batch.fill(entries)
         status = self._lib.llama_decode(self._handle, self._batch.struct)
         if status == NO_CELLS:

@@ -70,6 +70,10 @@ class LlamaTarget:
         """Threads of a forward that continues a text; a prompt is read by all it was made with."""
         self.context.num_threads = num_threads
 
+    def use_threads_throughout(self, num_threads: int) -> None:
+        """Of prompts too: where others' drafts are made meanwhile."""
+        self.context.num_threads = self.context.num_prompt_threads = num_threads
+
     @property
     def on_chunk(self) -> Callable[[], None]:
         """Called between the chunks of a long text; may raise to abandon it."""
