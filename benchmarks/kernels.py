@@ -66,7 +66,7 @@ def measure(model_name: str, setting: str, length: int) -> Measured:
     prefill: dict[int, float] = {}
     forwards: dict[int, dict[int, float]] = {}
     for threads in THREADS:
-        target.context.num_threads = target.context._num_prompt_threads = threads
+        target.context.num_threads = target.context.num_prompt_threads = threads
         score(target, tokens[:1])
         begin = perf_counter()
         score(target, tokens[:start])
