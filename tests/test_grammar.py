@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec import Engine, Finished, SamplingParams
+from duodec.backends import llguidance
 from duodec.backends.llguidance import Masks
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
@@ -287,6 +288,13 @@ def test_a_bias_that_bans_all_that_the_grammar_allows_wins() -> None:
     for temperature in (0.0, 1.0):
         found = answer(engine_with(None), "ar", replace(sampling, temperature=temperature), 5)
         assert "b" not in found.text
+
+
+def test_a_vocabulary_is_read_once_for_all_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_with(None)
+    engine.check(list(PROMPT), SamplingParams(grammar=Grammar("regex", "a")))
+    monkeypatch.setattr(llguidance, "_read", lambda vocabulary: pytest.fail("read again"))
+    replace(engine, _methods={}).check(list(PROMPT), SamplingParams(grammar=SCHEMA))
 
 
 def test_bad_grammars_are_refused_before_anything_is_computed() -> None:

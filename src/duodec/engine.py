@@ -72,9 +72,10 @@ class Engine:
     resources: ExitStack = field(default_factory=ExitStack)
     costs: Costs = field(default_factory=Costs)
     _methods: dict[str, Method] = field(default_factory=dict)  # with what they have learned
+    _masks: Masks | None = None  # the tokenizer's, which copies of this engine share
 
     def __post_init__(self) -> None:
-        self._masks = Masks(self.tokenizer)
+        self._masks = self._masks or Masks(self.tokenizer)
 
     @classmethod
     def load(cls, target: str = "smollm2", draft: str | None = "auto", **options: Any) -> Engine:
@@ -223,6 +224,7 @@ class Engine:
         return sampling
 
     def _mask(self, sampling: SamplingParams) -> Mask | None:
+        assert self._masks is not None
         return self._masks.mask(sampling.grammar) if sampling.grammar else None
 
 
