@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import perf_counter, sleep
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from fakes import Letters
-from vllm_fakes import FakeEngine
+from vllm_fakes import FakeEngine, FakeRow
 
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.table import TableModel
@@ -78,10 +81,18 @@ def test_the_proposer_keeps_the_contract_of_the_hook(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(proposer, "open_drafter", open_table)
     ours = DuoProposer(config())
     ours.load_model(object())
-    engine = FakeEngine(partial(ours.propose, slot_mappings=None), TABLE)
-    rows = [engine.add([1, 2, 3 + i], 200) for i in range(3)]
-    engine.run()
-    assert any(accepted for row in rows for _, accepted in row.accepted)
+
+    def hook(propose: Callable[..., list[list[int]]], *arguments: Any) -> list[list[int]]:
+        sleep(0.003)  # of a forward: the drafter is a process of its own
+        return propose(*arguments, slot_mappings=None)
+
+    engine = FakeEngine(partial(hook, ours.propose), TABLE)
+    rows: list[FakeRow] = []
+    end_s = perf_counter() + 30
+    while not any(accepted for row in rows for _, accepted in row.accepted):
+        assert perf_counter() < end_s, "nothing was ever accepted"
+        rows += [engine.add([1, 2, 3 + i], 100) for i in range(3)]
+        engine.run()
     assert all(drafted <= 4 for row in rows for drafted, _ in row.accepted)
     assert ours.drafter is not None
     child = ours.drafter.drafter
