@@ -44,9 +44,9 @@ def target() -> str:
 def prompts() -> list[str]:
     """Of the folder that DUODEC_DATA names, or the package's own."""
     folder = os.environ.get("DUODEC_DATA")
-    found = read_prompts(Path(folder) if folder else None, TASKS, 3)
+    found = read_prompts(Path(folder) if folder else None, TASKS, 5)
     texts = [prompt.turns[0] for prompt in found if len(prompt.turns[0]) < 2000]
-    return texts[:NUM_PROMPTS]
+    return [texts[i * len(texts) // NUM_PROMPTS] for i in range(NUM_PROMPTS)]  # of all tasks
 
 
 def run(target: str, folder: Path, **job: Any) -> dict[str, Any]:
