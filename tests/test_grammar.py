@@ -11,7 +11,16 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from fakes import LETTERS, PROMPT, FakeDatastore, Letters, Printable, proven
+from fakes import (
+    LETTERS,
+    PROMPT,
+    DyingDrafter,
+    FakeDatastore,
+    Letters,
+    Printable,
+    SlowDrafter,
+    proven,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +36,7 @@ from duodec.core.sampling import Context, Sampler
 from duodec.decoding.methods import METHODS
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain
-from duodec.errors import BadOption, ComputeFailed
+from duodec.errors import BadOption
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]
 
@@ -158,13 +167,25 @@ def test_a_dead_end_is_left_by_taking_another_way() -> None:
         assert allowed(mask, [1]) == [2]
 
 
-def test_a_grammar_that_is_too_complex_to_follow_fails_by_name() -> None:
+def wide(begin: str) -> Grammar:
+    """Three thousand rules, all of them possible after ``begin``."""
     names = [f"r{i}" for i in range(3000)]
     rules = [f'{name}: "a" {name} | "a{"bc"[i % 2]}"' for i, name in enumerate(names)]
-    mask = MASKS.mask(Grammar("lark", "\n".join([f"start: {' | '.join(names)}", *rules])))
-    for _ in range(2):  # and goes on failing
-        with pytest.raises(ComputeFailed, match="too complex to follow"):
-            allowed(mask, [0])
+    return Grammar("lark", "\n".join([f"start: {begin}({' | '.join(names)})", *rules]))
+
+
+def test_a_grammar_that_is_too_complex_is_refused_before_anything_is_computed() -> None:
+    for _ in range(2):  # and is not remembered
+        with pytest.raises(BadOption, match="too complex to follow"):
+            MASKS.mask(wide(""))
+
+
+def test_a_grammar_that_becomes_too_complex_fails_by_name_and_goes_on_failing() -> None:
+    mask = MASKS.mask(wide('"bc" '))
+    for _ in range(2):
+        assert allowed(mask, []) == [1, 5]
+        with pytest.raises(BadOption, match="too complex to follow"):
+            allowed(mask, [5])
 
 
 def test_a_row_is_cut_to_what_the_mask_knows() -> None:
@@ -210,6 +231,7 @@ def test_few_tokens_of_a_large_row_are_drawn_among_themselves(tokens, top_k: int
 # --- methods
 
 MODEL = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
+NOISY = replace(MODEL, noise=0.2)
 SCHEMA = Grammar(
     "lark",
     r"""start: "a" item ("," item)* "."
@@ -241,7 +263,7 @@ def test_every_method_gives_plain_decodings_text_and_it_matches(
         )
         plain = answer(engine_with(None), "ar", sampling)
         datastore = FakeDatastore([[*PROMPT, *plain.tokens]])
-        drafter = InlineDrafter(replace(MODEL, noise=0.2).load())
+        drafter = InlineDrafter(NOISY.load())
         found = answer(engine_with(drafter, datastore), method, sampling)
         assert found.tokens == plain.tokens
         num_ended += found.finish_reason == "stop"
@@ -263,7 +285,7 @@ def test_an_answer_ends_when_its_grammar_does() -> None:
 def test_the_rejection_rule_keeps_the_grammar() -> None:
     for seed in range(6):
         sampling = SamplingParams(temperature=1.0, grammar=SCHEMA, seed=seed)
-        drafter = InlineDrafter(replace(MODEL, noise=0.2).load())
+        drafter = InlineDrafter(NOISY.load())
         found = answer(engine_with(drafter), "sps-rejection", sampling)
         if found.finish_reason == "stop":
             assert WORDS.fullmatch(found.text)
@@ -279,6 +301,22 @@ def test_drafts_without_the_mask_are_refused_and_change_nothing() -> None:
             super().submit(replace(request, sampler=plain))
 
     found = answer(engine_with(Unmasked(MODEL.load())), "sps", sampling)
+    assert found.tokens == answer(engine_with(None), "ar", sampling).tokens
+
+
+DRAFTERS = {
+    "never seen": lambda: SlowDrafter(NOISY.load(), 0, 0),
+    "waited for in vain": lambda: SlowDrafter(NOISY.load(), 0, 1),
+    "dead at once": lambda: DyingDrafter(NOISY.load(), 0),
+    "dies soon": lambda: DyingDrafter(NOISY.load(), 5),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("method", [name for name in KEYED if METHODS[name]().needs_draft_model])
+def test_a_slow_or_dead_drafter_changes_no_text_of_a_grammar(method: str, drafter: str) -> None:
+    sampling = SamplingParams(temperature=0.8, grammar=SCHEMA, seed=2)
+    found = answer(engine_with(DRAFTERS[drafter]()), method, sampling)
     assert found.tokens == answer(engine_with(None), "ar", sampling).tokens
 
 

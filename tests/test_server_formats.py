@@ -8,13 +8,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-from fakes import TEMPLATE, Printable
+from fakes import TEMPLATE, Printable, proven
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from server_fakes import MODEL, Running, running
 
+from duodec.backends.llguidance import Masks
 from duodec.backends.table import TableModel, TableTarget
 from duodec.drafting.inline import InlineDrafter
 from duodec.engine import Engine
+from duodec.server.fields import Fields
+from duodec.server.formats import parse_grammar
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 
@@ -86,6 +92,37 @@ def test_other_formats(server: Running) -> None:
     schema = {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 2}
     for value in (schema, json.dumps(schema)):
         assert json.loads(answer(server, structured_outputs={"json": value})) == [None, None]
+
+
+@settings(proven, max_examples=40)
+@given(
+    st.lists(
+        st.text("ab.*+?[](){}|^$\\&~#-/<>\" '", min_size=1, max_size=4), min_size=1, max_size=4
+    )
+)
+def test_choices_are_themselves_whatever_signs_they_hold(texts: list[str]) -> None:
+    grammar = parse_grammar(Fields({"structured_outputs": {"choice": texts}}))
+    assert grammar is not None
+    vocabulary = Printable()
+    mask = Masks(vocabulary).mask(grammar)
+    for text in texts:
+        tokens = vocabulary.tokenize(text, is_templated=False)
+        for i, token in enumerate([*tokens, vocabulary.eos]):
+            allowed = mask.allowed(np.array(tokens[:i], dtype=np.int32))
+            assert allowed is not None
+            assert allowed[token]
+        beginnings = {other[: len(text) + 1] for other in texts}
+        other = next(c for c in "abc" if text + c not in beginnings)
+        beyond = vocabulary.tokenize(text + other, is_templated=False)
+        assert mask.allowed(np.array(beyond, dtype=np.int32)) is None
+
+
+def test_a_grammar_that_is_too_complex_is_the_clients_fault(server: Running) -> None:
+    properties = {f"p{i}": {"type": "string", "pattern": "^[a-z]{1,50}$"} for i in range(3000)}
+    wide = {"type": "object", "properties": properties}
+    response = server.chat(structured_outputs={"json": wide})
+    assert response.status_code == 400
+    assert "too complex" in response.json()["error"]["message"]
 
 
 def test_any_object(server: Running) -> None:

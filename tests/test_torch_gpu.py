@@ -10,14 +10,14 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 
 import torch
 from test_torch_draws import LARGE
-from test_torch_models import NUM_VOCAB, build, query_of, random_text, random_tree
+from test_torch_models import NUM_VOCAB, build, logits, query_of, random_text, random_tree
 
 from duodec.backends.torch.draws import draw
 from duodec.backends.torch.graphs import Queue
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.picking import pick, picker
 from duodec.backends.torch.spreading import blocks
-from duodec.backends.torch.target import TorchScores, TorchTarget
+from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler
@@ -33,14 +33,6 @@ def target_on_gpu(**options: object) -> tuple[TorchTarget, list[str]]:
     model = build("llama", hidden_size=256, intermediate_size=512).to("cuda", torch.bfloat16)
     settings = {"num_context": 1200, "on_warning": warnings.append, **options}
     return TorchTarget(Network(model), **settings), warnings
-
-
-def logits(target: TorchTarget, *queries: Query) -> list[torch.Tensor]:
-    answers = []
-    for scores in target.score(queries):
-        assert isinstance(scores, TorchScores)
-        answers.append(scores.logits)
-    return answers
 
 
 def test_graphs_and_kernels_are_used() -> None:

@@ -20,12 +20,18 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch for CUDA")
 
-from test_torch_models import oracle_rows, query_of, random_text, random_tree, target_of
+from test_torch_models import (
+    logits,
+    oracle_rows,
+    query_of,
+    random_text,
+    random_tree,
+    target_of,
+)
 
 from duodec.backends.torch import kernels, layouts, picking
 from duodec.backends.torch.draws import draw
 from duodec.backends.torch.pick_kernel import fused_pick
-from duodec.backends.torch.target import TorchScores, TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler, SamplingParams
@@ -56,14 +62,6 @@ def _rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreter.TensorHandle(np.stack(rows) + d.data, d.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
-
-
-def logits(target: TorchTarget, *queries: Query) -> list[torch.Tensor]:
-    answers = []
-    for scores in target.score(queries):
-        assert isinstance(scores, TorchScores)
-        answers.append(scores.logits)
-    return answers
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 8), (1, 7, 64), (4, 1, 80), (2, 4, 128)])

@@ -16,7 +16,7 @@ import transformers
 
 from duodec.backends.torch.fusing import fuse
 from duodec.backends.torch.network import Network
-from duodec.backends.torch.target import MAX_WIDTH, TorchTarget
+from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler, SamplingParams
@@ -58,6 +58,15 @@ def target_of(kind: str, **options: Any) -> TorchTarget:
     model = build(kind)
     fuse(model)
     return TorchTarget(Network(model), **settings)
+
+
+def logits(target: TorchTarget, *queries: Query) -> list[torch.Tensor]:
+    """The rows of each query: (rows, vocab)."""
+    answers = []
+    for scores in target.score(queries):
+        assert isinstance(scores, TorchScores)
+        answers.append(scores.logits)
+    return answers
 
 
 def query_of(text: Any, draft: Draft | None = None, *, num_prompt: int = 0, slot: int = 0) -> Query:

@@ -23,6 +23,7 @@ from test_torch_models import (
     KINDS,
     NUM_VOCAB,
     build,
+    logits,
     oracle_rows,
     query_of,
     random_text,
@@ -37,17 +38,8 @@ from duodec.backends.torch.memo import SlotMemo
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Query
 from duodec.core.sampling import Law
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
-
-
-def logits(target: TorchTarget, *queries: Query) -> list[torch.Tensor]:
-    answers = []
-    for scores in target.score(queries):
-        assert isinstance(scores, TorchScores)
-        answers.append(scores.logits)
-    return answers
 
 
 def alone(target: TorchTarget, text: Sequence[int], num_prompt: int) -> torch.Tensor:

@@ -59,6 +59,7 @@ def run(target: str, folder: Path, **job: Any) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "vllm_engine.py")],
         input=json.dumps({**usual, **job}),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

@@ -9,9 +9,10 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.vllm_engine import slow_down
 
 
 def main() -> None:
@@ -73,21 +74,6 @@ def main() -> None:
 
 def tokens(answers: list[Any]) -> list[list[int]]:
     return [list(answer.outputs[0].token_ids) for answer in answers]
-
-
-def slow_down(step_s: float) -> None:
-    """The test hook: a forward lasts so long at least, as a large model's on a GPU."""
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    forward = GPUModelRunner._model_forward
-
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        end = time.perf_counter() + step_s
-        output = forward(*args, **kwargs)
-        time.sleep(max(0.0, end - time.perf_counter()))
-        return output
-
-    GPUModelRunner._model_forward = slow
 
 
 def kill(drafter: Any, num_steps: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from duodec.core.prefix import common_prefix
 from duodec.core.sampling import Law, Tokens
 from duodec.errors import BackendUnavailable, DuodecError
 
@@ -84,14 +85,6 @@ class Failure:
         if isinstance(error, DuodecError):
             return cls(type(error), str(error))
         return cls(BackendUnavailable, f"{type(error).__name__}: {error}")
-
-
-def common_prefix(a: Tokens, b: Tokens) -> int:
-    """Tokens that two texts share from the start."""
-    length = min(len(a), len(b))
-    differ = a[:length] != b[:length]
-    first = int(differ.argmax()) if length else 0
-    return first if length and differ[first] else length
 
 
 def pack_request(known: Tokens, text: Tokens, shape: bytes) -> bytes:

@@ -13,11 +13,11 @@ from time import perf_counter
 
 import numpy as np
 
-from duodec.backends.channel import common_prefix
 from duodec.backends.testbeds import LatencyCurve, ReplayScores, _Reader
 from duodec.backends.worker import LONG_TEXT
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
+from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores
 from duodec.core.sampling import Tokens
 

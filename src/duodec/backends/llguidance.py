@@ -18,10 +18,11 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.channel import common_prefix
 from duodec.core.grammar import Grammar
-from duodec.errors import BadOption, ComputeFailed
+from duodec.core.prefix import common_prefix
+from duodec.errors import BadOption
 
+_NOTHING: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 _REMEMBERED = 64  # grammars
 # between two words of a JSON text: a model that may write any blank can write blanks for ever
 _JSON_BLANK = r"\n?[ \t]{0,40}"
@@ -54,14 +55,20 @@ class Masks:
         self._lock = Lock()
 
     def mask(self, grammar: Grammar) -> PathMask:
-        """The grammar's mask for one answer. Raises BadOption on what is no grammar."""
+        """The grammar's mask for one answer. Raises BadOption on what is no grammar, or is too
+        complex from its first token on."""
         with self._lock:
             if grammar not in self._known:
-                self._known[grammar] = self._compiled(grammar)
+                matcher = self._compiled(grammar)
+                _try(self._path_mask(matcher))
+                self._known[grammar] = matcher
                 while len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
             self._known.move_to_end(grammar)
-            return PathMask(self._known[grammar], self._vocabulary.num_vocab, self._ends)
+            return self._path_mask(self._known[grammar])
+
+    def _path_mask(self, matcher: llguidance.LLMatcher) -> PathMask:
+        return PathMask(matcher, self._vocabulary.num_vocab, self._ends)
 
     def _compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
         if self._tokens is None:
@@ -78,7 +85,7 @@ class PathMask:
     def __init__(self, matcher: llguidance.LLMatcher, num_vocab: int, ends: list[int]) -> None:
         self._fresh, self._matcher = matcher, matcher.deep_copy()
         self._num_vocab, self._ends = num_vocab, ends
-        self._path: NDArray[np.int32] = np.empty(0, dtype=np.int32)  # what it follows
+        self._path = _NOTHING  # what it follows
         self._bits = np.zeros((num_vocab + 31) // 32, dtype="<u4")
         self._lock = Lock()  # target and draft may ask from two threads
 
@@ -110,7 +117,15 @@ class PathMask:
         reason = self._matcher.get_error().partition("\n")[0]
         self._matcher, self._path = self._fresh.deep_copy(), self._path[:0]
         if reason not in _DEAD_ENDS:
-            raise ComputeFailed(f"the grammar is too complex to follow ({reason}); simplify it")
+            raise BadOption(f"the grammar is too complex to follow ({reason}); simplify it")
+
+
+def _try(mask: PathMask) -> None:
+    """Take a first token, which shows a grammar of too many ways before anything is computed.
+    Raises BadOption."""
+    first = mask.allowed(_NOTHING)
+    if first is not None and first.any():
+        mask.allowed(np.flatnonzero(first)[:1].astype(np.int32))
 
 
 class _Wrapped:
@@ -129,7 +144,9 @@ class _Wrapped:
         ]
 
     def __call__(self, text: bytes) -> list[int]:
-        raise NotImplementedError("texts are cut into tokens by the model")
+        """The library asks once whether this can be called, and takes no for an answer. It would
+        need it to force tokens, which it may not: to be asked then is a mistake of ours."""
+        raise AssertionError("no text is forced into tokens")
 
 
 def _read(vocabulary: Vocabulary) -> tuple[llguidance.LLTokenizer, list[int]]:

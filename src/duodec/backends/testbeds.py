@@ -16,8 +16,8 @@ from time import perf_counter, sleep
 
 import numpy as np
 
-from duodec.backends.channel import common_prefix
 from duodec.core.draft import ROOT, Draft
+from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query, Scores, Target
 from duodec.core.sampling import Draw, Law, Tokens
 from duodec.errors import LawUnavailable

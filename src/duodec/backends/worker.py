@@ -28,12 +28,12 @@ from duodec.backends.channel import (
     Frame,
     Kind,
     Progress,
-    common_prefix,
     unpack_request,
 )
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.grammar import Grammar, Mask
+from duodec.core.prefix import common_prefix
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.sampling import Tokens
 from duodec.errors import BadOption

@@ -89,7 +89,7 @@ def generate(
         str | None,
         typer.Option(
             "--regex",
-            help="Answer in a text that this expression matches from its begin to its end.",
+            help="Answer in a text that this expression matches from its beginning to its end.",
             metavar="EXPRESSION",
             rich_help_panel="Decoding",
             show_default=False,

@@ -27,4 +27,4 @@ class Mask(Protocol):
         """Which tokens may follow ``answer``, shape (vocab,): those that some word of the
         grammar goes on with, and where it may end, those that end an answer. Depends on
         ``answer`` only. None where that has ended already, or is no beginning of a word: what
-        follows there is never drawn. Raises ComputeFailed where the grammar is too complex."""
+        follows there is never drawn. Raises BadOption where the grammar is too complex."""

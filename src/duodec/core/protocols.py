@@ -60,6 +60,12 @@ class Target(Protocol):
         """Score every query's draft in one forward. Raises ContextExceeded."""
 
 
+def has_branches(target: Target) -> bool:
+    """Whether a target scores all of a tree; one that says ``has_branches = False`` scores its
+    first chain only."""
+    return bool(getattr(target, "has_branches", True))
+
+
 @dataclass(frozen=True)
 class DraftRequest:
     """Draft ``plan`` after ``text``; ``sampler`` is the target's, for its noise."""

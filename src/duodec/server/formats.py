@@ -83,7 +83,7 @@ def _choice(outputs: Fields) -> Grammar:
     texts = outputs.items("choice")
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise bad_field(outputs.name("choice"), "choice is no list of texts; send some")
-    return Grammar("lark", f"start: {' | '.join(map(_literal, texts))}")
+    return Grammar("regex", "|".join(map(_escaped, texts)))
 
 
 def _called(
@@ -125,6 +125,11 @@ def _calls(
         start += " | said"
         rules.append(f"said: {or_else}")
     return Grammar("lark", "\n".join([start, *rules]))
+
+
+def _escaped(text: str) -> str:
+    """An expression of this text alone, whatever is special in expressions."""
+    return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def _literal(text: str) -> str:

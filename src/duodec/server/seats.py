@@ -13,8 +13,8 @@ from time import perf_counter
 
 import numpy as np
 
-from duodec.backends.channel import common_prefix
-from duodec.core.protocols import Query, Scores, Target
+from duodec.core.prefix import common_prefix
+from duodec.core.protocols import Query, Scores, Target, has_branches
 from duodec.core.sampling import Tokens
 from duodec.server.keeping import Keep, keep_path
 from duodec.server.load import Load
@@ -50,7 +50,7 @@ class Seat:
     @property
     def has_branches(self) -> bool:
         """The target scores all of a tree, not its first chain only."""
-        return bool(getattr(self.target, "has_branches", True))
+        return has_branches(self.target)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Raises what the target raises, and Left."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from duodec.backends.channel import common_prefix
 from duodec.backends.llamacpp.context import NO_CELLS, Batch, logits
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.target import MAX_WIDTH, LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import ROOT, Draft
+from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query, Scores
 from duodec.core.sampling import Tokens
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from threading import Condition, RLock, Thread
 from time import sleep
 
-from duodec.backends.channel import common_prefix
 from duodec.core.candidates import CandidateTree
+from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Drafted, Drafter, DraftRequest
 from duodec.core.sampling import Tokens
 from duodec.decoding.session import NoDrafter

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.channel import common_prefix
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
+from duodec.core.prefix import common_prefix
 from duodec.core.sampling import Tokens
 from duodec.decoding.free import FreeCandidates
 
