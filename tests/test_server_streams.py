@@ -16,6 +16,7 @@ from duodec.backends.llamacpp.streams import LlamaStreams, chain_of
 from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
 from duodec.config import EngineConfig
 from duodec.core.draft import Draft
+from duodec.core.grammar import Grammar
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams, Tokens
 from duodec.engine import Engine
@@ -157,7 +158,8 @@ def test_many_clients_get_what_each_gets_alone() -> None:
 
 def ask(engine: Engine, i: int) -> Ask:
     tokens = engine.tokens_of(f"Here is what I know of the number {i}: " + "one two three " * i)
-    sampling = SamplingParams(temperature=(0.0, 0.8)[i % 2], seed=i)
+    grammar = Grammar("regex", "(one|two|[a-z]{4,9})( (one|two|[a-z]{4,9}))*") if i % 3 else None
+    sampling = SamplingParams(temperature=(0.0, 0.8)[i % 2], grammar=grammar, seed=i)
     return Ask(tuple(tokens), sampling, max_tokens=24, method=METHODS[i % len(METHODS)])
 
 

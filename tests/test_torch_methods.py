@@ -19,6 +19,7 @@ from test_torch_models import KINDS, NUM_VOCAB, build, random_text, target_of
 
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import TorchScores, TorchTarget
+from duodec.core.grammar import Grammar
 from duodec.core.protocols import RowQuery
 from duodec.core.round import Round
 from duodec.core.rows import Row
@@ -38,7 +39,19 @@ SAMPLINGS = {
         temperature=1.1, top_k=30, top_p=0.97, min_p=0.01, repetition_penalty=1.1,
         presence_penalty=0.2, frequency_penalty=0.1, logit_bias={3: 1.0, 4: -2.0}, seed=4,
     ),
+    "masked": SamplingParams(
+        temperature=0.8, top_p=0.9, grammar=Grammar("regex", "goes with the mask below"), seed=5
+    ),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Thirds:
+    """A mask that forks with every token: it bans a third of them, by the last token and how many
+    there are."""
+
+    def allowed(self, answer: np.ndarray) -> np.ndarray:
+        return (np.arange(NUM_VOCAB) + len(answer) + int(answer[-1:].sum())) % 3 > 0
 
 
 @cache
@@ -84,7 +97,7 @@ def decode(
         prompt=PROMPT,
         capacity=len(PROMPT) + num_tokens,
         drafter=InlineDrafter(BlurredModel(kind)),
-        sampler=Sampler(params, 0, len(PROMPT)),
+        sampler=Sampler(params, 0, len(PROMPT), Thirds() if params.grammar else None),
         datastore=FakeDatastore([random_text(400, 2), *known_texts(kind)]),
         costs=FixedBudget(5),
     )
@@ -128,6 +141,9 @@ def test_greedy_text_is_that_of_transformers(kind: str, is_exact: bool) -> None:
 def test_the_text_is_plain_decodings(name: str, sampling: str) -> None:
     found, rounds = decode(target_of("llama"), "llama", name, SAMPLINGS[sampling])
     assert found == plain_text("llama", sampling)
+    if sampling == "masked":
+        for i, token in enumerate(found):
+            assert Thirds().allowed(np.array(found[:i]))[token]
     if sampling == "greedy" and name in ("sps", "pearl", "duo", "stream"):
         assert sum(done.num_accepted for done in rounds) > 5
         assert any(done.num_accepted < done.num_scored for done in rounds)
