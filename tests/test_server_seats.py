@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +24,8 @@ from duodec.drafting.inline import InlineDrafter
 from duodec.engine import Engine
 from duodec.errors import ComputeFailed
 from duodec.events import Finished
-from duodec.planning.acceptance import Acceptance
-from duodec.planning.costs import Costs
-from duodec.planning.planner import Offer, Planner
 from duodec.server.errors import ApiError
 from duodec.server.jobs import Ask, Done, Failed, Job, Piece, Word
-from duodec.server.load import Gate, Line, Load
 from duodec.server.opening import SeparateTargets
 from duodec.server.pool import Pool
 
@@ -356,138 +351,6 @@ def test_the_engine_alone_says_the_same() -> None:
         last = list(engine.generate(ask.tokens, ask.sampling, max_tokens=ask.max_tokens))[-1]
         assert isinstance(last, Finished)
         assert list(last.tokens) == expected(ask)
-
-
-def test_what_a_row_costs_is_a_line_through_the_latest_forwards() -> None:
-    line = Line()
-    line.observe(16, 0.048)
-    assert line.seconds(17) == pytest.approx(0.04875), "rows that never differed may be cheap"
-    for rows in (1, 4, 8, 16) * 4:
-        line.observe(rows, 0.020)
-    assert line.seconds(17) < 0.026
-    for rows in (1, 4, 8, 16) * 16:
-        line.observe(rows, 0.010 + 0.002 * rows)
-    assert line.seconds(12) == pytest.approx(0.034, rel=0.02)
-
-
-def test_among_many_on_a_cpu_nothing_is_drafted() -> None:
-    load = Load(Costs())
-    for slot in range(16):
-        load.begin(slot)
-    for rows in (1, 4, 8, 16) * 4:
-        load.observe(dict.fromkeys(range(rows), 1), 0.004 + 0.003 * rows)
-    planner = Planner(load.costs(0), Acceptance())
-    assert not planner.can_pay()
-    for slot in range(1, 16):
-        load.end(slot)
-    assert planner.can_pay(), "alone it is worth a try"
-
-
-def test_alone_a_planner_sees_the_target_as_it_is_and_beside_others_it_drafts_less() -> None:
-    costs = Costs()
-    load = Load(Costs())
-    for width, seconds in ((0, 1.0), (1, 1.1), (3, 1.3), (7, 1.7), (15, 2.5), (31, 4.1)):
-        for _ in range(4):
-            costs.observe_forward(seconds, width)
-            load.observe({0: 1 + width}, seconds)
-    load.begin(0)
-    own = load.costs(0)
-    assert [own.forward_s(n) for n in (0, 1, 7)] == [costs.forward_s(n) for n in (0, 1, 7)]
-    alone = own.forward_s(7) / own.forward_s(0)
-    for slot in range(1, 8):
-        load.begin(slot)
-    beside = own.forward_s(7) / own.forward_s(0)
-    assert beside > alone
-    for slot in range(1, 8):
-        load.end(slot)
-    assert own.forward_s(7) / own.forward_s(0) == alone
-
-
-def test_a_chain_is_planned_where_branches_are_left_out() -> None:
-    offer = Offer([5, 6, 7, 8], [-1, 0, -1, 1], [0.9, 0.5, 0.6, 0.4])
-    free = Costs()
-    for width in (0, 1, 3, 7):
-        free.observe_forward(1.0, width)
-    tree = Planner(free, Acceptance()).choose([offer], 9, 9)
-    chain = Planner(free, Acceptance(), has_branches=False).choose([offer], 9, 9)
-    assert (tree.tokens, tree.parents) == ((5, 7, 6, 8), (-1, -1, 0, 2))
-    assert (chain.tokens, chain.parents) == ((5, 6, 8), (-1, 0, 1))
-
-
-def cycles(load: Load, num: int, drafted_s: float, plain_s: float) -> float:
-    """Four answers at work, whose drafts bring a token more: the share of forwards with drafts."""
-    own, end_s, num_open = load.costs(0), 0.0, 0
-    for slot in range(4):
-        load.begin(slot)
-    for _ in range(num):
-        is_open = math.isfinite(own.forward_s(1))
-        num_open += is_open
-        end_s += drafted_s if is_open else plain_s
-        load.ended(4, end_s, is_plain_work=True)
-        for _ in range(4):
-            load.took(2 if is_open else 1)
-    return num_open / num
-
-
-def test_answers_draft_together_or_not_at_all() -> None:
-    assert cycles(Load(Costs()), 400, drafted_s=0.3, plain_s=0.1) < 0.25
-    assert cycles(Load(Costs()), 400, drafted_s=0.15, plain_s=0.1) > 0.9
-
-
-def test_a_forward_that_reads_a_prompt_is_no_measure() -> None:
-    load = Load(Costs())
-    for i in range(200):
-        load.ended(4, 10.0 * i, is_plain_work=False)
-        load.took(1)
-    assert math.isfinite(load.costs(0).forward_s(1))
-
-
-# --- several answers
-
-
-def gate_cycles(gate: Gate, num_answers: int, drafting_s: float, num: int) -> list[bool]:
-    """So many forwards, of 0.1 s where nothing is drafted, each of which brings every answer a
-    token, and two where something is; whether the gate was open in each."""
-    is_open, now_s = [], 0.0
-    gate.cycle(num_answers, now_s, is_plain_work=True)
-    for _ in range(num):
-        is_open.append(gate.is_open)
-        now_s += drafting_s if gate.is_open else 0.1
-        gate.cycle(num_answers, now_s, is_plain_work=True)
-        gate.took(num_answers * (2 if is_open[-1] else 1))
-    return is_open
-
-
-def test_several_answers_draft_while_that_brings_more_tokens_a_second() -> None:
-    found = gate_cycles(Gate(), 4, 0.15, 200)
-    assert sum(found) > 180
-    assert not all(found)  # plain decoding is probed
-
-
-def test_several_answers_stop_drafting_where_it_makes_all_of_them_slower() -> None:
-    found = gate_cycles(Gate(), 4, 0.3, 400)
-    assert sum(found[:20]) <= 8
-    assert 0 < sum(found) < 40  # tried again, ever less
-
-
-def test_more_answers_begin_with_what_fewer_have_found() -> None:
-    gate = Gate()
-    gate_cycles(gate, 3, 0.3, 60)
-    assert sum(gate_cycles(gate, 4, 0.3, 20)) <= 1  # judged as three are
-    assert sum(gate_cycles(gate, 8, 0.3, 20)) <= 1
-    assert sum(gate_cycles(gate, 2, 0.15, 60)) > 40  # fewer are judged apart
-
-
-def test_forwards_that_read_prompts_or_lose_an_answer_tell_nothing() -> None:
-    gate = Gate()
-    for i in range(60):
-        gate.cycle(2 + 2 * (i % 2), 0.1 * i, is_plain_work=True)
-        gate.took(1)
-    assert gate.is_open
-    for i in range(60):
-        gate.cycle(4, 10 + 0.1 * i, is_plain_work=False)
-        gate.took(1)
-    assert gate.is_open
 
 
 class WithThreads(TableTarget):

@@ -186,6 +186,3 @@ class _SlotCosts(Costs):
 
     def step_s(self) -> float:
         return super().step_s() * self._load.turn(self._slot)
-
-    def root_s(self) -> float:
-        return super().root_s() * self._load.turn(self._slot)
