@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from queue import Queue
-from threading import Event, Thread
+from threading import Event, Lock, Thread, current_thread
 from time import perf_counter, sleep
 
 import numpy as np
@@ -132,6 +132,58 @@ def answers(pool: Pool, wanted: Sequence[Ask]) -> list[Done]:
     for listener in listeners:
         pool.submit([listener.job])
     return [listener.result() for listener in listeners]
+
+
+def test_who_is_alone_makes_the_forwards_and_one_thread_those_of_several() -> None:
+    engine = engine_of()
+    callers: list[tuple[int, str]] = []
+    is_busy = Lock()
+
+    def called(queries: Sequence[Query]) -> None:
+        assert is_busy.acquire(blocking=False), "two forwards at once"
+        callers.append((len(queries), current_thread().name))
+        sleep(0.001)
+        is_busy.release()
+
+    target = Counted(engine.target, on_score=called)
+    with pool_of(engine, target) as pool:
+        answers(pool, asks(1, "ar"))
+        assert set(callers) == {(1, "duodec-slot-0")}
+        callers.clear()
+        wanted = [replace(ask, max_tokens=20 + 5 * i) for i, ask in enumerate(asks(24, "ar"))]
+        found = answers(pool, wanted)
+    assert [list(done.finished.tokens) for done in found] == [expected(ask) for ask in wanted]
+    assert {name for num, name in callers if num > 1} == {"duodec-target"}
+    assert len([name for num, name in callers if num > 1]) > len(callers) / 2
+
+
+def test_who_comes_second_waits_for_the_forward_of_who_was_alone() -> None:
+    engine = engine_of()
+    is_busy, has_begun = Lock(), Event()
+
+    def called(queries: Sequence[Query]) -> None:
+        assert is_busy.acquire(blocking=False), "two forwards at once"
+        has_begun.set()
+        sleep(0.06)  # longer than anybody's patience
+        is_busy.release()
+
+    first, second = (Listener(replace(ask, max_tokens=4)) for ask in asks(2, "ar"))
+    with pool_of(engine, Counted(engine.target, on_score=called)) as pool:
+        pool.submit([first.job])
+        assert has_begun.wait(LONG_S)
+        pool.submit([second.job])
+        found = [first.result(), second.result()]
+    wanted = [expected(first.job.ask), expected(second.job.ask)]
+    assert [list(done.finished.tokens) for done in found] == wanted
+
+
+def test_a_long_prompt_is_read_in_parts_by_who_is_alone_too() -> None:
+    engine = engine_of()
+    lengths: list[int] = []
+    target = Counted(engine.target, on_score=lambda queries: lengths.append(len(queries[0].text)))
+    with pool_of(engine, target, num_chunk=16) as pool:
+        answers(pool, [Ask((3, 1, 4, 1) * 10, max_tokens=1)])
+    assert lengths == [16, 32, 40]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from duodec.core.sampling import Tokens
 def common_prefix(a: Tokens, b: Tokens) -> int:
     """Tokens that two texts share from the start."""
     length = min(len(a), len(b))
-    differ = a[:length] != b[:length]
-    first = int(differ.argmax()) if length else 0
-    return first if length and differ[first] else length
+    a, b = a[:length], b[:length]
+    if a.tobytes() == b.tobytes():  # the usual case, at a third of the cost
+        return length
+    differ = a != b
+    return int(differ.argmax()) if differ.any() else length

@@ -52,6 +52,11 @@ class Piece:
     marks: tuple[Mark, ...] = ()
     counts: Counts = field(default_factory=Counts)
 
+    def plus(self, later: Piece) -> Piece:
+        """Both as one."""
+        delta = Delta(self.delta.segments + later.delta.segments)
+        return Piece(delta, self.marks + later.marks, later.counts)
+
 
 @dataclass(frozen=True)
 class Done:

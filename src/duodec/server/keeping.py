@@ -7,8 +7,8 @@ the method reads others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query, Scores
@@ -27,7 +27,7 @@ class Kept:
     num_rows: int
     draws: Mapping[int, Draw]
     tops: Mapping[int, tuple[int, ...]] | None  # None: the target has none
-    laws: Mapping[int, Law]
+    laws: Mapping[int, Law] = field(default_factory=dict)
 
     def draw(self, row: int) -> Draw:
         return self.draws[row]
@@ -48,14 +48,13 @@ def keep_path(query: Query, scores: Scores) -> Kept:
 
 def keep_rows(query: Query, scores: Scores) -> Kept:
     """All rows, for methods that read beside the path."""
-    return _kept(query, scores, range(scores.num_rows))
+    return _kept(query, scores, {row: scores.draw(row) for row in range(scores.num_rows)})
 
 
 def keep_laws(query: Query, scores: Scores) -> Kept:
     """All rows and their laws, for the published rejection rule."""
-    rows = range(scores.num_rows)
-    kept = _kept(query, scores, rows)
-    return Kept(kept.num_rows, kept.draws, kept.tops, {row: scores.law(row) for row in rows})
+    kept = keep_rows(query, scores)
+    return replace(kept, laws={row: scores.law(row) for row in kept.draws})
 
 
 def marking(keep: Keep, marks: list[Mark], num_tops: int) -> Keep:
@@ -63,30 +62,28 @@ def marking(keep: Keep, marks: list[Mark], num_tops: int) -> Keep:
 
     def keep_and_mark(query: Query, scores: Scores) -> Scores:
         kept = keep(query, scores)
-        rows = walk(query.draft, kept)
-        marks.extend(mark(scores, row, kept.draw(row).token, num_tops) for row in rows)
+        path = walk(query.draft, kept)
+        marks.extend(mark(scores, row, drawn.token, num_tops) for row, drawn in path.items())
         return kept
 
     return keep_and_mark
 
 
-def walk(draft: Draft, scores: Scores) -> list[int]:
+def walk(draft: Draft, scores: Scores) -> dict[int, Draw]:
     """The rows on the path of the target's own draws, from the root as far as was scored."""
-    rows: list[int] = []
+    path: dict[int, Draw] = {}
     node: int | None = ROOT
     while node is not None and node + 1 < scores.num_rows:
-        rows.append(node + 1)
-        node = draft.child(node, scores.draw(node + 1).token)
-    return rows
+        path[node + 1] = drawn = scores.draw(node + 1)
+        node = draft.child(node, drawn.token)
+    return path
 
 
-def _kept(query: Query, scores: Scores, rows: Iterable[int]) -> Kept:
-    rows = list(rows)
-    draws = {row: scores.draw(row) for row in rows}
+def _kept(query: Query, scores: Scores, draws: dict[int, Draw]) -> Kept:
     tops: dict[int, tuple[int, ...]] | None = {}
     if query.num_candidates:
         try:
-            tops = {row: scores.candidates(row) for row in rows}
+            tops = {row: scores.candidates(row) for row in draws}
         except LawUnavailable:
             tops = None
-    return Kept(scores.num_rows, draws, tops, {})
+    return Kept(scores.num_rows, draws, tops)

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from statistics import fmean
 from threading import Lock
 
 from duodec.planning.costs import Costs
@@ -35,22 +34,32 @@ class Line:
     enough to be tried: what is never tried is never known."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
-        self._mean_rows = self._mean_s = self._row_s = 0.0
+        self._seen: deque[tuple[int, float]] = deque()
+        # over what was seen, of rows n and seconds s: n, s, n * n, n * s
+        self._n = self._s = self._nn = self._ns = 0.0
 
     def observe(self, num_rows: int, seconds: float) -> None:
         self._seen.append((num_rows, seconds))
-        rows, times = zip(*self._seen, strict=True)
-        mean_rows, mean_s = fmean(rows), fmean(times)
-        spread = sum((n - mean_rows) ** 2 for n in rows)
-        common = sum((n - mean_rows) * (s - mean_s) for n, s in self._seen)
-        prior_s = _PRIOR_SHARE * mean_s / mean_rows
-        row_s = (common + _PRIOR_WEIGHT * prior_s) / (spread + _PRIOR_WEIGHT)
-        self._mean_rows, self._mean_s, self._row_s = mean_rows, mean_s, max(0.0, row_s)
+        self._count(num_rows, seconds, 1)
+        if len(self._seen) > _WINDOW:
+            self._count(*self._seen.popleft(), -1)
 
     def seconds(self, num_rows: int) -> float:
         """Expected of a forward; 0 before there was one."""
-        return max(self._mean_s + self._row_s * (num_rows - self._mean_rows), self._row_s)
+        if not (num := len(self._seen)):
+            return 0.0
+        mean_rows, mean_s = self._n / num, self._s / num
+        spread = self._nn - self._n * mean_rows
+        common = self._ns - self._n * mean_s
+        prior_s = _PRIOR_SHARE * mean_s / mean_rows
+        row_s = max(0.0, (common + _PRIOR_WEIGHT * prior_s) / (spread + _PRIOR_WEIGHT))
+        return max(mean_s + row_s * (num_rows - mean_rows), row_s)
+
+    def _count(self, n: int, s: float, times: int) -> None:
+        self._n += times * n
+        self._s += times * s
+        self._nn += times * n * n
+        self._ns += times * n * s
 
 
 class Gate:
@@ -156,10 +165,10 @@ class Load:
 
     def forward_s(self, slot: int, num_tokens: int) -> float:
         """F(n) of the slot's planner: T(n) itself where nobody else is at work."""
+        if len(self._rows) < 2:
+            return self._costs.forward_s(num_tokens)
         with self._lock:
             others = [rows for other, rows in self._rows.items() if other != slot]
-            if not others:
-                return self._costs.forward_s(num_tokens)
             if num_tokens and not self._gate.is_open:
                 return math.inf
             width = sum(others) + 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from duodec.core.grammar import Grammar
@@ -179,7 +180,7 @@ class Service:
         )
         if asked.tools:
             form.watch_for_calls()
-        return asked.wish, form, Feed(pool, asks, self.settings.timeout_s)
+        return asked.wish, form, self._feed(pool, asks, asked.wish)
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A text request on its way. Raises ApiError and what the engine raises."""
@@ -198,7 +199,11 @@ class Service:
         if asked.is_echoed:
             texts = [_text(engine, prompt) for prompt in asked.prompts]
             form.begin_with([text for text in texts for _ in range(asked.wish.num_choices)])
-        return asked.wish, form, Feed(pool, asks, self.settings.timeout_s)
+        return asked.wish, form, self._feed(pool, asks, asked.wish)
+
+    def _feed(self, pool: Pool, asks: Sequence[Ask], wish: Wish) -> Feed:
+        interval_s = self.settings.interval_s if wish.is_streamed else inf
+        return Feed(pool, asks, self.settings.timeout_s, interval_s)
 
     def _asks(self, engine: Engine, wish: Wish, tokens: list[int]) -> list[Ask]:
         method = wish.method or self.settings.method

@@ -26,6 +26,7 @@ class Settings:
     grace_s: float = 30.0  # that answers in work get when the server is told to stop
     method: str | None = None  # where a request names none
     metrics_prefix: str = "duodec"
+    interval_s: float = 0.03  # between two events of a stream, whose text people read
     ping_s: float = 15.0  # silence after which a stream says that it lives
 
     def __post_init__(self) -> None:

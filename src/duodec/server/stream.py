@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine
+from math import inf
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -17,12 +18,12 @@ from starlette.types import Receive, Scope, Send
 from duodec.server.errors import api_error
 from duodec.server.feed import Feed
 from duodec.server.forms import Form
-from duodec.server.jobs import Failed
 from duodec.server.logs import log, note
 
 _T = TypeVar("_T")
 _LAST_WORDS_S = 5.0  # that a client may take to read why its answer ended
 _PING = b": ping\n"
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -46,9 +47,8 @@ async def whole(form: Form, feed: Feed, receive: Receive) -> dict[str, Any]:
 
 async def _collected(form: Form, feed: Feed) -> dict[str, Any]:
     while not feed.is_over:
-        if (word := await feed.next(3600.0)) is not None:
-            assert not isinstance(word[1], Failed)
-            form.add(word[0], word[1])
+        for index, word in await feed.next(inf):
+            form.add(index, word)
     return form.whole()
 
 
@@ -83,11 +83,8 @@ class EventStream:
                 yield event(chunk)
             while not self._feed.is_over:
                 # words may be held back for long, as those of a call are
-                word = await self._feed.next(max(0.0, said_s + self._ping_s - perf_counter()))
-                chunks = []
-                if word is not None:
-                    assert not isinstance(word[1], Failed)
-                    chunks = self._form.add(word[0], word[1])
+                words = await self._feed.next(max(0.0, said_s + self._ping_s - perf_counter()))
+                chunks = [chunk for index, word in words for chunk in self._form.add(index, word)]
                 if chunks or perf_counter() - said_s >= self._ping_s:
                     yield b"".join(map(event, chunks)) or _PING
                     said_s = perf_counter()
@@ -103,8 +100,7 @@ class EventStream:
 
 def event(value: object) -> bytes:
     """One server-sent event."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return b"data: " + text.encode() + b"\n\n"
+    return b"data: " + _JSON.encode(value).encode() + b"\n\n"
 
 
 async def or_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:

@@ -55,6 +55,7 @@ class LlamaContext:
             is_width_exact=is_width_exact,
         )
         self._memory = self._lib.llama_get_memory(self._handle)
+        self._threads = Threads(self._lib, self._handle)
         self._batch = Batch(self._lib, self._num_batch, num_sequences)
         self._free_ids = list(range(num_sequences))[::-1]
         self._is_ordered = is_width_exact
@@ -101,8 +102,7 @@ class LlamaContext:
     def _set_threads(self, num_text_tokens: int) -> None:
         """Nobody drafts after a prompt that was not read yet, so reading may use every thread."""
         is_prompt = num_text_tokens > _SHORT_TEXT
-        n = self.num_prompt_threads if is_prompt else self.num_threads
-        self._lib.llama_set_n_threads(self._handle, n, n)
+        self._threads.use(self.num_prompt_threads if is_prompt else self.num_threads)
 
     # --- cells, for SlotCache
 
@@ -201,6 +201,20 @@ def logits(model: LlamaModel, handle: object, num_rows: int) -> NDArray[np.float
 
 class _NoRoom(Exception):
     """A forward that the cache has no room for."""
+
+
+class Threads:
+    """How many compute a context's forwards. The library is told of changes only: it writes a line
+    to the log each time, for which it would wait for Python's lock."""
+
+    def __init__(self, lib: object, handle: object) -> None:
+        self._lib, self._handle = lib, handle
+        self._num: int | None = None
+
+    def use(self, num: int) -> None:
+        if num != self._num:
+            self._lib.llama_set_n_threads(self._handle, num, num)  # type: ignore[attr-defined]
+            self._num = num
 
 
 class Batch:

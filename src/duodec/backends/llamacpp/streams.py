@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from duodec.backends.llamacpp.context import NO_CELLS, Batch, logits
+from duodec.backends.llamacpp.context import NO_CELLS, Batch, Threads, logits
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.target import MAX_WIDTH, LlamaScores
 from duodec.backends.tree_cache import Entry
@@ -91,6 +91,7 @@ class LlamaStreams:
             is_unified=False,
         )
         self._memory = self._lib.llama_get_memory(self._handle)
+        self._threads = Threads(self._lib, self._handle)
         self._batch = Batch(self._lib, _NUM_BATCH, 1)
         self._held: dict[int, Tokens] = {}  # by slot, the tokens in its cells
 
@@ -151,7 +152,7 @@ class LlamaStreams:
             self._held[slot] = text[: work.begin]
 
     def _decode(self, entries: Sequence[Entry]) -> None:
-        self._lib.llama_set_n_threads(self._handle, self.num_threads, self.num_threads)
+        self._threads.use(self.num_threads)
         self._batch.fill(entries)
         status = self._lib.llama_decode(self._handle, self._batch.struct)
         if status == NO_CELLS:
