@@ -387,6 +387,35 @@ def test_a_target_may_leave_out_branches(method: str) -> None:
         assert not chains.num_branches_left_out, "who plans a draft plans a chain"
 
 
+@pytest.mark.parametrize("method", ["ar", "sps", "lookup", "pearl", "duo", "stream", "auto"])
+def test_who_is_alone_has_branches_until_others_come(method: str) -> None:
+    engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
+    has_begun, slots = Event(), set[int]()
+
+    def called(queries: Sequence[Query]) -> None:
+        slots.update(query.slot for query in queries)
+        has_begun.set()
+
+    lone = Counted(TableTarget(TABLE), 0.002, on_score=called)
+    shared = Counted(Chains(TableTarget(TABLE)), 0.002)
+    wanted = [replace(ask, max_tokens=60) for ask in asks(4, method)]
+    listeners = [Listener(ask) for ask in wanted]
+    with pool_of(engine, Stale(shared), lone=Stale(lone), num_slots=4) as pool:
+        pool.submit([listeners[0].job])
+        assert has_begun.wait(LONG_S)
+        for listener in listeners[1:]:
+            pool.submit([listener.job])
+        found = [listener.result() for listener in listeners]
+        num_alone = len(lone.widths)
+        assert shared.widths
+        assert {max(shared.widths), *lone.widths} == {4, 1}
+        again = [*answers(pool, [wanted[1]]), *answers(pool, [wanted[0]])]
+    assert len(lone.widths) > num_alone
+    assert slots == {0}, "others would each need a cache of their own"
+    texts = [list(done.finished.tokens) for done in (*found, *again)]
+    assert texts == [expected(ask) for ask in (*wanted, wanted[1], wanted[0])]
+
+
 def test_waiting_answers_are_taken_in_turn() -> None:
     order: list[int] = []
     with pool_of(

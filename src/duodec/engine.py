@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from duodec.backends.llguidance import Masks
 from duodec.chat import Message, render
 from duodec.core.grammar import Mask
-from duodec.core.protocols import Datastore, Drafter, Target, has_branches
+from duodec.core.protocols import Datastore, Drafter, Target
 from duodec.core.round import Round, Stats
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.decoding.method import Method
@@ -166,7 +166,6 @@ class Engine:
             datastore=self.datastore or NoDatastore(),
             costs=self.costs,
             shares_cores=self.shares_cores,
-            has_branches=has_branches(self.target),
             prepare=self.prepare,
             clock=self.clock,
         )

@@ -18,7 +18,7 @@ import numpy as np
 
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Query, Scores, Target
+from duodec.core.protocols import Query, Scores, Target, has_branches
 from duodec.core.sampling import Draw, Law, Tokens
 from duodec.errors import LawUnavailable
 
@@ -138,6 +138,10 @@ class PacedTarget:
 
     target: Target
     seconds: float
+
+    @property
+    def has_branches(self) -> bool:
+        return has_branches(self.target)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         start = perf_counter()

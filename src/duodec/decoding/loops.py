@@ -87,6 +87,7 @@ def streaming(
             if is_drafting:
                 tree, values = _grown(session, planner, tree)
             offers = [Offer(tree.tokens, tree.parents, values), *free.offers(session.text)]
+            planner.has_branches = session.has_branches
             draft = planner.choose(offers, session.max_width, session.remaining - 1)
         draft_wait_s = session.clock() - start_s
         before = session.peek_tree() if is_drafting else Drafted()

@@ -20,6 +20,7 @@ from duodec.core.protocols import (
     Query,
     Scores,
     Target,
+    has_branches,
 )
 from duodec.core.round import Round
 from duodec.core.sampling import Sampler, Tokens
@@ -82,7 +83,6 @@ class Session:
     shares_cores: bool = False  # drafter and target compute on the same cores
     prepare: Callable[[bool], None] = lambda is_beside: None
     """Shares the cores, with a drafter at work beside the target or not."""
-    has_branches: bool = True  # the target scores all of a tree, not its first chain only
     max_width: int = 80  # draft tokens that one forward may score
     clock: Callable[[], float] = perf_counter
 
@@ -96,6 +96,12 @@ class Session:
     def text(self) -> Tokens:
         """Prompt and answer so far; a view that later tokens do not change."""
         return self._buffer[: self._length]
+
+    @property
+    def has_branches(self) -> bool:
+        """The target scores all of a tree, not its first chain only; of a shared one, that depends
+        on who else is at work."""
+        return has_branches(self.target)
 
     @property
     def remaining(self) -> int:

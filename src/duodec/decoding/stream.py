@@ -47,9 +47,7 @@ class Stream(Method):
     memory: FreeMemory = field(default_factory=FreeMemory)
 
     def rounds(self, session: Session) -> Iterator[Round]:
-        planner = Planner(
-            session.costs, self.acceptance, self.num_tokens, self.patience, session.has_branches
-        )
+        planner = Planner(session.costs, self.acceptance, self.num_tokens, self.patience)
         free = FreeCandidates(self.memory, session.text)
         try:
             yield from streaming(session, planner, self.plan, free, self.governor(session))

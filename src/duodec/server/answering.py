@@ -47,6 +47,7 @@ class Slot:
     engine: Engine
     shared: SharedTarget
     seat: Seat
+    lone: Target  # computes what is alone
     trees: Target  # computes for methods that read all branches
     inbox: SimpleQueue[Job | None] = field(default_factory=SimpleQueue)
     job: Job | None = None
@@ -56,7 +57,7 @@ class Slot:
         ask = job.ask
         job.start_s = self.engine.clock()
         method = method_for(self.engine, ask.method, ask.max_draft)
-        self.seat.use(self.trees if method.reads_off_path else self.shared.target)
+        self.seat.use(*self._targets(method))
         self.seat.keep = keep_for(method, job.marks, ask.num_logprobs)
         num_known = self.shared.num_known(self.number, np.array(ask.tokens, dtype=np.int32))
         with self._seated(job):
@@ -68,6 +69,12 @@ class Slot:
             last, method.name, ask.sampling.seed, tuple(marks),
             min(num_known, len(ask.tokens) - 1), job.arrive_s, job.start_s,
         )  # fmt: skip
+
+    def _targets(self, method: Method) -> tuple[Target, Target]:
+        """What computes an answer alone, and beside others."""
+        if method.reads_off_path:
+            return self.trees, self.trees
+        return self.lone, self.shared.target
 
     @contextmanager
     def _seated(self, job: Job) -> Iterator[None]:

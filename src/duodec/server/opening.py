@@ -60,15 +60,16 @@ def start(service: Service, engine: Engine, config: EngineConfig) -> None:
         num_slots = min(service.settings.num_slots, getattr(target, "num_slots", 1))
         service.start(engine, engine.target, num_slots=num_slots)
         return
-    trees = SeparateTargets(target, _opening(target, engine, config))
+    separate = SeparateTargets(target, _opening(target, engine, config))
+    streams = _streams(service, engine, target, config)
+    prepare = _preparing(engine, target, separate, streams)
+    shared: Target = streams
+    trees: Target = separate
     if paced is not None:
-        shown: Target = PacedTarget(trees, paced.seconds)
-        service.start(engine, shown, prepare=_preparing(engine, target, trees))
-    elif engine.can_overlap:  # a forward's rows cost little there: trees pay
-        service.start(engine, trees, prepare=_preparing(engine, target, trees))
-    else:
-        streams = _streams(service, engine, target, config)
-        service.start(engine, streams, trees, prepare=_preparing(engine, target, trees, streams))
+        shared, trees = (PacedTarget(own, paced.seconds) for own in (streams, separate))
+    # alone, and where a forward's rows cost little, branches pay
+    lone = trees if engine.can_overlap else None
+    service.start(engine, shared, trees, lone, prepare=prepare)
 
 
 def _opening(target: LlamaTarget, engine: Engine, config: EngineConfig) -> Callable[[], Threaded]:
@@ -97,7 +98,7 @@ def _streams(
         num_slots=service.settings.num_slots,
         num_context=engine.num_context,
         num_threads=target.context.num_threads,
-        is_width_exact=not config.fast,
+        is_width_exact=engine.shares_cores and not config.fast,
     )
     engine.resources.callback(streams.close)
     return streams

@@ -29,7 +29,8 @@ class Pool:
     """As many answers at once as there are slots, the others wait.
 
     ``target`` scores several queries at once; the engine's own is not used. Where it leaves out
-    branches of trees, ``trees`` computes for methods that read all of them.
+    branches of trees, ``trees`` computes for methods that read all of them, and ``lone`` may
+    compute what is alone in the first slot.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Pool:
         engine: Engine,
         target: Target,
         trees: Target | None = None,
+        lone: Target | None = None,
         *,
         num_slots: int,
         num_queued: int,
@@ -53,7 +55,10 @@ class Pool:
             clock=engine.clock,
         )  # fmt: skip
         drafter = SharedDrafter(engine.drafter) if engine.drafter else None
-        self._slots = [self._slot(i, drafter, trees or target) for i in range(num_slots)]
+        self._slots = [
+            self._slot(i, drafter, target if i or lone is None else lone, trees or target)
+            for i in range(num_slots)
+        ]
         self._idle = set(range(num_slots))
         self._waiting: deque[Job] = deque()
         self._condition = Condition()
@@ -65,13 +70,15 @@ class Pool:
         for thread in self._threads:
             thread.start()
 
-    def _slot(self, number: int, drafter: SharedDrafter | None, trees: Target) -> Slot:
+    def _slot(
+        self, number: int, drafter: SharedDrafter | None, lone: Target, trees: Target
+    ) -> Slot:
         seat = Seat(self._shared, number)
         engine = replace(
             self._engine, target=seat, drafter=drafter, prepare=seat.prepare,
             costs=self._load.costs(number), resources=ExitStack(), _methods={},
         )  # fmt: skip
-        return Slot(number, engine, self._shared, seat, trees)
+        return Slot(number, engine, self._shared, seat, lone, trees)
 
     # --- for the clients' side
 

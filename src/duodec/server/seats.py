@@ -34,6 +34,7 @@ class Seat:
         self._shared = shared
         self.slot = slot
         self.target = shared.target  # what computes this answer
+        self._joint = shared.target  # what does beside others
         self.keep: Keep = keep_path
         self.is_beside = False  # a drafter computes while the target does
         self.is_left: Callable[[], bool] = lambda: False
@@ -42,8 +43,17 @@ class Seat:
         """Takes the place of the engine's hook: the cores are shared for all answers at once."""
         self.is_beside = is_beside
 
-    def use(self, target: Target) -> None:
-        """Let another target compute this seat's answers: what the last one knew is not known."""
+    def use(self, target: Target, joint: Target) -> None:
+        """Let ``target`` compute the next answer, and ``joint`` as soon as others are at work."""
+        self._joint = joint
+        self._move(target)
+
+    def join(self) -> None:
+        """Others are at work."""
+        self._move(self._joint)
+
+    def _move(self, target: Target) -> None:
+        """What the last target knew is not known to another one."""
         if target is not self.target:
             self.target = target
             self._shared.forget(self.slot)
@@ -129,7 +139,10 @@ class SharedTarget:
         with self._condition:
             if seat.is_left() or self._is_closed:
                 raise Left
-            is_lone = len(self._active) == 1 and not self._asked and not self._is_long(asked)
+            is_alone = len(self._active) == 1
+            if not is_alone:
+                seat.join()
+            is_lone = is_alone and not self._asked and not self._is_long(asked)
             if is_lone:
                 self._has_lone = True
             else:
@@ -258,7 +271,7 @@ class SharedTarget:
         end_s = self._clock()
         seconds = end_s - begin_s
         self.num_forwards += 1
-        is_plain_work = not any(_reads_prompt(query) for query in queries)
+        is_plain_work = not any(self._reads_prompt(query) for query in queries)
         self.load.ended(len(self._active), end_s, is_plain_work=is_plain_work)
         if is_plain_work:
             rows = zip(queries, answers, strict=True)
@@ -267,6 +280,10 @@ class SharedTarget:
             self._known[asked.seat.slot] = query.text
             if asked.num_part is None:
                 asked.end(_kept(asked, scores))
+
+    def _reads_prompt(self, query: Query) -> bool:
+        """More than a round's tokens are unread: a prompt, or a text that another target knew."""
+        return query.slot not in self._known or len(query.text) <= query.sampler.num_prompt_tokens
 
     def _blame(self, batch: list[_Asked], error: Exception) -> None:
         """Alone, each of them shows whose fault it was; the others go on."""
@@ -300,7 +317,3 @@ def _kept(asked: _Asked, scores: Scores) -> Scores | Exception:
         return asked.seat.keep(asked.query, scores)
     except Exception as error:  # noqa: BLE001  its own answer ends, not everybody's
         return error
-
-
-def _reads_prompt(query: Query) -> bool:
-    return len(query.text) <= query.sampler.num_prompt_tokens

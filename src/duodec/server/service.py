@@ -49,16 +49,18 @@ class Service:
         engine: Engine,
         target: Target,
         trees: Target | None = None,
+        lone: Target | None = None,
         *,
         prepare: Callable[[bool], None] | None = None,
         num_slots: int | None = None,
     ) -> None:
-        """Serve this engine, whose queries ``target`` computes (see `Pool` for ``trees``), once it
+        """Serve this engine, whose queries ``target`` computes (see `Pool` for the others), once it
         has answered one of our own: clients find a warm one."""
         pool = Pool(
             engine,
             target,
             trees,
+            lone,
             num_slots=num_slots or self.settings.num_slots,
             num_queued=self.settings.num_queued,
             on_end=self.meters.ended,
