@@ -89,26 +89,6 @@ def test_a_chain_is_planned_where_branches_are_left_out() -> None:
     assert (chain.tokens, chain.parents) == ((5, 6, 8), (-1, 0, 1))
 
 
-def cycles(load: Load, num: int, drafted_s: float, plain_s: float) -> float:
-    """Four answers at work, whose drafts bring a token more: the share of forwards with drafts."""
-    own, end_s, num_open = load.costs(0), 0.0, 0
-    for slot in range(4):
-        load.begin(slot)
-    for _ in range(num):
-        is_open = math.isfinite(own.forward_s(1))
-        num_open += is_open
-        end_s += drafted_s if is_open else plain_s
-        load.ended(4, end_s, is_plain_work=True)
-        for _ in range(4):
-            load.took(2 if is_open else 1)
-    return num_open / num
-
-
-def test_answers_draft_together_or_not_at_all() -> None:
-    assert cycles(Load(Costs()), 400, drafted_s=0.3, plain_s=0.1) < 0.25
-    assert cycles(Load(Costs()), 400, drafted_s=0.15, plain_s=0.1) > 0.9
-
-
 def test_a_forward_that_reads_a_prompt_is_no_measure() -> None:
     load = Load(Costs())
     for i in range(200):
@@ -151,6 +131,44 @@ def test_more_answers_begin_with_what_fewer_have_found() -> None:
     assert sum(gate_cycles(gate, 3, 0.3, 20)) <= 1  # judged as four are
     assert sum(gate_cycles(gate, 8, 0.3, 20)) <= 1
     assert sum(gate_cycles(gate, 2, 0.15, 60)) > 40  # fewer are judged apart
+
+
+def test_what_fewer_have_found_is_measured_again() -> None:
+    gate = Gate()
+    assert sum(gate_cycles(gate, 2, 0.15, 60)) > 40
+    assert sum(gate_cycles(gate, 8, 0.3, 30)) <= 8  # not compared with the rates of two
+
+
+def test_on_shared_cores_plain_decoding_comes_first() -> None:
+    found = gate_cycles(Gate(first_rest=16), 4, 0.15, 200)
+    assert not any(found[:16])
+    assert sum(found) > 160
+
+
+def drafting(load: Load) -> bool:
+    """Whether the first slot would draft."""
+    return math.isfinite(load.costs(0).forward_s(1))
+
+
+def test_on_shared_cores_nobody_drafts_while_a_prompt_is_read() -> None:
+    load, apart = Load(Costs(), shares_cores=True), Load(Costs())
+    for shared in (load, apart):
+        for slot in range(2):
+            shared.begin(slot)
+        for i in range(40):
+            shared.observe({0: 1 + i % 4, 1: 1}, 0.1 + 0.02 * (i % 4))
+            shared.ended(2, 0.1 * i, is_plain_work=True)
+            shared.took(2)
+            assert i != 5 or drafting(shared) == (shared is apart), "plain decoding comes first"
+        assert drafting(shared)
+        known_s = shared.costs(0).forward_s(0)
+        shared.end(1)
+        shared.begin(1)
+        assert shared.costs(0).forward_s(0) == known_s, "who reads will ask for a row"
+    assert not drafting(load)
+    assert drafting(apart)
+    load.observe({0: 1, 1: 1}, 0.1)
+    assert drafting(load)
 
 
 def test_forwards_that_read_prompts_or_lose_an_answer_tell_nothing() -> None:

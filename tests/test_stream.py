@@ -309,6 +309,14 @@ def run(governor: Governor, seconds: dict[Sources, float], num_rounds: int) -> l
     return taken
 
 
+def test_a_governor_anew_has_pauses_of_its_own() -> None:
+    first = Governor([Sources.FREE], trial=1, first_probe=1)
+    costs = {Sources.NONE: 1.0, Sources.FREE: 2.0}
+    run(first, costs, 40)
+    run(first.anew(), costs, 400)
+    assert run(first, costs, 240).count(Sources.FREE) == 2  # after 64 rounds, and 128
+
+
 def test_what_pays_goes_on_with_a_probe_now_and_then() -> None:
     both = [Sources.FREE, Sources.ALL]
     taken = run(Governor(both), {Sources.NONE: 2.0, Sources.FREE: 1.5, Sources.ALL: 1.0}, 400)

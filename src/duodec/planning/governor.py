@@ -8,7 +8,7 @@ what did not pay is tried again after a pause that doubles.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from duodec.planning.rate import Rate
@@ -29,18 +29,30 @@ class Sources(IntEnum):
 
 @dataclass
 class Governor:
-    """Chooses among ``allowed`` for one text after the other. A choice is judged after ``trial``
-    rounds; plain decoding is probed first after ``first_probe`` rounds of drafting."""
+    """Chooses among ``allowed`` for one text after the other, after ``first_rest`` rounds of plain
+    decoding. A choice is judged after ``trial`` rounds; plain decoding is probed first after
+    ``first_probe`` rounds of drafting."""
 
     allowed: Sequence[Sources]
     trial: int = _TRIAL
     first_probe: int = _FIRST_PROBE
+    first_rest: int = 0
     _rates: dict[Sources, Rate] = field(default_factory=dict)
     _pause: dict[Sources, int] = field(default_factory=dict)  # the next one, in rounds
     _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of it
     _trial: dict[Sources, int] = field(default_factory=dict)  # rounds since it was taken up
     _since_probe: int = 0
     _num_probes: int = 0
+
+    def __post_init__(self) -> None:
+        self._rest = self._rest or dict.fromkeys(self.allowed, self.first_rest)
+
+    def anew(self) -> Governor:
+        """One that begins with the choice of this one, and measures all of it again."""
+        return replace(
+            self, _rates={}, _pause=dict(self._pause), _rest=dict(self._rest), _trial={},
+            _since_probe=0, _num_probes=0,
+        )  # fmt: skip
 
     def sources(self) -> Sources:
         """For the next round."""

@@ -26,6 +26,7 @@ _PATIENCE = 0.25  # of a forward
 _WINDOW = 64  # forwards that the line goes through
 _PRIOR_WEIGHT = 8.0  # squared rows
 _TRIAL, _FIRST_PROBE = 4, 2  # forwards: each tells of several answers at once
+_CAUTION = 16  # forwards of several answers before they draft on cores that they share
 _PRIOR_SHARE = 0.25  # of what a row costs on average: expected of one more
 
 
@@ -66,9 +67,13 @@ class Gate:
     """Whether several answers draft at all. One of them that probes plain decoding learns nothing
     while the others make its forwards slow: all of them probe together, and what counts is what
     they bring together. Numbers of answers are judged apart by powers of two, and more answers
-    begin with what was found for fewer: the more there are, the less is idle."""
+    begin with what was found for fewer: the more there are, the less is idle. ``first_rest``
+    forwards of several answers go by before drafts are tried at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_rest: int = 0) -> None:
+        self._first = Governor(
+            [Sources.FREE], trial=_TRIAL, first_probe=_FIRST_PROBE, first_rest=first_rest
+        )
         self._governors: list[Governor] = []
         self._now = self._last = _Cycle(0, Sources.FREE)
         self._num_tokens = 0
@@ -94,13 +99,10 @@ class Gate:
     def _governor(self, num_answers: int) -> Governor:
         number = max(0, num_answers - 1).bit_length()
         while len(self._governors) <= number:
-            known = deepcopy(self._governors[-1]) if len(self._governors) > 1 else _new_governor()
-            self._governors.append(known)
+            # what one answer alone finds tells nothing of several
+            fewer = self._governors[-1] if len(self._governors) > 1 else self._first
+            self._governors.append(fewer.anew())
         return self._governors[number]
-
-
-def _new_governor() -> Governor:
-    return Governor([Sources.FREE], trial=_TRIAL, first_probe=_FIRST_PROBE)
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,18 @@ class _Cycle:
 
 
 class Load:
-    """The costs of the shared target by the rows of its forwards, and who asked for how many."""
+    """The costs of the shared target by the rows of its forwards, and who asked for how many.
 
-    def __init__(self, costs: Costs) -> None:
+    Where the drafter ``shares_cores`` with the target, each draft of several answers slows the
+    forward of all: plain decoding comes first, and prompts are read without drafts beside.
+    """
+
+    def __init__(self, costs: Costs, *, shares_cores: bool = False) -> None:
         self._costs = costs
         self._line = Line()
-        self._gate = Gate()
-        self._rows: dict[int, int] = {}  # by slot in work, of its last forward
+        self._gate = Gate(_CAUTION if shares_cores else 0)
+        self._shares_cores = shares_cores
+        self._rows: dict[int, int] = {}  # by slot in work, of its last forward; 0 before the first
         self._lock = Lock()
 
     def observe(self, rows: Mapping[int, int], seconds: float) -> None:
@@ -145,7 +152,7 @@ class Load:
 
     def begin(self, slot: int) -> None:
         with self._lock:
-            self._rows[slot] = 1
+            self._rows[slot] = 0
 
     def end(self, slot: int) -> None:
         with self._lock:
@@ -169,13 +176,17 @@ class Load:
             return self._costs.forward_s(num_tokens)
         with self._lock:
             others = [rows for other, rows in self._rows.items() if other != slot]
-            if num_tokens and not self._gate.is_open:
+            if num_tokens and not self._can_draft():
                 return math.inf
-            width = sum(others) + 1
+            width = sum(max(1, rows) for rows in others) + 1
             base_s, whole_s = (self._line.seconds(width + n) for n in (0, num_tokens))
         if base_s <= 0:  # nobody knows yet
             return self._costs.forward_s(num_tokens)
         return base_s * (whole_s / base_s) ** (1 + len(others))
+
+    def _can_draft(self) -> bool:
+        has_reader = 0 in self._rows.values()
+        return self._gate.is_open and not (self._shares_cores and has_reader)
 
     def costs(self, slot: int) -> Costs:
         """The costs that the slot's planner sees: its own but for the target's."""
