@@ -16,6 +16,7 @@ from duodec.core.draft import ROOT, Draft, TreeBuilder
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.decoding.methods import METHODS, method
 from duodec.decoding.session import Session
+from duodec.drafting import suffix
 from duodec.drafting.continuations import END, most_frequent
 from duodec.drafting.jacobi import NgramPool, Window
 from duodec.drafting.recycling import recycled
@@ -137,6 +138,10 @@ def test_a_suffix_drafts_what_a_suffix_tree_would(texts, text, factor, min_share
             store.end()
     assert len(store) == sum(map(len, texts))
     found = store.speculate(np.array(text, dtype=np.int32), factor, min_share)
+    with pytest.MonkeyPatch.context() as patch:  # by arrays
+        patch.setattr(suffix, "FEW", 0)
+        patch.setattr(suffix, "_MANY_PLACES", 0)
+        assert found == store.speculate(np.array(text, dtype=np.int32), factor, min_share)
     assert found.score == pytest.approx(PlainSuffixes(texts, 5).best(text, factor, min_share))
     for node in range(len(found.draft)):  # every node continues some suffix somewhere
         path = [text[-1], *found.draft.path_tokens(node)]

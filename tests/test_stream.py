@@ -18,6 +18,7 @@ from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.verify import Verdict
 from duodec.decoding.free import FreeCandidates, FreeMemory
 from duodec.drafting.growth import Tree
+from duodec.planning import acceptance as acceptance_module
 from duodec.planning.acceptance import Acceptance, unexpanded
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
@@ -155,6 +156,16 @@ def test_acceptance_is_learned_by_confidence_and_rank() -> None:
     values = acceptance.values(tree)
     assert values[4] == pytest.approx(values[2] * estimate(acceptance, 0.9, 0))
     assert all(values[n] <= values[p] for n, p in enumerate(tree.parents) if p != ROOT)
+
+
+def test_few_candidates_are_worth_the_same_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    acceptance, tree = Acceptance(), grown(MODEL.load(), text(), Tree(num_candidates=6), 4)
+    for token in range(12):
+        acceptance.learn(tree, [token])
+    monkeypatch.setattr(acceptance_module, "_FEW", len(tree))
+    values = acceptance.values(tree)
+    monkeypatch.setattr(acceptance_module, "_FEW", 0)
+    assert acceptance.values(tree) == values
 
 
 def test_a_mirror_knows_what_the_tree_knows_however_its_nodes_arrive() -> None:

@@ -30,7 +30,6 @@ from duodec.integrations.vllm import pace
 from duodec.integrations.vllm.beside import Beside
 from duodec.integrations.vllm.requests import Request, Requests, Row
 from duodec.integrations.vllm.speculator import Speculator
-from duodec.planning.acceptance import Acceptance
 from duodec.planning.governor import Sources
 
 TABLE = TableModel(seed=7)
@@ -356,7 +355,7 @@ def test_under_load_nothing_is_drafted_where_few_rows_are() -> None:
 def test_every_row_has_a_token_without_a_draft() -> None:
     """Eight draft tokens of which a third come true are no bargain at half a step's price, where
     the step brings eight tokens anyway; for one row they would be."""
-    regime = pace.Pace([Sources.ALL], Acceptance()).regime(8)
+    regime = pace.Pace([Sources.ALL]).regime(8)
     for width in (0, 1, 2, 4, 8):
         for _ in range(4):
             regime.costs.observe_forward(1.5 if width else 1.0, width)
@@ -407,6 +406,22 @@ def test_earlier_text_is_drafted_from_without_a_draft_model() -> None:
     drafted, accepted = acceptance(bench, [row])
     assert accepted > 200
     assert accepted > drafted / 2
+
+
+# --- what the engine waits for
+
+
+def test_the_drafter_is_called_by_its_thread_alone() -> None:
+    """Listening to it takes its time."""
+    drafter = Seen(TABLE)
+    bench = Bench(drafter, num_turns=0)
+    row = bench.engine.add(prompts(1)[0], 60)
+    while bench.engine.rows:
+        before = list(drafter.log)
+        bench.engine.step()
+        assert drafter.log == before
+        bench.beside.turn()
+    assert sum(accepted for _, accepted in row.accepted) > 20
 
 
 # --- faults

@@ -91,6 +91,10 @@ class ProcessDrafter:
             self._tick()
         return self._requests.drafted(slot)
 
+    def heard(self, slot: int) -> Drafted:
+        """What had arrived by the last call of any other verb; does not look for more."""
+        return self._requests.drafted(slot)
+
     def cancel(self, slot: int) -> None:
         """Stop the slot's work within one draft step and forget what it made; never blocks."""
         self._tick()

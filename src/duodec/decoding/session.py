@@ -40,6 +40,9 @@ class NoDrafter:
 
     def submit(self, request: DraftRequest) -> None: ...
 
+    def heard(self, slot: int) -> Drafted:
+        return Drafted()
+
     def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
         return Drafted()
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from duodec.core.draft import ROOT, Draft
 
-_FEW = 16  # continuations that are counted one by one faster than by columns
+FEW = 16  # continuations that are counted one by one faster than by columns
 END = -1  # in place of a token: the continuation is over
 
 
@@ -28,12 +28,8 @@ def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 
     node is commoner than its parent, so the nodes are one tree; of two equally common ones the
     one nearer the root comes first.
     """
-    if len(windows) == min_count == 1:  # the usual case of a long match
-        tokens = windows[0][:num_tokens].tolist()
-        length = tokens.index(END) if END in tokens else len(tokens)
-        return Frequent(Draft.chain(tokens[:length]), (1,) * length)
-    if len(windows) <= _FEW:
-        return _ranked(_counted(windows.tolist(), min_count), num_tokens)
+    if len(windows) <= FEW:
+        return most_frequent_of_few(windows.tolist(), num_tokens, min_count)
     rows, parents = windows, np.full(len(windows), ROOT)  # a row's node at the depth above
     found: list[tuple[int, int, int]] = []  # (count, token, parent in this list)
     for depth in range(windows.shape[1]):
@@ -54,6 +50,15 @@ def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 
             rows = rows[np.repeat(is_kept, counts)]
         parents = np.repeat(nodes, own)
     return _ranked(found, num_tokens)
+
+
+def most_frequent_of_few(windows: list[list[int]], num_tokens: int, min_count: int = 1) -> Frequent:
+    """The same of lists."""
+    if len(windows) == min_count == 1:  # the usual case of a long match
+        tokens = windows[0][:num_tokens]
+        length = tokens.index(END) if END in tokens else len(tokens)
+        return Frequent(Draft.chain(tokens[:length]), (1,) * length)
+    return _ranked(_counted(windows, min_count), num_tokens)
 
 
 def _counted(windows: list[list[int]], min_count: int) -> list[tuple[int, int, int]]:

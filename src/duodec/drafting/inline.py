@@ -34,6 +34,9 @@ class InlineDrafter:
         self._drafted[request.slot] = drafted
 
     def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
+        return self.heard(slot)
+
+    def heard(self, slot: int) -> Drafted:
         return self._drafted.get(slot, Drafted())
 
     def cancel(self, slot: int) -> None:

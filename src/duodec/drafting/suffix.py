@@ -7,8 +7,9 @@ agrees with the text, are all the tree's nodes that a draft can come from.
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +17,17 @@ from numpy.typing import NDArray
 
 from duodec.core.draft import Draft
 from duodec.core.sampling import Tokens
-from duodec.drafting.continuations import END, most_frequent
+from duodec.drafting.continuations import (
+    END,
+    FEW,
+    Frequent,
+    most_frequent,
+    most_frequent_of_few,
+)
 
 _MAX_TOKENS = 1 << 18
 _MAX_PLACES = 256  # of a suffix that are counted: the latest
+_MANY_PLACES = 100  # so many are compared faster as arrays than one by one
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,10 @@ class Speculation:
     score: float = 0.0
     shares: tuple[float, ...] = ()  # by node, of the places that run through it
     length: int = 0  # of the suffix, in tokens
+
+
+_NOTHING = Speculation()
+_Places = Sequence[int] | NDArray[np.integer]
 
 
 class Suffixes:
@@ -76,50 +88,59 @@ class Suffixes:
         """The best draft over all suffixes of the text, at most ``depth`` tokens deep. A suffix of
         n tokens may draft ``factor`` * n; a node is drafted when at least ``min_share`` of the
         suffix's places run through it; a draft's score is the sum of these shares."""
-        best = Speculation()
+        best = _NOTHING
         most = self._max_depth if depth is None else min(depth, self._max_depth)
-        for length, places in self._matches(text):
+        for length, places in reversed(self._matches(text)):
             num_tokens = min(most, int(factor * length + 1e-6))
-            if num_tokens:
-                places = places[-_MAX_PLACES:]
-                windows = self._after(places, num_tokens)
-                tree = most_frequent(windows, num_tokens, _at_least(min_share * len(places)))
-                shares = tuple(count / len(places) for count in tree.counts)
-                if sum(shares) >= best.score:  # of equals, the longer match
-                    best = Speculation(tree.draft, sum(shares), shares, length)
+            if num_tokens <= best.score:  # no shorter match scores more, and the longer is taken
+                break
+            places = places[-_MAX_PLACES:]
+            tree = self._after(places, num_tokens, _at_least(min_share * len(places)))
+            shares = tuple(count / len(places) for count in tree.counts)
+            if sum(shares) > best.score:
+                best = Speculation(tree.draft, sum(shares), shares, length)
         return best
 
-    def _matches(self, text: Tokens) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    def _matches(self, text: Tokens) -> list[tuple[int, _Places]]:
         """Suffix lengths, ascending, with the places of a suffix's last token; of lengths with
         the same places the longest only."""
-        known = np.frombuffer(self._tokens, dtype=np.int32)
-        places = np.array(self._places.get(int(text[-1]), ()), dtype=np.int64)
-        if len(places) and places[-1] + 1 == len(known):  # the text's own end
+        tail: list[int] = text[-self._max_depth :][::-1].tolist()
+        places: _Places = self._places.get(tail[0], ())
+        if len(places) and places[-1] + 1 == len(self._tokens):  # the text's own end
             places = places[:-1]
-        tail = text[-self._max_depth :][::-1]
-        length = 1
+        matches, length = list[tuple[int, _Places]](), 1
         while len(places):
-            longer = places[:0]
-            if length < len(tail):
-                longer = places[known[places - length] == tail[length]]
+            longer = self._before(places, length, tail[length]) if length < len(tail) else ()
             if len(longer) < len(places):
-                yield length, places
-            if len(longer) == 1:  # the usual case: one place, and how far it agrees
-                place = int(longer[0])
-                before = known[place - len(tail) + 1 : place + 1][::-1]
-                differs = before != tail
-                yield int(differs.argmax()) if differs.any() else len(tail), longer
-                return
+                matches.append((length, places))
             places, length = longer, length + 1
+        return matches
 
-    def _after(self, places: NDArray[np.int64], num_tokens: int) -> NDArray[np.int32]:
-        """What follows these places, in lexicographic order, padded with END."""
-        known = np.frombuffer(self._tokens, dtype=np.int32)
-        at = places[:, None] + np.arange(1, num_tokens + 1)
+    def _before(self, places: _Places, distance: int, token: int) -> _Places:
+        """Those of the places so far before which this token stands."""
+        if len(places) < _MANY_PLACES:
+            known = self._tokens
+            return [place for place in places if known[place - distance] == token]
+        at = np.asarray(places)
+        found: NDArray[np.integer] = at[self._known()[at - distance] == token]
+        return found
+
+    def _after(self, places: _Places, num_tokens: int, min_count: int) -> Frequent:
+        """The commonest of what follows these places."""
+        if len(places) <= FEW:
+            lists = [self._tokens[place + 1 : place + 1 + num_tokens].tolist() for place in places]
+            padded = [found + [END] * (num_tokens - len(found)) for found in lists]
+            return most_frequent_of_few(sorted(padded), num_tokens, min_count)
+        known = self._known()
+        at = np.asarray(places)[:, None] + np.arange(1, num_tokens + 1)
         windows = np.where(at < len(known), known[np.minimum(at, len(known) - 1)], END)
-        return windows[np.lexsort(windows.T[::-1])] if len(windows) > 1 else windows
+        return most_frequent(windows[np.lexsort(windows.T[::-1])], num_tokens, min_count)
+
+    def _known(self) -> NDArray[np.int32]:
+        """A view; while there is one, the store cannot grow."""
+        return np.frombuffer(self._tokens, dtype=np.int32)
 
 
 def _at_least(count: float) -> int:
     """The least whole number that is no less, rounding aside."""
-    return max(1, int(np.ceil(count - 1e-6)))
+    return max(1, math.ceil(count - 1e-6))

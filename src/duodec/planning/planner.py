@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,13 +50,7 @@ class Planner:
             merged.add(offer, num_tokens, depth)
         order = sorted(range(len(merged.tokens)), key=lambda node: -merged.values[node])
         order = (order if self.has_branches else merged.chain(order))[:num_tokens]
-        best, num_best, expected = 1 / max(_TICK_S, self.costs.forward_s(0)), 0, 1.0
-        for num, node in enumerate(order, 1):
-            expected += merged.values[node]
-            rate = expected / max(_TICK_S, self.costs.forward_s(num))
-            if rate > best:
-                best, num_best = rate, num
-        return merged.draft(order[:num_best])
+        return merged.draft(order[: best_width([merged.values[n] for n in order], self.costs)])
 
     def can_pay(self) -> bool:
         """Whether some draft would pay if every token of it were accepted."""
@@ -78,6 +72,17 @@ class Planner:
     def observe(self, num_tokens: int, seconds: float) -> None:
         """A round, from the end of the one before."""
         self._rate.observe(num_tokens, seconds)
+
+
+def best_width(values: Iterable[float], costs: Costs) -> int:
+    """How many draft tokens of these values, the highest first, bring the most tokens a second."""
+    best, num_best, expected = 1 / max(_TICK_S, costs.forward_s(0)), 0, 1.0
+    for num, value in enumerate(values, 1):
+        expected += value
+        rate = expected / max(_TICK_S, costs.forward_s(num))
+        if rate > best:
+            best, num_best = rate, num
+    return num_best
 
 
 class _Merged:

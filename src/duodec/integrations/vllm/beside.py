@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from threading import Condition, RLock, Thread
 from time import sleep
+from typing import Protocol
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.prefix import common_prefix
@@ -42,11 +43,18 @@ class _Seat:
     is_at_work: bool = False  # the drafter owes it more
 
 
+class ListeningDrafter(Drafter, Protocol):
+    """A drafter that takes in what all slots are sent whenever it is called."""
+
+    def heard(self, slot: int) -> Drafted:
+        """What had been drafted for the slot's last request by the last call of another verb."""
+
+
 class Beside:
     """``drafter`` for one caller, and a thread. A slot's text is cut to its last ``num_window``
     tokens or a few less, in steps, so that little is read anew."""
 
-    def __init__(self, drafter: Drafter, num_window: int = 1 << 30) -> None:
+    def __init__(self, drafter: ListeningDrafter, num_window: int = 1 << 30) -> None:
         self._drafter = drafter
         self._num_window = num_window
         self._lock = RLock()
@@ -90,11 +98,12 @@ class Beside:
         return self._lock
 
     def drawn(self, slot: int) -> tuple[int, CandidateTree] | None:
-        """The tree under the slot's text, and that text's length; to be used within `looking`."""
+        """The tree under the slot's text as the thread knows it, and that text's length; to be used
+        within `looking`."""
         seat = self._seats.get(slot)
         if seat is None or seat.given is None or seat.is_part:
             return None
-        tree = self._drafter.poll(slot).tree
+        tree = self._drafter.heard(slot).tree
         return None if tree is None else (seat.begin + len(seat.given.text), tree)
 
     def finish(self) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from duodec.core.draft import ROOT
-from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
-from duodec.planning.planner import Offer, Planner
+from duodec.planning.planner import best_width
 
 _WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
-_MANY = 1 << 16  # draft tokens in a step: as many as pay
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,6 @@ class Regime:
     """Batches of about one size."""
 
     governor: Governor
-    acceptance: Acceptance
     costs: Costs = field(default_factory=Costs)
 
     def observe(self, sources: Sources, num_drafted: int, num_tokens: int, seconds: float) -> None:
@@ -48,34 +44,27 @@ class Regime:
 
         A step gives every row a token anyway. So R rows with the chosen nodes' values v bring
         R + sum(v) tokens, which is R times what the planner maximises for one text where the
-        values are v / R. Tokens of different rows are no siblings: they go by numbers here.
+        values are v / R. Of a chain, no token is likelier than those before it.
         """
-        parents: list[int] = []
-        values: list[float] = []
-        rows: list[int] = []
-        for row, chain in enumerate(chains):
-            for i, value in enumerate(chain.values):
-                parents.append(len(parents) - 1 if i else ROOT)
-                values.append(value / num_rows)
-                rows.append(row)
-        offer = Offer(range(len(parents)), parents, values)
-        draft = Planner(self.costs, self.acceptance, _MANY).choose([offer], _MANY, _MANY)
+        order = sorted(
+            (-value / num_rows, row) for row, chain in enumerate(chains) for value in chain.values
+        )
+        width = best_width([-value for value, _ in order], self.costs)
         lengths = [0] * len(chains)
-        for node in draft.tokens:
-            lengths[rows[node]] += 1
+        for _, row in order[:width]:
+            lengths[row] += 1
         return lengths
 
 
 class Pace:
     """Regimes by the size of the batch: 1, 2 to 3, 4 to 7, ..."""
 
-    def __init__(self, allowed: Sequence[Sources], acceptance: Acceptance) -> None:
+    def __init__(self, allowed: Sequence[Sources]) -> None:
         self._allowed = allowed
-        self._acceptance = acceptance
         self._regimes: dict[int, Regime] = {}
 
     def regime(self, num_rows: int) -> Regime:
         size = num_rows.bit_length()
         if size not in self._regimes:
-            self._regimes[size] = Regime(Governor(self._allowed), self._acceptance)
+            self._regimes[size] = Regime(Governor(self._allowed))
         return self._regimes[size]

@@ -92,37 +92,32 @@ class Request:
     drafted: tuple[int, ...] = ()  # the draft in flight
     num_expected: float = 0.0  # of its tokens, to be accepted
     num_new: int = 0  # tokens since it was seen last
+    new_tokens: Sequence[int] = ()  # these, where the last step brought them
     is_decoding: bool = False  # its prompt was read before the last step
     is_continued: bool = False  # the last step brought all that is new
     num_row_new: int = 0  # tokens that its row brought last
     num_indexed: int = 0  # tokens that ``free`` knows
+    length: int = 0  # of the text
     _buffer: Tokens = field(default_factory=lambda: np.empty(256, dtype=np.int32))
-    _length: int = 0
 
     @property
     def text(self) -> Tokens:
-        return self._buffer[: self._length]
-
-    def new_tokens(self) -> list[int]:
-        """What came since it was seen last."""
-        tokens: list[int] = self.text[self._length - self.num_new :].tolist()
-        return tokens
+        return self._buffer[: self.length]
 
     def extend(self, tokens: NDArray[np.integer]) -> None:
-        length = self._length + len(tokens)
+        length = self.length + len(tokens)
         if length > len(self._buffer):
             buffer = np.empty(2 * length, dtype=np.int32)
-            buffer[: self._length] = self.text
+            buffer[: self.length] = self.text
             self._buffer = buffer
-        self._buffer[self._length : length] = tokens
-        self._length = length
+        self._buffer[self.length : length] = tokens
+        self.length = length
 
     def is_begin_of(self, text: NDArray[np.integer]) -> bool:
-        length = self._length
-        if length > len(text):
+        if self.length > len(text):
             return False
         # bytes are compared faster than arrays of this length
-        return self.text.tobytes() == text[:length].astype(np.int32, copy=False).tobytes()
+        return self.text.tobytes() == text[: self.length].astype(np.int32, copy=False).tobytes()
 
 
 class Requests:
@@ -144,7 +139,7 @@ class Requests:
             if i >= len(self._rows):
                 break
             request = self._rows[i]
-            if len(row.text) - row.num_new == len(request.text) and request.is_begin_of(row.text):
+            if len(row.text) - row.num_new == request.length and request.is_begin_of(row.text):
                 found[i] = request
                 unclaimed.pop(request, None)
         for i, row in enumerate(rows):
@@ -170,7 +165,7 @@ class Requests:
     def _find(self, row: Row, others: Sequence[Request]) -> Request | None:
         """The one whose text this row goes on with."""
         begins = [request for request in others if request.is_begin_of(row.text)]
-        return max(begins, key=lambda request: len(request.text), default=None)
+        return max(begins, key=lambda request: request.length, default=None)
 
     def _admit(self, row: Row, idle: dict[Request, None]) -> Request:
         """A new request."""
@@ -199,13 +194,15 @@ class Requests:
         del idle[request]
 
     def _update(self, request: Request, row: Row) -> None:
-        before = len(request.text)
-        request.extend(row.text[before:])
+        before = request.length
+        new = row.text[before:]
+        request.extend(new)
         was_here = request.last_step == self._step - 1 and before > 0
         if not was_here:
-            request.num_prompt = len(request.text) - row.num_new
-        request.num_new = len(request.text) - before
+            request.num_prompt = request.length - row.num_new
+        request.num_new = len(new)
         request.is_decoding = was_here and request.num_row_new > 0
         request.is_continued = was_here and request.num_new == row.num_new > 0
+        request.new_tokens = new.tolist() if request.is_continued else ()
         request.num_row_new = row.num_new
         request.last_step = self._step

@@ -9,6 +9,7 @@ from time import perf_counter
 
 from duodec.core.draft import ROOT
 from duodec.core.protocols import DraftRequest
+from duodec.core.sampling import Sampler
 from duodec.decoding.free import FreeCandidates, FreeMemory
 from duodec.drafting.growth import Tree
 from duodec.integrations.vllm.beside import Beside
@@ -24,6 +25,7 @@ _TICK_S = 1e-6
 _NUM_CANDIDATES = 8
 _FREE_S = 0.0005  # a step's time for drafts that cost nothing else
 _GOOD = 0.5  # of a draft's tokens expected to be right: nothing else is looked for
+_LIKELIEST = Sampler()  # what the drafter orders by, whatever vLLM samples with
 _INDEXED = 1024  # tokens of a prompt that are made searchable in one step
 
 
@@ -58,32 +60,35 @@ class Speculator:
         self._acceptance = Acceptance()
         self._memory = FreeMemory()
         allowed = [Sources.FREE, Sources.ALL] if self.beside.has_drafter else [Sources.FREE]
-        self.pace = Pace(allowed, self._acceptance)
+        self.pace = Pace(allowed)
         self._begin_s = 0.0
         self._sources = Sources.NONE  # of the step in flight
         self._num_rows = 0
         self._is_drafting = False  # the drafter was asked to, after the last step
         self._lessons: list[Callable[[], None]] = []
+        self._left: list[Place] = []  # for the thread to free: their trees are large
 
     def propose(self, rows: Sequence[Row]) -> list[list[int]]:
         """The drafts for the next step, one a row; rows that still read their prompt have none."""
         begin_s = self.clock()
         self.beside.finish()
-        requests = self._requests.match(rows)
-        self._observe(requests, begin_s - self._begin_s)
+        requests, gone = self._requests.match(rows), self._requests.gone()
+        self._observe(requests, gone, begin_s - self._begin_s)
         self._begin_s, self._num_rows = begin_s, len(rows)
         decoding = [r for r, row in zip(requests, rows, strict=True) if row.num_new]
         regime = self.pace.regime(len(rows))
         self._sources = regime.governor.sources()
         self._fill(self._chains(decoding), regime, len(decoding))
-        self._ask(requests, regime)
+        self._ask(requests, gone, regime)
         self.counts.num_steps += 1
         self.counts.propose_s += self.clock() - begin_s
         return [list(request.drafted) for request in requests]
 
     # --- what the last step taught
 
-    def _observe(self, requests: Sequence[Request], seconds: float) -> None:
+    def _observe(
+        self, requests: Sequence[Request], gone: Sequence[Request], seconds: float
+    ) -> None:
         """A step in which nothing but known texts went on tells what such steps take."""
         if len(requests) == self._num_rows and all(
             request.is_continued and request.is_decoding for request in requests
@@ -100,9 +105,9 @@ class Speculator:
                 if request.drafted:
                     self._lessons.append(partial(request.luck.observe, right, expected))
                 if request.free is not None:  # now: its next offers take the place of the last
-                    request.free.label(request.new_tokens())
+                    request.free.label(request.new_tokens)
             request.drafted = ()
-        for request in self._requests.gone():
+        for request in gone:
             request.drafted, request.place = (), Place()
             if request.free is not None:
                 self._lessons.append(partial(request.free.end, request.text))
@@ -144,7 +149,9 @@ class Speculator:
         """Find every text in its tree."""
         with self.beside.looking():
             for request in requests:
+                self._left.append(request.place)
                 request.place = self._place(request)
+        self._lessons.append(self._left.clear)
 
     def _down(self, request: Request) -> Chain:
         """The path down its tree."""
@@ -162,14 +169,14 @@ class Speculator:
         drawn = None
         if self._is_drafting and request.slot is not None:
             drawn = self.beside.drawn(request.slot)
-        before = len(request.text) - request.num_new
+        before = request.length - request.num_new
         if drawn is not None:
             length, tree = drawn
             if length <= before:
                 place = Place(tree).follow(request.text[length:before].tolist())
                 if place.is_known:
                     return self._followed(request, place)
-            elif length <= len(request.text):
+            elif length <= request.length:
                 place = Place(tree).follow(request.text[length:].tolist())
                 if place.is_known:
                     return place
@@ -179,7 +186,7 @@ class Speculator:
         """From the place of the text before the step, which teaches how likely the step was."""
         if not request.is_continued:
             return Place()
-        tokens = request.new_tokens()
+        tokens = request.new_tokens
         self._lessons.append(partial(self._acceptance.learn, place.tree, tokens, place.node))
         return place.follow(tokens)
 
@@ -188,17 +195,16 @@ class Speculator:
         if request.free is None:
             request.free = FreeCandidates(self._memory, request.text[: request.num_prompt])
             request.num_indexed = 0
-        request.num_indexed = min(request.num_indexed + _INDEXED, len(request.text))
-        request.free.read(request.text[: request.num_indexed])
-        best = Chain()
-        if request.num_indexed == len(request.text):
-            for offer in request.free.offers(request.text, self._room(request)):
-                chain = likeliest(offer, self._room(request))
-                best = max(best, chain, key=lambda c: c.expected)
-        return best
+        request.num_indexed = min(request.num_indexed + _INDEXED, request.length)
+        if request.num_indexed < request.length:
+            request.free.read(request.text[: request.num_indexed])
+            return Chain()
+        room = self._room(request)
+        chains = [likeliest(offer, room) for offer in request.free.offers(request.text, room)]
+        return max(chains, key=lambda chain: chain.expected, default=Chain())
 
     def _room(self, request: Request) -> int:
-        return max(0, min(self.num_tokens, self.max_length - len(request.text) - 1))
+        return max(0, min(self.num_tokens, self.max_length - request.length - 1))
 
     def _fill(self, chains: dict[Request, Chain], regime: Regime, num_rows: int) -> None:
         """Put what pays of every chain in flight."""
@@ -212,7 +218,7 @@ class Speculator:
 
     # --- the drafter's work until the next step
 
-    def _ask(self, requests: Sequence[Request], regime: Regime) -> None:
+    def _ask(self, requests: Sequence[Request], gone: Sequence[Request], regime: Regime) -> None:
         served = self._served(requests, regime) if self._sources == Sources.ALL else []
         plan = Tree(
             num_candidates=_NUM_CANDIDATES,
@@ -220,13 +226,11 @@ class Speculator:
             depth=2 * self.num_tokens + 1,
         )
         wanted: dict[int, DraftRequest | None] = {
-            request.slot: None
-            for request in (*self._requests.gone(), *requests)
-            if request.slot is not None
+            request.slot: None for request in (*gone, *requests) if request.slot is not None
         }
         for request in served:
             assert request.slot is not None
-            wanted[request.slot] = DraftRequest(request.slot, request.text, plan)
+            wanted[request.slot] = DraftRequest(request.slot, request.text, plan, _LIKELIEST)
         self._is_drafting = bool(served)
         self.beside.ask(wanted, self._lessons)
         self._lessons = []
