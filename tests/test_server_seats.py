@@ -416,6 +416,29 @@ def test_who_is_alone_has_branches_until_others_come(method: str) -> None:
     assert texts == [expected(ask) for ask in (*wanted, wanted[1], wanted[0])]
 
 
+def test_a_conversation_among_others_stays_where_it_was_read() -> None:
+    engine = engine_of()
+    read: list[int] = []
+
+    def called(queries: Sequence[Query]) -> None:
+        read.extend(len(query.text) for query in queries if query.slot == 0)
+
+    shared = Counted(Chains(TableTarget(TABLE)), 0.002, on_score=called)
+    other = Listener(replace(asks(2, "ar")[1], max_tokens=300))
+    with pool_of(engine, shared, lone=TableTarget(TABLE), num_chunk=16) as pool:
+        first = Listener(Ask((3, 1) * 20, max_tokens=40))
+        pool.submit([first.job])
+        pool.submit([other.job])
+        text = (3, 1) * 20 + first.result().finished.tokens
+        assert len(text) == 80
+        read.clear()
+        again = Listener(Ask((*text, 1), max_tokens=3))
+        pool.submit([again.job])
+        assert again.result().num_cached == 79
+        other.job.leave()
+    assert read[0] == 81, "and not its parts again"
+
+
 def test_waiting_answers_are_taken_in_turn() -> None:
     order: list[int] = []
     with pool_of(

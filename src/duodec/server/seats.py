@@ -46,7 +46,7 @@ class Seat:
     def use(self, target: Target, joint: Target) -> None:
         """Let ``target`` compute the next answer, and ``joint`` as soon as others are at work."""
         self._joint = joint
-        self._move(target)
+        self._move(joint if self._shared.is_busy else target)
 
     def join(self) -> None:
         """Others are at work."""
@@ -133,6 +133,11 @@ class SharedTarget:
             self.load.end(seat.slot)
             self._active.discard(seat)
             self._condition.notify()
+
+    @property
+    def is_busy(self) -> bool:
+        """Some answer is at work."""
+        return bool(self._active)
 
     def ask(self, seat: Seat, query: Query) -> Scores:
         asked = _Asked(seat, query)
