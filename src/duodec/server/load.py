@@ -25,7 +25,9 @@ _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.002, 0.02
 _PATIENCE = 0.25  # of a forward
 _WINDOW = 64  # forwards that the line goes through
 _PRIOR_WEIGHT = 8.0  # squared rows
-_TRIAL, _FIRST_PROBE = 4, 2  # forwards: each tells of several answers at once
+_FIRST_PROBE = 2  # forwards: each tells of several answers at once
+_TRIAL = 16  # rounds of all answers together
+_LEAST_TRIAL, _MOST_TRIAL = 2, 4  # forwards
 _CAUTION = 16  # forwards of several answers before they draft on cores that they share
 _PRIOR_SHARE = 0.25  # of what a row costs on average: expected of one more
 
@@ -71,9 +73,7 @@ class Gate:
     forwards of several answers go by before drafts are tried at all."""
 
     def __init__(self, first_rest: int = 0) -> None:
-        self._first = Governor(
-            [Sources.FREE], trial=_TRIAL, first_probe=_FIRST_PROBE, first_rest=first_rest
-        )
+        self._first = Governor([Sources.FREE], first_probe=_FIRST_PROBE, first_rest=first_rest)
         self._governors: list[Governor] = []
         self._now = self._last = _Cycle(0, Sources.FREE)
         self._num_tokens = 0
@@ -101,7 +101,8 @@ class Gate:
         while len(self._governors) <= number:
             # what one answer alone finds tells nothing of several
             fewer = self._governors[-1] if len(self._governors) > 1 else self._first
-            self._governors.append(fewer.anew())
+            trial = min(_MOST_TRIAL, max(_LEAST_TRIAL, _TRIAL >> len(self._governors)))
+            self._governors.append(replace(fewer.anew(), trial=trial))
         return self._governors[number]
 
 
