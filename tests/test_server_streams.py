@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
+from time import sleep
 
 import numpy as np
 import pytest
@@ -139,19 +140,23 @@ def test_there_are_only_so_many_texts(model: LlamaModel) -> None:
 METHODS = ("ar", "auto", "stream", "duo", "sps", "lookup", "lookahead", "recycling", "suffix")
 
 
-def test_many_clients_get_what_each_gets_alone() -> None:
-    config = EngineConfig(context=512)
+@pytest.mark.parametrize("pace_s", [0.0, 0.02])  # paced: who is alone begins in another context
+def test_many_clients_get_what_each_gets_alone(pace_s: float) -> None:
+    config = EngineConfig(context=512, pace=pace_s)
     with load(config) as engine:
         asks = [ask(engine, i) for i in range(2 * len(METHODS))]
         expected = [plainly(engine, a) for a in asks]
         service = Service(Settings("smollm2", num_slots=4))
         opening.start(service, engine, config)
         try:
-            with ThreadPoolExecutor(len(asks)) as pool:
+            with ThreadPoolExecutor(len(asks) + 1) as pool:
+                first = pool.submit(answered, service, asks[METHODS.index("stream")])
+                sleep(5 * pace_s)
                 answers = list(pool.map(lambda a: answered(service, a), asks))
         finally:
             service.close()
     assert [done.finished.text for done in answers] == expected
+    assert first.result().finished.text == expected[METHODS.index("stream")]
     assert [done.method for done in answers] == [a.method for a in asks]
     assert any(r.num_accepted for done in answers for r in done.finished.stats.rounds)
 

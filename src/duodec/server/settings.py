@@ -12,7 +12,7 @@ DEFAULT_PORT = 8000
 
 @dataclass(frozen=True)
 class Settings:
-    """Every field is an option of `duodec serve`."""
+    """Fields are options of `duodec serve`, but for the two that time a stream's events."""
 
     model: str  # the name that clients ask for
     host: str = "127.0.0.1"
