@@ -106,8 +106,8 @@ def gate_cycles(gate: Gate, num_answers: int, drafting_s: float, num: int) -> li
     is_open, now_s = [], 0.0
     gate.cycle(num_answers, now_s, is_plain_work=True)
     for _ in range(num):
-        is_open.append(gate.is_open)
-        now_s += drafting_s if gate.is_open else 0.1
+        is_open.append(gate.is_open())
+        now_s += drafting_s if is_open[-1] else 0.1
         gate.cycle(num_answers, now_s, is_plain_work=True)
         gate.took(num_answers * (2 if is_open[-1] else 1))
     return is_open
@@ -159,7 +159,8 @@ def test_on_shared_cores_nobody_drafts_while_a_prompt_is_read() -> None:
             shared.observe({0: 1 + i % 4, 1: 1}, 0.1 + 0.02 * (i % 4))
             shared.ended(2, 0.1 * i, is_plain_work=True)
             shared.took(2)
-            assert i != 5 or drafting(shared) == (shared is apart), "plain decoding comes first"
+            if drafting(shared):
+                assert shared is apart or i > 12, "plain decoding comes first"
         assert drafting(shared)
         known_s = shared.costs(0).forward_s(0)
         shared.end(1)
@@ -176,8 +177,18 @@ def test_forwards_that_read_prompts_or_lose_an_answer_tell_nothing() -> None:
     for i in range(60):
         gate.cycle(2 + 2 * (i % 2), 0.1 * i, is_plain_work=True)
         gate.took(1)
-    assert gate.is_open
+        assert gate.is_open()
     for i in range(60):
         gate.cycle(4, 10 + 0.1 * i, is_plain_work=False)
         gate.took(1)
-    assert gate.is_open
+        assert gate.is_open()
+
+
+def test_answers_that_never_draft_tell_nothing_of_drafting() -> None:
+    """Plain ones at their plain speed would make drafts look good, and those that begin with
+    drafts among them would pay for it."""
+    gate = Gate()
+    for i in range(400):
+        gate.cycle(4, 0.01 * i, is_plain_work=True)
+        gate.took(4)
+    assert sum(gate_cycles(gate, 4, 0.3, 20)) <= 8

@@ -77,9 +77,11 @@ class Gate:
         self._governors: list[Governor] = []
         self._now = self._last = _Cycle(0, Sources.FREE)
         self._num_tokens = 0
+        self._is_asked = False
 
-    @property
     def is_open(self) -> bool:
+        """For an answer that would draft. Forwards before which none asked tell nothing."""
+        self._is_asked = True
         return self._now.sources != Sources.NONE
 
     def took(self, num_tokens: int) -> None:
@@ -91,8 +93,8 @@ class Gate:
         last = self._last
         if last.is_known and last.num_answers == num_answers:
             self._governor(num_answers).observe(last.sources, self._num_tokens, last.seconds)
-        self._num_tokens = 0
-        is_known = is_plain_work and self._now.num_answers == num_answers
+        is_known = is_plain_work and self._is_asked and self._now.num_answers == num_answers
+        self._num_tokens, self._is_asked = 0, False
         self._last = replace(self._now, seconds=end_s - self._now.begin_s, is_known=is_known)
         self._now = _Cycle(num_answers, self._governor(num_answers).sources(), end_s)
 
@@ -187,7 +189,7 @@ class Load:
 
     def _can_draft(self) -> bool:
         has_reader = 0 in self._rows.values()
-        return self._gate.is_open and not (self._shares_cores and has_reader)
+        return self._gate.is_open() and not (self._shares_cores and has_reader)
 
     def costs(self, slot: int) -> Costs:
         """The costs that the slot's planner sees: its own but for the target's."""
