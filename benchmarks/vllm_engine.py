@@ -9,11 +9,28 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
 PROPOSER = "duodec.integrations.vllm.DuoProposer"
+_SHORTEST = 0.5  # answer, of the longest
+
+
+@dataclass
+class Answers:
+    """What was answered, and how fast while all clients were at work: later ones find an engine
+    that is less and less busy, and how long the last one takes says nothing of throughput."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)  # by question
+    busy_tokens: int = 0
+    busy_s: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens.values()))
 
 
 def main() -> None:
@@ -45,7 +62,6 @@ def main() -> None:
         disable_log_stats=False,
         speculative_config=speculation(job),
     )
-    params = vllm.SamplingParams(temperature=0, max_tokens=job["max_tokens"], ignore_eos=True)
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     times = timed(runner.drafter) if job["method"] == "duodec" else []
     tokenizer = llm.get_tokenizer()
@@ -55,27 +71,37 @@ def main() -> None:
         )
         for text in job["prompts"]
     ]
-    serve(llm, [prompts.pop()], 1, params)
+    dice = Random(0)
+    params = [  # of different lengths: who began together does not end together
+        vllm.SamplingParams(
+            temperature=0,
+            max_tokens=round(job["max_tokens"] * dice.uniform(_SHORTEST, 1)),
+            ignore_eos=True,
+        )
+        for _ in prompts
+    ]
+    questions = list(zip(prompts, params, strict=True))
+    serve(llm, [questions.pop()], 1)
     runs = {}
     for clients in job["clients"]:
         del times[:]
         before = accepted(llm)
         num_own = job["limits"][str(clients)]
-        own, prompts = prompts[:num_own], prompts[num_own:]
+        own, questions = questions[:num_own], questions[num_own:]
         begin = time.perf_counter()
-        answers = serve(llm, own, clients, params)
+        answers = serve(llm, own, clients)
         seconds = time.perf_counter() - begin
-        num_tokens = sum(map(len, answers))
         # of the first token of each answer nothing can be drafted
-        later = num_tokens - len(answers)
+        later = answers.num_tokens - len(own)
         full = [spent for rows, spent in times if rows == clients]
         runs[clients] = {
-            "tokens_per_second": num_tokens / seconds,
+            "tokens_per_second": answers.busy_tokens / answers.busy_s,
+            "to_the_last": answers.num_tokens / seconds,
             "seconds": seconds,
-            "num_tokens": num_tokens,
+            "num_tokens": answers.num_tokens,
             "mean_accepted": later / (later - (accepted(llm) - before)),
             "propose_median_ms": 1e3 * median(full) if full else None,
-            "answers": answers,
+            "answers": [answers.tokens[number] for number in range(num_own)],
         }
     found = {"runs": runs}
     if job["method"] == "duodec":
@@ -97,24 +123,27 @@ def speculation(job: dict[str, Any]) -> dict[str, Any] | None:
     return {"method": "custom_class", "model": PROPOSER, **count}
 
 
-def serve(llm: Any, prompts: Sequence[list[int]], clients: int, params: Any) -> list[list[int]]:
-    """All prompts, so many at a time: who has an answer asks the next."""
+def serve(llm: Any, questions: Sequence[tuple[list[int], Any]], clients: int) -> Answers:
+    """All questions, so many at a time: who has an answer asks the next."""
     engine = llm.llm_engine
-    waiting = deque(enumerate(prompts))
-    answers: dict[int, list[int]] = {}
-    num_active = 0
+    waiting = deque(enumerate(questions))
+    answers, num_active = Answers(), 0
+    begin = time.perf_counter()
     while waiting or num_active:
         while waiting and num_active < clients:
-            number, prompt = waiting.popleft()
-            engine.add_request(
-                f"{time.monotonic_ns()}-{number}", {"prompt_token_ids": prompt}, params
-            )
+            number, (prompt, params) = waiting.popleft()
+            name = f"{time.monotonic_ns()}-{number}"
+            engine.add_request(name, {"prompt_token_ids": prompt}, params)
             num_active += 1
+        is_busy = num_active == clients
         for output in engine.step():
-            if output.finished:
-                answers[int(output.request_id.split("-")[1])] = list(output.outputs[0].token_ids)
-                num_active -= 1
-    return [answers[number] for number in sorted(answers)]
+            number = int(output.request_id.split("-")[1])
+            answers.tokens[number] = list(output.outputs[0].token_ids)
+            num_active -= output.finished
+        if is_busy:
+            answers.busy_tokens = answers.num_tokens
+            answers.busy_s = time.perf_counter() - begin
+    return answers
 
 
 def accepted(llm: Any) -> int:

@@ -70,6 +70,7 @@ class Child:
         self.failed: Failure | None = None  # its first request that failed
         self.is_failed_told = False
         self.last_words: Failure | None = None
+        self._doubt_s: float | None = None  # when something first seemed wrong
         is_debug = bool(env.get("DUODEC_DEBUG"))
         fds = (theirs.fileno(), theirs_lifeline)
         try:
@@ -124,15 +125,20 @@ class Child:
             elif frame.kind == Kind.ERROR:
                 self.last_words = frame.value()
 
+    def is_doubted_for(self, seconds: float, is_doubtful: bool) -> bool:
+        """Something seems wrong now, and has at every look for so long."""
+        now_s = perf_counter()
+        self._doubt_s = (self._doubt_s or now_s) if is_doubtful else None
+        return self._doubt_s is not None and now_s - self._doubt_s > seconds
+
     def ending(self) -> Fault:
-        """How it ended; waits a moment, for a process is reaped after its files are closed."""
+        """How it ended."""
         words = self.last_words
         if words is not None:
             what = "died" if self.is_ready else "could not load its model"
             return Fault(f"{what} ({words.message})", words.error(words.message))
-        try:
-            code = self._process.wait(0.1)
-        except subprocess.TimeoutExpired:
+        code = self._process.poll()
+        if code is None:
             return Fault("closed its channel")
         return Fault(f"died (signal {-code})" if code < 0 else f"died (exit status {code})")
 

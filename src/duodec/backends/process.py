@@ -19,7 +19,8 @@ from duodec.backends.supervision import HANG_S, Incidents
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest
 from duodec.errors import BackendUnavailable
 
-_SECOND_LOOK_S = 0.05
+_DOUBT_S = 0.05  # before one that may be gone, or hang, is given up
+_CLOSED_S = 0.001  # between two looks at one whose end is not known yet
 _EXIT_S = 0.5
 
 
@@ -37,8 +38,7 @@ class ProcessDrafter:
     loaded again, answers are empty. ``num_threads`` bounds the thread pools of its libraries,
     ``env`` adds to its environment and wins. ``on_warning`` is called with one line an
     incident, from the caller's thread, in `submit`, `poll`, `cancel` or `is_ready`; those never
-    raise and never wait for the process, but for `poll`'s own wait, and for a tenth of a second
-    at most to learn how it ended or whether it truly hangs. Requests' texts must not
+    raise and never wait for the process, but for `poll`'s own wait. Requests' texts must not
     change, and plans must be picklable values of importable modules.
 
     For one thread: two callers need a lock around it. With DUODEC_DEBUG set, the process
@@ -84,6 +84,7 @@ class ProcessDrafter:
         while (
             self._child is not None
             and self._child.is_ready
+            and not self._child.channel.is_closed
             and self._requests.is_drafting(slot, beyond)
             and (left_s := end_s - perf_counter()) > 0
         ):
@@ -147,6 +148,8 @@ class ProcessDrafter:
                 )
             if self._child is None:
                 sleep(min(left_s, max(0.0, self._retry_s - perf_counter())))
+            elif self._child.channel.is_closed:
+                sleep(_CLOSED_S)
             else:
                 self._child.channel.wait(left_s)
         raise BackendUnavailable(f"drafter '{self._name}' was closed")
@@ -209,17 +212,16 @@ class ProcessDrafter:
         return fault
 
     def _fault(self, child: Child, is_running: bool) -> Fault | None:
-        if child.channel.is_closed or not is_running:
+        """What is certainly wrong with it. What only seems so is looked at again: nobody waits."""
+        is_closed = child.channel.is_closed
+        if not is_running or (is_closed and child.last_words is not None):
             return child.ending()
-        if not child.is_ready:
-            is_late = perf_counter() - child.start_s > self._start_timeout_s
-            return Fault(f"was not ready after {self._start_timeout_s:g} s") if is_late else None
-        if self._requests.silent_s():
-            # the machine may have slept: the child gets a moment to answer before it is judged
-            child.channel.wait(_SECOND_LOOK_S)
-            self._requests.listen_to(child)
-            if silent_s := self._requests.silent_s():
-                return Fault(f"hung (silent for {silent_s:.1f} s)")
+        # a process is reaped after its files are closed, and the machine may have slept
+        silent_s = self._requests.silent_s() if child.is_ready else 0.0
+        if child.is_doubted_for(_DOUBT_S, is_closed or silent_s > 0):
+            return child.ending() if is_closed else Fault(f"hung (silent for {silent_s:.1f} s)")
+        if not child.is_ready and perf_counter() - child.start_s > self._start_timeout_s:
+            return Fault(f"was not ready after {self._start_timeout_s:g} s")
         return None
 
     def _retire(self, fault: Fault, *, was_ready: bool) -> None:
