@@ -408,6 +408,49 @@ def test_earlier_text_is_drafted_from_without_a_draft_model() -> None:
     assert accepted > drafted / 2
 
 
+class Searching(Speculator):
+    """A search takes a moment; notes whom it was for."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.found: list[Request] = []
+
+    def _free(self, request: Request) -> pace.Chain:
+        self.found.append(request)
+        assert isinstance(self.clock, FakeClock)
+        self.clock.now += 0.0004
+        return super()._free(request)
+
+
+def test_where_there_is_no_time_to_search_for_all_they_take_turns() -> None:
+    bench = Bench(NoDrafter(), kind=Searching)
+    assert isinstance(bench.speculator, Searching)
+    for prompt in prompts(16):
+        bench.engine.add(prompt, 2000)
+    bench.engine.run(4)
+    assert len(bench.speculator.found) <= 16, "not more than there is time for"
+    bench.engine.run(20)
+    found = bench.speculator.found
+    assert len(set(found)) == 16
+
+
+def test_whose_draft_was_right_just_now_is_searched_for_first() -> None:
+    bench = Bench(NoDrafter(), kind=Searching)
+    assert isinstance(bench.speculator, Searching)
+    for prompt in prompts(16):
+        bench.engine.add(prompt, 2000)
+    bench.engine.run(2)  # of a first token nothing was drafted
+    num_right = 0
+    for _ in range(60):
+        bench.speculator.found.clear()
+        bench.engine.step()
+        found = [request.num_right for request in bench.speculator.found]
+        rows = [row.accepted[-1][1] for row in bench.engine.rows]
+        assert found == sorted(rows, reverse=True)[: len(found)]
+        num_right += sum(found)
+    assert num_right > 20
+
+
 # --- what the engine waits for
 
 

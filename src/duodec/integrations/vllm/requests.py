@@ -91,6 +91,8 @@ class Request:
     luck: Luck = field(default_factory=Luck)
     drafted: tuple[int, ...] = ()  # the draft in flight
     num_expected: float = 0.0  # of its tokens, to be accepted
+    num_right: int = 0  # draft tokens that the last step accepted
+    last_search: int = 0  # step in which earlier text was searched for it last
     num_new: int = 0  # tokens since it was seen last
     new_tokens: Sequence[int] = ()  # these, where the last step brought them
     is_decoding: bool = False  # its prompt was read before the last step

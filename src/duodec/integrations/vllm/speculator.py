@@ -23,7 +23,7 @@ _MAX_EXPANDED = 120  # of all trees together: the drafter's leaves are so many
 _STEPS = 3.0  # of the drafter, that a text must have between two of the engine's
 _TICK_S = 1e-6
 _NUM_CANDIDATES = 8
-_FREE_S = 0.0005  # a step's time for drafts that cost nothing else
+_FREE_SHARE, _MOST_FREE_S = 0.03, 0.0012  # of a step's time, for drafts that cost nothing else
 _GOOD = 0.5  # of a draft's tokens expected to be right: nothing else is looked for
 _LIKELIEST = Sampler()  # what the drafter orders by, whatever vLLM samples with
 _INDEXED = 1024  # tokens of a prompt that are made searchable in one step
@@ -78,7 +78,7 @@ class Speculator:
         decoding = [r for r, row in zip(requests, rows, strict=True) if row.num_new]
         regime = self.pace.regime(len(rows))
         self._sources = regime.governor.sources()
-        self._fill(self._chains(decoding), regime, len(decoding))
+        self._fill(self._chains(decoding, regime), regime, len(decoding))
         self._ask(requests, gone, regime)
         self.counts.num_steps += 1
         self.counts.propose_s += self.clock() - begin_s
@@ -100,10 +100,11 @@ class Speculator:
                 partial(regime.observe, self._sources, num_drafted, num_tokens, seconds)
             )
         for request in requests:
+            request.num_right = max(0, request.num_new - 1) if request.is_continued else 0
             if request.is_continued:
-                right, expected = request.num_new - 1, request.num_expected
                 if request.drafted:
-                    self._lessons.append(partial(request.luck.observe, right, expected))
+                    lesson = partial(request.luck.observe, request.num_right, request.num_expected)
+                    self._lessons.append(lesson)
                 if request.free is not None:  # now: its next offers take the place of the last
                     request.free.label(request.new_tokens)
             request.drafted = ()
@@ -115,18 +116,22 @@ class Speculator:
 
     # --- chains
 
-    def _chains(self, requests: Sequence[Request]) -> dict[Request, Chain]:
+    def _chains(self, requests: Sequence[Request], regime: Regime) -> dict[Request, Chain]:
         """The best continuation that is known of every text."""
         if self.beside.has_drafter:  # in a step without drafts, too: the next one may have them
             self._follow(requests)
         if self._sources == Sources.NONE:
             return {}
         chains = self._drawn(requests) if self._sources == Sources.ALL else {}
-        end_s = self.clock() + _FREE_S
-        # first those that have nothing else
-        for request in sorted(requests, key=lambda r: chains[r].expected if r in chains else 0.0):
+        end_s = self.clock() + min(_FREE_SHARE * regime.costs.forward_s(0), _MOST_FREE_S)
+        # first those that have nothing else: who was right just now, then who waits longest
+        for request in sorted(
+            requests,
+            key=lambda r: (r in chains and chains[r].expected, -r.num_right, r.last_search),
+        ):
             if request in chains and chains[request].expected > _GOOD * self.num_tokens:
                 break  # and so are all after it
+            request.last_search = self.counts.num_steps
             chain = self._free(request)
             if chain.expected > (chains[request].expected if request in chains else 0.0):
                 chains[request] = chain
