@@ -170,7 +170,7 @@ def test_a_store_forgets_the_older_half() -> None:
     for i in range(30):
         store.extend([100 + i, 200 + i, 300 + i])
         store.end()
-        assert len(store) <= 63
+        assert len(store) <= 33, "each sequence of three takes the room of seven"
     for i, is_known in ((29, True), (0, False)):
         text = np.array([100 + i], dtype=np.int32)
         assert (

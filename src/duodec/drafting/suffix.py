@@ -48,8 +48,9 @@ class Suffixes:
     """Token sequences, searchable by the longest suffix of a text."""
 
     def __init__(self, max_depth: int, max_tokens: int = _MAX_TOKENS) -> None:
-        """``max_depth``: tokens of a match, and of its continuation, at most. Of more than
-        ``max_tokens`` the older half is forgotten when a sequence ends."""
+        """``max_depth``: tokens of a match, and of its continuation, at most; each sequence takes
+        the room of so many more. Of more than ``max_tokens`` with those, the older half is
+        forgotten when a sequence ends."""
         self._max_depth = max_depth
         self._max_tokens = max_tokens
         self._clear()
@@ -73,7 +74,7 @@ class Suffixes:
     def end(self) -> None:
         """The next token begins a sequence of its own."""
         self._tokens.extend([END] * self._max_depth)
-        if self._num_tokens > self._max_tokens:
+        if len(self._tokens) > self._max_tokens:
             newer = self._tokens[len(self._tokens) // 2 :]
             self._clear()
             for token in newer:
