@@ -95,6 +95,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         if not output.exists():
             sys.exit(f"{job['method']} failed:\n{done.stderr[-4000:]}")
         found: dict[str, Any] = json.loads(output.read_text("utf-8"))
+        if found.get("restarts"):
+            sys.exit(f"the drafter died: nothing of it is measured\n{done.stderr[-4000:]}")
         return found
 
 

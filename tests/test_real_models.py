@@ -11,19 +11,21 @@ import os
 import signal
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from fakes import FakeDatastore
 
 from duodec import Delta, Engine, Finished, Grammar, SamplingParams
+from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
 from duodec.backends.process import ProcessDrafter
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.decoding.methods import METHODS
-from duodec.errors import ContextExceeded
+from duodec.errors import ContextExceeded, ModelUnreadable
 from duodec.models import resolve
 
 QUESTIONS = (
@@ -381,3 +383,22 @@ def test_a_schema_is_kept_and_changes_with_no_method(
     assert 2 <= len(value["rivers"]) <= 3
     assert found.finish_reason == "stop"
     assert found.tokens == answer(engine, prompt, "ar", n=150, **sampling).tokens
+
+
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_weights_are_never_laid_out_for_amx(
+    monkeypatch: pytest.MonkeyPatch, has_amx: bool
+) -> None:
+    """Where an old compiler made the kernels for them, the process would die."""
+    lib = library.load()
+    asked = []
+
+    def load(path: bytes, params: Any) -> None:
+        asked.append(params.use_extra_bufts)
+
+    words = b"CPU : AVX512 = 1 | AMX_INT8 = 1 | " if has_amx else b"CPU : AVX512 = 1 | "
+    monkeypatch.setattr(lib, "llama_print_system_info", lambda: words)
+    monkeypatch.setattr(lib, "llama_model_load_from_file", load)
+    with pytest.raises(ModelUnreadable):
+        LlamaModel(resolve("smollm2").path)
+    assert asked == [not has_amx]

@@ -42,6 +42,12 @@ def load(*, is_exact: bool = False) -> Any:
     return _loaded
 
 
+def has_amx(library: Any) -> bool:
+    """Whether it was built with kernels for AMX. Where GCC 12 or older compiled them, the process
+    dies in the first forward over weights that were laid out for them (llama.cpp's issue 20824)."""
+    return b"AMX_INT8 = 1" in library.llama_print_system_info()
+
+
 def _prepare_environment(is_exact: bool) -> None:
     # Idle workers must not burn a core that the other model computes on, but within one
     # forward they meet hundreds of times: spin for some microseconds, then sleep.

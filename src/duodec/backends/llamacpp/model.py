@@ -36,7 +36,7 @@ class LlamaModel:
             params.split_mode = lib.LLAMA_SPLIT_MODE_NONE
             params.main_gpu = -1
         # repacked weights are computed by kernels that depend on the number of rows
-        params.use_extra_bufts = not is_exact
+        params.use_extra_bufts = not is_exact and not library.has_amx(lib)
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             if (kind := declared_architecture(path)) in _NOT_CAUSAL:
