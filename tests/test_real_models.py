@@ -386,9 +386,7 @@ def test_a_schema_is_kept_and_changes_with_no_method(
 
 
 @pytest.mark.parametrize("has_amx", [True, False])
-def test_weights_are_never_laid_out_for_amx(
-    monkeypatch: pytest.MonkeyPatch, has_amx: bool
-) -> None:
+def test_weights_are_never_laid_out_for_amx(monkeypatch: pytest.MonkeyPatch, has_amx: bool) -> None:
     """Where an old compiler made the kernels for them, the process would die."""
     lib = library.load()
     asked = []

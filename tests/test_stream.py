@@ -347,6 +347,19 @@ def test_what_does_not_pay_is_left_within_a_few_rounds_and_tried_ever_less() -> 
     assert sum(seconds[sources] for sources in later) < 1.03 * 2000
 
 
+def test_what_pays_least_of_what_pays_is_found_by_probing_the_simpler_ones_too() -> None:
+    """The draft model beats plain decoding here, and earlier text alone beats both."""
+    both = [Sources.FREE, Sources.ALL]
+    seconds = {Sources.NONE: 1.5, Sources.FREE: 1.0, Sources.ALL: 1.2}
+    assert run(Governor(both), seconds, 400).count(Sources.FREE) == 0
+    taken = run(Governor(both, probes=(Sources.NONE, Sources.FREE)), seconds, 400)
+    assert taken.count(Sources.FREE) > 350
+    assert 1 < taken.count(Sources.NONE) < 10
+    seconds[Sources.ALL] = 0.5
+    taken = run(Governor(both, probes=(Sources.NONE, Sources.FREE)), seconds, 400)
+    assert taken.count(Sources.ALL) > 385
+
+
 def test_a_text_that_turns_is_followed() -> None:
     governor = Governor([Sources.ALL])
     run(governor, {Sources.NONE: 1.0, Sources.ALL: 2.0}, 100)

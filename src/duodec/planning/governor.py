@@ -30,13 +30,15 @@ class Sources(IntEnum):
 @dataclass
 class Governor:
     """Chooses among ``allowed`` for one text after the other, after ``first_rest`` rounds of plain
-    decoding. A choice is judged after ``trial`` rounds; plain decoding is probed first after
-    ``first_probe`` rounds of drafting."""
+    decoding. A choice is judged after ``trial`` rounds; ``probes``, simpler ones, are measured in
+    turn, each first after ``first_probe`` rounds of drafting. A single round must tell something
+    of a probe."""
 
     allowed: Sequence[Sources]
     trial: int = _TRIAL
     first_probe: int = _FIRST_PROBE
     first_rest: int = 0
+    probes: Sequence[Sources] = (Sources.NONE,)
     _rates: dict[Sources, Rate] = field(default_factory=dict)
     _pause: dict[Sources, int] = field(default_factory=dict)  # the next one, in rounds
     _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of it
@@ -56,18 +58,20 @@ class Governor:
 
     def sources(self) -> Sources:
         """For the next round."""
-        probe_after = _PROBE_EVERY if self._num_probes else self.first_probe
-        if self._since_probe >= probe_after:
-            return Sources.NONE
-        able = [s for s in self.allowed if not self._rest.get(s)]
-        return max(able, default=Sources.NONE)
+        best = self._best()
+        probes = [s for s in self.probes if s < best and not self._rest.get(s)]
+        probe_after = _PROBE_EVERY if self._num_probes >= len(probes) else self.first_probe
+        if probes and self._since_probe >= probe_after:
+            return probes[self._num_probes % len(probes)]
+        return best
 
     def observe(self, sources: Sources, num_tokens: int, seconds: float) -> None:
         """A round that was decoded so."""
         self._rates.setdefault(sources, Rate(_FADE)).observe(num_tokens, seconds)
+        is_probe = sources in self.probes and sources < self._best()
         for resting in self._rest:
             self._rest[resting] = max(0, self._rest[resting] - 1)
-        if sources == Sources.NONE:
+        if is_probe or sources == Sources.NONE:
             self._num_probes += self._since_probe > 0
             self._since_probe = 0
             return
@@ -75,6 +79,9 @@ class Governor:
         self._trial[sources] = self._trial.get(sources, 0) + 1
         if self._trial[sources] >= self.trial:
             self._judge(sources)
+
+    def _best(self) -> Sources:
+        return max((s for s in self.allowed if not self._rest.get(s)), default=Sources.NONE)
 
     def _judge(self, sources: Sources) -> None:
         """What is slower than something simpler rests for a while."""

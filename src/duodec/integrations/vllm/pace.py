@@ -9,6 +9,7 @@ from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import best_width
 
+_MANY_ROWS = 4  # whose step tells whether drafting from earlier text alone would be better
 _WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -66,5 +67,7 @@ class Pace:
     def regime(self, num_rows: int) -> Regime:
         size = num_rows.bit_length()
         if size not in self._regimes:
-            self._regimes[size] = Regime(Governor(self._allowed))
+            simpler = self._allowed[:-1] if num_rows >= _MANY_ROWS else ()
+            governor = Governor(self._allowed, probes=(Sources.NONE, *simpler))
+            self._regimes[size] = Regime(governor)
         return self._regimes[size]
