@@ -185,10 +185,10 @@ def test_forwards_that_read_prompts_or_lose_an_answer_tell_nothing() -> None:
 
 
 def test_answers_that_never_draft_tell_nothing_of_drafting() -> None:
-    """Plain ones at their plain speed would make drafts look good, and those that begin with
-    drafts among them would pay for it."""
-    gate = Gate()
-    for i in range(400):
-        gate.cycle(4, 0.01 * i, is_plain_work=True)
+    gate = Gate(first_rest=16)
+    for i in range(-400, 0):
+        gate.cycle(4, 0.1 * i, is_plain_work=True)
         gate.took(4)
-    assert sum(gate_cycles(gate, 4, 0.3, 20)) <= 8
+    found = gate_cycles(gate, 4, 0.15, 200)
+    assert not any(found[:16]), "those that would draft have not waited yet"
+    assert sum(found) > 160
