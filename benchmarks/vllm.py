@@ -3,10 +3,11 @@
 Each method is one engine in a process of its own, vLLM's build for the CPU, on the same prompts by
 the same number of clients, each of whom asks the next question when the last is answered; rates are
 of the time in which all of them are at work. The methods take turns, ``--repeats`` times, each time
-with other prompts and new engines. With
-``--step-ms`` a forward of the target is stretched to so long by sleeping: a stand-in for a large
-model elsewhere, whose time does not grow with the tokens it verifies. vLLM's own draft model then
-still computes on the CPU, where a GPU would be quicker; what it costs there is not measured here.
+with other prompts and new engines.
+
+With ``--step-ms`` a forward of the target is stretched to so long by sleeping: a stand-in for a
+large model elsewhere, whose time does not grow with the tokens it verifies. vLLM's own draft model
+then still computes on the CPU, where a GPU would be quicker; what it costs there is not measured.
 Without it vLLM computes on all cores, which leaves none for a drafter: ours then drafts from
 earlier text alone, as it does by default.
 

@@ -468,6 +468,21 @@ def test_stopped_in_the_middle_of_a_draft(start: Start, warnings: list[str]) -> 
     assert "hung" in warnings[0]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_nobody_waits_to_learn_how_a_drafter_ended(
+    start: Start, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    drafter = start(replace(TABLE, seconds=0.002))
+    assert drafts_again(drafter)
+    waits: list[object] = []
+    monkeypatch.setattr(Channel, "wait", lambda *args: waits.append(args))
+    monkeypatch.setattr(subprocess.Popen, "wait", lambda *args, **options: waits.append(args))
+    drafter.submit(request(PROMPT, Chain(1000)))
+    kill(drafter, number)
+    until(lambda: drafter.is_ready and drafter.restarts == 1)
+    assert not waits
+
+
 def test_a_caller_that_is_long_away_sees_no_hanging(start: Start, warnings: list[str]) -> None:
     asked, cancelled = start(TABLE), start(TABLE)
     for drafter in (asked, cancelled):

@@ -347,7 +347,7 @@ def test_what_does_not_pay_is_left_within_a_few_rounds_and_tried_ever_less() -> 
     assert sum(seconds[sources] for sources in later) < 1.03 * 2000
 
 
-def test_what_pays_least_of_what_pays_is_found_by_probing_the_simpler_ones_too() -> None:
+def test_what_is_simpler_and_better_is_found_by_probing_it() -> None:
     """The draft model beats plain decoding here, and earlier text alone beats both."""
     both = [Sources.FREE, Sources.ALL]
     seconds = {Sources.NONE: 1.5, Sources.FREE: 1.0, Sources.ALL: 1.2}

@@ -96,7 +96,7 @@ def test_answers_are_those_of_plain_decoding_sixteen_at_once(
 
 def test_the_drafter_was_killed_came_back_and_was_of_use(ours: Mapping[str, Any]) -> None:
     assert ours["restarts"] == 1
-    assert ours["counts"]["num_hits"] > 10  # a busy machine leaves the drafter little time
+    assert ours["counts"]["num_hits"] > 50
 
 
 def test_vllms_own_counters_count_our_drafts(ours: Mapping[str, Any]) -> None:
