@@ -10,8 +10,10 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
+from duodec.planning.governor import Sources
 from duodec.planning.planner import Offer, Planner
-from duodec.server.load import Gate, Line, Load
+from duodec.server.gate import Gate
+from duodec.server.load import Line, Load
 
 
 def test_what_a_row_costs_is_a_line_through_the_latest_forwards() -> None:
@@ -100,49 +102,104 @@ def test_a_forward_that_reads_a_prompt_is_no_measure() -> None:
 # --- several answers
 
 
-def gate_cycles(gate: Gate, num_answers: int, drafting_s: float, num: int) -> list[bool]:
+def gate_cycles(
+    gate: Gate,
+    num_answers: int,
+    drafting_s: float,
+    num: int,
+    *,
+    free_s: float | None = None,
+    cores: float = 0.0,
+) -> list[Sources]:
     """So many forwards, of 0.1 s where nothing is drafted, each of which brings every answer a
-    token, and two where something is; whether the gate was open in each."""
-    is_open, now_s = [], 0.0
-    gate.cycle(num_answers, now_s, is_plain_work=True)
+    token, and two where something is; what each was drafted from. Of earlier text alone they take
+    ``free_s``. This process keeps ``cores`` busy."""
+    found, now_s = list[Sources](), 0.0
+    seconds = {
+        Sources.NONE: 0.1,
+        Sources.FREE: drafting_s if free_s is None else free_s,
+        Sources.ALL: drafting_s,
+    }
+    gate.cycle(num_answers, now_s, cores * now_s, is_plain_work=True)
     for _ in range(num):
-        is_open.append(gate.is_open())
-        now_s += drafting_s if is_open[-1] else 0.1
-        gate.cycle(num_answers, now_s, is_plain_work=True)
-        gate.took(num_answers * (2 if is_open[-1] else 1))
-    return is_open
+        found.append(gate.sources())
+        now_s += seconds[found[-1]]
+        gate.cycle(num_answers, now_s, cores * now_s, is_plain_work=True)
+        gate.took(num_answers * (2 if found[-1] else 1))
+    return found
+
+
+def num_open(found: list[Sources]) -> int:
+    return sum(sources != Sources.NONE for sources in found)
 
 
 def test_several_answers_draft_while_that_brings_more_tokens_a_second() -> None:
-    found = gate_cycles(Gate(), 4, 0.15, 200)
-    assert sum(found) > 180
+    found = gate_cycles(Gate(), 4, 0.15, 200, free_s=0.19)
+    assert num_open(found) > 180
     assert not all(found)  # plain decoding is probed
+    assert found.count(Sources.ALL) > 170
 
 
 def test_several_answers_stop_drafting_where_it_makes_all_of_them_slower() -> None:
     found = gate_cycles(Gate(), 4, 0.3, 400)
-    assert sum(found[:20]) <= 8
-    assert 0 < sum(found) < 40  # tried again, ever less
+    assert num_open(found[:20]) <= 8
+    assert 0 < num_open(found) < 40  # tried again, ever less
 
 
 def test_more_answers_begin_with_what_fewer_have_found() -> None:
     gate = Gate()
     gate_cycles(gate, 4, 0.3, 60)
-    assert sum(gate_cycles(gate, 3, 0.3, 20)) <= 1  # judged as four are
-    assert sum(gate_cycles(gate, 8, 0.3, 20)) <= 1
-    assert sum(gate_cycles(gate, 2, 0.15, 60)) > 40  # fewer are judged apart
+    assert num_open(gate_cycles(gate, 3, 0.3, 20)) <= 1  # judged as four are
+    assert num_open(gate_cycles(gate, 8, 0.3, 20)) <= 1
+    assert num_open(gate_cycles(gate, 2, 0.15, 60)) > 40  # fewer are judged apart
 
 
 def test_what_fewer_have_found_is_measured_again() -> None:
     gate = Gate()
-    assert sum(gate_cycles(gate, 2, 0.15, 60)) > 40
-    assert sum(gate_cycles(gate, 8, 0.3, 30)) <= 8  # not compared with the rates of two
+    assert num_open(gate_cycles(gate, 2, 0.15, 60)) > 40
+    assert num_open(gate_cycles(gate, 8, 0.3, 30)) <= 8  # not compared with the rates of two
 
 
 def test_on_shared_cores_plain_decoding_comes_first() -> None:
-    found = gate_cycles(Gate(first_rest=16), 4, 0.15, 200)
+    found = gate_cycles(Gate(cores_beside=1), 4, 0.15, 200, free_s=0.19)
     assert not any(found[:16])
-    assert sum(found) > 160
+    assert num_open(found) > 160
+    assert found.count(Sources.ALL) > 150
+
+
+def test_a_draft_model_takes_no_cores_that_are_busy() -> None:
+    busy = gate_cycles(Gate(cores_beside=2), 4, 0.15, 200, cores=2.1)
+    assert Sources.ALL not in busy
+    assert num_open(busy) > 160, "earlier text needs no cores"
+    idle = gate_cycles(Gate(cores_beside=2), 4, 0.15, 200, free_s=0.19, cores=1.9)
+    assert idle.count(Sources.ALL) > 150
+
+
+def test_whether_cores_are_busy_is_known_before_a_draft_model_works_for_more_answers() -> None:
+    gate = Gate(cores_beside=1)
+    assert gate_cycles(gate, 2, 0.15, 60, free_s=0.19, cores=0.5).count(Sources.ALL) > 30
+    assert Sources.ALL not in gate_cycles(gate, 8, 0.15, 60, cores=1.5)
+    assert gate_cycles(gate, 2, 0.15, 60, free_s=0.19, cores=0.5).count(Sources.ALL) > 30
+
+
+def test_on_a_target_elsewhere_it_is_all_the_same_how_busy_the_cores_are() -> None:
+    assert gate_cycles(Gate(), 4, 0.15, 200, free_s=0.19, cores=9.0).count(Sources.ALL) > 170
+
+
+def test_earlier_text_alone_goes_on_where_a_draft_model_does_not_pay() -> None:
+    found = gate_cycles(Gate(), 4, 0.3, 400, free_s=0.12)
+    assert found.count(Sources.ALL) < 40
+    assert found.count(Sources.FREE) > 330
+
+
+def test_what_makes_forwards_much_slower_is_given_up_at_once() -> None:
+    assert num_open(gate_cycles(Gate(), 2, 0.3, 20)) < num_open(gate_cycles(Gate(), 2, 0.22, 20))
+
+
+def test_what_cannot_be_told_from_noise_is_not_gained() -> None:
+    found = gate_cycles(Gate(), 4, 0.199, 400)
+    assert num_open(found) < 40
+    assert num_open(gate_cycles(Gate(), 4, 0.19, 400)) > 360
 
 
 def drafting(load: Load) -> bool:
@@ -151,7 +208,7 @@ def drafting(load: Load) -> bool:
 
 
 def test_on_shared_cores_nobody_drafts_while_a_prompt_is_read() -> None:
-    load, apart = Load(Costs(), shares_cores=True), Load(Costs())
+    load, apart = Load(Costs(), cores_beside=1), Load(Costs())
     for shared in (load, apart):
         for slot in range(2):
             shared.begin(slot)
@@ -159,7 +216,7 @@ def test_on_shared_cores_nobody_drafts_while_a_prompt_is_read() -> None:
         for i in range(40):
             shared.observe({0: 1 + i % 4, 1: 1}, 0.1 + 0.02 * (i % 4))
             shared.ended(2, 0.1 * i, is_plain_work=True)
-            shared.took(2)
+            shared.took(3 if began else 2)
             if drafting(shared):
                 began.append(i)
         assert began[0] == 0 if shared is apart else began[0] > 12, "plain decoding comes first"
@@ -179,18 +236,18 @@ def test_forwards_that_read_prompts_or_lose_an_answer_tell_nothing() -> None:
     for i in range(60):
         gate.cycle(2 + 2 * (i % 2), 0.1 * i, is_plain_work=True)
         gate.took(1)
-        assert gate.is_open()
+        assert gate.sources() == Sources.ALL
     for i in range(60):
         gate.cycle(4, 10 + 0.1 * i, is_plain_work=False)
         gate.took(1)
-        assert gate.is_open()
+        assert gate.sources() == Sources.ALL
 
 
 def test_answers_that_never_draft_tell_nothing_of_drafting() -> None:
-    gate = Gate(first_rest=16)
+    gate = Gate(cores_beside=1)
     for i in range(-400, 0):
         gate.cycle(4, 0.1 * i, is_plain_work=True)
         gate.took(4)
     found = gate_cycles(gate, 4, 0.15, 200)
     assert not any(found[:16]), "those that would draft have not waited yet"
-    assert sum(found) > 160
+    assert num_open(found) > 160

@@ -61,7 +61,8 @@ class Engine:
     num_context: int
     drafter: Drafter | None = None
     datastore: Datastore | None = None
-    shares_cores: bool = False
+    shares_cores: bool = False  # drafter and target compute on the same cores
+    cores_beside: int = 1  # and then the target has so many of them beside a drafter at work
     num_padded: int = 1  # rows that a forward of the target computes at least: they cost nothing
     pace_s: float = 0.0  # the target is slowed to this many seconds a forward, for a show
     prepare: Callable[[bool], None] = lambda is_beside: None

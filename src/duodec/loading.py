@@ -68,6 +68,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
             drafter,
             _datastore(config, model),
             shares_cores=plan.shares_cores,
+            cores_beside=plan.target_beside,
             num_padded=loaded.num_padded,
             pace_s=config.pace,
             prepare=_sharing(plan, target, stack),

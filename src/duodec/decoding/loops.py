@@ -68,7 +68,8 @@ def streaming(
     is_beside: bool | None = None
     while session.remaining:
         can_pay = planner.can_pay()
-        sources = governor.sources() if can_pay else Sources.NONE
+        most = session.costs.sources() if can_pay else Sources.NONE
+        sources = governor.sources(most)
         # on shared cores the drafter reads the prompt after the first token
         is_drafting = sources == Sources.ALL and not (
             session.shares_cores and not session.num_rounds
@@ -110,7 +111,7 @@ def streaming(
         begin_s = session.clock()  # what the caller did meanwhile is no part of a round
         if session.num_rounds > 1:  # the first round reads the prompt
             planner.observe(len(done.tokens), seconds)
-            governor.observe(sources, len(done.tokens), seconds)
+            governor.observe(sources, len(done.tokens), seconds, most)
         planner.acceptance.learn(tree, done.tokens)
         if can_pay:
             free.learn(last, verdict, draft, forward.scores)

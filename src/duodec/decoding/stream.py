@@ -22,8 +22,8 @@ class _Always(Governor):
     def __init__(self) -> None:
         super().__init__([Sources.ALL])
 
-    def sources(self) -> Sources:
-        return Sources.ALL
+    def sources(self, most: Sources = Sources.ALL) -> Sources:
+        return most
 
 
 @dataclass(frozen=True)

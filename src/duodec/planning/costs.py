@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from duodec.core.round import median
+from duodec.planning.governor import Sources
 
 _WINDOW = 32  # rounds remembered
 _UNKNOWN_DRAFT_S = 0.3  # expected before anything was measured
@@ -49,6 +50,10 @@ class Costs:
         if bucket not in self._expected:
             self._expected[bucket] = self._interpolated_s(bucket)
         return self._expected[bucket]
+
+    def sources(self) -> Sources:
+        """The most that may take part in drafts: others at the same target have a say in it."""
+        return Sources.ALL
 
     def is_flat(self) -> bool | None:
         """Whether a few draft tokens are scored almost at the price of one; None where too little

@@ -15,20 +15,16 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from threading import Lock
 
 from duodec.planning.costs import Costs
-from duodec.planning.governor import Governor, Sources
+from duodec.planning.governor import Sources
+from duodec.server.gate import Gate
 
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.002, 0.02
 _PATIENCE = 0.25  # of a forward
 _WINDOW = 64  # forwards that the line goes through
 _PRIOR_WEIGHT = 8.0  # squared rows
-_FIRST_PROBE = 2  # forwards: each tells of several answers at once
-_TRIAL = 16  # rounds of all answers together
-_LEAST_TRIAL, _MOST_TRIAL = 2, 4  # forwards
-_CAUTION = 16  # forwards of several answers before they draft on cores that they share
 _PRIOR_SHARE = 0.25  # of what a row costs on average: expected of one more
 
 
@@ -65,72 +61,19 @@ class Line:
         self._ns += times * n * s
 
 
-class Gate:
-    """Whether several answers draft at all. One of them that probes plain decoding learns nothing
-    while the others make its forwards slow: all of them probe together, and what counts is what
-    they bring together. Numbers of answers are judged apart by powers of two, and more answers
-    begin with what was found for fewer: the more there are, the less is idle. ``first_rest``
-    forwards of several answers go by before drafts are tried at all."""
-
-    def __init__(self, first_rest: int = 0) -> None:
-        self._first = Governor([Sources.FREE], first_probe=_FIRST_PROBE, first_rest=first_rest)
-        self._governors: list[Governor] = []
-        self._now = self._last = _Cycle(0, Sources.FREE)
-        self._num_tokens = 0
-        self._is_asked = False
-
-    def is_open(self) -> bool:
-        """For an answer that would draft. Forwards before which none asked tell nothing."""
-        self._is_asked = True
-        return self._now.sources != Sources.NONE
-
-    def took(self, num_tokens: int) -> None:
-        """Tokens that a forward brought an answer."""
-        self._num_tokens += num_tokens
-
-    def cycle(self, num_answers: int, end_s: float, *, is_plain_work: bool) -> None:
-        """A forward ended. What it brings is known by the end of the next one."""
-        last = self._last
-        if last.is_known and last.num_answers == num_answers:
-            self._governor(num_answers).observe(last.sources, self._num_tokens, last.seconds)
-        is_known = is_plain_work and self._is_asked and self._now.num_answers == num_answers
-        self._num_tokens, self._is_asked = 0, False
-        self._last = replace(self._now, seconds=end_s - self._now.begin_s, is_known=is_known)
-        self._now = _Cycle(num_answers, self._governor(num_answers).sources(), end_s)
-
-    def _governor(self, num_answers: int) -> Governor:
-        number = max(0, num_answers - 1).bit_length()
-        while len(self._governors) <= number:
-            # what one answer alone finds tells nothing of several
-            fewer = self._governors[-1] if len(self._governors) > 1 else self._first
-            trial = min(_MOST_TRIAL, max(_LEAST_TRIAL, _TRIAL >> len(self._governors)))
-            self._governors.append(replace(fewer.anew(), trial=trial))
-        return self._governors[number]
-
-
-@dataclass(frozen=True)
-class _Cycle:
-    """From the end of one forward to the end of the next."""
-
-    num_answers: int
-    sources: Sources  # that its drafts were planned with
-    begin_s: float = 0.0
-    seconds: float = 0.0
-    is_known: bool = False  # measured, with nothing else in it
-
-
 class Load:
     """The costs of the shared target by the rows of its forwards, and who asked for how many.
 
-    Where the drafter ``shares_cores`` with the target, each draft of several answers slows the
-    forward of all: plain decoding comes first, and prompts are read without drafts beside.
+    On cores that a drafter shares it leaves ``cores_beside`` to the target (None: the target
+    computes elsewhere). There each draft of several answers slows the forward of all: prompts are
+    read without drafts beside.
     """
 
-    def __init__(self, costs: Costs, *, shares_cores: bool = False) -> None:
+    def __init__(self, costs: Costs, cores_beside: int | None = None) -> None:
         self._costs = costs
         self._line = Line()
-        self._gate = Gate(_CAUTION if shares_cores else 0)
-        self._shares_cores = shares_cores
+        self._gate = Gate(cores_beside)
+        self._shares_cores = cores_beside is not None
         self._rows: dict[int, int] = {}  # by slot in work, of its last forward; 0 before the first
         self._lock = Lock()
 
@@ -148,10 +91,13 @@ class Load:
         with self._lock:
             self._gate.took(num_tokens)
 
-    def ended(self, num_answers: int, end_s: float, *, is_plain_work: bool) -> None:
-        """A forward ended, with so many answers at work; plain work if it read no prompt."""
+    def ended(
+        self, num_answers: int, end_s: float, busy_s: float = 0.0, *, is_plain_work: bool
+    ) -> None:
+        """A forward ended, with so many answers at work, when this process had computed for
+        ``busy_s`` seconds in all; plain work if it read no prompt."""
         with self._lock:
-            self._gate.cycle(num_answers, end_s, is_plain_work=is_plain_work)
+            self._gate.cycle(num_answers, end_s, busy_s, is_plain_work=is_plain_work)
 
     def begin(self, slot: int) -> None:
         with self._lock:
@@ -179,7 +125,7 @@ class Load:
             return self._costs.forward_s(num_tokens)
         with self._lock:
             others = [rows for other, rows in self._rows.items() if other != slot]
-            if num_tokens and not self._can_draft():
+            if num_tokens and self._sources() == Sources.NONE:
                 return math.inf
             width = sum(max(1, rows) for rows in others) + 1
             base_s, whole_s = (self._line.seconds(width + n) for n in (0, num_tokens))
@@ -187,9 +133,16 @@ class Load:
             return self._costs.forward_s(num_tokens)
         return base_s * (whole_s / base_s) ** (1 + len(others))
 
-    def _can_draft(self) -> bool:
+    def sources(self) -> Sources:
+        """The most that an answer may draft from."""
+        if len(self._rows) < 2:
+            return Sources.ALL
+        with self._lock:
+            return self._sources()
+
+    def _sources(self) -> Sources:
         has_reader = 0 in self._rows.values()
-        return self._gate.is_open() and not (self._shares_cores and has_reader)
+        return Sources.NONE if self._shares_cores and has_reader else self._gate.sources()
 
     def costs(self, slot: int) -> Costs:
         """The costs that the slot's planner sees: its own but for the target's."""
@@ -206,6 +159,9 @@ class _SlotCosts(Costs):
 
     def forward_s(self, num_tokens: int) -> float:
         return self._load.forward_s(self._slot, num_tokens)
+
+    def sources(self) -> Sources:
+        return self._load.sources()
 
     def step_s(self) -> float:
         return super().step_s() * self._load.turn(self._slot)

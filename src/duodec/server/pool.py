@@ -49,7 +49,7 @@ class Pool:
         self._engine = engine
         self._on_end = on_end
         self._num_queued = num_queued
-        self._load = Load(engine.costs, shares_cores=engine.shares_cores)
+        self._load = Load(engine.costs, engine.cores_beside if engine.shares_cores else None)
         self._shared = SharedTarget(
             target, self._load, prepare=prepare or engine.prepare, num_chunk=num_chunk,
             clock=engine.clock,

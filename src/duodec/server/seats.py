@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import Condition, Event, Thread, get_ident
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 
@@ -277,7 +277,7 @@ class SharedTarget:
         seconds = end_s - begin_s
         self.num_forwards += 1
         is_plain_work = not any(self._reads_prompt(query) for query in queries)
-        self.load.ended(len(self._active), end_s, is_plain_work=is_plain_work)
+        self.load.ended(len(self._active), end_s, process_time(), is_plain_work=is_plain_work)
         if is_plain_work:
             rows = zip(queries, answers, strict=True)
             self.load.observe({q.slot: scores.num_rows for q, scores in rows}, seconds)
