@@ -2,6 +2,8 @@
 
 `load` asks both servers for the same greedy texts, streamed, with end tokens banned, at several
 numbers of clients; the two take turns at every load, `--repeats` times, and medians are compared.
+A rate counts what arrives while all clients are at work: how the last answers end says nothing of a
+server that goes on.
 At one client the library decodes the same prompts in the same turns. `paced` asks our server over a
 target slowed to `--pace-ms` a forward, plainly and with `auto`.
 
@@ -60,7 +62,16 @@ class Answer:
     num_tokens: int
     num_accepted: int  # of them drafted
     ttft_s: float
-    text: str
+    pieces: list[tuple[float, str]]  # when they arrived
+
+    @property
+    def text(self) -> str:
+        return "".join(text for _, text in self.pieces)
+
+    def num_before(self, end_s: float) -> float:
+        """Tokens that had arrived by then, by their share of the text."""
+        arrived = sum(len(text) for second, text in self.pieces if second <= end_s)
+        return self.num_tokens * arrived / max(1, len(self.text))
 
 
 @dataclass(frozen=True)
@@ -69,9 +80,9 @@ class Turn:
 
     server: str
     num_clients: int
-    num_tokens: int
-    num_accepted: int
-    seconds: float
+    num_tokens: float  # that arrived while all clients were at work
+    seconds: float  # for so long
+    accepted: float  # of all tokens, the share that was drafted
     ttft_s: list[float]
     texts: list[str]
     other_cores: float = 0.0  # that programs beside this measurement kept busy
@@ -92,20 +103,22 @@ async def ask(served: Served, body: dict[str, Any]) -> Answer:
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Connection: close\r\nContent-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data
     )
-    first_s, lines = None, []
+    lines: list[tuple[float, bytes]] = []
     async for line in reader:
         if line.startswith(b"data: {"):
-            first_s = first_s or perf_counter()
-            lines.append(line[6:])
+            lines.append((perf_counter(), line[6:]))  # noqa: PERF401  plain, as said
     writer.close()
-    chunks = [json.loads(line) for line in lines]
+    chunks = [json.loads(line) for _, line in lines]
     if not chunks or "usage" not in chunks[-1]:
         raise SystemExit(f"{served.url} did not answer: {lines[-1:]}")
-    text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+    pieces = [
+        (second, "".join(choice["text"] for choice in chunk["choices"]))
+        for (second, _), chunk in zip(lines, chunks, strict=True)
+    ]
     drafted = (chunks[-1].get("metrics") or {}).get("speculative_decoding") or {}
     num_accepted = drafted.get("num_accepted_draft_tokens", 0)
     num_tokens = chunks[-1]["usage"]["completion_tokens"]
-    return Answer(num_tokens, num_accepted, (first_s or begin_s) - begin_s, text)
+    return Answer(num_tokens, num_accepted, lines[0][0] - begin_s, pieces)
 
 
 async def turn(name: str, served: Served, bodies: Sequence[dict[str, Any]], num: int) -> Turn:
@@ -113,19 +126,17 @@ async def turn(name: str, served: Served, bodies: Sequence[dict[str, Any]], num:
     waiting = iter(bodies)
     answers: list[Answer] = []
 
-    async def client() -> None:
+    async def client() -> float:
         for body in waiting:
             answers.append(await ask(served, body))  # noqa: PERF401  others do, too
+        return perf_counter()
 
     begin_s = perf_counter()
-    await asyncio.gather(*(client() for _ in range(num)))
-    seconds = perf_counter() - begin_s
-    num_tokens, num_accepted = (
-        sum(counts)
-        for counts in zip(*((a.num_tokens, a.num_accepted) for a in answers), strict=True)
-    )
+    end_s = min(await asyncio.gather(*(client() for _ in range(num))))
+    num_tokens = sum(answer.num_before(end_s) for answer in answers)
+    accepted = sum(a.num_accepted for a in answers) / sum(a.num_tokens for a in answers)
     firsts, texts = [a.ttft_s for a in answers], [a.text for a in answers]
-    return Turn(name, num, num_tokens, num_accepted, seconds, firsts, texts)
+    return Turn(name, num, num_tokens, end_s - begin_s, accepted, firsts, texts)
 
 
 def library_turn(engine: Engine, bodies: Sequence[dict[str, Any]]) -> Turn:
@@ -139,7 +150,7 @@ def library_turn(engine: Engine, bodies: Sequence[dict[str, Any]]) -> Turn:
         num_tokens += last.stats.num_new_tokens
         firsts.append(last.stats.first_s - last.stats.begin_s)
         texts.append(last.text)
-    return Turn("library", 1, num_tokens, 0, perf_counter() - begin_s, firsts, texts)
+    return Turn("library", 1, num_tokens, perf_counter() - begin_s, 0.0, firsts, texts)
 
 
 class Requests:
@@ -176,14 +187,13 @@ def summary(turns: Sequence[Turn], names: Sequence[str]) -> list[dict[str, Any]]
                 continue
             firsts = sorted(s for t in own for s in t.ttft_s)
             p99_s = firsts[min(len(firsts) - 1, len(firsts) * 99 // 100)]
-            share = sum(t.num_accepted for t in own) / sum(t.num_tokens for t in own)
             row[name] = {
                 "tokens_per_second": round(median(t.rate for t in own), 1),
                 "rates": [round(t.rate, 1) for t in own],
                 "other_cores": max(t.other_cores for t in own),
                 "ttft_p50_ms": round(1e3 * median(firsts), 1),
                 "ttft_p99_ms": round(1e3 * p99_s, 1),
-                "accepted": round(share, 3),
+                "accepted": round(median(t.accepted for t in own), 3),
             }
         rows.append(row)
     return rows
@@ -227,7 +237,7 @@ def measure(requests: Requests, clients: str, repeats: int, takers: Takers) -> l
     turns: list[Turn] = []
     for repeat in range(repeats):
         for num in map(int, clients.split(",")):
-            bodies = requests.take(max(4, 2 * num))
+            bodies = requests.take(max(4, 3 * num))
             for take in takers(num)[:: 1 if repeat % 2 else -1]:
                 done = undisturbed(lambda: take(requests.numbered(bodies)))  # noqa: B023  called now
                 print(f"{repeat} {done.server} {num}: {done.rate:.1f} tokens/s", flush=True)

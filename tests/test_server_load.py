@@ -28,6 +28,37 @@ def test_what_a_row_costs_is_a_line_through_the_latest_forwards() -> None:
     assert line.seconds(12) == pytest.approx(0.034, rel=0.02)
 
 
+def test_the_first_forwards_of_many_have_few_draft_tokens() -> None:
+    load = Load(Costs())
+    for slot in range(16):
+        load.begin(slot)
+        load.observe({slot: 1}, 0.1)
+    offer = Offer([5, 6, 7], [-1, 0, 1], [0.9, 0.9, 0.9])
+    planner = Planner(load.costs(0), Acceptance(), has_branches=False)
+    rooms = []
+    for num_drafted in (2, 3, 4, 5):
+        rooms.append([load.costs(slot).room() for slot in range(16)])
+        load.ended(16, 0.1, is_plain_work=True)
+        load.observe(dict.fromkeys(range(16), 1) | {0: 1 + num_drafted}, 0.1)
+    assert rooms[:3] == [[2] * 2 + [0] * 14, [2] * 6 + [0] * 10, [2] * 14 + [0] * 2]
+    assert min(rooms[3]) > 1000
+    for slot in range(2, 16):
+        load.end(slot)
+    assert [load.costs(slot).room() for slot in range(3)] == [2, 2, 0], "two are other than many"
+    load.ended(2, 0.2, is_plain_work=True)
+    assert len(planner.choose([offer], 80, 80)) == 2
+    load.end(1)
+    assert load.costs(0).room() > 1000
+
+
+def test_what_drafts_cost_is_known_at_the_next_trial() -> None:
+    line = Line()
+    line.observe(45, 0.390, is_drafted=True)
+    for _ in range(500):
+        line.observe(16, 0.100)
+    assert line.seconds(17) - line.seconds(16) > 0.008
+
+
 def test_among_many_on_a_cpu_nothing_is_drafted() -> None:
     load = Load(Costs())
     for slot in range(16):
@@ -165,6 +196,14 @@ def test_on_shared_cores_plain_decoding_comes_first() -> None:
     assert not any(found[:16])
     assert num_open(found) > 160
     assert found.count(Sources.ALL) > 150
+
+
+def test_on_shared_cores_plain_decoding_comes_first_for_more_answers_too() -> None:
+    gate = Gate(cores_beside=1)
+    assert num_open(gate_cycles(gate, 4, 0.15, 60)) > 30
+    found = gate_cycles(gate, 8, 0.15, 60)
+    assert not any(found[:16])
+    assert num_open(found) > 30
 
 
 def test_a_draft_model_takes_no_cores_that_are_busy() -> None:

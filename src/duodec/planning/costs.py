@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -54,6 +55,10 @@ class Costs:
     def sources(self) -> Sources:
         """The most that may take part in drafts: others at the same target have a say in it."""
         return Sources.ALL
+
+    def room(self) -> int:
+        """Draft tokens that the next forward may score, as far as costs are known."""
+        return sys.maxsize
 
     def is_flat(self) -> bool | None:
         """Whether a few draft tokens are scored almost at the price of one; None where too little

@@ -32,8 +32,9 @@ class Sources(IntEnum):
 class Governor:
     """Chooses among ``allowed`` for one text after the other, after ``first_rest`` rounds of plain
     decoding. A choice is judged after ``trial`` rounds, and must be ``margin`` times as fast as
-    what is simpler; below ``hopeless`` times that, after two. ``probes``, simpler ones, are measured in turn, each first after
-    ``first_probe`` rounds of drafting. A single round must tell something of a probe."""
+    what is simpler; below ``hopeless`` times that, it is after two. ``probes``, simpler ones, are
+    measured in turn, each first after ``first_probe`` rounds of drafting. A single round must tell
+    something of a probe."""
 
     allowed: Sequence[Sources]
     trial: int = _TRIAL
@@ -55,8 +56,8 @@ class Governor:
     def anew(self) -> Governor:
         """One that begins with the choice of this one, and measures all of it again."""
         return replace(
-            self, _rates={}, _pause=dict(self._pause), _rest=dict(self._rest), _trial={},
-            _since_probe=0, _num_probes=0,
+            self, _rates={}, _pause=dict(self._pause), _trial={}, _since_probe=0, _num_probes=0,
+            _rest={s: max(rest, self.first_rest) for s, rest in self._rest.items()},
         )  # fmt: skip
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:

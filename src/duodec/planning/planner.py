@@ -44,7 +44,7 @@ class Planner:
         Nodes in the order of their values are connected, since no node is likelier than its
         parent; n of them are worth (1 + the sum of their values) / T(n).
         """
-        num_tokens = min(num_tokens, self.num_tokens)
+        num_tokens = min(num_tokens, self.num_tokens, self.costs.room())
         merged = _Merged()
         for offer in offers:
             merged.add(offer, num_tokens, depth)

@@ -16,6 +16,11 @@ _HOPELESS = 0.75  # a forward brings every answer a token: only slow ones bring 
 _FADE = 0.9  # of how busy the cores were before, with each forward
 
 
+def level(num_answers: int) -> int:
+    """Numbers of answers that are judged together have the same: 1, 2, 3 to 4, 5 to 8, ..."""
+    return max(0, num_answers - 1).bit_length()
+
+
 class Gate:
     """One answer that probes plain decoding learns nothing while others make its forwards slow:
     all of them probe together. Numbers of answers are judged apart by powers of two, and more
@@ -73,13 +78,12 @@ class Gate:
         self._now = _Cycle(num_answers, sources, most, end_s, busy_s)
 
     def _regime(self, num_answers: int) -> _Regime:
-        number = max(0, num_answers - 1).bit_length()
-        while len(self._regimes) <= number:
+        while len(self._regimes) <= level(num_answers):
             # what one answer alone finds tells nothing of several
             fewer = self._regimes[-1].governor if len(self._regimes) > 1 else self._first
             trial = min(_MOST_TRIAL, max(_LEAST_TRIAL, _TRIAL >> len(self._regimes)))
             self._regimes.append(_Regime(replace(fewer.anew(), trial=trial)))
-        return self._regimes[number]
+        return self._regimes[level(num_answers)]
 
 
 @dataclass

@@ -6,25 +6,30 @@ draft. What should be maximised is the sum over all answers of (1 + v), over T(o
 answers are alike, both have the same optimum for F(n) = T(others) * (T(others + n) / T(others))^k.
 
 Of many rows, what a few more cost is a small difference between two noisy numbers, so T is a
-straight line there, through the latest forwards of all widths.
+straight line there, through the latest forwards of all widths. What drafts cost is not forgotten
+while there are none, and the first forwards with drafts of about as many answers have few of them:
+else a trial would begin with too many.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+import sys
+from collections import Counter, deque
 from collections.abc import Mapping
 from copy import deepcopy
 from threading import Lock
 
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Sources
-from duodec.server.gate import Gate
+from duodec.server.gate import Gate, level
 
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.002, 0.02
 _PATIENCE = 0.25  # of a forward
 _WINDOW = 64  # forwards that the line goes through
 _PRIOR_WEIGHT = 8.0  # squared rows
+_FIRST_ROOMS = (4, 12, 28)  # draft tokens of the first forwards that have any
+_LEAST_SHARE = 2  # of them, for an answer
 _PRIOR_SHARE = 0.25  # of what a row costs on average: expected of one more
 
 
@@ -33,19 +38,21 @@ class Line:
     enough to be tried: what is never tried is never known."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[int, float]] = deque()
+        # forwards without and with drafts of several answers
+        self._seen: tuple[deque[tuple[int, float]], ...] = (deque(), deque())
         # over what was seen, of rows n and seconds s: n, s, n * n, n * s
         self._n = self._s = self._nn = self._ns = 0.0
 
-    def observe(self, num_rows: int, seconds: float) -> None:
-        self._seen.append((num_rows, seconds))
+    def observe(self, num_rows: int, seconds: float, *, is_drafted: bool = False) -> None:
+        seen = self._seen[is_drafted]
+        seen.append((num_rows, seconds))
         self._count(num_rows, seconds, 1)
-        if len(self._seen) > _WINDOW:
-            self._count(*self._seen.popleft(), -1)
+        if len(seen) > _WINDOW:
+            self._count(*seen.popleft(), -1)
 
     def seconds(self, num_rows: int) -> float:
         """Expected of a forward; 0 before there was one."""
-        if not (num := len(self._seen)):
+        if not (num := sum(map(len, self._seen))):
             return 0.0
         mean_rows, mean_s = self._n / num, self._s / num
         spread = self._nn - self._n * mean_rows
@@ -74,6 +81,8 @@ class Load:
         self._line = Line()
         self._gate = Gate(cores_beside)
         self._shares_cores = cores_beside is not None
+        self._num_drafted = Counter[int]()  # forwards with drafts, by level
+        self._given = 0  # draft tokens of the next forward that answers were given room for
         self._rows: dict[int, int] = {}  # by slot in work, of its last forward; 0 before the first
         self._lock = Lock()
 
@@ -81,7 +90,10 @@ class Load:
         """A forward that read no prompt, with so many rows by slot."""
         with self._lock:
             num_rows = sum(rows.values())
-            self._line.observe(num_rows, seconds)
+            # what is alone may be computed by another target, where drafts cost less
+            is_drafted = num_rows > len(rows) > 1
+            self._line.observe(num_rows, seconds, is_drafted=is_drafted)
+            self._num_drafted[level(len(rows))] += is_drafted
             if len(rows) == 1:
                 self._costs.observe_forward(seconds, num_rows - 1)
             self._rows.update(rows)
@@ -97,6 +109,7 @@ class Load:
         """A forward ended, with so many answers at work, when this process had computed for
         ``busy_s`` seconds in all; plain work if it read no prompt."""
         with self._lock:
+            self._given = 0
             self._gate.cycle(num_answers, end_s, busy_s, is_plain_work=is_plain_work)
 
     def begin(self, slot: int) -> None:
@@ -133,6 +146,18 @@ class Load:
             return self._costs.forward_s(num_tokens)
         return base_s * (whole_s / base_s) ** (1 + len(others))
 
+    def room(self) -> int:
+        """Draft tokens that an answer may have scored in the next forward."""
+        with self._lock:
+            num_answers = len(self._rows)
+            num_drafted = self._num_drafted[level(num_answers)]
+            if num_answers < 2 or num_drafted >= len(_FIRST_ROOMS):
+                return sys.maxsize
+            room = _FIRST_ROOMS[num_drafted]
+            share = min(room - self._given, max(_LEAST_SHARE, room // num_answers))
+            self._given += share
+            return share
+
     def sources(self) -> Sources:
         """The most that an answer may draft from."""
         if len(self._rows) < 2:
@@ -159,6 +184,9 @@ class _SlotCosts(Costs):
 
     def forward_s(self, num_tokens: int) -> float:
         return self._load.forward_s(self._slot, num_tokens)
+
+    def room(self) -> int:
+        return self._load.room()
 
     def sources(self) -> Sources:
         return self._load.sources()
