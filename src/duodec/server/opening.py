@@ -13,6 +13,8 @@ from duodec.core.protocols import Query, Scores, Target
 from duodec.engine import Engine
 from duodec.server.service import Service
 
+_PASS_ROWS = 64  # of a target elsewhere: rows that cost as much as reading its weights once more
+
 
 class Threaded(Target, Protocol):
     """A target whose threads can be set."""
@@ -99,6 +101,7 @@ def _streams(
         num_context=engine.num_context,
         num_threads=target.context.num_threads,
         is_width_exact=engine.shares_cores and not config.fast,
+        pass_rows=1 if engine.shares_cores else _PASS_ROWS,
     )
     engine.resources.callback(streams.close)
     return streams

@@ -35,10 +35,19 @@ class _Work:
     query: Query
     chain: tuple[int, ...]
     begin: int  # tokens of the text that its cells hold
+    num_padded: int = 0  # tokens behind the chain that nobody asks for
 
     @property
     def num_new(self) -> int:
-        return len(self.query.text) - self.begin + len(self.chain)
+        return len(self.query.text) - self.begin + len(self.chain) + self.num_padded
+
+    @property
+    def held(self) -> Tokens:
+        """The tokens in its cells, in the end."""
+        last = self.query.text[-1:]
+        return np.concatenate(
+            [self.query.text, np.array(self.chain, dtype=np.int32), last.repeat(self.num_padded)]
+        )
 
     def part(self, num_tokens: int) -> list[Entry]:
         """The next tokens of the text, which give no rows."""
@@ -51,13 +60,35 @@ class _Work:
     def rest(self) -> list[Entry]:
         """What is left: the text's last token and the chain give rows."""
         entries = self.part(len(self.query.text) - 1 - self.begin)
-        tokens = (int(self.query.text[-1]), *self.chain)
-        rows = [Entry(t, self.begin + i, (self.query.slot,), i) for i, t in enumerate(tokens)]
-        return [*entries, *rows]
+        num_rows = 1 + len(self.chain)
+        return [
+            *entries,
+            *(
+                Entry(token, self.begin + i, (self.query.slot,), i if i < num_rows else None)
+                for i, token in enumerate(self.held[self.begin :].tolist())
+            ),
+        ]
+
+
+def num_passes(lengths: Sequence[int]) -> int:
+    """Times that llama.cpp reads the weights to compute so many tokens of each sequence, 0 for one
+    that has none: a pass takes of neighbours as many tokens each as the shortest of them has."""
+    found, begin = 0, 0
+    for end, length in enumerate([*lengths, 0]):
+        if not length:
+            run = lengths[begin:end]
+            if run:
+                found += 1 + num_passes([left - min(run) for left in run])
+            begin = end + 1
+    return found
 
 
 class LlamaStreams:
-    """A target for the texts of ``num_slots`` slots; its scores hold until the next `score`."""
+    """A target for the texts of ``num_slots`` slots; its scores hold until the next `score`.
+
+    One more pass over the weights costs as much as ``pass_rows`` rows of a forward: next to nothing
+    on a CPU, most of a forward on a GPU. There chains of different lengths are made even.
+    """
 
     has_branches = False
 
@@ -69,6 +100,7 @@ class LlamaStreams:
         num_context: int,
         num_threads: int,
         is_width_exact: bool = True,
+        pass_rows: int = 1,
     ) -> None:
         """Raises BadOption and ModelUnreadable."""
         if num_slots > (most := int(model.lib.llama_max_parallel_sequences())):
@@ -77,6 +109,7 @@ class LlamaStreams:
             )
         self.num_slots = num_slots
         self.num_threads = num_threads
+        self._pass_rows = pass_rows
         self._model = model
         self._lib = model.lib
         cells = -(-(num_context + MAX_WIDTH) // _PAD) * _PAD
@@ -101,6 +134,7 @@ class LlamaStreams:
         works = {query.slot: self._fit(query, max(0, most)) for query in queries}
         try:
             self._read_long(works)
+            self._even(works)
             # neighbours in the cache share a forward, others take turns
             entries = [entry for slot in sorted(works) for entry in works[slot].rest()]
             self._decode(entries)
@@ -116,9 +150,7 @@ class LlamaStreams:
             work = works[slot]
             end = begin + 1 + len(work.chain)
             answers[slot] = LlamaScores(work.query, list(rows[begin:end]))
-            self._held[slot] = np.concatenate(
-                [work.query.text, np.array(work.chain, dtype=np.int32)]
-            )
+            self._held[slot] = work.held
             begin = end
         return [answers[query.slot] for query in queries]
 
@@ -150,6 +182,19 @@ class LlamaStreams:
             slot, text = work.query.slot, work.query.text
             self._decode(work.part(min(num_left, _NUM_BATCH, max(1, excess))))
             self._held[slot] = text[: work.begin]
+
+    def _even(self, works: dict[int, _Work]) -> None:
+        """Pad what is as short as a chain, where passes that are saved cost more than the rows."""
+        lengths = [works[s].num_new if s in works else 0 for s in range(self.num_slots)]
+        most = 1 + max((len(work.chain) for work in works.values()), default=0)
+        level = max((length for length in lengths if length <= most), default=0)
+        even = [length and max(length, level) for length in lengths]
+        if sum(even) <= _NUM_BATCH and self._cost(even) < self._cost(lengths):
+            for slot, work in works.items():
+                work.num_padded = even[slot] - lengths[slot]
+
+    def _cost(self, lengths: Sequence[int]) -> int:
+        return num_passes(lengths) * self._pass_rows + sum(lengths)
 
     def _decode(self, entries: Sequence[Entry]) -> None:
         self._threads.use(self.num_threads)
