@@ -67,20 +67,20 @@ def streaming(
     tree, begin_s = CandidateTree(), session.clock()
     is_beside: bool | None = None
     while session.remaining:
-        can_pay = planner.can_pay()
-        most = session.costs.sources() if can_pay else Sources.NONE
-        sources = governor.sources(most)
+        most = session.costs.sources()
+        can_pay = most != Sources.NONE and planner.can_pay()
+        sources = governor.sources(most) if can_pay else Sources.NONE
         # on shared cores the drafter reads the prompt after the first token
         is_drafting = sources == Sources.ALL and not (
             session.shares_cores and not session.num_rounds
         )
         if is_drafting != is_beside:
             session.prepare(is_beside := is_drafting)  # a target alone has all the cores
+            if not is_drafting:
+                tree = CandidateTree()
+                session.rest()
         if is_drafting:
             session.submit(replace(plan, depth=min(plan.depth, session.remaining - 1)))
-        else:
-            tree = CandidateTree()
-            session.rest()
         start_s = session.clock()
         draft = Draft()
         values: list[float] = []
@@ -111,7 +111,7 @@ def streaming(
         begin_s = session.clock()  # what the caller did meanwhile is no part of a round
         if session.num_rounds > 1:  # the first round reads the prompt
             planner.observe(len(done.tokens), seconds)
-            governor.observe(sources, len(done.tokens), seconds, most)
+            governor.observe(sources, len(done.tokens), seconds, most if can_pay else sources)
         planner.acceptance.learn(tree, done.tokens)
         if can_pay:
             free.learn(last, verdict, draft, forward.scores)
