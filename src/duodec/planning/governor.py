@@ -2,7 +2,7 @@
 
 Rates are measured, not modelled: tokens and seconds of rounds under each choice, drafting,
 waiting and contention included. Plain decoding is probed now and then, a round at a time, and
-what did not pay is tried again after a pause that doubles.
+what did not pay is tried again after a pause that grows.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Sources(IntEnum):
 class Governor:
     """Chooses among ``allowed`` for one text after the other, after ``first_rest`` rounds of plain
     decoding. A choice is judged after ``trial`` rounds, and must be ``margin`` times as fast as
-    what is simpler; below ``hopeless`` times that, it is after two. ``probes``, simpler ones, are
-    measured in turn, each first after ``first_probe`` rounds of drafting. A single round must tell
-    something of a probe."""
+    what is simpler; below ``hopeless`` times that, it is after two. What does not pay rests, each
+    time ``backoff`` times longer. ``probes``, simpler ones, are measured in turn, each first after
+    ``first_probe`` rounds of drafting. A single round must tell something of a probe."""
 
     allowed: Sequence[Sources]
     trial: int = _TRIAL
@@ -43,6 +43,7 @@ class Governor:
     probes: Sequence[Sources] = (Sources.NONE,)
     margin: float = 1.0
     hopeless: float = 0.0
+    backoff: int = 2
     _rates: dict[Sources, Rate] = field(default_factory=dict)
     _pause: dict[Sources, int] = field(default_factory=dict)  # the next one, in rounds
     _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of it
@@ -102,6 +103,6 @@ class Governor:
             return
         pause = self._pause.get(sources, _FIRST_PAUSE)
         self._rest[sources] = pause
-        self._pause[sources] = min(2 * pause, _MAX_PAUSE)
+        self._pause[sources] = min(self.backoff * pause, _MAX_PAUSE)
         self._trial[sources] = 0
         self._rates[sources] = Rate(_FADE)  # judged anew when it is tried again

@@ -13,6 +13,7 @@ _LEAST_TRIAL, _MOST_TRIAL = 2, 4  # forwards
 _CAUTION = 16  # forwards of several answers before they draft on cores that they share
 _MARGIN = 1.02  # what drafts bring less than that cannot be told from noise
 _HOPELESS = 0.75  # a forward brings every answer a token: only slow ones bring less a second
+_BACKOFF = 4  # a trial that several answers fail together was no accident
 _FADE = 0.9  # of how busy the cores were before, with each forward
 
 
@@ -40,6 +41,7 @@ class Gate:
             probes=(Sources.NONE, Sources.FREE),
             margin=_MARGIN,
             hopeless=_HOPELESS,
+            backoff=_BACKOFF,
         )
         self._regimes: list[_Regime] = []
         self._now = self._last = _Cycle(0, Sources.ALL, Sources.ALL)
