@@ -109,13 +109,15 @@ def streaming(
         seconds = session.clock() - begin_s
         yield done
         begin_s = session.clock()  # what the caller did meanwhile is no part of a round
-        if session.num_rounds > 1:  # the first round reads the prompt
+        # the first round reads the prompt, and what others forbid was not this answer's choice
+        if session.num_rounds > 1 and most != Sources.NONE:
             planner.observe(len(done.tokens), seconds)
             governor.observe(sources, len(done.tokens), seconds, most if can_pay else sources)
-        planner.acceptance.learn(tree, done.tokens)
+        if is_drafting:
+            planner.acceptance.learn(tree, done.tokens)
+            tree = tree.follow(done.tokens)
         if can_pay:
             free.learn(last, verdict, draft, forward.scores)
-        tree = tree.follow(done.tokens)
 
 
 def _grown(
