@@ -147,10 +147,12 @@ def repeating(action: Callable[[], None], every_s: float) -> Iterator[None]:
 
 
 def drafters(served: Served) -> list[psutil.Process]:
-    return [
-        child for child in psutil.Process(served.pid).children()
-        if any("duodec-draft" in word for word in child.cmdline())
-    ]  # fmt: skip
+    found = []
+    for child in psutil.Process(served.pid).children():
+        with suppress(psutil.NoSuchProcess):  # or it is dead, and not waited for yet
+            if any("duodec-draft" in word for word in child.cmdline()):
+                found.append(child)
+    return found
 
 
 def part(

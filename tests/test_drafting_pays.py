@@ -9,12 +9,17 @@ from fakes import PROMPT
 from server_fakes import TABLE, engine_on_tables
 
 from duodec.backends.table import TableTarget
+from duodec.core.protocols import DraftRequest
+from duodec.core.round import Round
 from duodec.core.sampling import Sampler, SamplingParams
+from duodec.decoding.auto import Auto
 from duodec.decoding.methods import method
 from duodec.decoding.session import Session
+from duodec.decoding.stream import Stream
 from duodec.drafting.inline import InlineDrafter
 from duodec.events import Finished
 from duodec.planning.costs import Costs
+from duodec.planning.governor import Sources
 
 
 def measured(*curve: tuple[int, float]) -> Costs:
@@ -110,3 +115,70 @@ def test_a_target_has_all_cores_while_nothing_is_drafted(name: str) -> None:
         if line == "rest":
             assert not is_beside
     assert changes >= (1 if name == "stream" else 2)
+
+
+class Allowed(Costs):
+    """Costs of a target that others share: they allow a round as much as ``most`` says."""
+
+    def __init__(self, most: list[Sources]) -> None:
+        super().__init__()
+        self.most = most
+
+    def sources(self) -> Sources:
+        return self.most[0] if len(self.most) == 1 else self.most.pop(0)
+
+
+class Counting(InlineDrafter):
+    """Which requests it got, and how often it was told to rest."""
+
+    def __init__(self) -> None:
+        super().__init__(TABLE.load())
+        self.num_submitted = self.num_rests = 0
+
+    def submit(self, request: DraftRequest) -> None:
+        self.num_submitted += 1
+        super().submit(request)
+
+    def cancel(self, slot: int) -> None:
+        self.num_rests += 1
+        super().cancel(slot)
+
+
+def rounds_of(most: list[Sources], way: Stream) -> tuple[list[Round], Counting]:
+    drafter = Counting()
+    session = Session(
+        TableTarget(TABLE), PROMPT, len(PROMPT) + 60, drafter, Sampler(), costs=Allowed(most)
+    )
+    return list(way.rounds(session)), drafter
+
+
+def test_others_may_forbid_the_draft_model_or_all_drafts() -> None:
+    texts = []
+    for most, has_drafts, has_model in (
+        (Sources.NONE, False, False),
+        (Sources.FREE, True, False),
+        (Sources.ALL, True, True),
+    ):
+        rounds, drafter = rounds_of([most], Auto())
+        assert any(done.num_drafted for done in rounds) == has_drafts
+        assert bool(drafter.num_submitted) == has_model
+        texts.append([token for done in rounds for token in done.tokens])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_what_others_forbid_is_no_measure_of_what_pays() -> None:
+    auto = Auto()
+    rounds_of([Sources.NONE], auto)
+    (governor,) = auto.governors.values()
+    assert not governor._rates
+    rounds_of([Sources.ALL], auto)
+    assert governor._rates
+
+
+def test_the_drafter_is_told_to_rest_once() -> None:
+    rounds, drafter = rounds_of([Sources.NONE], Auto())
+    assert len(rounds) > 40
+    assert drafter.num_rests == 1
+    _, drafter = rounds_of([Sources.ALL] * 3 + [Sources.NONE], Stream())
+    assert drafter.num_submitted == 3
+    assert drafter.num_rests == 1

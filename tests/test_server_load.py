@@ -141,21 +141,24 @@ def gate_cycles(
     *,
     free_s: float | None = None,
     cores: float = 0.0,
+    drafting_cores: float = 0.0,
 ) -> list[Sources]:
     """So many forwards, of 0.1 s where nothing is drafted, each of which brings every answer a
     token, and two where something is; what each was drafted from. Of earlier text alone they take
-    ``free_s``. This process keeps ``cores`` busy."""
-    found, now_s = list[Sources](), 0.0
+    ``free_s``. This process keeps ``cores`` busy, and more beside a draft model."""
+    found, now_s, busy_s = list[Sources](), 0.0, 0.0
     seconds = {
         Sources.NONE: 0.1,
         Sources.FREE: drafting_s if free_s is None else free_s,
         Sources.ALL: drafting_s,
     }
-    gate.cycle(num_answers, now_s, cores * now_s, is_plain_work=True)
+    gate.cycle(num_answers, now_s, busy_s, is_plain_work=True)
     for _ in range(num):
         found.append(gate.sources())
         now_s += seconds[found[-1]]
-        gate.cycle(num_answers, now_s, cores * now_s, is_plain_work=True)
+        is_drafting = found[-1] == Sources.ALL
+        busy_s += seconds[found[-1]] * (cores + drafting_cores * is_drafting)
+        gate.cycle(num_answers, now_s, busy_s, is_plain_work=True)
         gate.took(num_answers * (2 if found[-1] else 1))
     return found
 
@@ -214,6 +217,17 @@ def test_a_draft_model_takes_no_cores_that_are_busy() -> None:
     assert idle.count(Sources.ALL) > 150
 
 
+def test_how_busy_cores_are_is_measured_without_a_draft_model() -> None:
+    gate = Gate(cores_beside=2)
+    found = gate_cycles(gate, 4, 0.15, 200, free_s=0.19, cores=1.9, drafting_cores=0.5)
+    assert found.count(Sources.ALL) > 150
+
+
+def test_earlier_text_alone_is_tried_where_a_draft_model_pays() -> None:
+    found = gate_cycles(Gate(), 4, 0.15, 200, free_s=0.12)
+    assert found.count(Sources.FREE) > 150
+
+
 def test_whether_cores_are_busy_is_known_before_a_draft_model_works_for_more_answers() -> None:
     gate = Gate(cores_beside=1)
     assert gate_cycles(gate, 2, 0.15, 60, free_s=0.19, cores=0.5).count(Sources.ALL) > 30
@@ -268,6 +282,23 @@ def test_on_shared_cores_nobody_drafts_while_a_prompt_is_read() -> None:
     assert drafting(apart)
     load.observe({0: 1, 1: 1}, 0.1)
     assert drafting(load)
+
+
+def test_an_answer_is_told_what_all_may_draft_from() -> None:
+    load = Load(Costs(), cores_beside=1)
+    for slot in range(2):
+        load.begin(slot)
+    load.observe({0: 1, 1: 1}, 0.1)
+    seen = []
+    for i in range(40):
+        load.ended(2, 0.1 * i, 0.15 * i, is_plain_work=True)
+        seen.append(load.costs(0).sources())
+        load.took(2 + seen[-1])
+    assert seen[:16] == [Sources.NONE] * 16
+    assert set(seen[18:]) <= {Sources.FREE, Sources.NONE}
+    assert seen.count(Sources.FREE) > 15
+    load.end(1)
+    assert load.costs(0).sources() == Sources.ALL, "alone it is its own choice"
 
 
 def test_forwards_that_read_prompts_or_lose_an_answer_tell_nothing() -> None:

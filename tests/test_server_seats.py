@@ -481,3 +481,20 @@ def test_targets_that_are_opened_later_take_no_more_threads_than_the_others() ->
     targets.use_threads_throughout(3)
     targets.score([Query(2, text)])
     assert [target.num_threads for target in (first, *opened)] == [3, 3, 3]
+
+
+def test_the_load_is_told_how_long_this_process_computed() -> None:
+    told = list[float]()
+    with pool_of(engine_of()) as pool:
+        ended = pool._load.ended
+
+        def watched(num_answers: int, end_s: float, busy_s: float, **facts: bool) -> None:
+            told.append(busy_s)
+            ended(num_answers, end_s, busy_s, **facts)
+
+        pool._load.ended = watched  # type: ignore[method-assign, assignment]
+        listener = Listener(Ask(tuple(PROMPTS[0]), SamplingParams(seed=1), max_tokens=20))
+        pool.submit([listener.job])
+        listener.result()
+    assert 0 < told[0] < told[-1]
+    assert told == sorted(told)

@@ -97,9 +97,8 @@ class _Regime:
 
     def most(self, cores_beside: int | None) -> Sources:
         """All that may take part."""
-        if cores_beside is None or (self.cores.num_rounds and self.cores.value <= cores_beside):
-            return Sources.ALL
-        return Sources.FREE
+        has_room = cores_beside is None or self.cores.value <= cores_beside
+        return Sources.ALL if has_room else Sources.FREE
 
 
 @dataclass(frozen=True)
