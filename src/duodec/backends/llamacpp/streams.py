@@ -42,12 +42,14 @@ class _Work:
         return len(self.query.text) - self.begin + len(self.chain) + self.num_padded
 
     @property
+    def after(self) -> tuple[int, ...]:
+        """The tokens behind the text."""
+        return (*self.chain, *([int(self.query.text[-1])] * self.num_padded))
+
+    @property
     def held(self) -> Tokens:
         """The tokens in its cells, in the end."""
-        last = self.query.text[-1:]
-        return np.concatenate(
-            [self.query.text, np.array(self.chain, dtype=np.int32), last.repeat(self.num_padded)]
-        )
+        return np.concatenate([self.query.text, np.array(self.after, dtype=np.int32)])
 
     def part(self, num_tokens: int) -> list[Entry]:
         """The next tokens of the text, which give no rows."""
@@ -60,14 +62,10 @@ class _Work:
     def rest(self) -> list[Entry]:
         """What is left: the text's last token and the chain give rows."""
         entries = self.part(len(self.query.text) - 1 - self.begin)
-        num_rows = 1 + len(self.chain)
-        return [
-            *entries,
-            *(
-                Entry(token, self.begin + i, (self.query.slot,), i if i < num_rows else None)
-                for i, token in enumerate(self.held[self.begin :].tolist())
-            ),
-        ]
+        num_rows, seqs = 1 + len(self.chain), (self.query.slot,)
+        for i, token in enumerate((int(self.query.text[-1]), *self.after)):
+            entries.append(Entry(token, self.begin + i, seqs, i if i < num_rows else None))
+        return entries
 
 
 def num_passes(lengths: Sequence[int]) -> int:
