@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target import MAX_WIDTH, LlamaTarget
+from duodec.core.draft import Draft
+from duodec.core.protocols import Query
+from duodec.models import resolve
 
 _PROGRAM = """
 from threading import Barrier, Thread
@@ -34,3 +42,31 @@ def test_threads_that_take_turns_keep_one_heap_of_freed_memory() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert num_bytes * 0.9 < int(done.stdout) < 2 * num_bytes
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [("arena", ctypes.c_size_t), *((f"other_{i}", ctypes.c_size_t) for i in range(9))]
+
+
+def heap_bytes() -> int:
+    """That the allocator took from the system, in use or not."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        pytest.skip("this C library does not tell the size of its heap")
+    mallinfo.restype = _Mallinfo
+    return int(mallinfo().arena)
+
+
+def test_the_widest_tree_needs_no_more_memory_than_the_first_forward() -> None:
+    """llama.cpp keeps room for as many rows as there are sequences, and takes more as it must."""
+    model = LlamaModel(resolve("smollm2").path)
+    target = LlamaTarget(model, num_context=200, num_threads=2)
+    text = np.arange(100, 130, dtype=np.int32)
+    target.score([Query(0, text)])
+    before = heap_bytes()
+    tree = Draft(tuple(range(200, 200 + MAX_WIDTH)), (-1,) * MAX_WIDTH)
+    (scores,) = target.score([Query(0, text, tree)])
+    assert scores.num_rows == MAX_WIDTH + 1
+    assert heap_bytes() - before < 4 * model.num_vocab * MAX_WIDTH / 4
+    target.close()
+    model.close()

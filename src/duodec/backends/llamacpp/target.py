@@ -54,7 +54,7 @@ class LlamaTarget:
         self.context = LlamaContext(
             model,
             num_context=num_context + MAX_WIDTH,
-            num_sequences=MAX_WIDTH,
+            num_sequences=MAX_WIDTH + 1,  # llama.cpp keeps room for as many rows
             num_threads=num_threads,
             max_rows=2 * MAX_WIDTH,
             is_width_exact=is_width_exact,
