@@ -14,8 +14,7 @@ def keep_freed_memory() -> None:
 
     Otherwise each array of a draw is mapped, faulted in page by page and unmapped: measured at
     two thirds of the time of a draw from 150,000 logits. What one thread freed is there for all:
-    else each of a server's threads keeps its own, which grew by 16 MB at a time. Does nothing
-    elsewhere.
+    else each of a server's threads keeps that much of its own. Does nothing elsewhere.
     """
     if not sys.platform.startswith("linux"):
         return
