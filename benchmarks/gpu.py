@@ -181,7 +181,7 @@ class Pair:
 
 def _exact(pair: Pair, num_trees: int) -> dict[str, Any]:
     model = pair.model(pair.target)
-    network = Network(model.causal_lm)
+    network = Network(model.causal_lm, WARNINGS.append)
     target = TorchTarget(network, num_context=_CONTEXT, on_warning=WARNINGS.append)
     try:
         return exact_rows(target, model.num_vocab, num_trees)
@@ -284,9 +284,9 @@ def _stage(pair: Pair, shape: str | None, plan: BenchPlan, note: Note) -> Iterat
             beside = random_model(
                 shape_named(shape), dtype=getattr(torch, pair.dtype), device=pair.device
             )
-            network = BallastNetwork(model.causal_lm, beside)
+            network = BallastNetwork(model.causal_lm, beside, WARNINGS.append)
         else:
-            network = Network(model.causal_lm)
+            network = Network(model.causal_lm, WARNINGS.append)
         target = TorchTarget(network, num_context=_CONTEXT, on_warning=WARNINGS.append)
         stack.callback(target.close)
         before = _free_bytes(pair.device)
@@ -314,7 +314,9 @@ def _drafter(pair: Pair, model: TorchModel) -> Iterator[Drafter]:
     if pair.is_draft_on_device:
         draft = pair.model(pair.draft)
         on_device = TorchDraftModel(
-            Network(draft.causal_lm), num_context=_CONTEXT, num_vocab=model.num_vocab
+            Network(draft.causal_lm, WARNINGS.append),
+            num_context=_CONTEXT,
+            num_vocab=model.num_vocab,
         )
         yield InlineDrafter(on_device)
         on_device.close()

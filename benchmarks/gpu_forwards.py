@@ -89,7 +89,10 @@ def plain_decoding(
     def measured(contexts: tuple[int, ...], **options: Any) -> list[dict[str, float]]:
         has_graphs = options.pop("has_graphs", True)
         target = TorchTarget(
-            Network(model), num_context=max(contexts) + 64, on_warning=WARNINGS.append, **options
+            Network(model, WARNINGS.append),
+            num_context=max(contexts) + 64,
+            on_warning=WARNINGS.append,
+            **options,
         )
         if not has_graphs:
             target._forwards._graphs.give_up("measured so")

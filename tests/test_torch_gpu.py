@@ -32,7 +32,7 @@ def target_on_gpu(**options: object) -> tuple[TorchTarget, list[str]]:
     warnings: list[str] = []
     model = build("llama", hidden_size=256, intermediate_size=512).to("cuda", torch.bfloat16)
     settings = {"num_context": 1200, "on_warning": warnings.append, **options}
-    return TorchTarget(Network(model), **settings), warnings
+    return TorchTarget(Network(model, warnings.append), **settings), warnings
 
 
 def test_graphs_and_kernels_are_used() -> None:

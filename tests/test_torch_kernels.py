@@ -29,7 +29,7 @@ from test_torch_models import (
     target_of,
 )
 
-from duodec.backends.torch import kernels, layouts, picking
+from duodec.backends.torch import kernels, layouts, pick_kernel, picking
 from duodec.backends.torch.draws import draw
 from duodec.backends.torch.pick_kernel import fused_pick
 from duodec.core.draft import Draft
@@ -47,6 +47,13 @@ def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
         return layouts.SplitLayouts(num_region)
 
     monkeypatch.setattr("duodec.backends.torch.target.exact_layouts", split_layouts)
+
+
+@pytest.fixture(autouse=True)
+def _products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter lacks what CUDA's library has."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(pick_kernel, "mul_rn", lambda a, b: a * b)
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ def _load_torch(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
     def start(num_context: int, plan: CorePlan) -> RunningTarget:
         try:
             return TorchTarget(
-                Network(model.causal_lm),
+                Network(model.causal_lm, on_warning),
                 num_context=num_context,
                 num_slots=config.num_slots,
                 num_threads=plan.target_alone,

@@ -6,7 +6,7 @@ the same rows and as many cells; it is computed and not used. Reports name it fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,10 +69,12 @@ class BallastNetwork(Network):
     its cost lacks.
     """
 
-    def __init__(self, model: Any, stack: Any) -> None:
+    def __init__(
+        self, model: Any, stack: Any, on_warning: Callable[[str], None] = lambda line: None
+    ) -> None:
         self._stack: Network | None = None  # none while the model itself is checked
-        super().__init__(model)
-        self._stack = Network(stack)
+        super().__init__(model, on_warning)
+        self._stack = Network(stack, on_warning)
 
     def cache(self, num_cells: int) -> CellCache:
         if self._stack is not None:

@@ -21,6 +21,7 @@ from duodec.backends.torch.noise import exp_mass, gumbel, halves
 from duodec.backends.torch.penalties import adjust, adjusts
 from duodec.backends.torch.picking import Pick, pick
 from duodec.backends.torch.rows import best, top
+from duodec.backends.torch.uploads import upload
 from duodec.core.noise import GUMBEL_MAX
 from duodec.core.protocols import Query
 
@@ -60,7 +61,7 @@ def draw(
     open_rows = np.flatnonzero(found[:, 2] == 0)
     if len(open_rows):
         rest = params.only(open_rows)
-        rows = scores[torch.as_tensor(open_rows).to(scores.device)]
+        rows = scores[upload(open_rows, scores.device)]
         settled = _sampled(rows, rest, rows.shape[-1], pick)
         again = to_host(torch.stack([part.double() for part in settled], dim=-1))
         found = found.copy()
@@ -128,7 +129,7 @@ def _first_look(scores: torch.Tensor, params: _RowParams, pick: Pick) -> _Three:
     is_settled = torch.ones_like(tokens, dtype=torch.bool)
     if not is_greedy.all():
         rows = np.flatnonzero(~is_greedy)
-        at = torch.as_tensor(rows).to(scores.device)
+        at = upload(rows, scores.device)
         drawn = _sampled(scores[at], params.only(rows), HEAD, pick)
         tokens[at], margins[at], is_settled[at] = drawn
     return tokens, margins, is_settled
@@ -136,7 +137,7 @@ def _first_look(scores: torch.Tensor, params: _RowParams, pick: Pick) -> _Three:
 
 def _sampled(logits: torch.Tensor, params: _RowParams, num_head: int, pick: Pick) -> _Three:
     """Draw rows whose temperature is above 0."""
-    lines = torch.as_tensor(params.values).to(logits.device)
+    lines = upload(params.values, logits.device)
     inverse = lines[:, 0:1].float()
     if params.is_cut:
         num_head = min(num_head, logits.shape[-1])

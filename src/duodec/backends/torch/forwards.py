@@ -14,6 +14,7 @@ from duodec.backends.torch.cache import CellCache
 from duodec.backends.torch.graphs import Graphs, Queue
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.network import Network
+from duodec.backends.torch.uploads import upload
 from duodec.core.draft import ROOT
 from duodec.core.protocols import Query
 from duodec.errors import ComputeFailed
@@ -116,7 +117,7 @@ class Forwards:
         """Compute ``lines`` padded to ``num_rows``, without a graph: the logits of the last of
         them, (1, vocab) fp32. Raises ComputeFailed."""
         self._send(lines, num_rows)
-        last = torch.tensor([len(lines) - 1], device=self._inputs.device)
+        last = upload([len(lines) - 1], self._inputs.device)
         return self._guarded(lambda: self._compute(num_rows, layout, last)).float()
 
     def score(

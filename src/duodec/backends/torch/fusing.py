@@ -37,6 +37,16 @@ def _fuse_parts(module: Any, names: Sequence[str]) -> None:
             setattr(module, name, _Slice(shared, part.out_features))
 
 
+def shared_by(*parts: Any) -> _Shared | None:
+    """What holds the weights of just these projections, in this order; None where nothing does."""
+    found = {part._shared if type(part) is _Slice else None for part in parts}
+    shared = found.pop()
+    begins = [part._rows.start for part in parts] if shared else []
+    if found or shared is None or begins != sorted(begins) or shared.num_slices != len(parts):
+        return None
+    return shared
+
+
 def _are_alike(parts: Sequence[Any]) -> bool:
     # a subclass may compute something else, and so may one whose forward somebody has replaced
     if not all(type(part) is torch.nn.Linear and "forward" not in vars(part) for part in parts):
@@ -54,7 +64,7 @@ class _Shared:
             has_bias = parts[0].bias is not None
             self.bias = torch.cat([part.bias for part in parts]) if has_bias else None
         self.num_rows = 0
-        self._left = self._num_slices = len(parts)
+        self._left = self.num_slices = len(parts)
         self._input: torch.Tensor | None = None
         self._product: torch.Tensor | None = None
 
@@ -63,12 +73,15 @@ class _Shared:
         begin, self.num_rows = self.num_rows, self.num_rows + count
         return slice(begin, self.num_rows)
 
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` by all the weights."""
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` by all the weights: computed when the first projection asks, forgotten when the
-        last one has."""
+        """`of`, computed when the first projection asks, and forgotten when the last one has."""
         if self._input is not x or self._product is None:
-            self._input, self._left = x, self._num_slices
-            self._product = torch.nn.functional.linear(x, self.weight, self.bias)
+            self._input, self._left = x, self.num_slices
+            self._product = self.of(x)
         found = self._product
         self._left -= 1
         if not self._left:

@@ -7,6 +7,7 @@ the length of the text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from duodec.backends.torch.attention import NAME, PerDevice, Plan, Rows, TextWindow
 from duodec.backends.torch.cache import CellCache
 from duodec.backends.torch.fusing import fuse, gains_by_fusing
+from duodec.backends.torch.layers import fuse_layers
 from duodec.backends.torch.library import torch, transformers
 from duodec.backends.torch.spreading import join
 from duodec.errors import BadOption, ModelUnreadable
@@ -26,11 +28,12 @@ _TOLERANCE, _HALF_TOLERANCE = 0.1, 0.6
 class Network:
     """A model of transformers in eval mode, on its devices, with our attention in place of its own
     until `close`, and on a GPU its projections fused for good: it serves one target at a time.
+    ``on_warning`` gets a line when forwards are slower than they should be.
 
     Raises ModelUnreadable for models that we cannot score, or whose logits our attention changes.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, on_warning: Callable[[str], None] = lambda line: None) -> None:
         self._model = model
         self.config = model.config.get_text_config()
         self.dtype = model.dtype
@@ -38,14 +41,18 @@ class Network:
         self._own_attention = model.config._attn_implementation
         assert self._own_attention != NAME, "a model serves one target at a time"
         self._part = join(model)
+        self._split_layers: Callable[[], None] = lambda: None
         try:
             with torch.inference_mode():
                 expected = self._learn()
-            if gains_by_fusing(self.device):
+            gains = gains_by_fusing(self.device)
+            if gains:
                 fuse(model)
             model.set_attn_implementation(NAME)
             with torch.inference_mode():
                 self._check_logits(expected)
+                if gains:
+                    self._fuse_layers(expected, on_warning)
         except BaseException:
             self.close()
             raise
@@ -62,9 +69,20 @@ class Network:
         self.num_vocab = expected.shape[-1]
         return expected
 
+    def _fuse_layers(self, expected: torch.Tensor, on_warning: Callable[[str], None]) -> None:
+        """Where the kernels compile and give the model's logits; else layers stay its own."""
+        try:
+            self._split_layers = fuse_layers(self._model)
+            self._check_logits(expected)
+        except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
+            self._split_layers()
+            reason = (str(error) or type(error).__name__).split("\n", 1)[0]
+            on_warning(f"Triton's layers are off, decoding will be slower: {reason}")
+
     def close(self) -> None:
         """Give the model its own attention back, and let go of it; can be called twice."""
         if self._model is not None:
+            self._split_layers()
             self._model.set_attn_implementation(self._own_attention)
             self._part()
             self._model = None

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from duodec.backends.torch.library import torch
+from duodec.backends.torch.uploads import upload
 from duodec.core.grammar import Mask
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams
@@ -120,6 +121,6 @@ def _tail_counts(
     return rows, tokens, counts
 
 
-def _on(like: torch.Tensor, values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+def _on(like: torch.Tensor, values: ArrayLike, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     """Numbers from the host beside ``like``."""
-    return torch.as_tensor(np.asarray(values), dtype=dtype).to(like.device)
+    return upload(values, like.device, dtype)

@@ -1,14 +1,18 @@
 """`pick` as one Triton kernel: a row is read once, its noise is never written.
 
 The same sequence of fp32 operations as `duodec.backends.torch.noise`, none fused with the next, on
-integers of 32 bits that wrap by themselves. A program takes a part of a row; what the parts found
-is put together by a few operations on small tensors.
+integers of 32 bits that wrap by themselves. Products are made by ``mul_rn``: for Blackwell the
+compiler pairs plain ones with sums, and the assembler fuses these, whatever it is told. A program
+takes a part of a row; what the parts found is put together by a few operations on small tensors.
 """
 
 from __future__ import annotations
 
 import triton  # type: ignore[import-not-found, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+from triton.language.extra.libdevice import (  # type: ignore[import-not-found, unused-ignore]
+    mul_rn,
+)
 
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.noise import LN2_HIGH, LN2_LOW, LOG_COEFFICIENTS, SQRT_HALF
@@ -35,20 +39,20 @@ def _log(  # type: ignore[no-untyped-def]
     pattern = x.to(tl.int32, bitcast=True) - sqrt_half
     e = (pattern >> 23).to(tl.float32)
     f = ((pattern & 0x007FFFFF) + sqrt_half).to(tl.float32, bitcast=True) - 1.0
-    square = f * f
-    y = f * c0
-    y = (y + c1) * f
-    y = (y + c2) * f
-    y = (y + c3) * f
-    y = (y + c4) * f
-    y = (y + c5) * f
-    y = (y + c6) * f
-    y = (y + c7) * f
-    y = (y + c8) * f * square
-    y = y + e * low
-    y = y - square * 0.5
+    square = mul_rn(f, f)
+    y = mul_rn(f, c0)
+    y = mul_rn(y + c1, f)
+    y = mul_rn(y + c2, f)
+    y = mul_rn(y + c3, f)
+    y = mul_rn(y + c4, f)
+    y = mul_rn(y + c5, f)
+    y = mul_rn(y + c6, f)
+    y = mul_rn(y + c7, f)
+    y = mul_rn(mul_rn(y + c8, f), square)
+    y = y + mul_rn(e, low)
+    y = y - mul_rn(square, 0.5)
     y = y + f
-    return y + e * high
+    return y + mul_rn(e, high)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -64,7 +68,7 @@ def _pick_kernel(  # type: ignore[no-untyped-def]
     token = tl.program_id(0) * part + tl.arange(0, part)
     is_in = token < num_vocab
     at = row.to(tl.int64) * row_step + token
-    score = tl.load(logits + at, mask=is_in, other=float("-inf")) * tl.load(inverses + row)
+    score = mul_rn(tl.load(logits + at, mask=is_in, other=float("-inf")), tl.load(inverses + row))
     z = token.to(tl.uint32) * 0x9E3779B1
     z = _mixed(z, tl.load(lows + row).to(tl.uint32))
     z = _mixed(z, tl.load(highs + row).to(tl.uint32))

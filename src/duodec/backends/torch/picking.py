@@ -1,8 +1,8 @@
 """The draw of rows that no sampler cuts: temperature, noise and the best token.
 
 `pick` is the readable way, some sixty passes over the rows; `picker` answers with one Triton kernel
-where the device has one that gives the same bits. Tested in Triton's interpreter on a CPU only, so
-it is compared with `pick` before a target uses it.
+where the device has one that gives the same bits. Never run on a GPU where it was written, so it
+is compared with `pick` before a target uses it.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from duodec.backends.torch.memo import SlotMemo, Slots
 from duodec.backends.torch.memory import Extent
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.picking import picker
+from duodec.backends.torch.uploads import upload
 from duodec.core.protocols import Query, Scores
 from duodec.core.sampling import Draw, Law
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
@@ -185,7 +186,7 @@ class TorchTarget:
             num_prompt = query.sampler.num_prompt_tokens
             moves += memo.follow(query.text, num_prompt if self._is_exact and num_prompt else None)
         if moves:
-            source, target = torch.tensor(moves).T.to(self._network.device)
+            source, target = upload(np.array(moves).T, self._network.device)
             self._cache.move(source, target)
 
     # --- forwards
@@ -253,7 +254,7 @@ class TorchTarget:
             lines, num_rows, self._layouts.of(lines), can_repeat=can_repeat
         )
         rows = np.flatnonzero(wanted >= 0)
-        source, target = torch.as_tensor(np.stack([rows, wanted[rows]])).to(logits.device)
+        source, target = upload(np.stack([rows, wanted[rows]]), logits.device)
         logits.index_copy_(0, target, found.index_select(0, source))
 
     def _warm_up(self) -> None:
