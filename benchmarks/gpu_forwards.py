@@ -80,7 +80,7 @@ def plain_decoding(
     shape: Shape, *, dtype: Any, device: str, contexts: tuple[int, ...]
 ) -> tuple[dict[str, int], dict[str, Callable[[], Any]]]:
     """One stack of that shape: its bytes, and by name forwards with rows padded to one number,
-    without, and without graphs."""
+    without, padded to twice as many, without graphs, and with transformers' own layers."""
     model = random_model(shape, dtype=dtype, device=device)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     embedding = model.get_input_embeddings().weight
@@ -88,8 +88,11 @@ def plain_decoding(
 
     def measured(contexts: tuple[int, ...], **options: Any) -> list[dict[str, float]]:
         has_graphs = options.pop("has_graphs", True)
+        network = Network(model, WARNINGS.append)
+        if options.pop("has_own_layers", False):
+            network.split_layers()
         target = TorchTarget(
-            Network(model, WARNINGS.append),
+            network,
             num_context=max(contexts) + 64,
             on_warning=WARNINGS.append,
             **options,
@@ -105,7 +108,9 @@ def plain_decoding(
     return {"weight_bytes": weights, "read_bytes": read_bytes}, {
         "exact": lambda: measured(contexts),
         "fast": lambda: measured(contexts, is_width_exact=False),
+        "exact, of 64 rows": lambda: measured(contexts[:1], num_rows=64),
         "exact, without graphs": lambda: measured(contexts[:1], has_graphs=False),
+        "exact, with transformers' layers": lambda: measured(contexts[:1], has_own_layers=True),
     }
 
 

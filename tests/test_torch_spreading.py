@@ -101,6 +101,7 @@ def test_all_that_a_layer_needs_crosses_with_it(kind: str, seen: Any) -> None:
         "devices": ["toy:0", "toy:1"],
         "layers": ["toy:0", "toy:1", "toy:1"],
         "logits": ["toy:1", 2, NUM_VOCAB],
+        "layers in few launches": 3 if kind in ("llama", "qwen2") else 0,
     }
 
 
@@ -111,6 +112,12 @@ def test_without_the_movers_devices_are_mixed(seen: Any) -> None:
 def test_each_tensor_crosses_once_a_forward(seen: Any) -> None:
     # tokens and positions to the first; hidden states, cosines, sines and positions to the last
     assert seen["crossings"] <= 6
+
+
+def test_the_host_waits_once_a_round(seen: Any) -> None:
+    """For the draws: nothing else is looked at, or copied from device to device."""
+    assert len(seen["waits"]) == 8
+    assert all(waits == ["to_host"] for waits in seen["waits"].values()), seen["waits"]
 
 
 def test_a_closed_network_leaves_no_movers(seen: Any) -> None:

@@ -7,7 +7,6 @@ The layer keeps its weights and its place in the model; only its ``forward`` is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +21,14 @@ _KINDS = {f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3
 
 def fuse_layers(model: Any) -> Callable[[], None]:
     """Give every layer that is of the kind another forward, which needs projections that are
-    fused; what it returns gives them their own back. Raises whatever importing Triton does."""
-    changed = []
-    for layer in model.modules():
-        if _is_of_the_kind(layer):
-            layer.forward = _Launches.of(layer)
-            changed.append(layer)
+    fused; what it returns gives them their own back. Raises ImportError without Triton."""
+    found = [(layer, _Launches.of(layer)) for layer in model.modules() if _is_of_the_kind(layer)]
+    for layer, forward in found:
+        layer.forward = forward
 
     def undo() -> None:
-        for layer in changed:
-            with suppress(AttributeError):
-                del layer.forward
+        for layer, _ in found:
+            vars(layer).pop("forward", None)
 
     return undo
 

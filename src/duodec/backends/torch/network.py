@@ -41,7 +41,7 @@ class Network:
         self._own_attention = model.config._attn_implementation
         assert self._own_attention != NAME, "a model serves one target at a time"
         self._part = join(model)
-        self._split_layers: Callable[[], None] = lambda: None
+        self.split_layers: Callable[[], None] = lambda: None  # gives them their own forward back
         try:
             with torch.inference_mode():
                 expected = self._learn()
@@ -72,17 +72,17 @@ class Network:
     def _fuse_layers(self, expected: torch.Tensor, on_warning: Callable[[str], None]) -> None:
         """Where the kernels compile and give the model's logits; else layers stay its own."""
         try:
-            self._split_layers = fuse_layers(self._model)
+            self.split_layers = fuse_layers(self._model)
             self._check_logits(expected)
         except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
-            self._split_layers()
+            self.split_layers()
             reason = (str(error) or type(error).__name__).split("\n", 1)[0]
             on_warning(f"Triton's layers are off, decoding will be slower: {reason}")
 
     def close(self) -> None:
         """Give the model its own attention back, and let go of it; can be called twice."""
         if self._model is not None:
-            self._split_layers()
+            self.split_layers()
             self._model.set_attn_implementation(self._own_attention)
             self._part()
             self._model = None
