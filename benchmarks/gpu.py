@@ -33,7 +33,7 @@ from benchmarks.gpu_forwards import (
     plain_decoding,
     same_noise,
 )
-from benchmarks.gpu_sections import Note, Report, attempt
+from benchmarks.gpu_sections import Note, OutOfTime, Report, attempt
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.torch.ballast import BallastNetwork, random_model, shape_named
 from duodec.backends.torch.blueprint import Blueprint
@@ -237,7 +237,7 @@ def _tasks(
     is_complete = True
     try:
         runner.run(prompts)
-    except TimeoutError:
+    except OutOfTime:
         is_complete = False
     results = Results(journal.generations, environment(), {**settings, "is_complete": is_complete})
     results.write(output / name / "results.json")
