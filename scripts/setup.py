@@ -126,11 +126,12 @@ def _cmake_args(made: "dict[str, str]") -> str:
 
 
 def _extras(made: "dict[str, str]") -> str:
-    """The optional dependencies to install: torch once somebody asked for it."""
+    """The optional dependencies to install: torch once somebody asked for it, and the compiler of
+    our kernels, whose tests need no GPU."""
     if IS_FOR_VLLM:
         return VLLM_EXTRAS
     has_torch = "--torch" in sys.argv or "torch" in made.get("extras", "").split(",")
-    return f"{EXTRAS},torch" if has_torch else EXTRAS
+    return f"{EXTRAS},torch,triton" if has_torch else EXTRAS
 
 
 def _with_words(extras: str) -> str:
