@@ -5,9 +5,10 @@
 
 Sections run one after the other, the most telling first, each in a process of its own and within
 its budget (`benchmarks.gpu_sections`); what is known is in gpu.json after each of them, what failed
-says why. Large targets are stood in for by *ballast* (`duodec.backends.torch.ballast`): the answers
-are those of --target, each forward also runs a random stack of the stated shape. Nothing is
-fetched: models are files, or in the cache.
+says why. What one call has no time for, another can do: --only "13b,34b". Large targets are stood
+in for by *ballast* (`duodec.backends.torch.ballast`): the answers are those of --target, each
+forward also runs a random stack of the stated shape. Nothing is fetched: models are files, or in
+the cache.
 
 The same script runs on a machine without a GPU, to be checked there: --device cpu --shapes tiny.
 """
@@ -64,7 +65,7 @@ _METHODS = "ar,sps:2,sps:4,lookup,suffix,pearl,duo,stream,auto"
 
 
 # seconds that a section may take, on a GPU of this decade, with what loading takes there
-_SHORT_S, _EXACT_S, _FORWARDS_S, _STEPS_S, _TASKS_S, _GENERATE_S = 40, 90, 100, 60, 110, 120
+_SHORT_S, _EXACT_S, _FORWARDS_S, _STEPS_S, _TASKS_S, _GENERATE_S = 40, 90, 140, 60, 110, 120
 
 
 def main(
@@ -82,13 +83,15 @@ def main(
     methods: Annotated[str, typer.Option(help="By commas.")] = _METHODS,
     minutes: Annotated[float, typer.Option(help="After which all has ended.")] = 9.0,
     quick: Annotated[bool, typer.Option("--quick", help="Only what must be known first.")] = False,
+    only: Annotated[str, typer.Option(help="Sections with one of these words, by commas.")] = "",
 ) -> None:
     """Check exactness, then measure."""
     output.mkdir(parents=True, exist_ok=True)
     names = [name for name in shapes.split(",") if name]
     if quick:
         names, minutes, methods = names[:1], min(minutes, 2.9), "ar,stream,auto"
-    report = Report(output, time.monotonic() + 60 * minutes)
+    words = tuple(word for word in only.split(",") if word)
+    report = Report(output, time.monotonic() + 60 * minutes, words)
     contexts = (128, 1024, 4096) if device == "cuda" else (64,)
     pair = Pair(target, draft, device, dtype)
     shape, number_type = shape_named(names[0]), getattr(torch, dtype)
@@ -122,12 +125,13 @@ def main(
     report.section("noise is NumPy's", lambda note: same_noise(device), _SHORT_S)
     report.section("rows are plain decoding's", lambda note: _exact(pair, num_trees), _EXACT_S)
     report.section(f"plain decoding, {names[0]}", forwards_of, _FORWARDS_S)
-    if not quick:
-        report.section("draft steps", lambda note: _steps(pair, note), _STEPS_S)
-    for name in names if quick else (*names, None):
-        report.section(_label(name), tasks(name), _TASKS_S)
     if quick:
+        report.section(_label(names[0]), tasks(names[0]), _TASKS_S)
         return
+    report.section(f"transformers' generate, {names[0]}", generated, _GENERATE_S)
+    report.section("draft steps", lambda note: _steps(pair, note), _STEPS_S)
+    for name in (names[0], None):
+        report.section(_label(name), tasks(name), _TASKS_S)
     on_device = replace(pair, is_draft_on_device=True)
     of_sps = replace(plan, methods=("ar", "sps:2", "sps:4", "sps:6"))
     report.section(
@@ -135,7 +139,8 @@ def main(
         tasks(names[0], on_device, of_sps),
         _TASKS_S,
     )
-    report.section(f"transformers' generate, {names[0]}", generated, _GENERATE_S)
+    for name in names[1:]:
+        report.section(_label(name), tasks(name), _TASKS_S)
 
 
 def _label(name: str | None) -> str:
@@ -317,6 +322,7 @@ def _drafter(pair: Pair, model: TorchModel) -> Iterator[Drafter]:
             Network(draft.causal_lm, WARNINGS.append),
             num_context=_CONTEXT,
             num_vocab=model.num_vocab,
+            on_warning=WARNINGS.append,
         )
         yield InlineDrafter(on_device)
         on_device.close()

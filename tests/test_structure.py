@@ -44,7 +44,11 @@ HOMES = {
     "llguidance": ("backends/llguidance",),
     "torch": ("backends/torch", "backends/transformers"),
     "transformers": ("backends/torch", "backends/transformers"),
-    "triton": ("backends/torch/kernels", "backends/torch/pick_kernel"),
+    "triton": (
+        "backends/torch/kernels",
+        "backends/torch/layer_kernels",
+        "backends/torch/pick_kernel",
+    ),
     "accelerate": ("backends/torch", "backends/transformers"),
     "gguf": ("backends/torch", "backends/transformers"),
     "huggingface_hub": ("models",),

@@ -54,6 +54,9 @@ def test_no_section_costs_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     report = sections.Report(tmp_path, time.monotonic() + 60)
     for name, (work, _) in SECTIONS.items():
         report.section(name, work, 1.0)
+    report.only = ("has", "work")
+    report.section("was not asked for", fail, 1.0)
+    report.only = ()
     report.end_s = time.monotonic()
     report.section("comes too late", fail, 1.0)
     found = json.loads((tmp_path / "gpu.json").read_text())
@@ -61,5 +64,6 @@ def test_no_section_costs_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         shown = {key: found[name][key] for key in found[name] if key not in ("seconds", "where")}
         assert shown == expected
         assert found[name]["seconds"] < 10
+    assert "was not asked for" not in found
     assert found["comes too late"]["error"] == "no time was left"
     assert [path.name for path in tmp_path.iterdir()] == ["gpu.json"]

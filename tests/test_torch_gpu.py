@@ -20,7 +20,7 @@ from duodec.backends.torch.spreading import blocks
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import Sampler
+from duodec.core.sampling import Sampler, SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,6 +68,24 @@ def test_graphs_compute_what_single_launches_do(is_exact: bool) -> None:
         text = [*text, *draft.path_tokens(len(draft) - 1), 7]
 
 
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_one_graph_serves_all_slots(is_exact: bool) -> None:
+    captured, _ = target_on_gpu(is_width_exact=is_exact, num_slots=3)
+    eager, _ = target_on_gpu(is_width_exact=is_exact, num_slots=3)
+    eager._forwards._graphs._can_capture = False
+    num_graphs = len(captured._forwards._graphs._graphs)
+    rng = np.random.default_rng(0)
+    for slots in ((0, 1), (2, 0), (1,), (0, 1, 2)):
+        queries = [
+            query_of(random_text(100 * slot + 90), random_tree(rng, 4, 2), num_prompt=80, slot=slot)
+            for slot in slots
+        ]
+        for ours, theirs in zip(logits(captured, *queries), logits(eager, *queries), strict=True):
+            assert torch.equal(ours, theirs)
+    if is_exact:
+        assert len(captured._forwards._graphs._graphs) == num_graphs, "none was captured later"
+
+
 @pytest.mark.parametrize("sampling", LARGE, ids=range(len(LARGE)))
 def test_draws_are_numpys(sampling: object) -> None:
     rng = np.random.default_rng(3)
@@ -100,24 +118,38 @@ def test_half_precision_is_close_to_the_models_own() -> None:
 
 
 def test_nothing_is_compiled_after_the_start() -> None:
-    """Neither for several slots, nor for other texts: a target must not stop in the middle."""
-    from duodec.backends.torch import kernels
+    """Neither for several slots, nor for other texts or draws: a target must not stop in the
+    middle."""
+    from duodec.backends.torch import kernels, layer_kernels, pick_kernel
 
     target, _ = target_on_gpu(num_slots=2)
 
     def binaries() -> int:
-        caches = [kernel.device_caches for kernel in (kernels._split_kernel, kernels._tail_kernel)]
+        launched = (
+            kernels._split_kernel,
+            kernels._tail_kernel,
+            layer_kernels._norm_kernel,
+            layer_kernels._place_kernel,
+            layer_kernels._gate_kernel,
+            pick_kernel._pick_kernel,
+        )
+        caches = [kernel.device_caches for kernel in launched]
         return sum(len(cache[0]) for by_device in caches for cache in by_device.values())
 
     num_binaries = binaries()
-    assert num_binaries
+    assert num_binaries >= 6
     rng = np.random.default_rng(0)
     for lengths in ((30,), (600,), (30, 900), (1, 1100)):
         queries = [
-            query_of(random_text(n), random_tree(rng, 5, 5), num_prompt=max(1, n - 1), slot=slot)
+            Query(
+                slot,
+                np.array(random_text(n), dtype=np.int32),
+                random_tree(rng, 5, 5),
+                Sampler(SamplingParams(0.8), num_prompt_tokens=max(1, n - 1)),
+            )
             for slot, n in enumerate(lengths)
         ]
-        logits(target, *queries)
+        target.score(queries)
     assert binaries() == num_binaries
 
 

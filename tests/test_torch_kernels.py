@@ -5,7 +5,6 @@ Half precision is float16 here: the interpreter cannot multiply matrices of bflo
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch for CUDA")
 
 from test_torch_models import (
@@ -43,8 +40,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Targets use the kernels on the CPU too."""
 
-    def split_layouts(network: object, num_region: int, *_: object) -> object:
-        return layouts.SplitLayouts(num_region)
+    def split_layouts(network: object, num_slots: int, num_region: int, *_: object) -> object:
+        return layouts.SplitLayouts(num_slots, num_region)
 
     monkeypatch.setattr("duodec.backends.torch.target.exact_layouts", split_layouts)
 
@@ -77,6 +74,10 @@ def test_the_kernels_compute_what_the_oracle_does(shape: tuple[int, int, int]) -
         of = {"num_rows": num_rows, "num_splits": num_splits}
         assert kernels.check(*shape, torch.float32, DEVICE, **of) < 2e-6
         assert kernels.check(*shape, torch.float16, DEVICE, **of) < 2e-3
+
+
+def test_the_check_stays_within_a_short_context() -> None:
+    assert kernels.check(2, 2, 8, torch.float32, DEVICE, num_rows=5, num_splits=1) < 2e-6
 
 
 @pytest.mark.parametrize("length", [1, 80, 337, 593])
@@ -124,13 +125,13 @@ def test_kernels_that_cannot_be_used_cost_one_warning(monkeypatch: pytest.Monkey
     for outcome in (lambda *shape, **of: 0.3, lambda *shape, **of: 1 / 0):
         warnings: list[str] = []
         monkeypatch.setattr(kernels, "check", outcome)
-        found = layouts.exact_layouts(OnGpu(), 512, 32, warnings.append)  # type: ignore[arg-type]
+        found = layouts.exact_layouts(OnGpu(), 1, 512, 32, warnings.append)  # type: ignore[arg-type]
         assert isinstance(found, layouts.BlockLayouts)
         assert len(warnings) == 1
         assert warnings[0].startswith("Triton's attention is off")
     asked: list[dict[str, int]] = []
     monkeypatch.setattr(kernels, "check", lambda *shape, **of: asked.append(of) or 0.0)
-    found = layouts.exact_layouts(OnGpu(), 512, 32, warnings.append)  # type: ignore[arg-type]
+    found = layouts.exact_layouts(OnGpu(), 1, 512, 32, warnings.append)  # type: ignore[arg-type]
     assert isinstance(found, layouts.SplitLayouts)
     assert asked == [{"num_rows": 32, "num_splits": 2}], "what is checked is what runs"
 

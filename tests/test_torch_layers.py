@@ -5,7 +5,6 @@ Half precision is float16 here: the interpreter cuts numbers off to make them bf
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -16,14 +15,13 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch for CUDA")
 
 from test_torch_models import build, logits, oracle_rows, query_of, random_text
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from duodec.backends.torch import layer_kernels
+from duodec.backends.torch import layer_kernels, network
+from duodec.backends.torch.fusing import gains_by_fusing
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import Draft
@@ -165,6 +163,16 @@ def test_what_computes_something_else_is_left_alone(kind: str, changes: dict[str
     assert num_fused(model) == 0
     assert warnings == []
     network.close()
+
+
+def test_an_outline_has_nothing_that_a_kernel_could_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch with pointers to nothing would break the device for good."""
+    monkeypatch.undo()
+    monkeypatch.setattr(network, "fuse_layers", lambda model: pytest.fail("no layer"))
+    with torch.device("meta"):
+        outline = build("llama")
+    assert not gains_by_fusing(torch.device("meta"))
+    Network(outline).close()
 
 
 def test_a_layer_that_somebody_changed_is_left_alone() -> None:

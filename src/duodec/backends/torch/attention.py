@@ -13,7 +13,7 @@ row lists. Both ways take groups of query heads as rows of one matrix, so that n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from duodec.backends.torch.library import torch, transformers
@@ -60,6 +60,7 @@ class Masked:
 
     begin: int
     mask: torch.Tensor  # (rows, cells) bool
+    _biases: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
@@ -70,10 +71,19 @@ class Masked:
             query.flatten(1, 2)[None],
             keys[None, :, window],
             values[None, :, window],
-            attn_mask=self.mask.repeat(group, 1),
+            attn_mask=self._bias(group, query.dtype),
             scale=scaling,
         )
         return out.view_as(query)
+
+    def _bias(self, group: int, dtype: torch.dtype) -> torch.Tensor:
+        """The mask as torch would make it in every layer: (group * rows, cells). cuDNN misreads
+        one of another type than the query's."""
+        if (group, dtype) not in self._biases:
+            hidden = ~self.mask.repeat(group, 1)
+            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            self._biases[group, dtype] = bias.masked_fill_(hidden, -torch.inf)
+        return self._biases[group, dtype]
 
 
 @dataclass(frozen=True)

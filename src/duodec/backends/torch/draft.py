@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import TorchScores, TorchTarget
 from duodec.core.protocols import Query, RowQuery
@@ -15,8 +17,17 @@ class TorchDraftModel:
     tokens only.
     """
 
-    def __init__(self, network: Network, *, num_context: int, num_vocab: int | None = None) -> None:
-        self._target = TorchTarget(network, num_context=num_context, is_width_exact=False)
+    def __init__(
+        self,
+        network: Network,
+        *,
+        num_context: int,
+        num_vocab: int | None = None,
+        on_warning: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._target = TorchTarget(
+            network, num_context=num_context, is_width_exact=False, on_warning=on_warning
+        )
         self._num_vocab = num_vocab
 
     def rows(self, query: RowQuery) -> list[Row]:

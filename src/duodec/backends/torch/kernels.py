@@ -182,15 +182,17 @@ class SplitPlan:
 
 @dataclass(frozen=True)
 class Splits:
-    """As many splits as a slot has. ``bases`` are the slots' where there are several; one slot is
-    read off the rows, so that one graph serves all slots."""
+    """As many splits as a slot has. Where the rows are of one slot, it is read off them; else all
+    ``num_slots`` are looked at. So one graph serves each of the slots, and one all of them."""
 
     num_splits: int
-    bases: tuple[int, ...] = ()
+    num_slots: int = 1
 
     def plan(self, rows: Rows) -> SplitPlan:
-        own = rows.bases[:1]
-        bases = own.new_tensor(self.bases) if self.bases else own
+        bases = rows.bases[:1]
+        if self.num_slots > 1:
+            slots = torch.arange(self.num_slots, device=bases.device)
+            bases = slots * (self.num_splits * SPLIT)
         return SplitPlan(rows, bases, self.num_splits)
 
 
@@ -214,7 +216,7 @@ def check(
     num_cells = num_splits * SPLIT
     query = random(num_rows, num_kv_heads, group, size).permute(1, 2, 0, 3)
     keys, values = random(num_kv_heads, num_cells, size), random(num_kv_heads, num_cells, size)
-    edges = [0, 50, TAIL, SPLIT + 9, num_cells - 1]
+    edges = [min(edge, num_cells - 1) for edge in (0, 50, TAIL, SPLIT + 9, num_cells)]
     lines = torch.zeros(num_rows, 5 + TAIL, dtype=torch.int64, device=device)  # as in `Forwards`
     lines[:, 1] = torch.tensor([edges[i % len(edges)] for i in range(num_rows)], device=device)
     lines[:, 5:] = (lines[:, 1:2] + torch.arange(1 - TAIL, 1, device=device)).clamp(min=0)

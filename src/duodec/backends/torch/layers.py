@@ -1,6 +1,6 @@
 """Decoder layers of Llama's kind in ten launches: four products of matrices and six kernels.
 
-transformers' own layer has about forty, and on a GPU a forward of few rows waits for each of them.
+transformers' own layer has 37, and on a GPU a forward of few rows waits for each of them.
 The layer keeps its weights and its place in the model; only its ``forward`` is another.
 """
 

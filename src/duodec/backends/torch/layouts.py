@@ -18,8 +18,9 @@ class Layouts(Protocol):
     def of(self, lines: Lines) -> Layout:
         """The layout of a forward that continues texts."""
 
-    def for_one_text(self) -> Sequence[Layout]:
-        """All that a single text in the first slot needs."""
+    def recurring(self) -> Sequence[Layout]:
+        """All that a single text in the first slot needs, and what all forwards of several texts
+        share, if they do."""
 
 
 class WindowLayouts:
@@ -35,8 +36,10 @@ class WindowLayouts:
             return TreeWindow(0, self._num_cells)
         return TreeWindow(bases[0], _at_least(self._sizes, lines.end_cell - bases[0]))
 
-    def for_one_text(self) -> list[TreeWindow]:
-        return [TreeWindow(0, size) for size in self._sizes]
+    def recurring(self) -> list[TreeWindow]:
+        alone = [TreeWindow(0, size) for size in self._sizes]
+        together = TreeWindow(0, self._num_cells)
+        return alone if together in alone else [*alone, together]
 
 
 class BlockLayouts:
@@ -52,7 +55,7 @@ class BlockLayouts:
             begins += self._blocks(base, _at_least(self._sizes, num_seen)).begins
         return Blocks(tuple(begins))
 
-    def for_one_text(self) -> list[Blocks]:
+    def recurring(self) -> list[Blocks]:
         return [self._blocks(0, size) for size in self._sizes]
 
     def _blocks(self, base: int, num_cells: int) -> Blocks:
@@ -63,22 +66,26 @@ class BlockLayouts:
 class SplitLayouts:
     """The kernels find out themselves how long each row's prefix is."""
 
+    num_slots: int
     num_region: int
 
     def of(self, lines: Lines) -> Layout:
+        alone, *together = self.recurring()
+        return together[0] if len(lines.bases) > 1 else alone
+
+    def recurring(self) -> list[Layout]:
         from duodec.backends.torch.kernels import SPLIT, Splits
 
-        bases = lines.bases
-        return Splits(self.num_region // SPLIT, tuple(bases) if len(bases) > 1 else ())
-
-    def for_one_text(self) -> list[Layout]:
-        from duodec.backends.torch.kernels import SPLIT, Splits
-
-        return [Splits(self.num_region // SPLIT)]
+        counts = (1, self.num_slots) if self.num_slots > 1 else (1,)
+        return [Splits(self.num_region // SPLIT, num_slots) for num_slots in counts]
 
 
 def exact_layouts(
-    network: Network, num_region: int, num_rows: int, on_warning: Callable[[str], None]
+    network: Network,
+    num_slots: int,
+    num_region: int,
+    num_rows: int,
+    on_warning: Callable[[str], None],
 ) -> BlockLayouts | SplitLayouts:
     """The kernels on a GPU where they compile and agree with their oracle, else the oracle."""
     if network.device.type != "cuda":
@@ -97,7 +104,7 @@ def exact_layouts(
         )
         reason = f"its results are off by {off:.2g}"
         if off < _TOLERANCE:
-            return SplitLayouts(num_region)
+            return SplitLayouts(num_slots, num_region)
     except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
         reason = (str(error) or type(error).__name__).split("\n", 1)[0]
     on_warning(f"Triton's attention is off, decoding will be slower: {reason}")

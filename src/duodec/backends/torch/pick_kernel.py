@@ -55,7 +55,8 @@ def _log(  # type: ignore[no-untyped-def]
     return y + mul_rn(e, high)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+# one binary for all vocabularies: the one that was checked
+@triton.jit(do_not_specialize=["row_step", "num_vocab", "num_parts"])  # type: ignore[untyped-decorator, unused-ignore]
 def _pick_kernel(  # type: ignore[no-untyped-def]
     logits, inverses, lows, highs, best_out, token_out, second_out,
     row_step, num_vocab, num_parts,

@@ -20,13 +20,16 @@ from duodec.backends.torch.memory import Extent
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.picking import picker
 from duodec.backends.torch.uploads import upload
+from duodec.core.draft import Draft
 from duodec.core.protocols import Query, Scores
-from duodec.core.sampling import Draw, Law
+from duodec.core.sampling import Draw, Law, Sampler, SamplingParams
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 MAX_WIDTH = TAIL  # draft tokens that a forward may score
 _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 _FEWEST_READ = 32  # rows in which the part of a prompt is read on a GPU at least
+# draws of every kind
+_DRAWN_FIRST = (SamplingParams(), SamplingParams(1.0), SamplingParams(1.0, top_k=20, top_p=0.9))
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96)  # rows of a forward whose bits may depend on their number
 
 
@@ -110,10 +113,11 @@ class TorchTarget:
             self._readings = Readings(rows=(num_chunk,) if is_width_exact else ())
         with self._queue.scope():
             self._layouts: Layouts = (
-                exact_layouts(self._network, self._num_region, num_rows, on_warning)
+                exact_layouts(self._network, num_slots, self._num_region, num_rows, on_warning)
                 if is_width_exact
                 else WindowLayouts(num_slots, self._num_region)
             )
+            self._recurring = self._layouts.recurring()
             self._pick = picker(self._network.device, on_warning)
             self._cache = self._network.cache(num_slots * self._num_region + max_rows)
             self._forwards = Forwards(
@@ -241,32 +245,34 @@ class TorchTarget:
         step = self._widths[-1]
         for begin in range(0, len(lines), step):
             part = slice(begin, begin + step)
-            self._score_part(lines[part], wanted[part], logits, can_repeat=len(queries) == 1)
+            self._score_part(lines[part], wanted[part], logits)
         for query, memo in zip(queries, memos, strict=True):
             memo.extend(query.text[len(memo.trunk) :], was_read=False)
             memo.tree = query.draft
 
-    def _score_part(
-        self, lines: Lines, wanted: np.ndarray[Any, Any], logits: torch.Tensor, *, can_repeat: bool
-    ) -> None:
+    def _score_part(self, lines: Lines, wanted: np.ndarray[Any, Any], logits: torch.Tensor) -> None:
         num_rows = next(width for width in self._widths if width >= len(lines))
-        found = self._forwards.score(
-            lines, num_rows, self._layouts.of(lines), can_repeat=can_repeat
-        )
+        layout = self._layouts.of(lines)
+        can_repeat = len(lines.bases) == 1 or layout in self._recurring
+        found = self._forwards.score(lines, num_rows, layout, can_repeat=can_repeat)
         rows = np.flatnonzero(wanted >= 0)
         source, target = upload(np.stack([rows, wanted[rows]]), logits.device)
         logits.index_copy_(0, target, found.index_select(0, source))
 
     def _warm_up(self) -> None:
-        """Run one forward of each kind that a single text needs in the first slot, so that nothing
-        is planned, compiled or captured while somebody waits for a token, and memory that is
-        short runs out at once."""
+        """Run one forward of each kind that comes again and again, so that nothing is planned,
+        compiled or captured while somebody waits for a token, and memory that is short runs out
+        at once."""
         line = Lines.of_text(Query(0, np.zeros(1, dtype=np.int32)), 0, 0, 1)
         for num_rows, window in self._readings.for_one_text():
             self._forwards.read(line, num_rows, window)
-        for layout in self._layouts.for_one_text():
+        for layout in self._recurring:
             for width in self._widths:
                 self._forwards.score(line, width, layout, can_repeat=True)
+        logits = torch.zeros((1, self._network.num_vocab), device=self._network.device)
+        for params in _DRAWN_FIRST:
+            query = Query(0, np.zeros(1, dtype=np.int32), Draft(), Sampler(params), 1)
+            draw(logits, [query], self._queue.to_host, self._pick)
 
 
 @contextmanager
