@@ -1,7 +1,7 @@
 """Decoder layers of Llama's kind in ten launches: four products of matrices and six kernels.
 
-transformers' own layer has 37, and on a GPU a forward of few rows waits for each of them.
-The layer keeps its weights and its place in the model; only its ``forward`` is another.
+transformers' own layer has 37, and on a GPU a forward of few rows waits for each of them. The
+layer keeps its weights and its place in the model; only its ``forward`` is another.
 """
 
 from __future__ import annotations
