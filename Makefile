@@ -27,7 +27,7 @@ test: setup  ## run the tests
 	@$(BIN)/python -m pytest
 
 test-torch: setup-torch  ## run the tests of targets on torch
-	@$(BIN)/python -m pytest tests/test_torch_*.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_torch_*.py
 
 test-vllm: setup-vllm  ## run the tests of our drafter in vLLM
 	@.venv-vllm/bin/python -m pytest tests/test_vllm_*.py

@@ -189,14 +189,28 @@ def test_slots_give_way_when_the_cache_is_full(model: LlamaModel) -> None:
 # --- texts
 
 
+@pytest.fixture(scope="module")
+def plain_answers() -> dict[tuple[object, ...], Finished]:
+    """Those that were asked for already, by what was asked."""
+    return {}
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("method", [name for name in KEYED if name != "ar"])
-def test_one_seed_one_text(engine: Engine, method: str, temperature: float) -> None:
+def test_one_seed_one_text(
+    engine: Engine,
+    plain_answers: dict[tuple[object, ...], Finished],
+    method: str,
+    temperature: float,
+) -> None:
     drafted = accepted = 0
     n = 24 if METHODS[method]().reads_off_path else 64  # of wide trees a CPU scores few a second
     for question in QUESTIONS:
         settings = {"n": n, "temperature": temperature, "top_p": 0.95, "seed": 11}
-        plain = answer(engine, chat(question), "ar", **settings)
+        key = (question, *settings.values())
+        if key not in plain_answers:
+            plain_answers[key] = answer(engine, chat(question), "ar", **settings)
+        plain = plain_answers[key]
         ours = answer(engine, chat(question), method, **settings)
         assert ours.tokens == plain.tokens
         assert ours.text == plain.text

@@ -17,6 +17,8 @@ import torch
 from fakes import FakeDatastore, FixedBudget
 from test_torch_models import KINDS, NUM_VOCAB, build, random_text, target_of
 
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target import LlamaDraftModel
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import TorchScores, TorchTarget
 from duodec.core.grammar import Grammar
@@ -196,7 +198,7 @@ def test_a_row_off_by_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of gguf and transformers while they load
-def test_smollm2_says_what_transformers_says() -> None:
+def test_smollm2_says_what_transformers_says_by_every_method() -> None:
     pytest.importorskip("gguf", reason="gguf is not installed: make setup-torch")
     import transformers
 
@@ -207,14 +209,22 @@ def test_smollm2_says_what_transformers_says() -> None:
     tokens = torch.tensor([[504, 2365, 282, 4649, 314, 260, 253, 314, 260, 1789]])
     with torch.inference_mode():
         own = model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=24,
+            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=16,
             eos_token_id=None, pad_token_id=0,
         )[0, tokens.shape[1] :].tolist()  # fmt: skip
     target = TorchTarget(Network(model), num_context=128, num_rows=8, num_chunk=16)
     prompt = tokens[0].tolist()
-    for name in ("ar", "lookup"):
+    draft = LlamaModel(resolve("smollm2-draft").path)
+    for name in METHODS:
         session = Session(
-            target, prompt, len(prompt) + 24, sampler=Sampler(num_prompt_tokens=len(prompt))
+            target,
+            prompt,
+            len(prompt) + 16,
+            InlineDrafter(LlamaDraftModel(draft, num_context=256, num_threads=1)),
+            Sampler(num_prompt_tokens=len(prompt)),
+            datastore=FakeDatastore([prompt + own]),
+            costs=FixedBudget(5),
         )
-        assert len(list(method(name).rounds(session))) > 0
-        assert session.text[len(prompt) :].tolist() == own
+        rounds = list(method(name).rounds(session))
+        assert session.text[len(prompt) :].tolist() == own, name
+        assert (sum(done.num_accepted for done in rounds) > 0) == (name != "ar"), name
