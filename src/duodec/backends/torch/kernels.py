@@ -170,12 +170,13 @@ class SplitPlan:
                     self.num_splits, num_group=group, size=size, wide=wide, tile_rows=tile,
                     num_tail=TAIL, length=SPLIT, tile=_TILE,
                     num_warps=8 if tile == 64 else 4,  # so that no thread's registers overflow
+                    enable_fp_fusion=True,
                 )  # fmt: skip
             _tail_kernel[(num_rows, num_kv_heads)](
                 query, keys, values, rows.positions, rows.tails, best, total, summed, out,
                 *steps, rows.tails.stride(0), scaling, num_rows, self.num_splits,
                 num_group=group, wide_group=max(16, triton.next_power_of_2(group)), size=size,
-                wide=wide, num_tail=TAIL, length=SPLIT, tile=_TAIL_TILE,
+                wide=wide, num_tail=TAIL, length=SPLIT, tile=_TAIL_TILE, enable_fp_fusion=True,
             )  # fmt: skip
         return out.permute(1, 2, 0, 3)
 

@@ -103,8 +103,9 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     out = torch.empty_like(x)
     with torch.cuda.device_of(x):  # kernels are launched where the thread is
         _norm_kernel[(num_rows,)](
-            x, weight, out, eps, width=width, wide=triton.next_power_of_2(width), num_warps=8
-        )
+            x, weight, out, eps, width=width, wide=triton.next_power_of_2(width), num_warps=8,
+            enable_fp_fusion=True,
+        )  # fmt: skip
     return out
 
 
@@ -114,7 +115,9 @@ def gated(x: torch.Tensor) -> torch.Tensor:
     num_rows, inner = x.shape[0], x.shape[1] // 2
     out = x.new_empty(num_rows, inner)
     with torch.cuda.device_of(x):
-        _gate_kernel[(num_rows, triton.cdiv(inner, _PART))](x, out, inner, part=_PART)
+        _gate_kernel[(num_rows, triton.cdiv(inner, _PART))](
+            x, out, inner, part=_PART, enable_fp_fusion=True
+        )
     return out
 
 
@@ -144,6 +147,6 @@ def placed(
             x, cos.contiguous(), sin.contiguous(), cells, query_norm, key_norm, query, keys, values,
             cells.stride(0), keys.stride(0), eps, num_heads=num_heads, num_kv_heads=num_kv_heads,
             half=size // 2, wide=triton.next_power_of_2(size // 2), num_tile=_HEADS,
-            has_norms=norms is not None,
+            has_norms=norms is not None, enable_fp_fusion=True,
         )  # fmt: skip
     return query
