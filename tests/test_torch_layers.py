@@ -5,6 +5,8 @@ Half precision is float16 here: the interpreter cuts numbers off to make them bf
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -130,10 +132,21 @@ def test_layers_are_the_models_until_the_network_closes(kind: str) -> None:
     (rows,) = logits(target, query_of(text, num_prompt=50))
     assert (rows[0].cpu() - expected).abs().max() < 1e-4
     target.close()
+    target.close()
     assert num_fused(model) == 0
     with torch.inference_mode():
         own = model(torch.tensor([text], device=DEVICE)).logits[0, -1].cpu()
     assert (own - expected).abs().max() < 1e-4
+
+
+def test_a_closed_network_keeps_no_weights() -> None:
+    model = build("llama").to(DEVICE)
+    network = Network(model)
+    layer = weakref.ref(model.model.layers[0])
+    network.close()
+    del model
+    gc.collect()
+    assert layer() is None
 
 
 def test_branches_of_a_tree_are_the_models() -> None:

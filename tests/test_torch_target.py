@@ -358,6 +358,20 @@ def test_scores_hold_when_more_is_scored() -> None:
     assert torch.equal(first.logits, before)
 
 
+def test_a_target_that_cannot_start_gives_the_model_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    model = build("llama")
+    before = model.config._attn_implementation
+    with monkeypatch.context() as patch:
+        patch.setattr("duodec.backends.torch.target.Forwards", fail)
+        with pytest.raises(MemoryError):
+            TorchTarget(Network(model), num_context=64, num_chunk=8)
+    assert model.config._attn_implementation == before
+    TorchTarget(Network(model), num_context=64, num_chunk=8).close()
+
+
 def test_a_closed_target_gives_the_model_back() -> None:
     model = build("llama")
     for _ in range(2):

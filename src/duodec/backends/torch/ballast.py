@@ -74,7 +74,11 @@ class BallastNetwork(Network):
     ) -> None:
         self._stack: Network | None = None  # none while the model itself is checked
         super().__init__(model, on_warning)
-        self._stack = Network(stack, on_warning)
+        try:
+            self._stack = Network(stack, on_warning)
+        except BaseException:
+            self.close()
+            raise
 
     def cache(self, num_cells: int) -> CellCache:
         if self._stack is not None:

@@ -111,25 +111,33 @@ class TorchTarget:
             self._readings = Readings.few(num_chunk, self._num_region, least_rows)
         else:
             self._readings = Readings(rows=(num_chunk,) if is_width_exact else ())
-        with self._queue.scope():
-            self._layouts: Layouts = (
-                exact_layouts(self._network, num_slots, self._num_region, num_rows, on_warning)
-                if is_width_exact
-                else WindowLayouts(num_slots, self._num_region)
-            )
-            self._recurring = self._layouts.recurring()
-            self._pick = picker(self._network.device, on_warning)
-            self._cache = self._network.cache(num_slots * self._num_region + max_rows)
-            self._forwards = Forwards(
-                self._network,
-                self._cache,
-                self._queue,
-                max_rows=max_rows,
-                max_logits=self._widths[-1],
-                on_warning=on_warning,
-            )
-            if self._queue.is_cuda:
-                self._warm_up()
+        try:
+            with self._queue.scope():
+                self._start(num_rows, max_rows, on_warning)
+        except BaseException:
+            self.close()  # the model can serve another
+            raise
+
+    def _start(self, num_rows: int, max_rows: int, on_warning: Callable[[str], None]) -> None:
+        """Set memory aside, and run what is to be ready."""
+        self._layouts: Layouts = (
+            exact_layouts(self._network, self.num_slots, self._num_region, num_rows, on_warning)
+            if self._is_exact
+            else WindowLayouts(self.num_slots, self._num_region)
+        )
+        self._recurring = self._layouts.recurring()
+        self._pick = picker(self._network.device, on_warning)
+        self._cache = self._network.cache(self.num_slots * self._num_region + max_rows)
+        self._forwards = Forwards(
+            self._network,
+            self._cache,
+            self._queue,
+            max_rows=max_rows,
+            max_logits=self._widths[-1],
+            on_warning=on_warning,
+        )
+        if self._queue.is_cuda:
+            self._warm_up()
 
     def use_threads(self, num_threads: int) -> None:
         """Threads of what torch computes on the CPU, in the whole process."""
@@ -262,7 +270,7 @@ class TorchTarget:
     def _warm_up(self) -> None:
         """Run one forward of each kind that comes again and again, so that nothing is planned,
         compiled or captured while somebody waits for a token, and memory that is short runs out
-        at once."""
+        at once. Only windows of other slots than the first are captured when they come."""
         line = Lines.of_text(Query(0, np.zeros(1, dtype=np.int32)), 0, 0, 1)
         for num_rows, window in self._readings.for_one_text():
             self._forwards.read(line, num_rows, window)
