@@ -91,6 +91,8 @@ def main(
     if quick:
         names, minutes, methods = names[:1], min(minutes, 2.9), "ar,stream,auto"
     words = tuple(word for word in only.split(",") if word)
+    if words:
+        words = ("environment", *words)
     report = Report(output, time.monotonic() + 60 * minutes, words)
     contexts = (128, 1024, 4096) if device == "cuda" else (64,)
     pair = Pair(target, draft, device, dtype)
@@ -141,6 +143,8 @@ def main(
     )
     for name in names[1:]:
         report.section(_label(name), tasks(name), _TASKS_S)
+    if words and len(report.found) == 1:
+        raise typer.BadParameter(f"no section's name has one of '{only}'; leave --only out for all")
 
 
 def _label(name: str | None) -> str:

@@ -31,12 +31,14 @@ from test_torch_models import (
     target_of,
 )
 
-from duodec.backends.torch.attention import TextWindow
+from duodec.backends.torch.attention import Layout, TextWindow
+from duodec.backends.torch.forwards import Lines
 from duodec.backends.torch.graphs import Graphs, Queue
 from duodec.backends.torch.layouts import Readings
 from duodec.backends.torch.memo import SlotMemo
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
+from duodec.backends.torch.uploads import upload
 from duodec.core.draft import ROOT, Draft
 from duodec.core.sampling import Law
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
@@ -356,6 +358,40 @@ def test_scores_hold_when_more_is_scored() -> None:
     before = first.logits.clone()
     target.score([query_of(random_text(30, 5), Draft.chain([3, 4]), num_prompt=20)])
     assert torch.equal(first.logits, before)
+
+
+def test_all_forwards_of_several_texts_have_one_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that one graph serves them."""
+    target = target_of("llama", num_slots=3, is_width_exact=False)
+    score, seen = target._forwards.score, list[tuple[object, bool]]()
+
+    def scored(lines: Lines, num_rows: int, layout: Layout, *, can_repeat: bool) -> torch.Tensor:
+        if len(lines.bases) > 1:
+            seen.append((layout, can_repeat))
+        return score(lines, num_rows, layout, can_repeat=can_repeat)
+
+    monkeypatch.setattr(target._forwards, "score", scored)
+    for slots in ((0, 1), (2, 0), (0, 1, 2)):
+        logits(target, *(query_of(random_text(20, slot), slot=slot) for slot in slots))
+        logits(target, *(query_of([*random_text(20, slot), 7], slot=slot) for slot in slots))
+    assert len(seen) >= 3
+    assert set(seen) == {(target._recurring[-1], True)}
+
+
+def test_what_is_sent_to_a_gpu_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append("pinned")
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda tensor, *where, **how: seen.append((where, how)) or tensor
+    )
+    gpu = torch.device("cuda")
+    assert upload([1.0, 2.0], gpu, torch.float32).tolist() == [1, 2]
+    assert seen == ["pinned", ((gpu,), {"non_blocking": True})]
 
 
 def test_a_target_that_cannot_start_gives_the_model_back(monkeypatch: pytest.MonkeyPatch) -> None:

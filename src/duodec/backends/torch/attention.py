@@ -60,7 +60,9 @@ class Masked:
 
     begin: int
     mask: torch.Tensor  # (rows, cells) bool
-    _biases: dict[tuple[int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    _biases: dict[tuple[int, torch.dtype], torch.Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
@@ -77,8 +79,8 @@ class Masked:
         return out.view_as(query)
 
     def _bias(self, group: int, dtype: torch.dtype) -> torch.Tensor:
-        """The mask as torch would make it in every layer: (group * rows, cells). cuDNN misreads
-        one of another type than the query's."""
+        """What torch would make of the mask in every layer: (group * rows, cells), in the query's
+        type."""
         if (group, dtype) not in self._biases:
             hidden = ~self.mask.repeat(group, 1)
             bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)

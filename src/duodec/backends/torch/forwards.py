@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from duodec.backends.torch.attention import TAIL, Layout, PerDevice, Rows
 from duodec.backends.torch.cache import CellCache
 from duodec.backends.torch.graphs import Graphs, Queue
-from duodec.backends.torch.library import torch
+from duodec.backends.torch.library import first_line, torch
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import ROOT
@@ -168,7 +168,7 @@ class Forwards:
 
 def failure(error: Exception) -> ComputeFailed:
     """What torch reported, in one line."""
-    reason = str(error).split("\n", 1)[0]
+    reason = first_line(error)
     return ComputeFailed(
         f"torch could not compute a forward ({reason}); if memory is short, use a smaller --context"
     )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.torch.library import torch
+from duodec.backends.torch.library import first_line, torch
 
 _NUM_WARM_UPS = 3  # workspaces, plans and compiled kernels are made before capture
 
@@ -90,7 +90,7 @@ class Graphs:
             ):
                 body()
         except Exception as error:  # noqa: BLE001  a compiler's are of any kind; the body runs eager
-            self.give_up(str(error).split("\n", 1)[0])
+            self.give_up(first_line(error))
             return
         self._graphs[key] = graph
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from duodec.backends.torch.attention import BLOCK, TAIL, Blocks, Layout, TextWindow, TreeWindow
 from duodec.backends.torch.forwards import Lines
+from duodec.backends.torch.library import first_line
 from duodec.backends.torch.network import Network
 
 _WINDOW = 1024  # cells of the smallest window
@@ -106,7 +107,7 @@ def exact_layouts(
         if off < _TOLERANCE:
             return SplitLayouts(num_slots, num_region)
     except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
-        reason = (str(error) or type(error).__name__).split("\n", 1)[0]
+        reason = first_line(error)
     on_warning(f"Triton's attention is off, decoding will be slower: {reason}")
     return BlockLayouts(num_region)
 

@@ -16,7 +16,7 @@ from duodec.backends.torch.attention import NAME, PerDevice, Plan, Rows, TextWin
 from duodec.backends.torch.cache import CellCache
 from duodec.backends.torch.fusing import fuse, gains_by_fusing
 from duodec.backends.torch.layers import fuse_layers
-from duodec.backends.torch.library import torch, transformers
+from duodec.backends.torch.library import first_line, torch, transformers
 from duodec.backends.torch.spreading import join
 from duodec.errors import BadOption, ModelUnreadable
 
@@ -76,7 +76,7 @@ class Network:
             self._check_logits(expected)
         except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
             self.split_layers()
-            reason = (str(error) or type(error).__name__).split("\n", 1)[0]
+            reason = first_line(error)
             on_warning(f"Triton's layers are off, decoding will be slower: {reason}")
 
     def close(self) -> None:

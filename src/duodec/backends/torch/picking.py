@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from duodec.backends.torch.library import torch
+from duodec.backends.torch.library import first_line, torch
 from duodec.backends.torch.noise import gumbel
 from duodec.backends.torch.rows import best
 
@@ -38,7 +38,7 @@ def picker(device: torch.device, on_warning: Callable[[str], None]) -> Pick:
             return fused_pick
         reason = "its bits are others"
     except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
-        reason = (str(error) or type(error).__name__).split("\n", 1)[0]
+        reason = first_line(error)
     on_warning(f"Triton's draw is off, sampling will be slower: {reason}")
     return pick
 
