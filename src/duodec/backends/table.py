@@ -12,8 +12,8 @@ from time import sleep
 
 import numpy as np
 
-from duodec.core.protocols import Query, RowQuery, Scores
-from duodec.core.rows import Row, top
+from duodec.core.protocols import Candidates, Query, RowQuery, Scores
+from duodec.core.rows import Row
 from duodec.core.sampling import Context, Draw, Law
 
 
@@ -60,9 +60,9 @@ class TableScores:
         context = self.query.context(row)
         return self.query.sampler.draw(self.model.logits(context), context)
 
-    def candidates(self, row: int) -> tuple[int, ...]:
+    def candidates(self, row: int) -> Candidates:
         logits = self.model.logits(self.query.context(row))
-        return tuple(top(logits, self.query.num_candidates).tolist())
+        return Candidates.of(logits, self.query.num_candidates)
 
     def law(self, row: int) -> Law:
         context = self.query.context(row)

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter, sleep
@@ -18,7 +18,7 @@ import numpy as np
 
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Query, Scores, Target, has_branches
+from duodec.core.protocols import Candidates, Query, Scores, Target, has_branches
 from duodec.core.sampling import Draw, Law, Tokens
 from duodec.errors import LawUnavailable
 
@@ -85,6 +85,8 @@ class ReplayTarget:
 
     recording: Tokens
     curve: LatencyCurve
+    candidates: Mapping[int, Candidates] = field(default_factory=dict)
+    """What the target held likely, by the position of the token that it then drew."""
     _reader: _Reader = field(default_factory=_Reader)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
@@ -92,7 +94,9 @@ class ReplayTarget:
         seconds = self.curve.seconds(
             sum(len(query.draft) for query in queries), self._reader.num_new(queries)
         )
-        answers: list[Scores] = [ReplayScores(self.recording, query) for query in queries]
+        answers: list[Scores] = [
+            ReplayScores(self.recording, query, self.candidates) for query in queries
+        ]
         wait_until(start + seconds)
         return answers
 
@@ -103,28 +107,34 @@ class ReplayScores:
 
     recording: Tokens
     query: Query
+    known: Mapping[int, Candidates] = field(default_factory=dict)  # candidates by position
 
     @property
     def num_rows(self) -> int:
         return len(self.query.draft) + 1
 
     def draw(self, row: int) -> Draw:
-        context = self.query.context(row)
-        position, known = context.position, self.recording
-        begin = len(context.text) - 1
-        if position >= len(known) or not np.array_equal(
-            known[begin:position], [context.text[-1], *context.tail]
-        ):
+        position = self._position(row)
+        if position is None:
             raise LawUnavailable(
                 f"row {row} lies beside the recorded text, which a replay knows nothing of; "
                 "run this method on a real target"
             )
-        return Draw(int(known[position]), inf)
+        return Draw(int(self.recording[position]), inf)
 
-    def candidates(self, row: int) -> tuple[int, ...]:
-        raise LawUnavailable(
-            "a replayed text has no candidates; run this method on a real or a clocked target"
+    def candidates(self, row: int) -> Candidates:
+        position = self._position(row)
+        found = None if position is None else self.known.get(position)
+        return (found or Candidates()).first(self.query.num_candidates)
+
+    def _position(self, row: int) -> int | None:
+        """Of the token that follows the row; None off the recorded text."""
+        context = self.query.context(row)
+        position, begin = context.position, len(context.text) - 1
+        is_on = position < len(self.recording) and np.array_equal(
+            self.recording[begin:position], [context.text[-1], *context.tail]
         )
+        return position if is_on else None
 
     def law(self, row: int) -> Law:
         raise LawUnavailable(
@@ -186,7 +196,7 @@ class _DrawnScores:
 
     scores: Scores
     draws: list[Draw]
-    tops: list[tuple[int, ...]]
+    tops: list[Candidates]
 
     @classmethod
     def of(cls, scores: Scores, query: Query) -> _DrawnScores:
@@ -201,7 +211,7 @@ class _DrawnScores:
     def draw(self, row: int) -> Draw:
         return self.draws[row]
 
-    def candidates(self, row: int) -> tuple[int, ...]:
+    def candidates(self, row: int) -> Candidates:
         return self.tops[row]
 
     def law(self, row: int) -> Law:
@@ -237,7 +247,7 @@ class _EnforcedScores:
         except LawUnavailable:  # beside the recorded text
             return self.scores.draw(row)
 
-    def candidates(self, row: int) -> tuple[int, ...]:
+    def candidates(self, row: int) -> Candidates:
         return self.scores.candidates(row)
 
     def law(self, row: int) -> Law:

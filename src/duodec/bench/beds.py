@@ -9,9 +9,9 @@ the replay would. Reports name both.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
 import numpy as np
@@ -85,6 +85,7 @@ class ReplayBed:
 
     def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
         self._target.recording = turn.tokens
+        self._target.candidates = turn.candidates_by_position
         engine = self.parts.engine(self._target, costs)
         with on_cores(self.parts.target_cores):
             return answered(engine, self.parts.sampling, method, turn, len(turn.answer))
@@ -157,6 +158,8 @@ class Stage:
 
     recorder: Engine
     bed_for: Callable[[Method], Bed]
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What was measured at the start, for the record's settings."""
 
 
 @contextmanager

@@ -42,17 +42,21 @@ def benchmark(
     journal = (Journal.resume if is_resumed else Journal)(folder, settings)
     score = score_text_and_code if plan.runs_code else score_text
     is_complete = False
+    facts: dict[str, str] = {}
     try:
         for config in pairs:
             runner = Runner(plan, config, journal, score, on_progress)
             runner.run(prompts)
+            facts.update(runner.facts)
             card["other_programs_cores"] = max(
                 card["other_programs_cores"], round(runner.num_other_cores, 2)
             )
         is_complete = True
     finally:
         card["peak_memory_bytes"] = peak_bytes()
-        results = Results(journal.generations, card, {**settings, "is_complete": is_complete})
+        results = Results(
+            journal.generations, card, {**settings, **facts, "is_complete": is_complete}
+        )
         if journal.generations:
             write(results, folder)
         else:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from duodec.backends.simulated import StepTable
 from duodec.bench.tasks import TASKS
 from duodec.core.sampling import SamplingParams
 from duodec.decoding.method import Method
@@ -50,7 +51,10 @@ class BenchPlan:
     max_tokens: int = 128
     repeats: int = 1
     replay_ms: float | None = None
-    prefill_ms: float = 0.1  # a prompt token, in a replay
+    simulate_ms: float | None = None
+    draft_ms: str | None = None  # a simulation's cost table; None: measured at the start
+    draft_speed: float = 1.0  # by which a simulation divides these costs
+    prefill_ms: float = 0.1  # a prompt token, in a replay or a simulation
     control: str | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     datastore: str = "auto"
@@ -71,10 +75,21 @@ class BenchPlan:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise BadOption(f"{name.replace('_', '-')} is {value}; use {least} or more")
-        for name in ("replay_ms", "prefill_ms"):
+        for name in ("replay_ms", "simulate_ms", "prefill_ms"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise BadOption(f"{name.replace('_', '-')} is {value}; use milliseconds, 0 or more")
+        if self.replay_ms is not None and self.simulate_ms is not None:
+            raise BadOption("replay-ms and simulate-ms exclude each other; choose one")
+        if not self.draft_speed > 0:
+            raise BadOption(f"draft-speed is {self.draft_speed}; use a number above 0, or inf")
+        if self.draft_ms is not None:
+            if self.simulate_ms is None:
+                raise BadOption(
+                    "draft-ms gives the costs of a simulation; say how slow its target is, with "
+                    "--simulate-ms"
+                )
+            StepTable.parse(self.draft_ms)
         if self.control not in (None, SHUFFLED):
             raise BadOption(f"unknown control '{self.control}'; the one there is: {SHUFFLED}")
         if self.control and self.replay_ms is None:
@@ -151,7 +166,10 @@ class BenchPlan:
             "max_tokens": self.max_tokens,
             "repeats": self.repeats,
             "replay_ms": self.replay_ms,
-            "prefill_ms": None if self.replay_ms is None else self.prefill_ms,
+            "simulate_ms": self.simulate_ms,
+            "draft_ms": self.draft_ms,
+            "draft_speed": self.draft_speed,
+            "prefill_ms": self.prefill_ms if self._is_stand_in else None,
             "control": self.control,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -165,9 +183,23 @@ class BenchPlan:
             "notes": self.notes(),
         }
 
+    @property
+    def _is_stand_in(self) -> bool:
+        return self.replay_ms is not None or self.simulate_ms is not None
+
     def notes(self) -> list[str]:
         """What a reader must know before any figure."""
         notes = []
+        if self.simulate_ms is not None:
+            note = (
+                f"Simulated: a forward pass of the target takes {self.simulate_ms:g} ms on a "
+                "virtual clock, one of the draft model what the cost table (draft_ms) says. Rows "
+                "and drafts are computed for real, nothing is waited for, and the work of the "
+                "decoding loop itself takes no time. The text is the target's own, recorded first."
+            )
+            if self.draft_speed != 1:
+                note += f" Draft steps take 1/{self.draft_speed:g} of the table."
+            notes.append(note)
         if self.replay_ms is not None:
             notes.append(
                 f"The target was replayed at {self.replay_ms:g} ms a forward: its plain text was "

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from duodec.bench.tasks import SHORT_TASKS, SHORT_TOKENS, Prompt
+from duodec.core.protocols import Candidates, Query, Scores, Target
 from duodec.core.sampling import SamplingParams, Tokens
+from duodec.drafting.recycling import NUM_CANDIDATES
 from duodec.engine import Engine
 from duodec.errors import DuodecError
 from duodec.events import Finished
@@ -23,6 +25,11 @@ class Turn:
     answer: tuple[int, ...]
     text: str
     max_tokens: int
+    candidates: tuple[Candidates, ...] = ()  # of the row that each answer token came from
+
+    @property
+    def candidates_by_position(self) -> dict[int, Candidates]:
+        return dict(enumerate(self.candidates, len(self.prompt_tokens)))
 
     @property
     def tokens(self) -> Tokens:
@@ -37,6 +44,19 @@ class Conversation:
     prompt: Prompt
     turns: tuple[Turn, ...] = ()
     error: str | None = None
+
+
+class _Noting:
+    """A target that notes what it held likely after each text that it was asked about."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.candidates: list[Candidates] = []
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        found = self._target.score([replace(q, num_candidates=NUM_CANDIDATES) for q in queries])
+        self.candidates += [scores.candidates(0) for scores in found]
+        return found
 
 
 def tokens_for(task: str, max_tokens: int) -> int:
@@ -56,9 +76,12 @@ def record(
             for number, question in enumerate(prompt.turns, 1):
                 messages.append({"role": "user", "content": question})
                 tokens = engine.tokens_of(messages)
-                *_, last = engine.generate(tokens, sampling, method="ar", max_tokens=limit)
+                noting = _Noting(engine.target)
+                plain = replace(engine, target=noting)
+                *_, last = plain.generate(tokens, sampling, method="ar", max_tokens=limit)
                 assert isinstance(last, Finished)
-                turns.append(Turn(number, tuple(tokens), last.tokens, last.text, limit))
+                seen = tuple(noting.candidates)
+                turns.append(Turn(number, tuple(tokens), last.tokens, last.text, limit, seen))
                 messages.append({"role": "assistant", "content": last.text})
             yield Conversation(prompt, tuple(turns))
         except DuodecError as error:
@@ -73,5 +96,6 @@ def shuffled(conversation: Conversation, is_end: Callable[[int], bool]) -> Conve
         body = [token for token in turn.answer if not is_end(token)]
         dice = np.random.default_rng([turn.number, *conversation.prompt.prompt_id.encode()])
         mixed = dice.permutation(np.array(body, dtype=np.int64)).tolist()
-        turns.append(replace(turn, answer=(*mixed, *turn.answer[len(body) :])))
+        answer = (*mixed, *turn.answer[len(body) :])
+        turns.append(replace(turn, answer=answer, candidates=()))
     return replace(conversation, turns=tuple(turns))

@@ -45,7 +45,7 @@ class Generation:
     target: str
     draft: str | None
     repeat: int  # 0, 1, ...
-    test_bed: str  # real, replay, clocked or enforced
+    test_bed: str  # real, replay, simulated, clocked or enforced
     prompt_tokens: int | None = None
     new_tokens: int | None = None
     ttft_s: float | None = None

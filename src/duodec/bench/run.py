@@ -63,6 +63,7 @@ class Runner:
     on_progress: OnProgress
     energy: EnergyMeter = field(default_factory=EnergyMeter)
     num_other_cores: float = 0.0  # kept busy by other programs, in the busiest repeat
+    facts: dict[str, str] = field(default_factory=dict)  # measured at the start: cost tables
 
     def run(self, prompts: Sequence[Prompt]) -> None:
         """Measure what the journal lacks. Raises DuodecError when the pair cannot be loaded."""
@@ -70,6 +71,7 @@ class Runner:
         if not entrants:
             return
         with self._stage(entrants) as stage:
+            self.facts.update(stage.facts)
             conversations = self._record(stage, prompts)
             for repeat in range(self.plan.repeats):
                 self._repeat(stage, entrants, conversations, repeat)
@@ -83,6 +85,11 @@ class Runner:
 
     def _stage(self, entrants: Sequence[Entrant]) -> AbstractContextManager[Stage]:
         sampling = self.plan.sampling
+        if self.plan.simulate_ms is not None:
+            from duodec.bench.simulation import simulated_stage  # which runs a Runner itself
+
+            needs_model = any(entrant.new().takes_draft_model for entrant in entrants)
+            return simulated_stage(self.config, self.plan, needs_model=needs_model)
         if self.plan.replay_ms is None:
             return real_stage(self.config, sampling)
         curve = LatencyCurve(self.plan.replay_ms / 1e3, prefill_s=self.plan.prefill_ms / 1e3)
@@ -217,7 +224,7 @@ class Runner:
         """A record with its measures."""
         stats = answer.stats
         is_sampled = self.plan.sampling.temperature > 0
-        proves_text = bed.name in ("real", "clocked")
+        proves_text = bed.name in ("real", "clocked")  # others enforce the recorded text
         is_exempt = method.name == "sps-rejection" and is_sampled  # exact in law only
         is_identical = answer.tokens == turn.answer if proves_text and not is_exempt else None
         ceiling = stats.mean_accepted / bed.forward_s if bed.forward_s else None

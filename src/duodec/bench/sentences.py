@@ -18,6 +18,7 @@ _QUIET = "measure again on a quiet machine"
 TEST_BEDS = {
     "replay": "a replayed target (its forwards are waited for, not computed)",
     "clocked": "a target whose forwards count as a given latency",
+    "simulated": "a simulated target (virtual time, costs from tables)",
     "enforced": "a target that is made to give a recorded text",
 }
 

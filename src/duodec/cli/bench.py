@@ -30,6 +30,8 @@ duodec bench --methods ar,sps,lookup --tasks qa,humaneval --limit 2
 
 duodec bench --replay-ms 25 --max-tokens 96     a target that takes 25 ms a forward, on any machine
 
+duodec bench --simulate-ms 25 --draft-ms 1:1.3,4:2.5,8:4.9     the same without waiting, from cost tables
+
 duodec bench --data spec_bench --methods ar,ar     a control: 1.00 is within the interval
 
 duodec bench --resume --output bench-1     go on with a run that was interrupted
@@ -92,11 +94,23 @@ def bench(
             rich_help_panel=_PANEL,
         ),
     ] = None,
+    simulate_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--simulate-ms",
+            help="The same on a virtual clock: real rows and drafts, nothing is waited for, and "
+            "every method takes part on equal terms.",
+            metavar="MS",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    draft_ms: options.DraftCosts = None,
     prefill_ms: Annotated[
         float,
         typer.Option(
             "--prefill-ms",
-            help="A prompt token in a replay.",
+            help="A prompt token in a replay or a simulation.",
             metavar="MS",
             rich_help_panel=_PANEL,
         ),
@@ -208,6 +222,8 @@ def bench(
         max_tokens=max_tokens,
         repeats=repeats,
         replay_ms=replay_ms,
+        simulate_ms=simulate_ms,
+        draft_ms=draft_ms,
         prefill_ms=prefill_ms,
         control=control,
         sampling=SamplingParams(temperature=temperature, top_p=top_p, seed=seed),

@@ -210,6 +210,18 @@ PromptFolder = Annotated[
     ),
 ]
 
+DraftCosts = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-ms",
+        help="What a forward pass of the draft model takes in a simulation, by its tokens: "
+        "TOKENS:MS, by commas; measured at the start if absent.",
+        metavar="1:1.3,4:2.5,...",
+        show_default=False,
+        rich_help_panel="Benchmark",
+    ),
+]
+
 # Sampling
 
 Temperature = Annotated[

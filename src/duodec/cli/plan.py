@@ -20,8 +20,11 @@ duodec plan --target-ms 20 --draft-speed inf     the most that any CPU could giv
 
 duodec plan --target-ms 100 -m qwen2.5-coder-1.5b -md qwen2.5-coder-0.5b --tasks humaneval
 
-The target of --target only lends its text, which is recorded first: how often the draft is right
-depends on it. The draft model runs for real; nothing else is waited for.
+duodec plan --target-ms 20 --draft-ms 1:0.8,4:1.4,8:2.7     another machine's draft steps
+
+The target of --target lends its text and its rows: how often a draft is right depends on them.
+Drafts are computed for real, but time passes on a virtual clock, as the cost tables say:
+`duodec bench --simulate-ms` is the same bed with a report.
 """
 
 _PANEL = "Plan"
@@ -63,6 +66,7 @@ def plan(
     target_backend: options.TargetBackend = "auto",
     offline: options.Offline = False,
     draft_threads: options.DraftThreads = None,
+    draft_ms: options.DraftCosts = None,
     draft_speed: Annotated[
         float,
         typer.Option(
@@ -77,8 +81,8 @@ def plan(
     quiet: options.Quiet = False,
 ) -> None:
     """Forecast the speed of methods for a target of a given latency."""
-    from duodec.bench.forecast import forecast
     from duodec.bench.plan import BenchPlan
+    from duodec.bench.simulation import simulate
     from duodec.bench.tasks import read_prompts, tasks_named
 
     check_installed()
@@ -93,7 +97,9 @@ def plan(
         data=data,
         limit=limit,
         max_tokens=max_tokens,
-        replay_ms=target_ms,
+        simulate_ms=target_ms,
+        draft_ms=draft_ms,
+        draft_speed=draft_speed,
         prefill_ms=prefill_ms,
         sampling=SamplingParams(temperature=temperature),
         draft_threads=draft_threads,
@@ -101,5 +107,5 @@ def plan(
     )
     prompts = read_prompts(asked.data, asked.tasks, asked.limit)
     with progress_bar(is_quiet=quiet) as on_progress:
-        results = forecast(asked, prompts, on_progress, draft_speed)
+        results = simulate(asked, prompts, on_progress)
     show_run(results)

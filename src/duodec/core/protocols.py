@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.rows import Row
+from duodec.core.rows import Row, top
 from duodec.core.sampling import Context, Draw, Law, Sampler, Tokens
 
 
@@ -35,6 +35,25 @@ class Query:
         return Context(self.text, tuple(self.draft.path_tokens(row - 1)))
 
 
+class Candidates(NamedTuple):
+    """A row's likeliest tokens, best first. ``confidences`` are the softmax over these tokens'
+    logits alone; empty where the target tells tokens only."""
+
+    tokens: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+
+    def first(self, count: int) -> Candidates:
+        """So many of them."""
+        return Candidates(self.tokens[:count], self.confidences[:count])
+
+    @classmethod
+    def of(cls, row: Row, count: int) -> Candidates:
+        """Those of a row of logits."""
+        best = top(row, count)
+        weights = np.exp((row[best] - row[best[0]]).astype(np.float64))
+        return cls(tuple(best.tolist()), tuple((weights / weights.sum()).tolist()))
+
+
 class Scores(Protocol):
     """What the target says of one query. Row 0 follows the text, row i + 1 draft node i."""
 
@@ -45,9 +64,9 @@ class Scores(Protocol):
     def draw(self, row: int) -> Draw:
         """The keyed draw of a row."""
 
-    def candidates(self, row: int) -> tuple[int, ...]:
-        """The row's likeliest tokens, best first: as many as the query asked for. Raises
-        LawUnavailable where the target has none."""
+    def candidates(self, row: int) -> Candidates:
+        """The row's likeliest tokens, best first: as many as the query asked for, and none where
+        the target does not know them."""
 
     def law(self, row: int) -> Law:
         """The law of a row. Raises LawUnavailable where the target has none."""

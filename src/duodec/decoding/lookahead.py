@@ -41,7 +41,7 @@ class Lookahead(Method):
         def learn(text: Tokens, draft: Draft, scores: Scores) -> None:
             ends = draft.find(window.branches())
             if len(draft) and None not in ends:  # at the end of a text the window is cut
-                guesses = [scores.candidates(end + 1)[0] for end in ends if end is not None]
+                guesses = [scores.candidates(end + 1).tokens[0] for end in ends if end is not None]
                 for ngram in window.advance(int(text[-1]), guesses):
                     pool.add(ngram)
 

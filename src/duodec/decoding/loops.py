@@ -15,12 +15,13 @@ from duodec.core.protocols import Drafted, Plan, Scores
 from duodec.core.round import Round
 from duodec.core.sampling import Tokens
 from duodec.core.verify import Rule, keyed, verify
-from duodec.decoding.free import FreeCandidates
 from duodec.decoding.session import PATIENCE, Session
 from duodec.drafting.growth import Tree
 from duodec.drafting.recycling import NUM_CANDIDATES
 from duodec.planning.governor import Governor, Sources
-from duodec.planning.planner import Offer, Planner
+from duodec.planning.planner import Planner, best_width
+from duodec.planning.selection import Selection
+from duodec.planning.sources import TextSources, TreeSource
 
 
 def serial(
@@ -55,14 +56,14 @@ def serial(
 
 
 def streaming(
-    session: Session, planner: Planner, plan: Tree, free: FreeCandidates, governor: Governor
+    session: Session, planner: Planner, plan: Tree, texts: TextSources, governor: Governor
 ) -> Iterator[Round]:
     """The drafter never stops: its tree grows under the text while the target scores a part of it.
 
-    When the target is free it takes the likeliest part of the tree there is by then, and of what
-    costs nothing. The verdict moves the root: what lies under it survives, on both sides. Where
-    little is left, the target waits for draft steps as long as they bring tokens faster than
-    decoding does. ``governor`` says, round by round, which sources take part.
+    When the target is free it takes the likeliest candidates of that tree and of all other
+    sources. The verdict moves the root: what lies under it survives, on both sides. Where little
+    is left, the target waits for draft steps as long as they bring tokens faster than decoding
+    does. ``governor`` says, round by round, which sources take part.
     """
     tree, begin_s = CandidateTree(), session.clock()
     is_beside: bool | None = None
@@ -82,17 +83,14 @@ def streaming(
         if is_drafting:
             session.submit(replace(plan, depth=min(plan.depth, session.remaining - 1)))
         start_s = session.clock()
-        draft = Draft()
-        values: list[float] = []
+        draft, selection = Draft(), None
         if session.num_rounds and sources != Sources.NONE:
-            if is_drafting:
-                tree, values = _grown(session, planner, tree)
-            offers = [Offer(tree.tokens, tree.parents, values), *free.offers(session.text)]
             planner.has_branches = session.has_branches
-            draft = planner.choose(offers, session.max_width, session.remaining - 1)
+            tree, selection = _selected(session, planner, tree, texts, is_drafting=is_drafting)
+            draft = selection.draft(best_width(selection.values, session.costs))
         draft_wait_s = session.clock() - start_s
         before = session.peek_tree() if is_drafting else Drafted()
-        last = int(session.text[-1])
+        text = session.text
         forward = session.score(draft, NUM_CANDIDATES if can_pay else 0)
         after = session.peek_tree() if is_drafting else Drafted()
         verdict = verify(draft, forward.scores)
@@ -116,23 +114,41 @@ def streaming(
         if is_drafting:
             planner.acceptance.learn(tree, done.tokens)
             tree = tree.follow(done.tokens)
+        if selection is not None:
+            planner.learn(selection, done.tokens)
         if can_pay:
-            free.learn(last, verdict, draft, forward.scores)
+            texts.learn(text, draft, forward.scores, range(forward.scores.num_rows))
 
 
-def _grown(
-    session: Session, planner: Planner, tree: CandidateTree
-) -> tuple[CandidateTree, list[float]]:
-    """The tree and its values, after the draft steps that are worth waiting for."""
-    tree = session.tree(tree)
-    values = planner.acceptance.values(tree)
-    while planner.is_worth_waiting(tree, values):
+def _selected(
+    session: Session,
+    planner: Planner,
+    tree: CandidateTree,
+    texts: TextSources,
+    *,
+    is_drafting: bool,
+) -> tuple[CandidateTree, Selection]:
+    """The drafter's tree, after the draft steps that are worth waiting for, and the likeliest
+    candidates of all sources."""
+    others = texts.sources(session.text)
+
+    def select() -> Selection:
+        return planner.select(
+            [TreeSource(tree, planner.acceptance, learns=False), *others],
+            texts.memory.agreement,
+            session.max_width,
+            session.remaining - 1,
+        )
+
+    tree = session.tree(tree) if is_drafting else CandidateTree()
+    selection = select()
+    while is_drafting and planner.is_worth_waiting(tree, selection):
         num_known = len(tree)
         tree = session.tree(tree, PATIENCE * planner.step_s(tree))
         if len(tree) == num_known:
             break  # it is dead, or reads, or has nothing more to say
-        values = planner.acceptance.values(tree)
-    return tree, values
+        selection = select()
+    return tree, selection
 
 
 def overlapped(session: Session, plan: Callable[[int], Plan]) -> Iterator[Round]:

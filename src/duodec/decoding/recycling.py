@@ -31,6 +31,6 @@ class TokenRecycling(Method):
 
         def learn(text: Tokens, draft: Draft, scores: Scores) -> None:
             for row, token in enumerate((int(text[-1]), *draft.tokens)):
-                self.adjacency[token] = scores.candidates(row)
+                self.adjacency[token] = scores.candidates(row).tokens
 
         return serial(session, propose, learn=learn, num_candidates=NUM_CANDIDATES)

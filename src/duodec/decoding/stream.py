@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from duodec.core.round import Round
-from duodec.decoding.free import FreeCandidates, FreeMemory
 from duodec.decoding.loops import streaming
 from duodec.decoding.method import Method
 from duodec.decoding.session import Session
@@ -14,6 +13,7 @@ from duodec.drafting.growth import Tree
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
+from duodec.planning.sources import TextMemory, TextSources
 
 
 class _Always(Governor):
@@ -44,15 +44,15 @@ class Stream(Method):
     )  # how much faster than decoding a wait for drafts must bring tokens
     plan: Tree = field(default_factory=Tree)
     acceptance: Acceptance = field(default_factory=Acceptance)
-    memory: FreeMemory = field(default_factory=FreeMemory)
+    memory: TextMemory = field(default_factory=TextMemory)
 
     def rounds(self, session: Session) -> Iterator[Round]:
         planner = Planner(session.costs, self.acceptance, self.num_tokens, self.patience)
-        free = FreeCandidates(self.memory, session.text)
+        texts = TextSources(self.memory, session.text)
         try:
-            yield from streaming(session, planner, self.plan, free, self.governor(session))
+            yield from streaming(session, planner, self.plan, texts, self.governor(session))
         finally:
-            free.end(session.text)
+            texts.end(session.text)
 
     def governor(self, session: Session) -> Governor:
         """Who says which sources take part."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import Candidates
 
 NUM_CANDIDATES = 8
 
@@ -40,3 +41,44 @@ def recycled(adjacency: Mapping[int, tuple[int, ...]], last: int) -> Draft:
             below += [None] * (count - len(successors))
         level = below
     return Draft(tuple(tokens), tuple(parents))
+
+
+MAX_ORDER = 3  # tokens of a context
+_MAX_CONTEXTS = 1 << 13  # of two tokens and more, each; the latest
+
+
+class RecycledRows:
+    """What the target held likely after each context of one to `MAX_ORDER` tokens, from every row
+    that it scored: token recycling (2408.08696) with longer contexts where they are known."""
+
+    def __init__(self, max_contexts: int = _MAX_CONTEXTS) -> None:
+        """Of contexts of two tokens and more, the latest ``max_contexts`` each are kept; of one
+        token, all."""
+        self._max_contexts = max_contexts
+        self._by_order: tuple[dict[tuple[int, ...], Candidates], ...] = tuple(
+            {} for _ in range(MAX_ORDER)
+        )
+
+    def __len__(self) -> int:
+        """Contexts that are known."""
+        return sum(map(len, self._by_order))
+
+    def add(self, context: tuple[int, ...], candidates: Candidates) -> None:
+        """A row that follows ``context``, whose last `MAX_ORDER` tokens count."""
+        for order, known in enumerate(self._by_order, 1):
+            if order > len(context):
+                return
+            key = context[-order:]
+            if order > 1:
+                known.pop(key, None)  # it becomes the latest
+                if len(known) >= self._max_contexts:
+                    del known[next(iter(known))]
+            known[key] = candidates
+
+    def longest(self, context: tuple[int, ...]) -> tuple[int, Candidates] | None:
+        """The latest row after the longest known end of a context, and that end's length."""
+        for order in range(min(MAX_ORDER, len(context)), 0, -1):
+            found = self._by_order[order - 1].get(context[-order:])
+            if found is not None:
+                return order, found
+        return None

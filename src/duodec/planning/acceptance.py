@@ -102,13 +102,16 @@ class Acceptance:
                 return
             node = children[is_right.index(True)]
 
+    def rates(self, confidences: Sequence[float], ranks: Sequence[int]) -> list[float]:
+        """`estimates` as a list, looked up one by one where they are few."""
+        if len(confidences) <= _FEW:
+            return list(map(self.estimate, confidences, ranks))
+        found: list[float] = self.estimates(confidences, ranks).tolist()
+        return found
+
     def values(self, tree: CandidateTree) -> list[float]:
         """By node, the likelihood that it and all above it come true."""
-        values: list[float]
-        if len(tree) <= _FEW:
-            values = list(map(self.estimate, tree.confidences, tree.ranks))
-        else:
-            values = self.estimates(tree.confidences, tree.ranks).tolist()
+        values = self.rates(tree.confidences, tree.ranks)
         for node, parent in enumerate(tree.parents):
             if parent != ROOT:
                 values[node] *= values[parent]

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Query, Scores
+from duodec.core.protocols import Candidates, Query, Scores
 from duodec.core.sampling import Draw, Law
-from duodec.errors import LawUnavailable
 from duodec.server.logprobs import Mark, mark
 
 Keep = Callable[[Query, Scores], Scores]
@@ -26,16 +25,14 @@ class Kept:
 
     num_rows: int
     draws: Mapping[int, Draw]
-    tops: Mapping[int, tuple[int, ...]] | None  # None: the target has none
+    tops: Mapping[int, Candidates]
     laws: Mapping[int, Law] = field(default_factory=dict)
 
     def draw(self, row: int) -> Draw:
         return self.draws[row]
 
-    def candidates(self, row: int) -> tuple[int, ...]:
-        if self.tops is None:
-            raise LawUnavailable("this target gives no candidates")
-        return self.tops[row]
+    def candidates(self, row: int) -> Candidates:
+        return self.tops.get(row, Candidates())
 
     def law(self, row: int) -> Law:
         return self.laws[row]
@@ -80,10 +77,5 @@ def walk(draft: Draft, scores: Scores) -> dict[int, Draw]:
 
 
 def _kept(query: Query, scores: Scores, draws: dict[int, Draw]) -> Kept:
-    tops: dict[int, tuple[int, ...]] | None = {}
-    if query.num_candidates:
-        try:
-            tops = {row: scores.candidates(row) for row in draws}
-        except LawUnavailable:
-            tops = None
+    tops = {row: scores.candidates(row) for row in draws} if query.num_candidates else {}
     return Kept(scores.num_rows, draws, tops)

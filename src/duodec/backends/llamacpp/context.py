@@ -42,6 +42,7 @@ class LlamaContext:
         self.num_prompt_threads = num_threads  # of one that reads a prompt
         self.model = model
         self.num_context = num_context
+        self.num_computed = 0  # tokens, of all forward passes so far
         self.on_chunk: Callable[[], None] = lambda: None
         self._lib = model.lib
         self._num_batch = min(num_chunk, num_context)
@@ -175,6 +176,7 @@ class LlamaContext:
         while True:
             status = self._lib.llama_decode(self._handle, self._batch.struct)
             if status == 0:
+                self.num_computed += len(entries)
                 return
             if status != NO_CELLS:
                 raise ComputeFailed(

@@ -10,8 +10,8 @@ from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar, Mask
-from duodec.core.protocols import Query, RowQuery, Scores
-from duodec.core.rows import Row, top
+from duodec.core.protocols import Candidates, Query, RowQuery, Scores
+from duodec.core.rows import Row
 from duodec.core.sampling import Draw, Law
 
 MAX_WIDTH = 80  # draft tokens that a forward of the target may score
@@ -33,8 +33,8 @@ class LlamaScores:
     def draw(self, row: int) -> Draw:
         return self.query.sampler.draw(self.rows[row], self.query.context(row))
 
-    def candidates(self, row: int) -> tuple[int, ...]:
-        return tuple(top(self.rows[row], self.query.num_candidates).tolist())
+    def candidates(self, row: int) -> Candidates:
+        return Candidates.of(self.rows[row], self.query.num_candidates)
 
     def law(self, row: int) -> Law:
         return self.query.sampler.law(self.rows[row], self.query.context(row))
@@ -121,6 +121,11 @@ class LlamaDraftModel:
             query = replace(query, text=query.text[self._window_start(len(query.text)) :])
         (rows,) = self.context.rows([query])
         return [row[: self._num_vocab] for row in rows]
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that were computed so far, in all forward passes."""
+        return self.context.num_computed
 
     def mask(self, grammar: Grammar) -> Mask:
         """The grammar on this vocabulary. Raises BadOption."""

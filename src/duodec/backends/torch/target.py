@@ -21,7 +21,7 @@ from duodec.backends.torch.network import Network
 from duodec.backends.torch.picking import picker
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query, Scores
+from duodec.core.protocols import Candidates, Query, Scores
 from duodec.core.sampling import Draw, Law, Sampler, SamplingParams
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
@@ -50,9 +50,9 @@ class TorchScores:
         i = self.first + self._checked(row)
         return Draw(int(self.drawn.tokens[i]), float(self.drawn.margins[i]))
 
-    def candidates(self, row: int) -> tuple[int, ...]:
+    def candidates(self, row: int) -> Candidates:
         found = self.drawn.candidates[self.first + self._checked(row)]
-        return tuple(int(token) for token in found[: self.query.num_candidates])
+        return Candidates(tuple(int(token) for token in found[: self.query.num_candidates]))
 
     def law(self, row: int) -> Law:
         """Copies the row's logits to the host."""

@@ -1,0 +1,337 @@
+"""Decode a pair on a virtual clock: real rows, real drafts, and durations from cost tables.
+
+Nothing is waited for and no real second counts: the same tables give the same figures on any
+machine. The target's text was recorded first, from its own forward passes; a row off that text is
+computed when a method asks for it. The draft model computes every step. Time passes only as the
+tables say: for a forward pass of the target, for one of the draft model, and for what travels
+between the two processes. The work of the decoding loop itself takes no time here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from duodec.backends.testbeds import LatencyCurve, _Reader
+from duodec.core.candidates import CandidateTree
+from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import (
+    Candidates,
+    Drafted,
+    DraftModel,
+    DraftRequest,
+    Query,
+    RowQuery,
+    Scores,
+    Target,
+)
+from duodec.core.rows import Row
+from duodec.core.sampling import Draw, Law, Tokens
+from duodec.drafting.recycling import NUM_CANDIDATES
+from duodec.errors import BadOption
+
+_T = TypeVar("_T")
+
+HANDOVER_S = 0.0003  # from a request to the drafter's process, and from there back
+"""Measured: 0.18 ms from a request to its finished draft beyond the model, 0.05 ms to submit."""
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Seconds of a forward pass of the draft model, by the number of tokens that it computes.
+
+    ``points`` are ascending; between two of them costs are interpolated, beyond the last they go
+    on as between the last two (in proportion, if there is only one).
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> StepTable:
+        """A table such as ``1:1.3,4:2.5,8:4.9``: tokens and milliseconds. Raises BadOption."""
+        points: dict[int, float] = {}
+        for part in text.split(","):
+            tokens, _, milliseconds = part.partition(":")
+            try:
+                num_tokens, seconds = int(tokens), float(milliseconds) / 1e3
+            except ValueError:
+                raise BadOption(
+                    f"'{part.strip()}' in '{text}' is not TOKENS:MS; write, for instance, "
+                    "1:1.3,4:2.5,8:4.9"
+                ) from None
+            if num_tokens < 1 or not 0 <= seconds < math.inf:
+                raise BadOption(
+                    f"'{part.strip()}' in '{text}' is no cost; use 1 token or more and "
+                    "milliseconds of 0 or more"
+                )
+            points[num_tokens] = seconds
+        return cls(tuple(sorted(points.items())))
+
+    def seconds(self, num_tokens: int) -> float:
+        """One forward pass over so many tokens."""
+        first, last = self.points[0], self.points[-1]
+        if num_tokens <= first[0]:
+            return first[1]
+        if num_tokens > last[0]:
+            before = self.points[-2] if len(self.points) > 1 else (0, 0.0)
+            slope = (last[1] - before[1]) / (last[0] - before[0])
+            return last[1] + max(0.0, slope) * (num_tokens - last[0])
+        tokens, seconds = zip(*self.points, strict=True)
+        return float(np.interp(num_tokens, tokens, seconds))
+
+    def faster(self, speed: float) -> StepTable:
+        """The table of a machine that is ``speed`` times as fast; `math.inf`: all is free."""
+        return StepTable(tuple((tokens, seconds / speed) for tokens, seconds in self.points))
+
+    def __str__(self) -> str:
+        return ",".join(f"{tokens}:{seconds * 1e3:.4g}" for tokens, seconds in self.points)
+
+
+@dataclass
+class VirtualClock:
+    """Seconds that pass when they are spent."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class PricedModel:
+    """A draft model whose forward passes take, on a clock of its own, what a table says."""
+
+    def __init__(self, model: DraftModel, table: StepTable) -> None:
+        self._model = model
+        self._table = table
+        self.busy_s = 0.0  # of all forward passes so far
+        if hasattr(model, "clock"):
+            model.clock = self.clock
+
+    def clock(self) -> float:
+        """Seconds of work so far."""
+        return self.busy_s
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        return self._priced(lambda: self._model.rows(query), max(1, len(query.rows)))
+
+    def widen(self, slot: int, *, is_idle: bool) -> bool:
+        """Read more of a slot's text, where the model has a window and that is due."""
+        widen = getattr(self._model, "widen", None)
+        if widen is None:
+            return False
+        return bool(self._priced(lambda: widen(slot, is_idle=is_idle), 0))
+
+    def _priced(self, work: Callable[[], _T], num_otherwise: int) -> _T:
+        before = getattr(self._model, "num_computed", None)
+        result = work()
+        after = getattr(self._model, "num_computed", None)
+        num_tokens = num_otherwise if before is None or after is None else after - before
+        if num_tokens:
+            self.busy_s += self._table.seconds(num_tokens)
+        return result
+
+
+Place = tuple[int, tuple[int, ...]]
+"""A row off the recorded text: where it leaves that text, and the tokens from there on."""
+
+
+@dataclass
+class SimulatedTarget:
+    """Rows of a real target at the price of a curve.
+
+    On the recorded text draws and candidates are those that were recorded; off it rows are
+    computed, once for each place (``known`` keeps their candidates, and may be shared by several
+    runs over the same recording).
+    """
+
+    target: Target
+    recording: Tokens
+    curve: LatencyCurve
+    clock: VirtualClock
+    candidates: Mapping[int, Candidates] = field(default_factory=dict)  # by position
+    known: dict[Place, Candidates] = field(default_factory=dict)
+    _reader: _Reader = field(default_factory=_Reader)
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        self.clock.advance(
+            self.curve.seconds(
+                sum(len(query.draft) for query in queries), self._reader.num_new(queries)
+            )
+        )
+        return [_SimulatedScores(self, query) for query in queries]
+
+
+class _SimulatedScores:
+    """The scores of one query, computed as far as somebody looks at them."""
+
+    def __init__(self, owner: SimulatedTarget, query: Query) -> None:
+        self._owner, self._query = owner, query
+        recording, text = owner.recording, query.text
+        length = len(text)
+        is_on = length <= len(recording) and np.array_equal(recording[:length], text)
+        self._places: list[Place] = [(length, ()) if is_on else (0, tuple(text.tolist()))]
+        for token, parent in zip(query.draft.tokens, query.draft.parents, strict=True):
+            position, tail = self._places[parent + 1]
+            if not tail and position < len(recording) and recording[position] == token:
+                self._places.append((position + 1, ()))
+            else:
+                self._places.append((position, (*tail, token)))
+        self._computed: Scores | None = None  # of the whole draft
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._query.draft) + 1
+
+    def draw(self, row: int) -> Draw:
+        position, tail = self._places[row]
+        if not tail and position < len(self._owner.recording):
+            return Draw(int(self._owner.recording[position]), math.inf)
+        return self._all_rows().draw(row)
+
+    def law(self, row: int) -> Law:
+        return self._all_rows().law(row)
+
+    def candidates(self, row: int) -> Candidates:
+        owner, place = self._owner, self._places[row]
+        found = None if place[1] else owner.candidates.get(place[0])
+        found = owner.known.get(place) if found is None else found
+        if found is None:
+            self._compute_missing()
+            found = owner.known[place]
+        return found.first(self._query.num_candidates)
+
+    def _all_rows(self) -> Scores:
+        if self._computed is None:
+            (self._computed,) = self._owner.target.score([self._query])
+        return self._computed
+
+    def _compute_missing(self) -> None:
+        """The candidates of every row that is not known, in one forward pass."""
+        owner, draft = self._owner, self._query.draft
+        missing = [
+            node
+            for node in range(ROOT, len(draft))
+            if self._places[node + 1] not in owner.known
+            and (self._places[node + 1][1] or self._places[node + 1][0] not in owner.candidates)
+        ]
+        kept = sorted({above for node in missing for above in draft.path(node)})
+        place = {ROOT: ROOT, **{node: i for i, node in enumerate(kept)}}
+        smaller = Draft(
+            tuple(draft.tokens[node] for node in kept),
+            tuple(place[draft.parents[node]] for node in kept),
+        )
+        query = replace(self._query, draft=smaller, num_candidates=NUM_CANDIDATES)
+        (scores,) = owner.target.score([query])
+        for node in missing:
+            owner.known[self._places[node + 1]] = scores.candidates(place[node] + 1)
+
+
+class SimulatedDrafter:
+    """A drafter that works concurrently with the caller, on a virtual clock: by any moment it has
+    made the steps that fit in by then. A step is computed when somebody looks for it."""
+
+    def __init__(self, model: PricedModel, clock: VirtualClock) -> None:
+        self._model = model
+        self._clock = clock
+        self._free_s = 0.0  # when the step in work is over
+        self._steps: Iterator[Draft | CandidateTree] = iter(())
+        self._made: Draft | CandidateTree = Draft()  # the last step, and how long it takes
+        self._step_s = 0.0
+        self._drafted = Drafted()
+        self._is_over = True
+        self._slot = 0
+
+    @property
+    def restarts(self) -> int:
+        return 0
+
+    def submit(self, request: DraftRequest) -> None:
+        now_s = self._clock()
+        self._catch_up(now_s)
+        # the step in work is finished first, then the new request is seen
+        self._free_s = max(self._free_s, now_s + HANDOVER_S / 2)
+        self._drafted = Drafted(is_complete=False, busy_s=self._drafted.busy_s)
+        self._slot, self._is_over = request.slot, False
+        self._steps = request.plan.grow(self._model, request)
+        self._prepare()
+
+    def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
+        now_s = self._clock()
+        self._catch_up(now_s)
+        end_s = now_s + wait_s
+        while wait_s and not self._is_over and not _is_enough(self._drafted, beyond):
+            moment_s = self._free_s + HANDOVER_S / 2
+            if moment_s > end_s:
+                self._clock.advance(max(0.0, end_s - self._clock()))
+                break
+            self._clock.advance(max(0.0, moment_s - self._clock()))
+            self._catch_up(moment_s)
+        return self._drafted
+
+    def heard(self, slot: int) -> Drafted:
+        return self._drafted
+
+    def cancel(self, slot: int) -> None:
+        self._catch_up(self._clock())
+        self._steps, self._is_over = iter(()), True
+
+    def _prepare(self) -> None:
+        """Compute the next step; it will be seen when its time has come."""
+        start_s = self._model.busy_s
+        made = next(self._steps, None)
+        self._step_s = self._model.busy_s - start_s
+        if made is None:
+            self._is_over = True
+            self._drafted = replace(self._drafted, is_complete=True)
+        else:
+            self._made = made
+            self._free_s += self._step_s
+
+    def _catch_up(self, now_s: float) -> None:
+        """All steps that are over and have arrived by now; then text is read as time allows."""
+        while not self._is_over and self._free_s + HANDOVER_S / 2 <= now_s:
+            self._drafted = self._after_step()
+            self._widen(is_idle=False)
+            self._prepare()
+        while self._is_over and self._free_s < now_s and self._widen(is_idle=True):
+            pass
+
+    def _widen(self, *, is_idle: bool) -> bool:
+        start_s = self._model.busy_s
+        has_read = self._model.widen(self._slot, is_idle=is_idle)
+        self._free_s += self._model.busy_s - start_s
+        return has_read
+
+    def _after_step(self) -> Drafted:
+        before = self._drafted
+        draft_s = before.draft_s + self._step_s
+        done = replace(
+            before,
+            num_steps=before.num_steps + 1,
+            draft_s=draft_s,
+            busy_s=before.busy_s + self._step_s,
+        )
+        if isinstance(self._made, Draft):
+            return replace(done, draft=self._made)
+        tree = before.tree or CandidateTree()
+        num_before = tree.num_expanded
+        new = slice(len(tree), None)
+        tree.extend(self._made.tokens[new], self._made.parents[new], self._made.confidences[new])
+        if done.num_steps == 1:  # what is left of the last tree
+            return replace(done, tree=tree)
+        num_leaves = before.num_leaves + tree.num_expanded - num_before
+        return replace(
+            done, tree=tree, num_leaves=num_leaves, root_s=before.root_s if num_before else draft_s
+        )
+
+
+def _is_enough(drafted: Drafted, beyond: int | None) -> bool:
+    """Whether what was waited for is there: more than so many candidates; else the end."""
+    return beyond is not None and drafted.tree is not None and len(drafted.tree) > beyond

@@ -1,0 +1,148 @@
+"""Run every method on a virtual clock: see `duodec.backends.simulated`.
+
+`duodec bench --simulate-ms` keeps its figures in a folder like any other run; `duodec plan` shows
+them and keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from duodec.backends.llamacpp.target import LlamaRecipe
+from duodec.backends.simulated import (
+    Place,
+    PricedModel,
+    SimulatedDrafter,
+    SimulatedTarget,
+    StepTable,
+    VirtualClock,
+)
+from duodec.backends.testbeds import LatencyCurve
+from duodec.bench.beds import Parts, Stage, answered
+from duodec.bench.plan import BenchPlan
+from duodec.bench.recording import Turn
+from duodec.bench.results import Generation, Results
+from duodec.bench.run import OnProgress, Runner
+from duodec.bench.scoring import score_text
+from duodec.bench.tasks import Prompt
+from duodec.config import CorePlan, available_cores
+from duodec.core.draft import Draft
+from duodec.core.protocols import Candidates, DraftModel, RowQuery, Target
+from duodec.decoding.method import Method
+from duodec.events import Finished
+from duodec.loading import EngineConfig, load
+from duodec.models import resolve
+from duodec.planning.costs import Costs
+
+_TABLE_TOKENS = (1, 2, 4, 8, 16, 32, 64)  # of a draft step that are measured
+_TABLE_TEXT = 100  # tokens of text before them
+_TABLE_RUNS = 9
+_SLOT = 0
+
+
+@dataclass
+class SimulatedBed:
+    """Every answer on a clock of its own."""
+
+    parts: Parts
+    target: Target
+    model: PricedModel | None
+    curve: LatencyCurve
+    known: dict[tuple[int, ...], dict[Place, Candidates]] = field(default_factory=dict)
+    """Rows off the recorded texts, by the tokens of the text; of the latest turn only."""
+    name: str = "simulated"
+
+    @property
+    def forward_s(self) -> float:
+        return self.curve.forward_s
+
+    def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
+        clock = VirtualClock()
+        drafter = SimulatedDrafter(self.model, clock) if self.model else None
+        key = turn.prompt_tokens + turn.answer
+        if key not in self.known:
+            self.known = {key: {}}
+        target = SimulatedTarget(
+            self.target,
+            turn.tokens,
+            self.curve,
+            clock,
+            turn.candidates_by_position,
+            self.known[key],
+        )
+        engine = replace(self.parts, drafter=drafter).engine(target, costs, clock)
+        return answered(engine, self.parts.sampling, method, turn, len(turn.answer))
+
+    def forget(self) -> None:
+        """The draft model reads one token in place of what it knows; target and drafter are new
+        for each answer anyway."""
+        if self.model is not None:
+            self.model.rows(RowQuery(_SLOT, np.zeros(1, dtype=np.int32), Draft(), ()))
+
+
+@contextmanager
+def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool) -> Iterator[Stage]:
+    """A bed on virtual time, and an engine that records. The stage tells its cost table."""
+    assert plan.simulate_ms is not None, "a simulation is of a latency"
+    curve = LatencyCurve(plan.simulate_ms / 1e3, prefill_s=plan.prefill_ms / 1e3)
+    with load(replace(config, draft=None)) as engine:
+        vocabulary = engine.tokenizer
+        cores = CorePlan.make(
+            available_cores(), target_is_on_cpu=False, num_draft_threads=config.draft_threads
+        ).draft_cores
+        model, table = None, None
+        if needs_model and config.draft is not None:
+            path = resolve(config.draft, offline=config.offline).path
+            loaded = LlamaRecipe(path, engine.num_context, len(cores), vocabulary.num_vocab).load()
+            table = StepTable.parse(plan.draft_ms) if plan.draft_ms else measured(loaded)
+            model = PricedModel(loaded, table.faster(plan.draft_speed))
+        parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
+        bed = SimulatedBed(parts, engine.target, model, curve)
+        yield Stage(engine, lambda method: bed, {"draft_ms": str(table)} if table else {})
+
+
+def measured(model: DraftModel) -> StepTable:
+    """What forward passes of a draft model take here: the median of some, after a short text."""
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 1000, _TABLE_TEXT).astype(np.int32)
+    points = []
+    for num in _TABLE_TOKENS:
+        seconds = []
+        for run in range(_TABLE_RUNS):
+            model.rows(RowQuery(_SLOT, text, Draft(), (0,)))
+            tree = Draft(tuple(range(run * num, (run + 1) * num)), (-1,) * num)
+            start_s = perf_counter()
+            model.rows(RowQuery(_SLOT, text, tree, tuple(range(1, num + 1))))
+            seconds.append(perf_counter() - start_s)
+        points.append((num, median(seconds)))
+    return StepTable(tuple(points))
+
+
+@dataclass
+class Memory:
+    """A journal that is kept in memory only."""
+
+    generations: list[Generation] = field(default_factory=list)
+
+    def keep(self, generation: Generation) -> None:
+        self.generations.append(generation)
+
+    def check_room(self) -> None: ...
+
+
+def simulate(plan: BenchPlan, prompts: Sequence[Prompt], on_progress: OnProgress) -> Results:
+    """The simulated figures of a plan's methods. Raises DuodecError."""
+    memory = Memory()
+    facts: dict[str, str] = {}
+    for config in plan.pairs():
+        runner = Runner(plan, config, memory, score_text, on_progress)
+        runner.run(prompts)
+        facts.update(runner.facts)
+    settings = plan.settings("duodec plan", "", [f"{p.task}/{p.prompt_id}" for p in prompts])
+    return Results(memory.generations, {}, {**settings, **facts, "is_complete": True})

@@ -1,0 +1,155 @@
+"""Grow one tree of candidates from all sources, best first, as far as it may be scored.
+
+A source proposes successors of a node, each with the likelihood that it is the target's token
+there. What several sources propose is one node, worth more than either says; how much more is
+learned from every verdict. Since no node is likelier than its parent, the nodes are found in the
+order of their values, and any number of the first ones is a connected tree.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+from duodec.core.draft import ROOT, Draft
+from duodec.planning.acceptance import Acceptance
+
+_LEAST_VALUE = 1e-3  # what is less likely is not worth a row
+
+State = Any
+"""Where a source stands at a node; None where it has nothing to propose."""
+
+
+class Source(Protocol):
+    """Proposes tokens."""
+
+    def root(self) -> State:
+        """Where it stands at the end of the text."""
+
+    def successors(self, state: State) -> Sequence[tuple[int, float, State]]:
+        """(token, likelihood, state there) of what may come next; [] where it does not know."""
+
+    def follow(self, state: State, token: int) -> State:
+        """Where another source's token leads."""
+
+    def observe(self, state: State, token: int) -> None:
+        """The target's token at a node whose successors were asked for."""
+
+
+# Who proposes a token, as far as that says how likely it is.
+_ALONE, _UNLIKE_DRAFT, _DRAFT_ALONE, _TOGETHER = range(4)
+
+
+@dataclass
+class _Proposals:
+    """The merged successors of one node."""
+
+    tokens: list[int] = field(default_factory=list)
+    joint: list[float] = field(default_factory=list)  # that any of its sources is right
+    patterns: list[int] = field(default_factory=list)
+
+
+class Selection:
+    """The tree, in the order of its nodes' values; parents come before their children."""
+
+    def __init__(self, sources: Sequence[Source], agreement: Acceptance) -> None:
+        """The first source is the draft model's tree."""
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.values: list[float] = []
+        self.reach = 0.0  # likelihood that the next token is among the root's successors
+        self.num_labelled = 0  # tokens whose parent's successors were known
+        self.num_without_draft = 0  # of them, those that a source without a model proposed
+        self._sources = sources
+        self._agreement = agreement
+        self._states: list[list[State]] = []  # of the root, then of each node
+        self._proposals: dict[int, _Proposals] = {}
+
+    def draft(self, num_tokens: int) -> Draft:
+        """The first nodes; the likelier child comes before others."""
+        return Draft(tuple(self.tokens[:num_tokens]), tuple(self.parents[:num_tokens]))
+
+    def grow(self, num_tokens: int, depth: int, *, has_branches: bool = True) -> None:
+        """Find the likeliest nodes: at most so many, so deep; without branches a chain."""
+        self._states.append([source.root() for source in self._sources])
+        order = count()
+        edge: list[tuple[float, int, int, int, list[State], int]] = []
+        node, states, value, deep = ROOT, self._states[0], 1.0, 0
+        while True:
+            if deep < depth and num_tokens:
+                for token, likelihood, known in self._expand(node, states):
+                    if value * likelihood >= _LEAST_VALUE:
+                        entry = (-value * likelihood, next(order), node, token, known, deep + 1)
+                        heapq.heappush(edge, entry)
+            if not edge or len(self.tokens) >= num_tokens:
+                return
+            negative, _, parent, token, states, deep = heapq.heappop(edge)
+            if not has_branches:
+                edge.clear()
+            above = self._states[parent + 1]
+            for i, state in enumerate(states):
+                if state is None and above[i] is not None:
+                    states[i] = self._sources[i].follow(above[i], token)
+            node, value = len(self.tokens), -negative
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.values.append(value)
+            self._states.append(states)
+
+    def _expand(self, node: int, states: list[State]) -> list[tuple[int, float, list[State]]]:
+        """The successors of a node, each once: token, likelihood, states there."""
+        num = len(states)
+        found: dict[int, list[Any]] = {}  # token: [likelihood of none, sources, states]
+        draft_knows = False
+        for i, state in enumerate(states):
+            if state is None:
+                continue
+            for token, likelihood, below in self._sources[i].successors(state):
+                entry = found.get(token)
+                if entry is None:
+                    found[token] = entry = [1.0, 0, [None] * num]
+                entry[0] *= 1.0 - likelihood
+                entry[1] |= 1 << i
+                entry[2][i] = below
+            draft_knows = draft_knows or (i == 0 and bool(found))
+        proposals = self._proposals[node] = _Proposals()
+        merged = []
+        for token, (none, mask, below) in found.items():
+            if mask & (mask - 1):
+                pattern = _TOGETHER
+            elif mask & 1:
+                pattern = _DRAFT_ALONE
+            else:
+                pattern = _UNLIKE_DRAFT if draft_knows else _ALONE
+            joint = 1.0 - none
+            likelihood = self._agreement.estimate(joint, pattern)
+            proposals.tokens.append(token)
+            proposals.joint.append(joint)
+            proposals.patterns.append(pattern)
+            merged.append((token, likelihood, below))
+        if node == ROOT:
+            self.reach = min(1.0, sum(likelihood for _, likelihood, _ in merged))
+        return merged
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """The tokens that came: each candidate along them was right or not."""
+        node: int | None = ROOT
+        index = {(p, t): i for i, (p, t) in enumerate(zip(self.parents, self.tokens, strict=True))}
+        for token in tokens:
+            if node is None or node not in self._proposals:
+                return
+            proposals = self._proposals[node]
+            is_right = [proposed == token for proposed in proposals.tokens]
+            self._agreement.observe(proposals.joint, proposals.patterns, is_right)
+            self.num_labelled += 1
+            self.num_without_draft += any(
+                right and pattern != _DRAFT_ALONE
+                for right, pattern in zip(is_right, proposals.patterns, strict=True)
+            )
+            for source, state in zip(self._sources, self._states[node + 1], strict=True):
+                if state is not None:
+                    source.observe(state, token)
+            node = index.get((node, token))

@@ -1,0 +1,165 @@
+"""The sources that candidates come from: the draft model's tree, and text that was seen before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from duodec.core.candidates import CandidateTree
+from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import Scores
+from duodec.core.sampling import Tokens
+from duodec.drafting.recycling import MAX_ORDER, RecycledRows
+from duodec.drafting.suffix import Speculation, Suffixes
+from duodec.planning.acceptance import Acceptance
+from duodec.planning.selection import Source
+
+_MAX_DEPTH = 24
+_FACTOR = 2.0  # draft tokens a matched token
+_MIN_SHARE = 0.05
+_LENGTHS = (1, 2, 4, 8)  # matches that are judged apart: of one token, 2 or 3, 4 to 7, more
+_BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)  # expected where a row tells no more
+
+
+Context = tuple[int, ...]
+
+
+class TreeSource:
+    """A tree of candidates under the text; a state is a node."""
+
+    def __init__(self, tree: CandidateTree, acceptance: Acceptance, *, learns: bool) -> None:
+        """``learns``: its acceptance is learned from what `observe` is told."""
+        self._tree = tree
+        self._acceptance = acceptance
+        self._learns = learns
+        self._likelihoods = acceptance.rates(tree.confidences, tree.ranks)
+
+    def root(self) -> int:
+        return ROOT
+
+    def successors(self, state: int) -> list[tuple[int, float, int]]:
+        tokens, likelihoods = self._tree.tokens, self._likelihoods
+        return [(tokens[i], likelihoods[i], i) for i in self._tree.children(state)]
+
+    def follow(self, state: int, token: int) -> int | None:
+        return None  # it is not in the tree, or it would have been proposed
+
+    def observe(self, state: int, token: int) -> None:
+        if self._learns:
+            self._acceptance.learn(self._tree, [token], state)
+
+
+class RowSource:
+    """Recycled rows; a state is the last tokens before a node."""
+
+    def __init__(self, rows: RecycledRows, acceptance: Sequence[Acceptance], end: Context) -> None:
+        """``acceptance`` by the length of the context, from 1; ``end`` is the text's."""
+        self._rows = rows
+        self._acceptance = acceptance
+        self._end = end
+
+    def root(self) -> Context:
+        return self._end
+
+    def successors(self, state: Context) -> list[tuple[int, float, Context]]:
+        found = self._rows.longest(state)
+        if found is None:
+            return []
+        order, (tokens, confidences) = found
+        estimate, tail = self._acceptance[order - 1].estimate, state[1 - MAX_ORDER :]
+        return [
+            (token, estimate(confidence, rank), (*tail, token))
+            for rank, (token, confidence) in enumerate(
+                zip(tokens, confidences or _BY_RANK, strict=False)
+            )
+        ]
+
+    def follow(self, state: Context, token: int) -> Context:
+        return (*state[1 - MAX_ORDER :], token)
+
+    def observe(self, state: Context, token: int) -> None:
+        found = self._rows.longest(state)
+        if found is not None:
+            order, (tokens, confidences) = found
+            num = len(tokens)
+            self._acceptance[order - 1].observe(
+                confidences or _BY_RANK[:num], range(num), [t == token for t in tokens]
+            )
+
+
+@dataclass(frozen=True)
+class TextMemory:
+    """What outlives a completion: earlier ones, the target's rows, and how often each source was
+    right."""
+
+    earlier: Suffixes = field(default_factory=lambda: Suffixes(_MAX_DEPTH))
+    by_length: tuple[Acceptance, ...] = field(
+        default_factory=lambda: tuple(Acceptance() for _ in _LENGTHS)
+    )
+    rows: RecycledRows = field(default_factory=RecycledRows)
+    by_order: tuple[Acceptance, ...] = field(
+        default_factory=lambda: tuple(Acceptance() for _ in range(MAX_ORDER))
+    )
+    agreement: Acceptance = field(default_factory=Acceptance)
+
+
+class TextSources:
+    """What may follow a text, from sources that compute nothing: the same words earlier in it and
+    in earlier completions (2411.04975), and rows that the target has scored (2408.08696)."""
+
+    def __init__(self, memory: TextMemory, text: Tokens) -> None:
+        self.memory = memory
+        self._own = Suffixes(_MAX_DEPTH)
+        self._num_prompt = len(text)
+
+    def read(self, text: Tokens) -> None:
+        """Take in what is new of the text."""
+        self._own.extend(text[len(self._own) :].tolist())
+
+    def sources(self, text: Tokens, depth: int = _MAX_DEPTH) -> list[Source]:
+        """The sources at the end of a text, at most so many tokens deep."""
+        self.read(text)
+        found: list[Source] = [
+            RowSource(self.memory.rows, self.memory.by_order, tuple(text[-MAX_ORDER:].tolist()))
+        ]
+        for store in (self._own, self.memory.earlier):
+            speculation = store.speculate(text, _FACTOR, _MIN_SHARE, depth)
+            if len(speculation.draft):
+                acceptance = self._acceptance(speculation.length)
+                found.append(TreeSource(_tree_of(speculation), acceptance, learns=True))
+        return found
+
+    def learn(self, text: Tokens, draft: Draft, scores: Scores, rows: Sequence[int]) -> None:
+        """What the target held likely in these rows of a draft that was scored after ``text``."""
+        end = tuple(text[-MAX_ORDER:].tolist())
+        contexts = [end]  # of the root, then of each node
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            contexts.append((*contexts[parent + 1][1 - MAX_ORDER :], token))
+        for row in rows:
+            candidates = scores.candidates(row)
+            if candidates.tokens:
+                self.memory.rows.add(contexts[row], candidates)
+
+    def end(self, text: Tokens) -> None:
+        """The completion is over."""
+        self.memory.earlier.extend(text[self._num_prompt :].tolist())
+        self.memory.earlier.end()
+
+    def _acceptance(self, length: int) -> Acceptance:
+        number = sum(length >= least for least in _LENGTHS) - 1
+        return self.memory.by_length[number]
+
+
+def _tree_of(speculation: Speculation) -> CandidateTree:
+    """The draft with each node's share of its parent's places as its confidence."""
+    draft, shares = speculation.draft, speculation.shares
+    tree = CandidateTree()
+    tree.extend(
+        draft.tokens,
+        draft.parents,
+        [
+            share / (1.0 if parent == ROOT else shares[parent])
+            for share, parent in zip(shares, draft.parents, strict=True)
+        ],
+    )
+    return tree
