@@ -19,11 +19,10 @@ import typer
 from matplotlib.figure import Figure
 
 from benchmarks import RESULTS
-from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.card import environment
-from duodec.bench.forecast import virtual_stage
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import record
+from duodec.bench.simulation import simulated_stage
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.sampling import SamplingParams
 from duodec.decoding.stream import Stream
@@ -93,7 +92,7 @@ def main(
             data=data,
             limit=limit,
             max_tokens=max_tokens,
-            replay_ms=forward_ms,
+            simulate_ms=forward_ms,
             sampling=SamplingParams(temperature=temperature),
         )
         found[f"{temperature:g}"] = bins(_labels(plan))
@@ -115,12 +114,10 @@ def main(
 
 
 def _labels(plan: BenchPlan) -> list[tuple[float, float, bool]]:
-    assert plan.replay_ms is not None
     observed = Observed()
     method = Stream(acceptance=observed)
-    curve = LatencyCurve(plan.replay_ms / 1e3, prefill_s=plan.prefill_ms / 1e3)
     prompts = read_prompts(plan.data, TASKS, plan.limit)
-    with virtual_stage(plan.pairs()[0], plan, curve, 1.0, needs_model=True) as stage:
+    with simulated_stage(plan.pairs()[0], plan, needs_model=True) as stage:
         bed, costs = stage.bed_for(method), Costs()
         for conversation in record(stage.recorder, prompts, plan.sampling, plan.max_tokens):
             bed.forget()

@@ -1,8 +1,8 @@
 """What drafts that take no time would give: the ceiling of `stream`.
 
-The draft model runs for real, on a clock on which its steps take no time and the tree is grown
-until nothing in it is likelier than one in a thousand; the target scores its likeliest nodes.
-As its latency is flat here, the tokens a forward are the same at any latency:
+The draft model runs for real, on a clock on which its steps take no time, and its tree is grown
+until nothing in it is likelier than one in a thousand; the target scores the likeliest nodes of all
+sources. As its latency is flat here, the tokens a forward pass are the same at any latency:
 
     python -m benchmarks.ceiling --data FOLDER --limit 5
 """
@@ -10,7 +10,6 @@ As its latency is flat here, the tokens a forward are the same at any latency:
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,11 +17,10 @@ from typing import Annotated
 import typer
 
 from benchmarks import RESULTS
-from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.card import environment
-from duodec.bench.forecast import virtual_stage
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import record
+from duodec.bench.simulation import simulated_stage
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.round import Stats
 from duodec.decoding.stream import Stream
@@ -62,13 +60,13 @@ def main(
         data=data,
         limit=limit,
         max_tokens=max_tokens,
-        replay_ms=forward_ms,
+        simulate_ms=forward_ms,
+        draft_ms="1:0",
     )
-    curve = LatencyCurve(forward_ms / 1e3, prefill_s=plan.prefill_ms / 1e3)
     prompts = read_prompts(plan.data, TASKS, plan.limit)
     sums = {task: Sum() for task in (*TASKS, "all")}
     method, costs = Stream(num_tokens=width, patience=0.0), Costs()
-    with virtual_stage(plan.pairs()[0], plan, curve, math.inf, needs_model=True) as stage:
+    with simulated_stage(plan.pairs()[0], plan, needs_model=True) as stage:
         bed = stage.bed_for(method)
         for conversation in record(stage.recorder, prompts, plan.sampling, plan.max_tokens):
             bed.forget()

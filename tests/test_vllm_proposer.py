@@ -52,7 +52,7 @@ class Seen(LoggedDrafter):
 class Modelled(Speculator):
     """Drafts from the model's trees alone."""
 
-    def _free(self, request: Request) -> pace.Chain:
+    def _from_texts(self, request: Request) -> pace.Chain:
         return pace.Chain()
 
 
@@ -427,11 +427,11 @@ class Searching(Speculator):
         super().__post_init__()
         self.found: list[Request] = []
 
-    def _free(self, request: Request) -> pace.Chain:
+    def _from_texts(self, request: Request) -> pace.Chain:
         self.found.append(request)
         assert isinstance(self.clock, FakeClock)
         self.clock.now += 0.0004
-        return super()._free(request)
+        return super()._from_texts(request)
 
 
 @pytest.mark.parametrize(("step_s", "num_searched"), [(0.05, 3), (0.01, 1)])

@@ -30,7 +30,7 @@ duodec bench --methods ar,sps,lookup --tasks qa,humaneval --limit 2
 
 duodec bench --replay-ms 25 --max-tokens 96     a target that takes 25 ms a forward, on any machine
 
-duodec bench --simulate-ms 25 --draft-ms 1:1.3,4:2.5,8:4.9     the same without waiting, from cost tables
+duodec bench --simulate-ms 25 --draft-ms 1:1.3,4:2.5,8:4.9     the same, without waiting
 
 duodec bench --data spec_bench --methods ar,ar     a control: 1.00 is within the interval
 

@@ -66,7 +66,8 @@ class Scores(Protocol):
 
     def candidates(self, row: int) -> Candidates:
         """The row's likeliest tokens, best first: as many as the query asked for, and none where
-        the target does not know them."""
+        the target does not know them. On a GPU they come with the draws; elsewhere each costs a
+        pass over the row, unless the scores say ``candidates_are_ready``."""
 
     def law(self, row: int) -> Law:
         """The law of a row. Raises LawUnavailable where the target has none."""

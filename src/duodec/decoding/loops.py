@@ -23,6 +23,8 @@ from duodec.planning.planner import Planner, best_width
 from duodec.planning.selection import Selection
 from duodec.planning.sources import TextSources, TreeSource
 
+LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held likely in its rows
+
 
 def serial(
     session: Session,
@@ -117,7 +119,10 @@ def streaming(
         if selection is not None:
             planner.learn(selection, done.tokens)
         if can_pay:
-            texts.learn(text, draft, forward.scores, range(forward.scores.num_rows))
+            budget_s = LEARNING_SHARE * session.costs.forward_s(0)
+            texts.learn(
+                text, draft, forward.scores, verdict.end, clock=session.clock, budget_s=budget_s
+            )
 
 
 def _selected(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
@@ -129,16 +131,32 @@ class TextSources:
                 found.append(TreeSource(_tree_of(speculation), acceptance, learns=True))
         return found
 
-    def learn(self, text: Tokens, draft: Draft, scores: Scores, rows: Sequence[int]) -> None:
-        """What the target held likely in these rows of a draft that was scored after ``text``."""
+    def learn(
+        self,
+        text: Tokens,
+        draft: Draft,
+        scores: Scores,
+        end: int = ROOT,
+        *,
+        clock: Callable[[], float] = perf_counter,
+        budget_s: float = math.inf,
+    ) -> None:
+        """What the target held likely in the rows of a draft that was scored after ``text``: on
+        the path to the node ``end``, and then in as many others, the likeliest first, as can be
+        read in ``budget_s`` seconds."""
+        end_s = clock() + budget_s
         end = tuple(text[-MAX_ORDER:].tolist())
         contexts = [end]  # of the root, then of each node
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             contexts.append((*contexts[parent + 1][1 - MAX_ORDER :], token))
-        for row in rows:
-            candidates = scores.candidates(row)
-            if candidates.tokens:
-                self.memory.rows.add(contexts[row], candidates)
+        path = [0, *(node + 1 for node in draft.path(end))]
+        for row in (*path, *(row for row in range(scores.num_rows) if row not in path)):
+            if row < scores.num_rows:  # it was accepted, but not scored itself
+                candidates = scores.candidates(row)
+                if candidates.tokens:
+                    self.memory.rows.add(contexts[row], candidates)
+            if row not in path and clock() > end_s:
+                break
 
     def end(self, text: Tokens) -> None:
         """The completion is over."""

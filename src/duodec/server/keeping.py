@@ -77,5 +77,8 @@ def walk(draft: Draft, scores: Scores) -> dict[int, Draw]:
 
 
 def _kept(query: Query, scores: Scores, draws: dict[int, Draw]) -> Kept:
-    tops = {row: scores.candidates(row) for row in draws} if query.num_candidates else {}
+    if not query.num_candidates:
+        return Kept(scores.num_rows, draws, {})
+    is_free = getattr(scores, "candidates_are_ready", False)  # or else each costs a pass over a row
+    tops = {row: scores.candidates(row) for row in (range(scores.num_rows) if is_free else draws)}
     return Kept(scores.num_rows, draws, tops)

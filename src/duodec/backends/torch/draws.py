@@ -39,6 +39,7 @@ class Drawn:
     tokens: NDArray[np.float64]  # (rows,)
     margins: NDArray[np.float64]  # (rows,)
     candidates: NDArray[np.float64]  # (rows, most that any query asked for)
+    likely: NDArray[np.float64]  # their logits, of the same shape
 
 
 def draw(
@@ -56,7 +57,8 @@ def draw(
     wanted = min(max(query.num_candidates for query in queries), logits.shape[-1])
     parts = [tokens[:, None], margins[:, None], is_settled[:, None]]
     if wanted:
-        parts.append(top(logits, wanted)[1])
+        values, tops = top(logits, wanted)
+        parts += [tops, values]
     found = to_host(torch.cat([part.double() for part in parts], dim=-1))
     open_rows = np.flatnonzero(found[:, 2] == 0)
     if len(open_rows):
@@ -66,7 +68,7 @@ def draw(
         again = to_host(torch.stack([part.double() for part in settled], dim=-1))
         found = found.copy()
         found[open_rows, :2] = again[:, :2]
-    return Drawn(found[:, 0], found[:, 1], found[:, 3:])
+    return Drawn(found[:, 0], found[:, 1], found[:, 3 : 3 + wanted], found[:, 3 + wanted :])
 
 
 def _adjusted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class TorchScores:
     query: Query
     drawn: Drawn  # of all queries of the call
     logits: torch.Tensor  # (rows, vocab) fp32, this query's
+    candidates_are_ready: ClassVar[bool] = True
     first: int  # its first row in ``drawn``
 
     @property
@@ -51,8 +52,11 @@ class TorchScores:
         return Draw(int(self.drawn.tokens[i]), float(self.drawn.margins[i]))
 
     def candidates(self, row: int) -> Candidates:
-        found = self.drawn.candidates[self.first + self._checked(row)]
-        return Candidates(tuple(int(token) for token in found[: self.query.num_candidates]))
+        at, num = self.first + self._checked(row), self.query.num_candidates
+        tokens = self.drawn.candidates[at, :num].astype(np.int64).tolist()
+        likely = self.drawn.likely[at, :num]
+        weights = np.exp(likely - likely[0])
+        return Candidates(tuple(tokens), tuple((weights / weights.sum()).tolist()))
 
     def law(self, row: int) -> Law:
         """Copies the row's logits to the host."""

@@ -16,7 +16,8 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.prefix import common_prefix
 from duodec.core.sampling import Tokens
-from duodec.decoding.free import FreeCandidates
+from duodec.planning.selection import Selection
+from duodec.planning.sources import TextSources
 
 _WEIGHT = 4.0  # accepted tokens that the expectation counts as
 _FADE = 0.95  # of a request's earlier steps
@@ -85,7 +86,8 @@ class Request:
     slot: int | None  # at the drafter; None: there was none left
     last_step: int = 0  # when it was in the batch last
     place: Place = field(default_factory=Place)
-    free: FreeCandidates | None = None
+    texts: TextSources | None = None
+    selection: Selection | None = None  # the last one from them
     num_prompt: int = 0
     is_served: bool = False  # the drafter works for it
     luck: Luck = field(default_factory=Luck)
@@ -98,7 +100,7 @@ class Request:
     is_decoding: bool = False  # its prompt was read before the last step
     is_continued: bool = False  # the last step brought all that is new
     num_row_new: int = 0  # tokens that its row brought last
-    num_indexed: int = 0  # tokens that ``free`` knows
+    num_indexed: int = 0  # tokens that ``texts`` knows
     length: int = 0  # of the text
     _buffer: Tokens = field(default_factory=lambda: np.empty(256, dtype=np.int32))
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 
-from duodec.core.draft import ROOT
+from duodec.core.candidates import CandidateTree
 from duodec.core.protocols import DraftRequest
 from duodec.core.sampling import Sampler
-from duodec.decoding.free import FreeCandidates, FreeMemory
 from duodec.drafting.growth import Tree
 from duodec.integrations.vllm.beside import Beside
 from duodec.integrations.vllm.pace import Chain, Pace, Regime
 from duodec.integrations.vllm.requests import Place, Request, Requests, Row
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.governor import Sources
-from duodec.planning.planner import Offer
+from duodec.planning.selection import Selection
+from duodec.planning.sources import TextMemory, TextSources, TreeSource
 
 _MAX_EXPANDED = 120  # of all trees together: the drafter's leaves are so many
 _STEPS = 3.0  # of the drafter, that a text must have between two of the engine's
@@ -58,7 +58,7 @@ class Speculator:
     def __post_init__(self) -> None:
         self._requests = Requests(self.num_slots)
         self._acceptance = Acceptance()
-        self._memory = FreeMemory()
+        self._memory = TextMemory()
         allowed = [Sources.FREE, Sources.ALL] if self.beside.has_drafter else [Sources.FREE]
         self.pace = Pace(allowed)
         self._begin_s = 0.0
@@ -105,14 +105,15 @@ class Speculator:
                 if request.drafted:
                     lesson = partial(request.luck.observe, request.num_right, request.num_expected)
                     self._lessons.append(lesson)
-                if request.free is not None:  # now: its next offers take the place of the last
-                    request.free.label(request.new_tokens)
-            request.drafted = ()
+                if request.selection is not None:
+                    lesson = partial(request.selection.learn, request.new_tokens)
+                    self._lessons.append(lesson)
+            request.drafted, request.selection = (), None
         for request in gone:
             request.drafted, request.place = (), Place()
-            if request.free is not None:
-                self._lessons.append(partial(request.free.end, request.text))
-                request.free = None
+            if request.texts is not None:
+                self._lessons.append(partial(request.texts.end, request.text))
+                request.texts = request.selection = None
 
     # --- chains
 
@@ -132,7 +133,7 @@ class Speculator:
             if request in chains and chains[request].expected > _GOOD * self.num_tokens:
                 break  # and so are all after it
             request.last_search = self.counts.num_steps
-            chain = self._free(request)
+            chain = self._from_texts(request)
             if chain.expected > (chains[request].expected if request in chains else 0.0):
                 chains[request] = chain
                 self.counts.num_free += 1
@@ -195,18 +196,21 @@ class Speculator:
         self._lessons.append(partial(self._acceptance.learn, place.tree, tokens, place.node))
         return place.follow(tokens)
 
-    def _free(self, request: Request) -> Chain:
+    def _from_texts(self, request: Request) -> Chain:
         """From this text and earlier ones."""
-        if request.free is None:
-            request.free = FreeCandidates(self._memory, request.text[: request.num_prompt])
+        if request.texts is None:
+            request.texts = TextSources(self._memory, request.text[: request.num_prompt])
             request.num_indexed = 0
         request.num_indexed = min(request.num_indexed + _INDEXED, request.length)
         if request.num_indexed < request.length:
-            request.free.read(request.text[: request.num_indexed])
+            request.texts.read(request.text[: request.num_indexed])
             return Chain()
         room = self._room(request)
-        chains = [likeliest(offer, room) for offer in request.free.offers(request.text, room)]
-        return max(chains, key=lambda chain: chain.expected, default=Chain())
+        no_tree = TreeSource(CandidateTree(), self._acceptance, learns=False)
+        sources = [no_tree, *request.texts.sources(request.text, room)]
+        request.selection = Selection(sources, self._memory.agreement)
+        request.selection.grow(room, room, has_branches=False)
+        return Chain(request.selection.tokens, request.selection.values)
 
     def _room(self, request: Request) -> int:
         return max(0, min(self.num_tokens, self.max_length - request.length - 1))
@@ -250,17 +254,3 @@ class Speculator:
         for place, request in enumerate(able):
             request.is_served = place < num_served
         return able[:num_served]
-
-
-def likeliest(offer: Offer, length: int) -> Chain:
-    """The path down the likeliest child of every node."""
-    best: dict[int, int] = {}  # by parent
-    for node, (parent, value) in enumerate(zip(offer.parents, offer.values, strict=True)):
-        if parent not in best or value > offer.values[best[parent]]:
-            best[parent] = node
-    nodes: list[int] = []
-    node = ROOT
-    while len(nodes) < length and node in best:
-        node = best[node]
-        nodes.append(node)
-    return Chain([offer.tokens[n] for n in nodes], [offer.values[n] for n in nodes])
