@@ -17,7 +17,7 @@ class Round:
 
     tokens: tuple[int, ...]  # tokens that join the text
     num_accepted: int  # how many of them (the first ones) were drafted
-    num_drafted: int  # draft tokens delivered for this round
+    num_drafted: int  # draft tokens that were judged or dropped in it, each counted once
     num_scored: int  # draft tokens in the forward
     margin: float  # nats, the narrowest win among its draws
     start_s: float  # the forward

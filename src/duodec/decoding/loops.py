@@ -178,21 +178,20 @@ def overlapped(session: Session, plan: Callable[[int], Plan]) -> Iterator[Round]
 
         tree = pending.graft(pending.leaf(), ahead.draft)
         verdict = verify(tree, forward.scores)
+        # past what was scored: the chain was accepted whole and its next token opens one of the
+        # new sequences, whose rest is the next chain in flight
+        rest = tree.subtree(verdict.end) if verdict.final is None else Draft()
         yield session.commit(
             verdict,
             forward,
             num_scored=len(pending),
-            num_drafted=len(ahead.draft),
+            num_drafted=len(tree) - len(rest),  # what goes on in flight counts when it is judged
             draft_wait_s=draft_wait_s,
             overlap_s=ahead.read_s + ahead.draft_s,
         )
         start = session.clock()
-        if verdict.final is not None:
-            pending = Draft()
-        else:
-            # past what was scored: the chain was accepted whole and its next token opens one of
-            # the new sequences, whose rest is the next chain in flight
-            if not tree.subtree(verdict.end) and session.remaining:
-                tree = pending.graft(pending.leaf(), session.collect(asked).draft)
-            pending = tree.subtree(verdict.end)
+        if verdict.final is None and not rest and session.remaining:
+            tree = pending.graft(pending.leaf(), session.collect(asked).draft)
+            rest = tree.subtree(verdict.end)
+        pending = rest
         draft_wait_s = session.clock() - start

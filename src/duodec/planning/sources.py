@@ -145,8 +145,8 @@ class TextSources:
         the path to the node ``end``, and then in as many others, the likeliest first, as can be
         read in ``budget_s`` seconds."""
         end_s = clock() + budget_s
-        end = tuple(text[-MAX_ORDER:].tolist())
-        contexts = [end]  # of the root, then of each node
+        end_of_text = tuple(text[-MAX_ORDER:].tolist())
+        contexts: list[Context] = [end_of_text]  # of the root, then of each node
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             contexts.append((*contexts[parent + 1][1 - MAX_ORDER :], token))
         path = [0, *(node + 1 for node in draft.path(end))]
