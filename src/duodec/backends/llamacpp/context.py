@@ -36,6 +36,7 @@ class LlamaContext:
         max_rows: int,
         num_chunk: int = 512,
         is_width_exact: bool = False,
+        uses_flash_attention: bool | None = None,
     ) -> None:
         self._max_rows = max_rows
         self.num_threads = num_threads  # of a forward that continues a text
@@ -54,6 +55,7 @@ class LlamaContext:
             num_batch=self._num_batch,
             max_rows=max_rows,
             is_width_exact=is_width_exact,
+            uses_flash_attention=uses_flash_attention,
         )
         self._memory = self._lib.llama_get_memory(self._handle)
         self._threads = Threads(self._lib, self._handle)

@@ -204,6 +204,7 @@ def declared_architecture(path: Path) -> str | None:
 
 
 _BF16 = 30  # ggml's number of the type
+_FLASH_ATTENTION = {False: 0, True: 1}  # llama_flash_attn_type
 
 
 def open_context(
@@ -216,13 +217,17 @@ def open_context(
     max_rows: int,
     is_width_exact: bool,
     is_unified: bool = True,
+    uses_flash_attention: bool | None = None,
 ) -> Any:
     """A llama.cpp context with one unified cache, or with one a sequence, ``num_context`` being
     the cells of all of them. Raises ModelUnreadable when memory is short.
 
-    ``is_width_exact``: attention gives a row the same bits however many rows and threads there
-    are. llama.cpp's CPU attention takes other paths for one row (over 512 cells, by threads)
-    and for 64 rows and more, but only for a cache whose halves are both fp16 (or both fp32).
+    ``is_width_exact``: attention on a CPU gives a row the same bits however many rows and threads
+    there are. In a build without llamafile's kernels, plain attention does. Otherwise flash
+    attention has to, which takes other paths for one row (over 512 cells, by threads) and for 64
+    rows and more, but only for a cache whose halves are both fp16 (or both fp32).
+
+    ``uses_flash_attention`` of a context that need not be exact; None: llama.cpp's own choice.
     """
     lib = model.lib
     params = lib.llama_context_default_params()
@@ -235,7 +240,12 @@ def open_context(
     params.swa_full = True  # or earlier positions could not be rolled back to
     params.no_perf = True
     if is_width_exact:
-        params.type_v = _BF16
+        if library.has_row_kernels(lib):
+            params.type_v = _BF16
+        else:
+            uses_flash_attention = False
+    if uses_flash_attention is not None:
+        params.flash_attn_type = _FLASH_ATTENTION[uses_flash_attention]
     handle = lib.llama_init_from_model(model.handle, params)
     if not handle:
         raise ModelUnreadable(
