@@ -7,11 +7,13 @@ When the text outgrows the window, its oldest quarter is dropped. Nothing is rea
 
 A block is read when that pays. Reading takes a known time, by the measured speed. What it gains is
 learned by distance: the share of tokens that were the draft's first guess, with windows of 64
-tokens and more, of 128 and more, and so on, begun with the shares that were measured offline
-(benchmarks/windows.py). If a share h becomes g, the expected run of right guesses grows from
+tokens and more, of 128 and more, and so on. It begins with shares that were measured offline
+(benchmarks/windows.py), which rise steeply for a draft of half a billion parameters and not at all
+for one of a few layers. If a share h becomes g, the expected run of right guesses grows from
 1/(1-h) to 1/(1-g). How long a text goes on is unknown, so it is expected to take as long again as
-it has taken. Hence a block pays while the gain times the time spent on the text's drafts exceeds
-the time that the block takes; when the drafter is idle, reading is free, and any gain will do.
+it has taken. Hence reading pays while, for some wider window, the gain times the time spent on the
+text's drafts exceeds the time it takes to get there; when the drafter is idle, reading is free, and
+it reads unless wider windows were found to be worse.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from duodec.core.sampling import Tokens
 
 NUM_FIRST = 8  # tokens of the text's beginning that every window holds
 LEAST_WINDOW = 128  # tokens: a tree's text, with its first tokens
-DEFAULT_WINDOW = 2048
+DEFAULT_WINDOW = 8192
 _START_S = 0.03  # that reading may take before anything is drafted
 _CHUNK_S = 0.01  # and for which a request may have to wait
 _LEAST_START, _MOST_START, _FIRST_START = 32, 512, 96  # tokens; the last one before any measurement
@@ -40,20 +42,25 @@ _REMEMBERED = 32  # measurements of that speed
 _UNSETTLED = 16  # last tokens of a text: they may be drafts that the target will refuse
 _PRIOR_WEIGHT = 200.0  # tokens that the shares measured offline stand for
 _KEPT = 0.999  # of all that was counted, with each new token
-SHARES = (0.32, 0.32, 0.32, 0.32, 0.32, 0.32)  # of first guesses, by distance
+_LARGE_PARAMS = 2e8
+_SHARES_LARGE = (0.30, 0.30, 0.45, 0.60, 0.72, 0.84)  # of first guesses, by distance
+_SHARES_SMALL = (0.28,) * len(_SHARES_LARGE)
+_NUM_RUNGS = len(_SHARES_LARGE)
 
 
 class Window:
     """The window of one draft model: its size, and the rule by which it grows.
 
-    ``most`` is the number of tokens that it holds at most. Seconds are those of the caller's clock.
+    ``most`` is the number of tokens that it holds at most, ``num_params`` the size of the draft
+    model. Seconds are those of the caller's clock.
     """
 
-    def __init__(self, most: int = DEFAULT_WINDOW) -> None:
+    def __init__(self, most: int = DEFAULT_WINDOW, num_params: float = 0.0) -> None:
         self.most = most
         self._token_s = deque[float](maxlen=_REMEMBERED)
-        self._hits = [share * _PRIOR_WEIGHT for share in SHARES]
-        self._trials = [_PRIOR_WEIGHT] * len(SHARES)
+        shares = _SHARES_LARGE if num_params >= _LARGE_PARAMS else _SHARES_SMALL
+        self._hits = [share * _PRIOR_WEIGHT for share in shares]
+        self._trials = [_PRIOR_WEIGHT] * _NUM_RUNGS
 
     # --- sizes, in tokens
 
@@ -89,18 +96,30 @@ class Window:
 
     # --- what pays
 
-    def pays(self, num_seen: int, num_tokens: int, spent_s: float) -> bool:
-        """Whether to read a block of ``num_tokens`` for a text of which ``num_seen`` are in the
-        window and whose drafts have taken ``spent_s`` so far; inf: nothing else is to do."""
-        cost_s = num_tokens * median(self._token_s) if self._token_s else 0.0
-        gain = self.gain(num_seen)
-        return gain > 0 and gain * spent_s >= cost_s
+    def pays(self, num_seen: int, num_missing: int, spent_s: float) -> bool:
+        """Whether to read older text while there are drafts to make: ``num_seen`` tokens are in the
+        window, so many could join, and the text's drafts have taken ``spent_s`` so far."""
+        token_s = median(self._token_s) if self._token_s else 0.0
+        return any(
+            gain > 0 and gain * spent_s >= num_tokens * token_s
+            for num_tokens, gain in self._wider(num_seen, num_missing)
+        )
 
-    def gain(self, num_seen: int) -> float:
-        """By how much the expected run of right guesses grows when the window is doubled."""
+    def helps(self, num_seen: int, num_missing: int) -> bool:
+        """Whether to read older text when there is nothing else to do."""
+        gains = [gain for _, gain in self._wider(num_seen, num_missing)]
+        return num_missing > 0 and max(gains, default=0.0) >= 0
+
+    def _wider(self, num_seen: int, num_missing: int) -> Iterator[tuple[int, float]]:
+        """For each wider window, tokens to read and by how much the expected run of right guesses
+        grows."""
         rung = _rung(num_seen)
-        now, then = self._share(rung), self._share(min(rung + 1, len(SHARES) - 1))
-        return (1 - now) / max(1 - then, 1e-3) - 1
+        now = self._share(rung)
+        for wider in range(rung + 1, _NUM_RUNGS):
+            num_tokens = (64 << wider) - num_seen
+            if num_tokens > num_missing:
+                return
+            yield num_tokens, (1 - now) / max(1 - self._share(wider), 1e-3) - 1
 
     def _share(self, rung: int) -> float:
         return self._hits[rung] / self._trials[rung]
@@ -121,7 +140,7 @@ class Window:
 
 def _rung(num_seen: int) -> int:
     """0 below 128 tokens, 1 below 256, and so on."""
-    return min(max(0, (num_seen // 64).bit_length() - 1), len(SHARES) - 1)
+    return min(max(0, (num_seen // 64).bit_length() - 1), _NUM_RUNGS - 1)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,13 @@ def virtual_stage(
         model: DraftModel | None = None
         if needs_model and config.draft is not None:
             path = resolve(config.draft, offline=config.offline).path
-            recipe = LlamaRecipe(path, engine.num_context, len(cores), vocabulary.num_vocab)
+            recipe = LlamaRecipe(
+                path,
+                engine.num_context,
+                len(cores),
+                vocabulary.num_vocab,
+                max_window=config.draft_window,
+            )
             model = recipe.load()
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
         bed = VirtualBed(parts, model, curve, draft_speed)

@@ -56,6 +56,7 @@ class BenchPlan:
     datastore: str = "auto"
     threads: int | None = None
     draft_threads: int | None = None
+    draft_window: int | None = None
     context: int | None = None
     exact: bool = False
     fast: bool = False
@@ -116,6 +117,7 @@ class BenchPlan:
             context=self.context,
             threads=self.threads,
             draft_threads=self.draft_threads,
+            draft_window=self.draft_window,
             datastore=self.datastore if self.needs_datastore else None,
             exact=self.exact,
             fast=self.fast,
@@ -159,6 +161,7 @@ class BenchPlan:
             "context": self.context,
             "threads": self.threads,
             "draft_threads": self.draft_threads,
+            "draft_window": self.draft_window,
             "runs_code": self.runs_code,
             "kernels": "exact" if self.exact else "fast" if self.fast else "default",
             "datastore": {"name": Path(self.datastore).name} if self.needs_datastore else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from time import perf_counter
 
@@ -27,6 +26,7 @@ from duodec.core.rows import Row, top
 from duodec.core.sampling import Draw, Law, Tokens
 
 MAX_WIDTH = 80  # draft tokens that a forward of the target may score
+NUM_EXTRA_CELLS = 4 * MAX_WIDTH + NUM_FIRST  # of a draft's cache, for each text beyond its window
 _DRAFT_SEQUENCES = 128  # leaves of a tree that a draft grows
 _DRAFT_CHUNK = 128  # tokens that a draft reads at once, at least a whole tree; it looks up between
 
@@ -126,12 +126,12 @@ class LlamaDraftModel:
         self._num_positions = model.num_context_train - MAX_WIDTH
         most = min(max_window or DEFAULT_WINDOW, num_context, self._num_positions)
         self.clock: Callable[[], float] = perf_counter
-        self.window = Window(max(most, LEAST_WINDOW))
+        self.window = Window(max(most, LEAST_WINDOW), model.num_params)
         self._origins: dict[int, int] = {}  # by slot, tokens of its text before position 0
         self._tracks: dict[int, Track] = {}  # by slot
         self.context = LlamaContext(
             model,
-            num_context=num_texts * (self.window.most + NUM_FIRST + 4 * MAX_WIDTH),
+            num_context=num_texts * (self.window.most + NUM_EXTRA_CELLS),
             num_sequences=_DRAFT_SEQUENCES,
             num_threads=num_threads,
             max_rows=_DRAFT_SEQUENCES,
@@ -154,7 +154,8 @@ class LlamaDraftModel:
         (rows,) = self.context.rows([query])
         num_seen = len(query.text) - self.context.part(query.slot).begin
         for row, logits in zip(query.rows, rows, strict=True):
-            track.guess(query.draft.path_tokens(row - 1), int(logits[: self._num_vocab].argmax()), num_seen)
+            first_guess = int(logits[: self._num_vocab].argmax())
+            track.guess(query.draft.path_tokens(row - 1), first_guess, num_seen)
         seconds, num_read = self.clock() - start_s, self.num_computed - num_before
         if num_read - len(query.draft) < LEAST_MEASURED:
             track.spent_s += seconds
@@ -170,10 +171,15 @@ class LlamaDraftModel:
             return False
         part = self.context.part(slot)
         num_seen = len(part.trunk) - part.begin
-        num_tokens = part.num_to_come or min(self.window.block(num_seen), part.begin)
-        if not num_tokens:
+        num_tokens = min(self.window.block(num_seen), part.begin)
+        num_missing = min(self.window.kept - num_seen, part.begin)
+        if not part.num_to_come and not num_tokens:
             return False
-        if not self.window.pays(num_seen, num_tokens, inf if is_idle else track.spent_s):
+        if is_idle:
+            is_due = self.window.helps(num_seen, num_missing)
+        else:
+            is_due = self.window.pays(num_seen, num_missing, track.spent_s)
+        if not is_due:
             return False
         if not part.num_to_come and not self.context.open_block(slot, part.begin - num_tokens):
             return False
