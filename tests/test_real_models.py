@@ -280,6 +280,23 @@ def test_a_step_costs_the_same_at_any_length(draft: LlamaModel) -> None:
     assert model.window.most == 256
 
 
+def test_older_text_of_one_request_takes_no_room_of_another(draft: LlamaModel) -> None:
+    text = varied_text(draft, 1500)
+    model = drafts_of(draft, max_window=512)  # the cache of one text
+    for slot in range(4):
+        model.rows(RowQuery(slot, text[slot:], Draft(), (0,)))
+    num_seen = [len(text) - slot - model.context.part(slot).begin for slot in range(4)]
+    assert num_seen == [96, 100, 100, 100]  # nobody was evicted
+    for slot in range(4):
+        while model.widen(slot, is_idle=True):
+            pass
+    assert all(model.context.part(slot).num_ids for slot in range(4))
+    before = model.num_computed
+    for slot in range(4):
+        model.rows(RowQuery(slot, text[slot:], Draft(), (0,)))
+    assert model.num_computed == before + 4
+
+
 def test_a_text_that_goes_on_is_read_on_and_another_one_from_its_end(draft: LlamaModel) -> None:
     text = varied_text(draft, 3000)
     model = drafts_of(draft)

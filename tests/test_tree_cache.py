@@ -322,6 +322,13 @@ def test_a_text_that_ends_before_the_part_is_read_from_its_beginning(
     cache.check()
 
 
+def test_a_part_that_was_never_read_is_no_part_of_a_shorter_text() -> None:
+    cache = Cache(first=FIRST)
+    cache.slots[0].start_at(np.array(LONG, dtype=np.int32), 30)
+    assert cache.evaluate(0, LONG[:29], Draft(), {0}) == 29
+    cache.check()
+
+
 def test_another_text_is_not_taken_for_the_one_whose_part_is_known() -> None:
     cache = Cache(first=FIRST)
     cache.slots[0].start_at(np.array(LONG, dtype=np.int32), 30)

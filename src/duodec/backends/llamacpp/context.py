@@ -16,6 +16,7 @@ from duodec.core.rows import Row
 from duodec.core.sampling import Tokens
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
+_OF_A_TREE = 128  # cells that its nodes take beyond those of a text
 _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 
 
@@ -115,9 +116,15 @@ class LlamaContext:
 
     def open_block(self, slot: int, begin: int) -> bool:
         """Prepare to let the slot's part of its text begin at ``begin``, when the block is read;
-        False where too many sequences are in use."""
+        False where too many sequences are in use, or older text would take another slot's room."""
+        part = self.part(slot)
+        in_use = [p for p in self._slots.values() if p.num_ids]
+        num_held = sum(len(p.trunk) - p.place + _OF_A_TREE for p in in_use)
+        num_older = max(0, part.begin - begin)
+        if num_older and num_held + num_older + self._num_first > self.num_context:
+            return False
         try:
-            self.part(slot).open_block(begin)
+            part.open_block(begin)
         except OutOfSequences:
             return False
         return True
