@@ -72,7 +72,7 @@ class Guesser:
         self._text, self._answer = text, answer
         self.context = LlamaContext(
             model,
-            num_context=len(text) + len(answer) + 64,
+            num_context=len(text) + len(answer) + 256,
             num_sequences=8,
             num_threads=threads,
             max_rows=len(answer) + 1,
@@ -91,7 +91,8 @@ class Guesser:
         while part.begin and len(self._text) - part.begin < wanted:
             num_seen = len(self._text) - part.begin
             num_tokens = min(rule.block(num_seen), wanted - num_seen)
-            self.context.open_block(_SLOT, max(0, part.begin - num_tokens))
+            is_open = self.context.open_block(_SLOT, max(0, part.begin - num_tokens))
+            assert is_open, "the cache holds all of the text"
             while part.num_to_come:
                 self.context.read_block(_SLOT, 128)
 
@@ -136,7 +137,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 64,
     threads: Annotated[int, typer.Option(help="Of the draft model.")] = 1,
 ) -> None:
-    """Print the shares and add them to the results, by draft."""
+    """Print the shares and add them to the results, by draft and size."""
     draft = ALIASES[target].draft
     assert draft, "an alias with a draft of its own"
     pairs: dict[int, list[tuple[list[int], list[int]]]] = {}
@@ -151,17 +152,19 @@ def main(
                 print(f"{len(prompt)} tokens answered with {len(last.tokens)}", flush=True)
     model = LlamaModel(resolve(draft).path, num_gpu_layers=0)
     found: dict[str, Any] = {}
-    for size, known in pairs.items():
+    for size, answered in pairs.items():
         found[str(size)] = {
-            "prompt_tokens": [len(prompt) for prompt, _ in known],
-            "answer_tokens": sum(len(answer) for _, answer in known),
-            **shares(model, known, threads),
+            "prompt_tokens": [len(prompt) for prompt, _ in answered],
+            "answer_tokens": sum(len(answer) for _, answer in answered),
+            **shares(model, answered, threads),
         }
         print(size, found[str(size)], flush=True)
     path = RESULTS / "windows.json"
     results = json.loads(path.read_text("utf-8")) if path.exists() else {"drafts": {}}
     results["environment"] = environment()
-    results["drafts"][draft] = {"target": target, "num_first": NUM_FIRST, "sizes": found}
+    known = results["drafts"].setdefault(draft, {"sizes": {}})
+    known.update(target=target, num_first=NUM_FIRST)
+    known["sizes"].update(found)
     path.write_text(json.dumps(results, indent=1) + "\n")
 
 
