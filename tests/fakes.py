@@ -326,37 +326,49 @@ class _Cell:
 
 class FakeCells:
     """llama.cpp's unified cache with its rules, and no numbers: a cell holds the path of tokens
-    that it was computed from."""
+    that it was computed from. ``first`` tokens may come before a part of a text; without them,
+    every sequence begins at position 0, and every cell was computed from all that is before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: tuple[int, ...] = ()) -> None:
         self.cells: list[_Cell] = []
+        self.first = first
 
-    def remove(self, seq: int, begin: int) -> None:
+    def remove(self, seq: int, begin: int, end: int = -1) -> None:
         for cell in self.cells:
-            if cell.position >= begin:
+            if begin <= cell.position and (end < 0 or cell.position < end):
                 cell.seqs.discard(seq)
         self.cells = [cell for cell in self.cells if cell.seqs]
 
     def copy(self, source: int, target: int, begin: int, end: int) -> None:
-        assert begin == self.end(target), "positions of a sequence are consecutive"
         for cell in self.cells:
             if source in cell.seqs and begin <= cell.position < end:
+                assert target not in cell.seqs, "a cell is added twice"
                 cell.seqs.add(target)
-        assert self.end(target) == end, "the source did not have all of them"
+        span = self.span(target)
+        assert span.start <= begin
+        assert end <= span.stop, "the source did not have all of them"
 
     def end(self, seq: int) -> int:
-        """The position after a sequence's last; its cells are exactly those before."""
-        positions = sorted(cell.position for cell in self.cells if seq in cell.seqs)
-        assert positions == list(range(len(positions))), "one cell a position, without gaps"
-        return len(positions)
+        """The position after a sequence's last."""
+        return self.span(seq).stop
+
+    def span(self, seq: int) -> range:
+        """The positions of a sequence."""
+        positions = [cell.position for cell in self._sequence(seq)]
+        if not positions:
+            return range(0)
+        span = range(positions[0], positions[0] + len(positions))
+        assert positions == list(span), "one cell a position, without gaps"
+        assert self.first or not span.start
+        return span
 
     def decode(self, entries: Iterable[Entry]) -> dict[int, tuple[int, ...]]:
         """One batch. The path of tokens seen by each row that is wanted."""
         entries = list(entries)
         for entry in entries:
             assert entry.seqs, "a token belongs to some sequence"
-            ends = {self.end(seq) for seq in entry.seqs}
-            assert len(ends) == 1, "coupled sequences have diverged"
+            spans = {self.span(seq) for seq in entry.seqs}
+            assert len(spans) == 1, "coupled sequences have diverged"
         rows: dict[int, tuple[int, ...]] = {}
         for entry in entries:
             paths = {self._path(seq, entry.position) for seq in entry.seqs}
@@ -369,15 +381,31 @@ class FakeCells:
                 rows[entry.row] = path
         return rows
 
+    def _sequence(self, seq: int) -> list[_Cell]:
+        cells = (cell for cell in self.cells if seq in cell.seqs)
+        return sorted(cells, key=lambda cell: cell.position)
+
     def _path(self, seq: int, end: int) -> tuple[int, ...]:
         """The tokens that a sequence sees before ``end``, which is where it must end."""
-        cells = sorted(
-            (cell for cell in self.cells if seq in cell.seqs), key=lambda cell: cell.position
-        )
-        assert [cell.position for cell in cells] == list(range(end)), "positions are consecutive"
+        span = self.span(seq)
+        assert span.stop == end or not span
+        assert self.first or span.stop == end
+        cells = self._sequence(seq)
         path = tuple(cell.path[-1] for cell in cells)
-        assert all(cell.path == path[: cell.position + 1] for cell in cells), "a stale cell"
+        assert all(self._is_fresh(cell, path[: i + 1]) for i, cell in enumerate(cells)), "stale"
         return path
+
+    def _is_fresh(self, cell: _Cell, path: tuple[int, ...]) -> bool:
+        """It was computed from ``path``; where parts come and go, from more of the text before or
+        from less."""
+        if cell.path == path or not self.first:
+            return cell.path == path
+        num_first = len(self.first)
+        if cell.path[:num_first] != self.first or path[:num_first] != self.first:
+            return False
+        then, now = cell.path[num_first:], path[num_first:]
+        length = min(len(then), len(now))
+        return bool(length) and then[-length:] == now[-length:]
 
 
 # --- a vocabulary

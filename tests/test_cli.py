@@ -209,6 +209,15 @@ def test_other_programs_spellings_are_understood(cli: Cli) -> None:
     assert (config.context, config.gpu_layers, config.draft_threads) == (300, 0, 1)
 
 
+def test_the_drafts_window_is_bounded_below(cli: Cli) -> None:
+    cli.answer("--draft-window", "512")
+    assert cli.configs[-1].draft_window == 512
+    for command in (["generate", "hello"], ["chat"], ["serve"], ["bench"]):
+        code, _, err = cli(*command, "--draft-window", "64")
+        assert code == 2
+        assert err.splitlines()[-1] == "duodec: draft-window is 64; use 128 or more"
+
+
 def test_a_full_context_says_how_to_enlarge_it(cli: Cli) -> None:
     _, _, err = cli("generate", "hello", "-c", "40")
     assert "the context of 40 tokens is full: --context enlarges it" in err

@@ -148,6 +148,46 @@ class Reading:
         return ReadingModel(TABLE.load(), self.chunk_s)
 
 
+@dataclass
+class WideningModel:
+    """Reads ``chunk_s`` of older text at a time, ``num_left`` times for each text, and writes down
+    whether it was idle."""
+
+    table: TableDraftModel
+    log: str
+    chunk_s: float
+    num_left: int
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        sleep(0.002)
+        return self.table.rows(query)
+
+    def widen(self, slot: int, *, is_idle: bool) -> bool:
+        if not self.num_left:
+            return False
+        if not is_idle:
+            with Path(self.log).open("a") as file:
+                file.write("d")  # drafting goes on
+            return False
+        self.num_left -= 1
+        sleep(self.chunk_s)
+        with Path(self.log).open("a") as file:
+            file.write("i")
+        if self.num_left == 900:
+            raise ValueError("older text is unreadable")
+        return True
+
+
+@dataclass(frozen=True)
+class Widening:
+    log: str
+    chunk_s: float = 0.02
+    num_left: int = 850
+
+    def load(self) -> DraftModel:
+        return WideningModel(TABLE.load(), self.log, self.chunk_s, self.num_left)
+
+
 # --- helpers ---
 
 
@@ -353,6 +393,53 @@ def test_reading_ends_though_a_fast_target_supersedes_every_request(start: Start
             return
         sleep(0.002)  # the forward: ten times as fast as a draft step
     raise AssertionError("no draft was ever waited for")
+
+
+# --- older text ---
+
+
+def test_older_text_is_read_between_drafts_and_when_idle_and_never_after_a_cancel(
+    start: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    drafter = start(Widening(str(path)))
+    assert len(finished(drafter, request(PROMPT, Chain(5))).draft) == 5
+    until(lambda: path.read_text().count("i") >= 3)
+    assert path.read_text().startswith("ddddd")  # after each step, first the draft
+    before = perf_counter()
+    assert len(finished(drafter, request([*PROMPT, 1], Chain(2))).draft) == 2
+    assert perf_counter() - before < 1.0  # one chunk, not all 850
+    drafter.cancel(0)
+    sleep(0.2)
+    num_read = len(path.read_text())
+    sleep(0.3)
+    assert len(path.read_text()) == num_read
+    assert len(finished(drafter, request([*PROMPT, 1], Chain(1))).draft) == 1
+    until(lambda: path.read_text().count("i", num_read) >= 3)
+
+
+def test_a_drafter_with_nothing_left_to_read_sleeps(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    drafter = start(Widening(str(path), chunk_s=0.001, num_left=5))
+    finished(drafter, request(PROMPT, Chain(1)))
+    until(lambda: path.read_text().count("i") == 5)
+    assert drafter.pid is not None
+    child = psutil.Process(drafter.pid)
+    before = child.cpu_times().user
+    sleep(0.5)
+    assert child.cpu_times().user - before < 0.1
+
+
+def test_a_failure_to_read_older_text_is_told_and_drafting_goes_on(
+    start: Start, tmp_path: Path, warnings: list[str]
+) -> None:
+    drafter = start(Widening(str(tmp_path / "log"), chunk_s=0.0, num_left=903))
+    drafter.submit(request(PROMPT, Chain(2)))
+    until(lambda: drafter.poll(0, 0.1) is not None and warnings)
+    assert "older text is unreadable" in warnings[0]
+    assert len(finished(drafter, request(PROMPT, Chain(2))).draft) == 2
+    assert drafter.restarts == 0
 
 
 def test_a_failed_request_is_told_once_and_the_next_is_drafted(

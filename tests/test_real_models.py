@@ -19,11 +19,13 @@ from fakes import FakeDatastore
 
 from duodec import Delta, Engine, Finished, Grammar, SamplingParams
 from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores, LlamaTarget
 from duodec.backends.process import ProcessDrafter
+from duodec.backends.window import NUM_FIRST
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
+from duodec.core.protocols import Query, RowQuery
 from duodec.decoding.methods import METHODS
 from duodec.errors import ContextExceeded, ModelUnreadable
 from duodec.models import resolve
@@ -186,6 +188,126 @@ def test_slots_give_way_when_the_cache_is_full(model: LlamaModel) -> None:
     target.close()
 
 
+# --- the draft's window
+
+
+@pytest.fixture(scope="module")
+def draft() -> Iterator[LlamaModel]:
+    model = LlamaModel(resolve("smollm2-draft").path, num_gpu_layers=0)
+    yield model
+    model.close()
+
+
+def drafts_of(draft: LlamaModel, max_window: int | None = None) -> LlamaDraftModel:
+    found = LlamaDraftModel(draft, num_context=8192, num_threads=1, max_window=max_window)
+    found.clock = lambda: float(found.num_computed) * 3e-4  # 100 tokens in the first 30 ms
+    return found
+
+
+def varied_text(model: LlamaModel, n: int) -> np.ndarray:
+    prose = "".join(f"Boat {i} left pier {i % 7} with {i * 37 % 101} crates. " for i in range(n))
+    return np.array(model.tokenize(prose, is_templated=False)[:n], dtype=np.int32)
+
+
+def rows_of(model: LlamaDraftModel, text: np.ndarray, draft: Draft | None = None) -> np.ndarray:
+    draft = draft or Draft()
+    found = model.rows(RowQuery(0, text, draft, tuple(range(len(draft) + 1))))
+    return np.array(found)
+
+
+def read_all(model: LlamaDraftModel) -> int:
+    """Read all older text, as an idle drafter does; in how many parts."""
+    num_parts = 0
+    while model.widen(0, is_idle=True):
+        num_parts += 1
+    return num_parts
+
+
+def test_of_a_short_text_the_draft_reads_all(draft: LlamaModel) -> None:
+    """Bit for bit as a context without a window."""
+    text, tree = varied_text(draft, 150), Draft.sequences([[5, 6], [7]])
+    ours = rows_of(drafts_of(draft), text, tree)
+    plain = LlamaContext(
+        draft, num_context=512, num_sequences=128, num_threads=1, max_rows=128, num_chunk=128
+    )
+    (theirs,) = plain.rows([RowQuery(0, text, tree, (0, 1, 2, 3))])
+    assert np.array_equal(ours, np.array(theirs))
+    plain.close()
+
+
+def test_a_long_text_is_drafted_for_at_once_and_no_token_is_read_twice(draft: LlamaModel) -> None:
+    text, tree = varied_text(draft, 3000), Draft.sequences([[5, 6], [7]])
+    model = drafts_of(draft)
+    rows_of(model, text, tree)
+    assert model.num_computed <= model.window.start + NUM_FIRST + len(tree)
+    assert model.num_computed < 120
+    num_parts = read_all(model)
+    assert model.context.part(0).begin == 0
+    num_blocks = 10
+    assert len(text) < model.num_computed < len(text) + num_blocks * NUM_FIRST + 2 * len(tree)
+    assert num_parts > len(text) / 128
+    assert not model.widen(0, is_idle=True)
+    before = model.num_computed
+    rows_of(model, text, tree)
+    assert model.num_computed == before + 1 + len(tree)  # the tokens whose rows are wanted
+
+
+def test_rows_after_joining_are_close_to_those_of_a_full_reading(draft: LlamaModel) -> None:
+    text = varied_text(draft, 1500)
+    whole, parts = drafts_of(draft), drafts_of(draft)
+    whole.window.is_long = lambda num_new, num_known: False  # type: ignore[method-assign]
+    (expected,) = rows_of(whole, text)
+    (part,) = rows_of(parts, text)
+    read_all(parts)
+    (joined,) = rows_of(parts, text)
+    near, far = (np.corrcoef(row, expected)[0, 1] for row in (joined, part))
+    assert near > 0.95
+    assert near > far
+
+
+def test_a_step_costs_the_same_at_any_length(draft: LlamaModel) -> None:
+    """The window's oldest quarter goes now and then, for the price of the first tokens; the cache
+    never overflows, also beyond the positions that the model was trained for."""
+    text = varied_text(draft, 12000)
+    model, chain = drafts_of(draft, max_window=256), Draft.chain([1, 2])
+    costs = []
+    for length in [*range(150, 800), *range(8000, 8300), *range(11900, 12000)]:
+        before = model.num_computed
+        rows_of(model, text[:length], chain)
+        costs.append(model.num_computed - before)
+    assert sum(cost > 3 + NUM_FIRST for cost in costs) <= 5  # the first, two jumps, new positions
+    assert max(costs) <= 3 + NUM_FIRST + 256
+    assert model.window.most == 256
+
+
+def test_older_text_of_one_request_takes_no_room_of_another(draft: LlamaModel) -> None:
+    text = varied_text(draft, 1500)
+    model = drafts_of(draft, max_window=512)  # the cache of one text
+    for slot in range(4):
+        model.rows(RowQuery(slot, text[slot:], Draft(), (0,)))
+    num_seen = [len(text) - slot - model.context.part(slot).begin for slot in range(4)]
+    assert num_seen == [96, 100, 100, 100]  # nobody was evicted
+    for slot in range(4):
+        while model.widen(slot, is_idle=True):
+            pass
+    assert all(model.context.part(slot).num_ids for slot in range(4))
+    before = model.num_computed
+    for slot in range(4):
+        model.rows(RowQuery(slot, text[slot:], Draft(), (0,)))
+    assert model.num_computed == before + 4
+
+
+def test_a_text_that_goes_on_is_read_on_and_another_one_from_its_end(draft: LlamaModel) -> None:
+    text = varied_text(draft, 3000)
+    model = drafts_of(draft)
+    rows_of(model, text[:2500])
+    before = model.num_computed
+    rows_of(model, text[:2700])
+    assert model.num_computed == before + 200
+    rows_of(model, text[1000:])
+    assert model.num_computed <= before + 200 + model.window.start + NUM_FIRST
+
+
 # --- texts
 
 
@@ -250,6 +372,19 @@ def test_many_refusals_in_a_long_text_change_nothing(engine: Engine) -> None:
     assert ours.stats.num_prompt_tokens > 450
     assert sum(r.num_accepted < r.num_scored for r in ours.stats.rounds) > 20
     assert ours.tokens == plain.tokens
+
+
+def test_a_long_prompt_is_drafted_for_from_its_end_and_changes_nothing(engine: Engine) -> None:
+    """Many times what the draft reads at first."""
+    prompt = chat("Say what left each pier. " + "".join(
+        f"Boat {i} left pier {i % 7} with {i * 37 % 101} crates. " for i in range(60)
+    ))  # fmt: skip
+    plain = answer(engine, prompt, "ar", n=32)
+    assert plain.stats.num_prompt_tokens > 900
+    for method in ("duo", "pearl", "sps", "stream"):
+        ours = answer(engine, prompt, method, n=32)
+        assert ours.tokens == plain.tokens
+        assert ours.stats.num_draft_tokens > 0
 
 
 def test_the_rejection_rule_is_reproducible_too(engine: Engine) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import DraftRequest, Query
+from duodec.core.protocols import DraftRequest, Query, RowQuery
+from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.verify import Verdict
 from duodec.decoding.free import FreeCandidates, FreeMemory
@@ -81,6 +82,30 @@ def test_a_mirror_is_the_same_tree() -> None:
 
 
 # --- growth
+
+
+class ClockedModel:
+    """Its forward passes take ``row_s`` seconds a row beyond the first one's second, on a clock of
+    its own."""
+
+    def __init__(self, row_s: float) -> None:
+        self._table, self._row_s, self._now_s = MODEL.load(), row_s, 0.0
+        self.widths: list[int] = []
+
+    def clock(self) -> float:
+        return self._now_s
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        self._now_s += 1.0 + self._row_s * (len(query.rows) - 1)
+        self.widths.append(len(query.rows))
+        return self._table.rows(query)
+
+
+@pytest.mark.parametrize(("row_s", "width"), [(0.0, 8), (2.0, 1)])
+def test_how_many_leaves_pay_is_learned_by_the_models_own_clock(row_s: float, width: int) -> None:
+    model = ClockedModel(row_s)
+    grown(model, text(), Tree(least_confidence=0.0), 40)
+    assert set(model.widths[-5:]) == {width}
 
 
 def test_the_likeliest_leaves_grow_first() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
@@ -70,7 +71,7 @@ def config(**parallel: int) -> SimpleNamespace:
 def open_table(settings: Settings, engine: Engine) -> OpenDrafter:
     drafter = ProcessDrafter(TABLE, on_warning=lambda line: None)
     drafter.wait_ready()
-    return OpenDrafter(drafter, engine.max_rows, engine.max_length)
+    return OpenDrafter(drafter, engine.max_rows)
 
 
 # --- the hook
@@ -232,8 +233,10 @@ def test_too_few_cores_are_told(host: Host, words: str) -> None:
 
 def test_memory_is_shared_by_texts() -> None:
     assert num_window(Settings(memory=1024), FACTS, 16, 10**6) == 2048 - 80
-    assert num_window(Settings(memory=64), FACTS, 16, 10**6) == 64 * 256 // 16 - 320
+    assert num_window(Settings(memory=64), FACTS, 16, 10**6) == 64 * 256 // 16 - 328
     assert num_window(Settings(memory=1024), FACTS, 16, 300) == 300
+    long = replace(FACTS, num_context_train=10**5)
+    assert num_window(Settings(memory=4096), long, 16, 10**6) == 8192
     with pytest.raises(ContextExceeded, match="take 36; raise"):
         num_window(Settings(memory=16), FACTS, 16, 4096)
 

@@ -24,8 +24,6 @@ from duodec.backends.table import TableModel
 from duodec.core.protocols import Drafted, DraftRequest
 from duodec.core.sampling import SamplingParams
 from duodec.decoding.session import NoDrafter
-from duodec.drafting.plans import Chain
-from duodec.integrations.vllm import beside as beside_module
 from duodec.integrations.vllm import pace
 from duodec.integrations.vllm.beside import Beside
 from duodec.integrations.vllm.requests import Request, Requests, Row
@@ -64,7 +62,6 @@ class Bench:
         drafter: Seen | NoDrafter,
         *,
         num_slots: int = 16,
-        num_window: int = 4096,
         max_length: int = 4096,
         seconds: Callable[[int, int], float] = lambda rows, drafted: 0.05,
         chunk: int = 4096,
@@ -72,7 +69,7 @@ class Bench:
         kind: type[Speculator] = Modelled,
     ) -> None:
         self.clock = FakeClock()
-        self.beside = Beside(drafter, num_window)
+        self.beside = Beside(drafter)
         self.speculator = kind(NUM_TOKENS, max_length, self.beside, num_slots, self.clock)
         self.num_turns = num_turns
         self.engine = FakeEngine(self.propose, TABLE, self.clock, seconds, chunk)
@@ -243,37 +240,22 @@ def test_a_step_without_drafts_does_not_lose_the_tree() -> None:
 # --- long texts
 
 
-def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside_module, "_PART", 64)
-    drafter = Seen(TABLE)
-    bench = Bench(drafter, num_turns=1)
-    bench.engine.add(prompts(1, 500)[0], 60)
-    bench.engine.run()
-    parts = [len(r.text) for r in drafter.requests if isinstance(r.plan, Chain)]
-    assert sorted(set(parts)) == [64, 128, 192, 256, 320, 384, 448]
-    assert parts == sorted(parts)  # one may be asked for twice, after a rest
-    assert len(parts) <= 9
-    assert bench.speculator.counts.num_hits > 0
-
-
-def parts_of(drafter: Seen) -> list[int]:
-    return [len(r.text) for r in drafter.requests if isinstance(r.plan, Chain)]
-
-
-def test_another_long_prompt_in_the_same_slot_is_read_from_its_begin(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(beside_module, "_PART", 64)
+def test_a_long_prompt_is_sent_whole_and_once() -> None:
+    """How much of it is read, and when, is the draft model's affair."""
     drafter = Seen(TABLE)
     bench = Bench(drafter, num_slots=1, num_turns=1)
-    for prompt in prompts(2, 300):
+    for prompt in prompts(2, 500):
         drafter.requests.clear()
-        bench.engine.add(prompt, 30)
+        row = bench.engine.add(prompt, 60)
         bench.engine.run()
-        assert set(parts_of(drafter)) == {64, 128, 192, 256}
+        texts = [request.text.tolist() for request in drafter.requests]
+        assert texts[0][:500] == prompt
+        assert all(text == row.text[: len(text)] for text in texts)
+        assert len({len(text) for text in texts}) == len(texts)
+        assert sum(accepted for _, accepted in row.accepted) > 30
 
 
-def test_a_new_process_reads_a_long_text_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_process_is_sent_a_long_text_anew() -> None:
     class Restarted(Seen):
         count = 0
 
@@ -281,40 +263,18 @@ def test_a_new_process_reads_a_long_text_anew(monkeypatch: pytest.MonkeyPatch) -
         def restarts(self) -> int:
             return self.count
 
-    monkeypatch.setattr(beside_module, "_PART", 64)
     drafter = Restarted(TABLE)
     bench = Bench(drafter, num_turns=1)
-    bench.engine.add(prompts(1, 300)[0], 4000)
+    row = bench.engine.add(prompts(1, 300)[0], 4000)
     bench.engine.run(20)
     drafter.requests.clear()
-    bench.engine.run(5)
-    assert not parts_of(drafter)
     drafter.count = 1
+    bench.beside.turn()
+    bench.beside.turn()
+    assert drafter.requests[0].text.tolist() == row.text
+    before = bench.speculator.counts.num_hits
     bench.engine.run(20)
-    assert set(parts_of(drafter)) >= {64, 128, 192, 256}
-
-
-def test_a_text_is_cut_to_the_window_in_steps() -> None:
-    drafter = Seen(TABLE)
-    bench = Bench(drafter, num_window=80)
-    row = bench.engine.add(prompts(1, 200)[0], 90)
-    bench.engine.run()
-    whole = np.array(row.text)
-    begins = set()
-    for request in drafter.requests:
-        assert len(request.text) <= 80
-        if not isinstance(request.plan, Chain):
-            ends = [e for e in range(len(whole) + 1) if e >= len(request.text)]
-            found = [
-                e - len(request.text)
-                for e in ends
-                if np.array_equal(whole[e - len(request.text) : e], request.text)
-            ]
-            assert found
-            begins.add(found[0])
-    assert 3 <= len(begins) <= 8  # moved now and then, not with every token
-    drafted, accepted = acceptance(bench, [row])
-    assert drafted == accepted > 30
+    assert bench.speculator.counts.num_hits > before
 
 
 # --- what pays

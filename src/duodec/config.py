@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from duodec.backends.window import LEAST_WINDOW
 from duodec.errors import BadOption
 
 DEFAULT_TARGET = "smollm2"
@@ -37,6 +38,7 @@ class EngineConfig:
     num_slots: int = 1  # texts that a torch target keeps at once; a server's --parallel
     threads: int | None = None
     draft_threads: int | None = None
+    draft_window: int | None = None  # tokens of a text that the draft holds at most; None: 8192
     gpu_layers: int = -1  # all that the build can place on a GPU
     exact: bool = False  # bit-identical kernels throughout
     fast: bool = False  # llama.cpp's own choice of kernels throughout
@@ -60,7 +62,10 @@ class EngineConfig:
             )
         if not math.isfinite(self.pace):
             raise BadOption(f"pace is {self.pace}; use a number of seconds")
-        for name, least in (("context", 1), ("threads", 1), ("draft_threads", 1), ("pace", 0)):
+        for name, least in (
+            ("context", 1), ("threads", 1), ("draft_threads", 1), ("pace", 0),
+            ("draft_window", LEAST_WINDOW),
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not value >= least:
                 flag = name.replace("_", "-")

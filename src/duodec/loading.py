@@ -12,6 +12,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaRecipe
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.testbeds import PacedTarget
+from duodec.backends.window import DEFAULT_WINDOW
 from duodec.config import DEFAULT_CONTEXT, CorePlan, available_cores, keep_to, memory_nodes
 from duodec.config import DEFAULT_TARGET as DEFAULT_TARGET
 from duodec.config import EngineConfig as EngineConfig
@@ -200,9 +201,10 @@ def open_drafter(
     finally:
         vocabulary.close()
     num_threads = len(plan.draft_cores)
-    num_texts = min(config.num_slots, max(1, _DRAFT_TOKENS // num_context))
+    window = min(num_context, config.draft_window or DEFAULT_WINDOW)
+    num_texts = min(config.num_slots, max(1, _DRAFT_TOKENS // window))
     return ProcessDrafter(
-        LlamaRecipe(path, num_context, num_threads, target.num_vocab, num_texts),
+        LlamaRecipe(path, num_context, num_threads, target.num_vocab, num_texts, window),
         cores=plan.draft_cores,
         num_threads=num_threads,
         env={EXACT_SWITCH: "1"},  # the target's exact kernels would only slow the draft

@@ -105,10 +105,10 @@ class Requests:
         self._put(request.slot, _Message(self._epoch, request.text, shape))
 
     def cancel(self, slot: int) -> None:
-        """Forget the slot's answer and tell the child, if it may be at work on it."""
+        """Forget the slot's answer and tell the child, which may be at work on it, or read on."""
         answer = self._answers.pop(slot, None)
         # told even if its request was never sent: the one before it may still be in work
-        if answer is not None and not answer.is_complete:
+        if answer is not None:
             self._put(slot, _Message(answer.epoch))
 
     def drafted(self, slot: int) -> Drafted:

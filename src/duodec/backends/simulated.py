@@ -110,13 +110,16 @@ class PricedModel:
     def __init__(self, model: DraftModel, table: StepTable) -> None:
         self._model = model
         self._table = table
-        self.busy_s = 0.0  # of all forward passes so far
+        self.busy_s = 0.0  # of all calls so far
+        self._since: int | None = None  # tokens that had been computed when the call in work began
         if hasattr(model, "clock"):
             model.clock = self.clock
 
     def clock(self) -> float:
-        """Seconds of work so far."""
-        return self.busy_s
+        """Seconds of work so far, those of the call in work included."""
+        if self._since is None:
+            return self.busy_s
+        return self.busy_s + self._price(self._num_computed() - self._since)
 
     def rows(self, query: RowQuery) -> list[Row]:
         return self._priced(lambda: self._model.rows(query), max(1, len(query.rows)))
@@ -129,13 +132,24 @@ class PricedModel:
         return bool(self._priced(lambda: widen(slot, is_idle=is_idle), 0))
 
     def _priced(self, work: Callable[[], _T], num_otherwise: int) -> _T:
-        before = getattr(self._model, "num_computed", None)
-        result = work()
-        after = getattr(self._model, "num_computed", None)
-        num_tokens = num_otherwise if before is None or after is None else after - before
-        if num_tokens:
-            self.busy_s += self._table.seconds(num_tokens)
+        self._since = self._num_computed()
+        try:
+            result = work()
+            num_tokens = self._num_computed() - self._since
+        finally:
+            self._since = None
+        self.busy_s += self._price(num_tokens if self._counts else num_otherwise)
         return result
+
+    @property
+    def _counts(self) -> bool:
+        return hasattr(self._model, "num_computed")
+
+    def _num_computed(self) -> int:
+        return int(getattr(self._model, "num_computed", 0))
+
+    def _price(self, num_tokens: int) -> float:
+        return self._table.seconds(num_tokens) if num_tokens else 0.0
 
 
 Place = tuple[int, tuple[int, ...]]
@@ -246,7 +260,7 @@ class SimulatedDrafter:
         self._step_s = 0.0
         self._drafted = Drafted()
         self._is_over = True
-        self._slot = 0
+        self._slot: int | None = None  # whose text may be read further
 
     @property
     def restarts(self) -> int:
@@ -280,7 +294,7 @@ class SimulatedDrafter:
 
     def cancel(self, slot: int) -> None:
         self._catch_up(self._clock())
-        self._steps, self._is_over = iter(()), True
+        self._steps, self._is_over, self._slot = iter(()), True, None
 
     def _prepare(self) -> None:
         """Compute the next step; it will be seen when its time has come."""
@@ -304,6 +318,8 @@ class SimulatedDrafter:
             pass
 
     def _widen(self, *, is_idle: bool) -> bool:
+        if self._slot is None:
+            return False
         start_s = self._model.busy_s
         has_read = self._model.widen(self._slot, is_idle=is_idle)
         self._free_s += self._model.busy_s - start_s

@@ -9,6 +9,11 @@ behind the trunk until they are needed; then only the positions they miss are co
 Attention adds in the order of cells. Where sums must not depend on what was drafted, an *ordered*
 slot keeps a text's tokens in cells that follow each other: of an accepted branch it keeps what
 lies right after the trunk, and computes the rest again with the next forward.
+
+Of a long text a slot may hold its last part only, after the text's first tokens: those stand right
+before that part, at the positions of tokens that are left out. Positions are absolute. Older text
+comes in as a *block*, computed under an id of its own after first tokens of its own; once it is
+complete, it joins all of the slot's ids in place of the first tokens that stood there.
 """
 
 from __future__ import annotations
@@ -20,17 +25,18 @@ from typing import Protocol
 import numpy as np
 
 from duodec.core.draft import ROOT, Draft
+from duodec.core.prefix import common_prefix
 from duodec.core.sampling import Tokens
 
 
 class Cells(Protocol):
     """What the cache itself can do; positions are absolute."""
 
-    def remove(self, seq: int, begin: int) -> None:
-        """Positions from ``begin`` on leave a sequence."""
+    def remove(self, seq: int, begin: int, end: int = -1) -> None:
+        """Positions begin .. end - 1 leave a sequence; -1: all from ``begin`` on."""
 
     def copy(self, source: int, target: int, begin: int, end: int) -> None:
-        """Positions begin .. end - 1 of ``source`` belong to ``target`` too."""
+        """What ``source`` has of positions begin .. end - 1 belongs to ``target`` too."""
 
 
 class OutOfSequences(Exception):
@@ -74,14 +80,37 @@ class Missing:
     tips: dict[int, int]  # sequence id -> the draft node (or ROOT) where it will end
 
 
-class SlotCache:
-    """The cells of one slot. ``free_ids`` is shared by the slots of one cache."""
+@dataclass
+class _Block:
+    """Older text in work: first tokens of the text, then the text from ``begin`` on."""
 
-    def __init__(self, cells: Cells, free_ids: list[int], *, is_ordered: bool = False) -> None:
+    seq: int
+    begin: int
+    place: int  # of the first token
+    tokens: list[int]
+    num_read: int = 0
+
+
+class SlotCache:
+    """The cells of one slot. ``free_ids`` is shared by the slots of one cache; ``num_first`` tokens
+    of a text come before a part of it."""
+
+    def __init__(
+        self,
+        cells: Cells,
+        free_ids: list[int],
+        *,
+        is_ordered: bool = False,
+        num_first: int = 0,
+    ) -> None:
         self._cells = cells
         self._free_ids = free_ids
         self._is_ordered = is_ordered
-        self.trunk: Tokens = np.empty(0, dtype=np.int32)
+        self._num_first = num_first
+        self._block: _Block | None = None
+        self.begin = 0  # of the part of the text that is here
+        self.trunk: Tokens = np.empty(0, dtype=np.int32)  # from the text's beginning on
+        self._text = self.trunk  # the one that is being fitted
         self._root = _Node()
         self._tip: dict[int, _Node] = {}  # id -> where it ends
         self._shared: dict[int, int] = {}  # id -> positions of the trunk that it has
@@ -90,6 +119,22 @@ class SlotCache:
     def num_ids(self) -> int:
         return len(self._tip)
 
+    @property
+    def place(self) -> int:
+        """The first position that has a cell."""
+        return self._place_of(self.begin)
+
+    def num_known(self, text: Tokens) -> int:
+        """Tokens of the text's beginning that need not be computed for it."""
+        common = common_prefix(self.trunk, text)
+        return common if common > self.begin or not self.begin else 0
+
+    def start_at(self, text: Tokens, begin: int) -> None:
+        """Forget everything; of ``text``, tokens from ``begin`` on are wanted."""
+        self.drop()
+        self.begin = begin if begin > self._num_first else 0
+        self.trunk = text[: self.place].copy()
+
     def fit(self, text: Tokens, draft: Draft, rows: Iterable[int]) -> Missing:
         """Keep what matches ``text`` and ``draft``, free the rest, say what is missing.
 
@@ -97,6 +142,9 @@ class SlotCache:
         Raises OutOfSequences.
         """
         wanted = set(rows)
+        self._text = text
+        if self.begin and not self._leads_to(text):
+            self.drop()
         self._follow(text, len(text) - (0 in wanted))
         can_keep = len(self.trunk) == len(text) and not self._is_ordered
         known = self._match(draft, wanted) if can_keep else {}
@@ -106,8 +154,9 @@ class SlotCache:
     def add_text(self, entries: Sequence[Entry]) -> None:
         """These entries of the missing text, the first ones left, are computed now."""
         if entries:
-            tokens = np.array([entry.token for entry in entries], dtype=np.int32)
-            self.trunk = np.concatenate([self.trunk, tokens])
+            num_known = len(self.trunk)
+            new = self._text[num_known : num_known + len(entries)]
+            self.trunk = np.concatenate([self.trunk, new])
             for seq in entries[0].seqs:
                 self._shared[seq] = len(self.trunk)
 
@@ -121,11 +170,85 @@ class SlotCache:
 
     def drop(self) -> None:
         """Free everything."""
+        self.close_block()
         for seq in self._tip:
             self._cells.remove(seq, 0)
             self._free_ids.append(seq)
-        self.trunk = self.trunk[:0]
+        self.begin, self.trunk = 0, self.trunk[:0]
         self._root, self._tip, self._shared = _Node(), {}, {}
+
+    # --- the front
+
+    @property
+    def num_to_come(self) -> int:
+        """Tokens of the block in work that are still to be computed; 0: none is in work."""
+        return len(self._block.tokens) - self._block.num_read if self._block else 0
+
+    def open_block(self, begin: int) -> None:
+        """Let the text's part begin at ``begin``, as soon as the entries of the block are computed:
+        older text and first tokens before it, or where text goes, first tokens alone. Raises
+        OutOfSequences."""
+        self.close_block()
+        if not self._free_ids:
+            self._free_idle()
+        if not self._free_ids:
+            raise OutOfSequences
+        begin = begin if begin > self._num_first else 0
+        place = self._place_of(begin)
+        first = self.trunk[: begin - place].tolist()
+        older = self.trunk[begin : self.begin].tolist()
+        self._block = _Block(self._free_ids.pop(), begin, place, first + older)
+
+    def block_entries(self, num_tokens: int) -> list[Entry]:
+        """The next tokens of the block."""
+        block = self._block
+        assert block is not None
+        begin = block.num_read
+        return [
+            Entry(token, block.place + i, (block.seq,))
+            for i, token in enumerate(block.tokens[begin : begin + num_tokens], begin)
+        ]
+
+    def add_block(self, num_tokens: int) -> None:
+        """The block's next tokens are computed now; a complete block joins the slot's ids."""
+        block = self._block
+        assert block is not None
+        block.num_read += num_tokens
+        if self.num_to_come:
+            return
+        self._free_idle()
+        end = max(self.begin, block.begin)
+        for seq in self._tip:
+            self._cells.remove(seq, 0, end)
+            self._cells.copy(block.seq, seq, block.place, end)
+        self.begin = block.begin
+        self.close_block()
+
+    def close_block(self) -> None:
+        """Give up the block in work, if there is one."""
+        if self._block is not None:
+            self._cells.remove(self._block.seq, 0)
+            self._free_ids.append(self._block.seq)
+            self._block = None
+
+    def _leads_to(self, text: Tokens) -> bool:
+        """Whether the text goes on from what is left out of it here."""
+        common = common_prefix(self.trunk, text)
+        return len(text) > self.begin and common >= min(len(self.trunk), self.begin + 1)
+
+    def _place_of(self, begin: int) -> int:
+        return max(0, begin - self._num_first)
+
+    def _free_idle(self) -> None:
+        """Give back all ids that end at the root but one that has all of the trunk."""
+        idle = [seq for seq, tip in self._tip.items() if tip is self._root]
+        if len(idle) == len(self._tip):
+            idle.sort(key=lambda seq: self._shared[seq])
+            idle = idle[:-1]
+        for seq in idle:
+            self._cells.remove(seq, 0)
+            self._free_ids.append(seq)
+            del self._tip[seq], self._shared[seq]
 
     # --- keeping
 
@@ -213,11 +336,14 @@ class SlotCache:
             for i in (ROOT, *path):
                 seqs[i].append(seq)
 
-        end = len(text)
+        end, num_trunk = len(text), len(self.trunk)
         ids = tuple(seqs[ROOT])
+        before = max(0, self.begin - num_trunk)  # places in which first tokens stand
+        first = text[num_trunk - self.place :][:before]
+        tokens = [*first.tolist(), *text[num_trunk + before :].tolist()]
         text_entries = [
             Entry(token, position, ids, 0 if 0 in wanted and position == end - 1 else None)
-            for position, token in enumerate(text[len(self.trunk) :].tolist(), len(self.trunk))
+            for position, token in enumerate(tokens, num_trunk)
         ]
         depths = draft.depths()
         computed: dict[int, _Node] = {}
@@ -247,7 +373,7 @@ class SlotCache:
             seq = max(idle, key=lambda seq: self._shared[seq])
         elif self._free_ids:
             seq = self._free_ids.pop()
-            self._shared[seq] = 0
+            self._shared[seq] = self.place
         else:
             seq = self._spare(taken)
         self._tip[seq] = node

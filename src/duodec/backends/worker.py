@@ -1,7 +1,8 @@
 """The drafter's process: takes texts, grows drafts one step at a time, sends each step's nodes.
 
 Between two steps it looks at its socket, so a newer request or a cancel takes effect within one
-step; with nothing to do it sleeps in the kernel. It dies with its parent. Started by
+step; with nothing to draft it lets the model read older text, a little at a time, and with nothing
+to read it sleeps in the kernel. It dies with its parent. Started by
 `duodec.backends.child` only, which has set the environment and the cores already.
 """
 
@@ -54,6 +55,15 @@ class ReadsInChunks(Protocol):
 
 
 @runtime_checkable
+class Widens(Protocol):
+    """A draft model that drafts from the end of a long text and reads older text later."""
+
+    def widen(self, slot: int, *, is_idle: bool) -> bool:
+        """Read a little older text of the slot, where that pays or, if the drafter ``is_idle``,
+        where it helps; within tens of milliseconds. Whether anything was computed."""
+
+
+@runtime_checkable
 class HasMasks(Protocol):
     """A draft model that knows its vocabulary's texts, so that what it drafts follows a grammar.
     Another one's drafts are refused where they do not."""
@@ -89,6 +99,7 @@ class Worker:
         self._texts: dict[int, Tokens] = {}  # by slot, the last one received
         self._seen: dict[int, Tokens] = {}  # by slot, the last one read
         self._masks: dict[int, tuple[Grammar, Mask]] = {}  # by slot, the last one
+        self._wide: dict[int, int] = {}  # slots that may read older text -> their last epoch
         self._current: _Job | None = None
         self._busy_s = 0.0
         if isinstance(model, ReadsInChunks):
@@ -97,19 +108,35 @@ class Worker:
     def run(self) -> None:
         """Serve until the parent closes its end."""
         while True:
-            if not self._jobs:
-                self._channel.wait(None)
             start = perf_counter()
             self._pump()
             if self._channel.is_closed:
                 return
+            is_working = bool(self._jobs) or self._widen_any()
             if self._jobs:
                 slot = next(iter(self._jobs))
                 job = self._jobs[slot]
                 self._turn(job)
                 if self._jobs.get(slot) is job:
                     self._jobs[slot] = self._jobs.pop(slot)
+                self._widen(slot, is_idle=False)
             self._busy_s += perf_counter() - start
+            if not is_working:
+                self._channel.wait(None)
+
+    def _widen_any(self) -> bool:
+        """Let one slot's text be read further, for there is nothing else to do."""
+        return any(self._widen(slot, is_idle=True) for slot in list(self._wide))
+
+    def _widen(self, slot: int, *, is_idle: bool) -> bool:
+        if slot not in self._wide or not isinstance(self._model, Widens):
+            return False
+        try:
+            return self._model.widen(slot, is_idle=is_idle)
+        except Exception as error:  # noqa: BLE001  as a request that fails
+            self._jobs.pop(slot, None)
+            self._send(Kind.ERROR, slot, self._wide.pop(slot), Failure.of(error))
+            return False
 
     def _pump(self) -> None:
         self._channel.flush()
@@ -122,6 +149,8 @@ class Worker:
                 job = self._jobs.get(frame.slot)
                 if job is not None and job.epoch <= frame.epoch:
                     del self._jobs[frame.slot]
+                if self._wide.get(frame.slot, frame.epoch) <= frame.epoch:
+                    self._wide.pop(frame.slot, None)
                 self._send(Kind.DONE, frame.slot, frame.epoch, Progress())
 
     def _accept(self, frame: Frame) -> None:
@@ -134,6 +163,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001  a plan whose module this process cannot import
             self._send(Kind.ERROR, frame.slot, frame.epoch, Failure.of(error))
             return
+        self._wide[frame.slot] = frame.epoch
         self._jobs[frame.slot] = _Job(frame.epoch, DraftRequest(frame.slot, text, plan, sampler))
 
     def _turn(self, job: _Job) -> None:

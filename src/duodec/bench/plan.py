@@ -60,6 +60,7 @@ class BenchPlan:
     datastore: str = "auto"
     threads: int | None = None
     draft_threads: int | None = None
+    draft_window: int | None = None
     context: int | None = None
     exact: bool = False
     fast: bool = False
@@ -131,6 +132,7 @@ class BenchPlan:
             context=self.context,
             threads=self.threads,
             draft_threads=self.draft_threads,
+            draft_window=self.draft_window,
             datastore=self.datastore if self.needs_datastore else None,
             exact=self.exact,
             fast=self.fast,
@@ -177,6 +179,7 @@ class BenchPlan:
             "context": self.context,
             "threads": self.threads,
             "draft_threads": self.draft_threads,
+            "draft_window": self.draft_window,
             "runs_code": self.runs_code,
             "kernels": "exact" if self.exact else "fast" if self.fast else "default",
             "datastore": {"name": Path(self.datastore).name} if self.needs_datastore else None,

@@ -99,7 +99,13 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
         model, table = None, None
         if needs_model and config.draft is not None:
             path = resolve(config.draft, offline=config.offline).path
-            loaded = LlamaRecipe(path, engine.num_context, len(cores), vocabulary.num_vocab).load()
+            loaded = LlamaRecipe(
+                path,
+                engine.num_context,
+                len(cores),
+                vocabulary.num_vocab,
+                max_window=config.draft_window,
+            ).load()
             table = StepTable.parse(plan.draft_ms) if plan.draft_ms else measured(loaded)
             model = PricedModel(loaded, table.faster(plan.draft_speed))
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)

@@ -189,6 +189,7 @@ def bench(
     context: options.ContextSize = None,
     threads: options.Threads = None,
     draft_threads: options.DraftThreads = None,
+    draft_window: options.DraftWindow = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     quiet: Annotated[
@@ -231,6 +232,7 @@ def bench(
         context=context,
         threads=threads,
         draft_threads=draft_threads,
+        draft_window=draft_window,
         exact=exact,
         fast=fast,
         offline=offline,

@@ -317,6 +317,17 @@ DraftThreads = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
+DraftWindow = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-window",
+        help="Tokens of a text that the draft model holds at most, 128 or more; by default 8192. "
+        "It drafts from the end of a long prompt at once and reads older text while that pays.",
+        metavar="TOKENS",
+        show_default=False,
+        rich_help_panel=_MACHINE,
+    ),
+]
 GpuLayers = Annotated[
     int,
     typer.Option(

@@ -190,6 +190,7 @@ def serve(
     context: options.ContextSize = None,
     threads: options.Threads = None,
     draft_threads: options.DraftThreads = None,
+    draft_window: options.DraftWindow = None,
     gpu_layers: options.GpuLayers = -1,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -213,9 +214,9 @@ def serve(
 
     config = EngineConfig(
         target=target, draft=draft, target_backend=target_backend, dtype=dtype, device=device,
-        context=context, threads=threads, draft_threads=draft_threads, gpu_layers=gpu_layers,
-        exact=exact, fast=fast, pace=pace, offline=offline, num_slots=parallel,
-        datastore=choices.datastore_or_none(datastore, method),
+        context=context, threads=threads, draft_threads=draft_threads, draft_window=draft_window,
+        gpu_layers=gpu_layers, exact=exact, fast=fast, pace=pace, offline=offline,
+        num_slots=parallel, datastore=choices.datastore_or_none(datastore, method),
     )  # fmt: skip
     chosen = choices.method_or_none(method, draft)
     settings = Settings(

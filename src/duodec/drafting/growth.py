@@ -46,6 +46,7 @@ class Tree:
         growth = _growth_of(model, request, self)
         clock = getattr(model, "clock", perf_counter)  # a simulated model has its own
         yield growth.tree
+        clock = getattr(model, "clock", perf_counter)  # a simulation's is virtual
         while leaves := growth.best_leaves():
             start_s = clock()
             growth.expand(leaves, growth.successors(model, request, leaves))

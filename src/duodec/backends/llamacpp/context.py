@@ -13,8 +13,10 @@ from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.tree_cache import Entry, Missing, OutOfSequences, SlotCache
 from duodec.core.protocols import RowQuery
 from duodec.core.rows import Row
+from duodec.core.sampling import Tokens
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
+_OF_A_TREE = 128  # cells that its nodes take beyond those of a text
 _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 
 
@@ -23,7 +25,8 @@ class LlamaContext:
 
     Rows are views into the library's own buffer: they hold until the next call. A forward takes
     ``num_chunk`` tokens at most; a longer text is read in chunks. ``on_chunk`` is called between
-    them, and may raise to abandon the text: what was read stays known.
+    them, and may raise to abandon the text: what was read stays known. ``num_first`` tokens of a
+    text come before a part of it: see `duodec.backends.tree_cache`.
     """
 
     def __init__(
@@ -37,8 +40,10 @@ class LlamaContext:
         num_chunk: int = 512,
         is_width_exact: bool = False,
         uses_flash_attention: bool | None = None,
+        num_first: int = 0,
     ) -> None:
         self._max_rows = max_rows
+        self._num_first = num_first
         self.num_threads = num_threads  # of a forward that continues a text
         self.num_prompt_threads = num_threads  # of one that reads a prompt
         self.model = model
@@ -85,7 +90,7 @@ class LlamaContext:
             self._touch(query.slot)
         used = {query.slot for query in queries}
         try:
-            if sum(len(query.text) + len(query.draft) for query in queries) > self.num_context:
+            if sum(map(self._num_cells, queries)) > self.num_context:
                 raise _NoRoom
             plans = [self._fit(query, used) for query in queries]
             self._set_threads(sum(len(missing.text) for missing in plans))
@@ -102,6 +107,44 @@ class LlamaContext:
                 "--context, or shorten the prompt"
             ) from error
 
+    def part(self, slot: int) -> SlotCache:
+        """The part of a text that a slot holds; to be looked at."""
+        self._touch(slot)
+        return self._slots[slot]
+
+    def start_at(self, slot: int, text: Tokens, begin: int) -> None:
+        """Forget a slot's text; of ``text``, tokens from ``begin`` on will be read."""
+        self.part(slot).start_at(text, begin)
+
+    def open_block(self, slot: int, begin: int) -> bool:
+        """Prepare to let the slot's part of its text begin at ``begin``, when the block is read;
+        False where too many sequences are in use, or older text would take another slot's room."""
+        part = self.part(slot)
+        in_use = [p for p in self._slots.values() if p.num_ids]
+        num_held = sum(len(p.trunk) - p.place + _OF_A_TREE for p in in_use)
+        num_older = max(0, part.begin - begin)
+        if num_older and num_held + num_older + self._num_first > self.num_context:
+            return False
+        try:
+            part.open_block(begin)
+        except OutOfSequences:
+            return False
+        return True
+
+    def read_block(self, slot: int, num_tokens: int) -> None:
+        """Compute the next tokens of the slot's block. Raises ComputeFailed."""
+        part = self.part(slot)
+        entries = part.block_entries(min(num_tokens, self._num_batch))
+        try:
+            self._threads.use(self.num_threads)
+            self._decode(entries, {slot})
+            part.add_block(len(entries))
+        except _NoRoom:
+            part.close_block()
+        except ComputeFailed:
+            self._slots.pop(slot).drop()
+            raise
+
     def _set_threads(self, num_text_tokens: int) -> None:
         """Nobody drafts after a prompt that was not read yet, so reading may use every thread."""
         is_prompt = num_text_tokens > _SHORT_TEXT
@@ -109,8 +152,8 @@ class LlamaContext:
 
     # --- cells, for SlotCache
 
-    def remove(self, seq: int, begin: int) -> None:
-        self._lib.llama_memory_seq_rm(self._memory, seq, begin, -1)
+    def remove(self, seq: int, begin: int, end: int = -1) -> None:
+        self._lib.llama_memory_seq_rm(self._memory, seq, begin, end)
 
     def copy(self, source: int, target: int, begin: int, end: int) -> None:
         self._lib.llama_memory_seq_cp(self._memory, source, target, begin, end)
@@ -119,8 +162,13 @@ class LlamaContext:
 
     def _touch(self, slot: int) -> None:
         if slot not in self._slots:
-            self._slots[slot] = SlotCache(self, self._free_ids, is_ordered=self._is_ordered)
+            self._slots[slot] = SlotCache(
+                self, self._free_ids, is_ordered=self._is_ordered, num_first=self._num_first
+            )
         self._slots.move_to_end(slot)
+
+    def _num_cells(self, query: RowQuery) -> int:
+        return len(query.text) - self._slots[query.slot].place + len(query.draft)
 
     def _evict(self, used: set[int]) -> bool:
         """Forget the least recently used slot that is not in use."""
@@ -131,11 +179,14 @@ class LlamaContext:
         return False
 
     def _fit(self, query: RowQuery, used: set[int]) -> Missing:
+        part = self._slots[query.slot]
         while True:
             try:
-                return self._slots[query.slot].fit(query.text, query.draft, query.rows)
+                return part.fit(query.text, query.draft, query.rows)
             except OutOfSequences as error:
-                if not self._evict(used):
+                if part.num_to_come:
+                    part.close_block()
+                elif not self._evict(used):
                     raise _NoRoom from error
 
     # --- forwards

@@ -1,8 +1,8 @@
 """A drafter that a thread of its own listens to: who takes its drafts never waits for it.
 
 Every message of a drafter costs its reader some microseconds, and there are hundreds between two
-forwards of a large model. So a thread takes them in while the forward runs, hands over what is
-asked, and lets long texts be read a part at a time, so that no text waits for another one.
+forward passes of a large model. So a thread takes them in while the target computes, and hands
+over what is asked. Texts are sent whole: the draft model decides how much of a long one it reads.
 """
 
 from __future__ import annotations
@@ -11,20 +11,16 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Condition, RLock, Thread
 from time import sleep
 from typing import Protocol
 
 from duodec.core.candidates import CandidateTree
-from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Drafted, Drafter, DraftRequest
-from duodec.core.sampling import Tokens
 from duodec.decoding.session import NoDrafter
-from duodec.drafting.plans import Chain
 from duodec.planning.costs import Costs
 
-_PART = 256  # tokens of a long text that are read before other texts have their turn
 _PAUSE_S = 0.002  # between two looks at a drafter at work
 _IDLE_S = 0.2  # and at one with nothing to do, which may have died
 _log = logging.getLogger("vllm.duodec")
@@ -36,9 +32,6 @@ class _Seat:
 
     wanted: DraftRequest | None = None
     given: DraftRequest | None = None
-    begin: int = 0  # of the whole text, where the given one begins
-    num_read: int = 0  # tokens of the given text that were read
-    is_part: bool = False  # the given text is the begin of a long one
     is_new: bool = False  # what is wanted was not given yet
     is_at_work: bool = False  # the drafter owes it more
 
@@ -51,12 +44,10 @@ class ListeningDrafter(Drafter, Protocol):
 
 
 class Beside:
-    """``drafter`` for one caller, and a thread. A slot's text is cut to its last ``num_window``
-    tokens or a few less, in steps, so that little is read anew."""
+    """``drafter`` for one caller, and a thread."""
 
-    def __init__(self, drafter: ListeningDrafter, num_window: int = 1 << 30) -> None:
+    def __init__(self, drafter: ListeningDrafter) -> None:
         self._drafter = drafter
-        self._num_window = num_window
         self._lock = RLock()
         self._woken = Condition()
         self._has_news = False
@@ -101,10 +92,10 @@ class Beside:
         """The tree under the slot's text as the thread knows it, and that text's length; to be used
         within `looking`."""
         seat = self._seats.get(slot)
-        if seat is None or seat.given is None or seat.is_part:
+        if seat is None or seat.given is None:
             return None
         tree = self._drafter.heard(slot).tree
-        return None if tree is None else (seat.begin + len(seat.given.text), tree)
+        return None if tree is None else (len(seat.given.text), tree)
 
     def finish(self) -> None:
         """Do the chores that the thread had no time for."""
@@ -159,7 +150,7 @@ class Beside:
     def _due(self) -> list[int]:
         """Slots with something to do, and one more: looking at it takes in what all are sent."""
         seats = dict(self._seats)
-        due = [slot for slot, seat in seats.items() if seat.is_new or seat.is_part]
+        due = [slot for slot, seat in seats.items() if seat.is_new]
         others = [slot for slot, seat in seats.items() if seat.is_at_work] or list(seats)
         self._num_turns += 1
         return due or others[self._num_turns % len(others) :][:1] if others else []
@@ -170,53 +161,23 @@ class Beside:
         if seat.wanted is None:
             if seat.is_new:
                 self._drafter.cancel(slot)
-            seat.is_new = seat.is_part = seat.is_at_work = False
-        elif seat.is_part and seat.given is not None and drafted.is_complete:
-            seat.num_read = len(seat.given.text)
-            self._give(slot, seat, seat.wanted, drafted)
-        elif seat.is_new and not self._is_reading(seat):
-            self._give(slot, seat, seat.wanted, drafted)
+            seat.is_new = seat.is_at_work = False
+        elif seat.is_new:
+            self._give(seat, seat.wanted, drafted)
         else:
             seat.is_at_work = not drafted.is_complete
 
-    def _is_reading(self, seat: _Seat) -> bool:
-        """A part of the very text that is wanted is being read."""
-        if seat.given is None or seat.wanted is None or not seat.is_part:
-            return False
-        text = self._cut(seat.wanted.text)
-        return common_prefix(seat.given.text, text) == len(seat.given.text)
-
-    def _give(self, slot: int, seat: _Seat, wanted: DraftRequest, before: Drafted) -> None:
-        """Ask the drafter for the whole text's drafts, or to read the next part of it."""
+    def _give(self, seat: _Seat, wanted: DraftRequest, before: Drafted) -> None:
         if before.step_s is not None:
             self.costs.observe_step(before.step_s, before.step_leaves)
-        text = self._cut(wanted.text)
-        known = 0 if seat.given is None else common_prefix(seat.given.text, text)
-        seat.num_read = min(seat.num_read, known)
-        seat.is_part = len(text) - seat.num_read > _PART
-        if seat.is_part:
-            text = text[: seat.num_read + _PART]
-            seat.given = replace(wanted, text=text, plan=Chain(0))
-        else:
-            seat.given = replace(wanted, text=text)
-            seat.num_read = len(text)
-        seat.begin, seat.is_new = len(wanted.text) - len(self._cut(wanted.text)), False
-        seat.is_at_work = True
-        self._drafter.submit(seat.given)
-
-    def _cut(self, text: Tokens) -> Tokens:
-        excess = len(text) - self._num_window
-        if excess <= 0:
-            return text
-        step = max(1, self._num_window // 4)
-        return text[-(-excess // step) * step :]
+        seat.given, seat.is_new, seat.is_at_work = wanted, False, True
+        self._drafter.submit(wanted)
 
     def _hear(self, drafted: Drafted) -> None:
         """Notice a new process, which has read nothing, and how busy it is."""
         if self._drafter.restarts != self._restarts:
             self._restarts, self._last_busy_s = self._drafter.restarts, 0.0
             for seat in self._seats.values():
-                seat.num_read, seat.given, seat.is_new = 0, None, seat.wanted is not None
-                seat.is_part = False
+                seat.given, seat.is_new = None, seat.wanted is not None
         self.busy_s += max(0.0, drafted.busy_s - self._last_busy_s)
         self._last_busy_s = max(self._last_busy_s, drafted.busy_s)

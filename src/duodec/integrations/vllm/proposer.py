@@ -65,7 +65,7 @@ class DuoProposer:
         if found is None:
             beside, num_texts = Beside(NoDrafter()), engine.max_rows
         else:
-            beside, num_texts = Beside(found.drafter, found.num_window), found.num_texts
+            beside, num_texts = Beside(found.drafter), found.num_texts
         speculator = Speculator(engine.num_tokens, engine.max_length, beside, num_texts)
         self._meters = Meters(speculator.counts, beside)
         beside.start()
