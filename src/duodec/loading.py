@@ -125,10 +125,7 @@ def core_plan(config: EngineConfig, target: LoadedTarget) -> CorePlan:
     """How this target and its draft share the cores that this process may use: as they were
     measured to be shared best, where that was measured."""
     cores = available_cores()
-    known = None
-    if not target.is_on_cpu:
-        with suppress(DuodecError):  # the draft is not on this machine yet, or there is none
-            known = Profile.read(profile_key(config))
+    known = None if target.is_on_cpu else _known_profile(config)
     return CorePlan.make(
         cores,
         target_is_on_cpu=target.is_on_cpu,
@@ -136,6 +133,13 @@ def core_plan(config: EngineConfig, target: LoadedTarget) -> CorePlan:
         num_draft_threads=config.draft_threads or (known.draft_threads if known else None),
         nodes=memory_nodes(cores),
     )
+
+
+def _known_profile(config: EngineConfig) -> Profile | None:
+    """What was measured of this configuration on this machine, if anything was."""
+    with suppress(DuodecError):  # the draft is not on this machine yet, or there is none
+        return Profile.read(profile_key(config))
+    return None
 
 
 def drafter_with(config: EngineConfig, engine: Engine, num_threads: int) -> ProcessDrafter:
@@ -202,9 +206,18 @@ def open_drafter(
         vocabulary.close()
     num_threads = len(plan.draft_cores)
     window = min(num_context, config.draft_window or DEFAULT_WINDOW)
+    known = _known_profile(config)
     num_texts = min(config.num_slots, max(1, _DRAFT_TOKENS // window))
     return ProcessDrafter(
-        LlamaRecipe(path, num_context, num_threads, target.num_vocab, num_texts, window),
+        LlamaRecipe(
+            path,
+            num_context,
+            num_threads,
+            target.num_vocab,
+            num_texts,
+            window,
+            known.draft_uses_flash_attention if known else False,
+        ),
         cores=plan.draft_cores,
         num_threads=num_threads,
         env={EXACT_SWITCH: "1"},  # the target's exact kernels would only slow the draft

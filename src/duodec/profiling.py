@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from duodec.planning.costs import Costs
 if TYPE_CHECKING:
     from duodec.engine import Engine
 
-VERSION = 2
+VERSION = 3
 WIDTHS = (0, 1, 3, 7, 15, 31, 63)
 LEAVES = (1, 2, 4, 8)
 CONTEXTS = (64, 512)  # tokens read before
@@ -40,6 +41,7 @@ _RUNS, _BUDGET_S = 7, 2.0  # of one figure at most
 _STEPS, _STEPS_WAIT_S = 8, 20.0
 _SWEPT_LEAVES = 4
 _ENOUGH = 1.05  # of the fastest step: more threads are not worth their cores
+ATTENTION_TEXTS, ATTENTION_LEAVES = (64, 1024), (1, 4, 8)
 _AS_MANY = 3  # observations that a measured median counts as
 
 
@@ -71,6 +73,16 @@ class Threads:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """A draft step after so much text at so many leaves, with flash attention or without."""
+
+    num_text: int
+    num_leaves: int
+    uses_flash_attention: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Profile:
     """The curves T(n, context) and d(k, context), and what both sides cost each other."""
 
@@ -80,6 +92,7 @@ class Profile:
     forwards: tuple[Forward, ...]
     steps: tuple[Step, ...]
     threads: tuple[Threads, ...] = ()  # empty where target and drafter share the cores
+    attention: tuple[Attention, ...] = ()
 
     @property
     def draft_threads(self) -> int | None:
@@ -87,6 +100,17 @@ class Profile:
         fastest_s = min((t.seconds for t in self.threads), default=0.0)
         enough = [t.num_threads for t in self.threads if t.seconds <= _ENOUGH * fastest_s]
         return min(enough, default=None)
+
+    @property
+    def draft_uses_flash_attention(self) -> bool:
+        """Whether draft steps are faster with it, over all that was measured; without it where
+        nothing was, as on every CPU so far."""
+        both = [
+            [a.seconds for a in self.attention if a.uses_flash_attention is flag]
+            for flag in (True, False)
+        ]
+        ratios = [with_ / without for with_, without in zip(*both, strict=True)]
+        return bool(ratios) and fmean(ratios) < 1.0
 
     @property
     def contention(self) -> float | None:
@@ -126,7 +150,10 @@ class Profile:
             forwards = tuple(Forward(**f) for f in record.pop("forwards"))
             steps = tuple(Step(**s) for s in record.pop("steps"))
             threads = tuple(Threads(**t) for t in record.pop("threads"))
-            return cls(**record, forwards=forwards, steps=steps, threads=threads)
+            attention = tuple(Attention(**a) for a in record.pop("attention"))
+            return cls(
+                **record, forwards=forwards, steps=steps, threads=threads, attention=attention
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 

@@ -16,7 +16,12 @@ from duodec.cli.progress import progress_bar
 from duodec.errors import BackendUnavailable, BadOption
 
 if TYPE_CHECKING:
-    from duodec.profiling import Profile
+    from collections.abc import Callable
+
+    from duodec.config import EngineConfig
+    from duodec.profiling import Attention, Profile
+
+    OnProgress = Callable[[str, int, int], None]
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -97,6 +102,8 @@ def profile(
                     engine.tokenizer.num_vocab,
                 )
                 found = replace(found, threads=swept)
+            if engine.drafter:
+                found = replace(found, attention=_attention(config, found, on_progress))
     path = found.write()
     if plot:
         _write_plot(found, plot)
@@ -106,6 +113,35 @@ def profile(
     else:
         _show(found)
     say_dim(f"kept in {path}")
+
+
+def _attention(
+    config: EngineConfig, found: Profile, on_progress: OnProgress
+) -> tuple[Attention, ...]:
+    """Draft steps with flash attention and without, on as many threads as the drafter has."""
+    from contextlib import closing
+
+    from duodec import profiling
+    from duodec.backends.llamacpp.model import LlamaModel
+    from duodec.backends.llamacpp.steps import step_times
+    from duodec.models import resolve
+
+    assert found.draft is not None, "there is a drafter"
+    times: list[profiling.Attention] = []
+    total = 2 * len(profiling.ATTENTION_TEXTS) * len(profiling.ATTENTION_LEAVES)
+    path = resolve(found.draft, offline=config.offline).path
+    with closing(LlamaModel(path, num_gpu_layers=0)) as model:
+        for uses_flash_attention in (True, False):
+            for time in step_times(
+                model,
+                num_threads=found.draft_threads or config.draft_threads or 1,
+                uses_flash_attention=uses_flash_attention,
+                texts=profiling.ATTENTION_TEXTS,
+                leaves=profiling.ATTENTION_LEAVES,
+            ):
+                times.append(profiling.Attention(**asdict(time)))
+                on_progress("measuring attention", len(times), total)
+    return tuple(times)
 
 
 def _show(found: Profile) -> None:
@@ -137,6 +173,17 @@ def _show(found: Profile) -> None:
                 (str(t.num_threads), f"{t.seconds * 1e3:.2f}",
                  "taken" if t.num_threads == found.draft_threads else "")
                 for t in found.threads
+            ],
+        )  # fmt: skip
+    if found.attention:
+        put("\n")
+        put_table(
+            ("tokens of text", "leaves", "flash attention", "ms a draft step", ""),
+            [
+                (str(a.num_text), str(a.num_leaves), "on" if a.uses_flash_attention else "off",
+                 f"{a.seconds * 1e3:.2f}",
+                 "taken" if a.uses_flash_attention is found.draft_uses_flash_attention else "")
+                for a in found.attention
             ],
         )  # fmt: skip
     if found.contention is not None:
