@@ -7,7 +7,7 @@ their drafters slow or mortal, and keeps a log of who was asked what and when.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +24,9 @@ from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.decoding.methods import method
 from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
+from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
+from duodec.planning.selection import Selection
 
 # properties: the same examples in every run, however slow the machine
 proven = settings(
@@ -199,6 +201,45 @@ class CountingModel(TableDraftModel):
     def rows(self, query: RowQuery) -> list[Row]:
         self.queries.append(query)
         return super().rows(query)
+
+
+# --- sources of candidates
+
+Path = tuple[int, ...]
+
+
+@dataclass
+class GivenSource:
+    """Proposes what a table says: by path from the end of the text, tokens and likelihoods. A
+    state is a path."""
+
+    table: Mapping[Path, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    observed: list[tuple[Path, int]] = field(default_factory=list)
+
+    def root(self) -> Path:
+        return ()
+
+    def successors(self, state: Path) -> list[tuple[int, float, Path]]:
+        return [(token, p, (*state, token)) for token, p in self.table.get(state, ())]
+
+    def follow(self, state: Path, token: int) -> Path:
+        return (*state, token)
+
+    def observe(self, state: Path, token: int) -> None:
+        self.observed.append((state, token))
+
+
+def selected(
+    *sources: GivenSource,
+    num_tokens: int = 80,
+    depth: int = 9,
+    has_branches: bool = True,
+    agreement: Acceptance | None = None,
+) -> Selection:
+    """The merged candidates of sources, the first of which stands for the draft model's tree."""
+    selection = Selection(sources, agreement or Acceptance())
+    selection.grow(num_tokens, depth, has_branches=has_branches)
+    return selection
 
 
 # --- a datastore

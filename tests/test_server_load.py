@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
+from fakes import GivenSource, selected
 
 from duodec.core.candidates import CandidateTree
-from duodec.core.draft import ROOT
+from duodec.core.draft import ROOT, Draft
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Sources
-from duodec.planning.planner import Offer, Planner
+from duodec.planning.planner import Planner, best_width
 from duodec.server.gate import Gate
 from duodec.server.load import Line, Load
 
@@ -33,7 +34,7 @@ def test_the_first_forwards_of_many_have_few_draft_tokens() -> None:
     for slot in range(16):
         load.begin(slot)
         load.observe({slot: 1}, 0.1)
-    offer = Offer([5, 6, 7], [-1, 0, 1], [0.9, 0.9, 0.9])
+    chain = GivenSource({(): [(5, 0.9)], (5,): [(6, 1.0)], (5, 6): [(7, 1.0)]})
     planner = Planner(load.costs(0), Acceptance(), has_branches=False)
     rooms = []
     for num_drafted in (2, 3, 4, 5):
@@ -46,7 +47,8 @@ def test_the_first_forwards_of_many_have_few_draft_tokens() -> None:
         load.end(slot)
     assert [load.costs(slot).room() for slot in range(3)] == [2, 2, 0], "two are other than many"
     load.ended(2, 0.2, is_plain_work=True)
-    assert len(planner.choose([offer], 80, 80)) == 2
+    selection = planner.select([chain], Acceptance(), 80, 80)
+    assert len(selection.draft(best_width(selection.values, planner.costs))) == 2
     load.end(1)
     assert load.costs(0).room() > 1000
 
@@ -101,23 +103,31 @@ def test_nobody_waits_for_a_draft_while_others_forward_would_begin_without_it() 
     planner = Planner(own, Acceptance())
     tree = CandidateTree()
     tree.expand(ROOT, [1], [0.9])
+    nothing, some = selected(GivenSource()), selected(GivenSource({(): [(1, 0.9)]}))
     load.begin(0)
-    assert planner.is_worth_waiting(CandidateTree(), [])
-    assert planner.is_worth_waiting(tree, [0.9])
+    assert planner.is_worth_waiting(CandidateTree(), nothing)
+    assert planner.is_worth_waiting(tree, some)
     load.begin(1)
-    assert not planner.is_worth_waiting(CandidateTree(), [])
-    assert not planner.is_worth_waiting(tree, [0.9])
+    assert not planner.is_worth_waiting(CandidateTree(), nothing)
+    assert not planner.is_worth_waiting(tree, some)
     load.end(1)
-    assert planner.is_worth_waiting(tree, [0.9])
+    assert planner.is_worth_waiting(tree, some)
 
 
 def test_a_chain_is_planned_where_branches_are_left_out() -> None:
-    offer = Offer([5, 6, 7, 8], [-1, 0, -1, 1], [0.9, 0.5, 0.6, 0.4])
+    source = GivenSource({
+        (): [(5, 0.9), (7, 0.6)], (5,): [(6, 0.5 / 0.9)], (5, 6): [(8, 0.4 / 0.5)],
+    })  # fmt: skip
     free = Costs()
     for width in (0, 1, 3, 7):
         free.observe_forward(1.0, width)
-    tree = Planner(free, Acceptance()).choose([offer], 9, 9)
-    chain = Planner(free, Acceptance(), has_branches=False).choose([offer], 9, 9)
+
+    def draft(planner: Planner) -> Draft:
+        selection = planner.select([source], Acceptance(), 9, 9)
+        return selection.draft(best_width(selection.values, free))
+
+    tree = draft(Planner(free, Acceptance()))
+    chain = draft(Planner(free, Acceptance(), has_branches=False))
     assert (tree.tokens, tree.parents) == ((5, 7, 6, 8), (-1, -1, 0, 2))
     assert (chain.tokens, chain.parents) == ((5, 6, 8), (-1, 0, 1))
 

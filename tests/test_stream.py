@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
-from fakes import PROMPT, CountingModel, assert_decodes_like_ar, proven
+from fakes import (
+    PROMPT,
+    CountingModel,
+    GivenSource,
+    assert_decodes_like_ar,
+    decode,
+    proven,
+    selected,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.candidates import CandidateTree
-from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import DraftRequest, Query, RowQuery
+from duodec.core.draft import ROOT
+from duodec.core.protocols import DraftRequest, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams
-from duodec.core.verify import Verdict
-from duodec.decoding.free import FreeCandidates, FreeMemory
 from duodec.drafting.growth import Tree
+from duodec.drafting.inline import InlineDrafter
 from duodec.planning import acceptance as acceptance_module
 from duodec.planning.acceptance import Acceptance, unexpanded
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
-from duodec.planning.planner import Offer, Planner
+from duodec.planning.planner import Planner, best_width
+from duodec.planning.selection import Selection
+from duodec.planning.sources import TextMemory, TextSources, TreeSource
 
 MODEL = TableModel(num_vocab=24, seed=9)
 GREEDY = Sampler(SamplingParams())
@@ -252,58 +262,107 @@ def test_before_anything_is_known_a_draft_is_small() -> None:
     assert unknown.forward_s(8) == float("inf")
 
 
-def test_what_was_offered_is_judged_once() -> None:
-    memory = FreeMemory()
-    free = FreeCandidates(memory, text())
-    assert free.offers(text(3, 1, 4, 1))
-    (scores,) = TableTarget(MODEL).score([Query(0, text(3, 1, 4, 1))])
-    verdict = Verdict((), ROOT, 23, 1.0)
-    for _ in range(40):
-        free.learn(1, verdict, Draft(), scores)
+def test_what_was_proposed_is_judged_once() -> None:
+    memory = TextMemory()
+    texts = TextSources(memory, text())
+    sources = [GivenSource(), *texts.sources(text(3, 1, 4, 1))]
+    selection = Selection(sources, memory.agreement)
+    selection.grow(80, 24)
+    assert selection.tokens
+    selection.learn([23])
     worst = min(acceptance.coverage for acceptance in memory.by_length)
-    assert 0.5 < worst < Acceptance().coverage  # one label, not forty
+    assert worst == pytest.approx(3.6 / 7)  # one label
+
+
+@pytest.mark.parametrize("name", ["stream", "auto"])
+def test_a_method_judges_each_selection_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Selection] = []
+    learn = Selection.learn
+
+    def noted(selection: Selection, tokens: tuple[int, ...]) -> None:
+        assert selection not in judged
+        judged.append(selection)
+        learn(selection, tokens)
+
+    monkeypatch.setattr(Selection, "learn", noted)
+    drafter = InlineDrafter(replace(MODEL, noise=0.4).load())
+    _, rounds = decode(name, target=TableTarget(MODEL), drafter=drafter, num_tokens=60)
+    assert 3 < len(judged) < len(rounds)  # the first round has no draft
+    assert len(judged) == len(rounds) - 1 or name == "auto"
+    assert sum(selection.num_labelled for selection in judged) <= 60
 
 
 @st.composite
-def offers(draw) -> Offer:
-    num = draw(st.integers(0, 6))
-    parents = [draw(st.integers(-1, i - 1)) for i in range(num)]
-    values: list[float] = []
-    for parent in parents:
-        own = draw(st.sampled_from([0.1, 0.5, 0.9]))
-        values.append(own * (values[parent] if parent != ROOT else 1.0))
-    return Offer([100 + i for i in range(num)], parents, values)
+def trees(draw) -> dict[tuple[int, ...], float]:
+    """Values by path; exact in binary, so that products are too."""
+    values: dict[tuple[int, ...], float] = {(): 1.0}
+    for token in range(100, 100 + draw(st.integers(0, 6))):
+        parent = draw(st.sampled_from(sorted(values)))
+        values[(*parent, token)] = values[parent] * draw(st.sampled_from([0.125, 0.5, 0.875]))
+    del values[()]
+    return values
+
+
+def proposing(values: dict[tuple[int, ...], float]) -> GivenSource:
+    """A source of exactly these nodes."""
+    table: dict[tuple[int, ...], list[tuple[int, float]]] = {}
+    for path, value in values.items():
+        above = values.get(path[:-1], 1.0)
+        table.setdefault(path[:-1], []).append((path[-1], value / above))
+    return GivenSource(table)
 
 
 @proven
-@given(offers(), st.sampled_from([0.0, 0.1, 0.3, 1.0]), st.integers(0, 6))
-def test_the_chosen_subtree_brings_the_most_tokens_a_second(offer, slope, width) -> None:
+@given(trees(), st.sampled_from([0.0, 0.1, 0.3, 1.0]), st.integers(0, 6))
+def test_the_chosen_subtree_brings_the_most_tokens_a_second(values, slope, width) -> None:
     known = costs(*((n, 1 + slope * n) for n in (0, 1, 2, 4)))
-    draft = Planner(known, Acceptance()).choose([offer], width, 9)
+    selection = Planner(known, Acceptance()).select([proposing(values)], Acceptance(), width, 9)
+    draft = selection.draft(best_width(selection.values, known))
     assert len(draft) <= width
+    worth = {path: value for path, value in values.items() if value >= 1e-3}
 
-    def rate(nodes: tuple[int, ...]) -> float:
-        return (1 + sum(offer.values[n] for n in nodes)) / known.forward_s(len(nodes))
+    def rate(nodes: tuple[tuple[int, ...], ...]) -> float:
+        return (1 + sum(worth[path] for path in nodes)) / known.forward_s(len(nodes))
 
     connected = [
         nodes
-        for num in range(min(width, len(offer.tokens)) + 1)
-        for nodes in combinations(range(len(offer.tokens)), num)
-        if all(offer.parents[n] in (ROOT, *nodes) for n in nodes)
+        for num in range(min(width, len(worth)) + 1)
+        for nodes in combinations(sorted(worth), num)
+        if all(path[:-1] in ((), *nodes) for path in nodes)
     ]
-    chosen = tuple(sorted(token - 100 for token in draft.tokens))
+    chosen = tuple(sorted(tuple(draft.path_tokens(node)) for node in range(len(draft))))
     assert chosen in connected
     assert rate(chosen) == pytest.approx(max(map(rate, connected)))
 
 
-def test_offers_meet_in_one_tree_and_depth_is_bounded() -> None:
+def test_sources_meet_in_one_tree_and_depth_is_bounded() -> None:
     known = costs((0, 1.0), (64, 1.0))
     planner = Planner(known, Acceptance())
-    chain = Offer([1, 2, 3], [-1, 0, 1], [0.5, 0.4, 0.3])
-    other = Offer([1, 9, 2], [-1, -1, 0], [0.8, 0.2, 0.1])
-    draft = planner.choose([chain, other], 10, 2)
+    chain = GivenSource({(): [(1, 0.5)], (1,): [(2, 0.8)], (1, 2): [(3, 0.75)]})
+    other = GivenSource({(): [(1, 0.8), (9, 0.2)], (1,): [(2, 0.125)]})
+    selection = planner.select([chain, other], Acceptance(), 10, 2)
+    draft = selection.draft(best_width(selection.values, known))
     found = {tuple(draft.path_tokens(node)) for node in range(len(draft))}
     assert found == {(1,), (1, 2), (9,)}
+    assert selection.values == pytest.approx([0.9, 0.9 * 0.825, 0.2])  # any of them is right
+
+
+def test_no_more_is_selected_than_a_planner_and_the_batch_allow() -> None:
+    class Crowded(Costs):
+        def room(self) -> int:
+            return 3
+
+    source = GivenSource({(): [(token, 0.1) for token in range(9)]})
+
+    def num_selected(known: Costs, planned: int, asked: int) -> int:
+        planner = Planner(known, Acceptance(), num_tokens=planned)
+        return len(planner.select([source], Acceptance(), asked, 9).tokens)
+
+    assert num_selected(Costs(), 80, 80) == 9
+    assert num_selected(Costs(), 80, 5) == 5
+    assert num_selected(Costs(), 4, 5) == 4
+    assert num_selected(Crowded(), 4, 5) == 3
+    assert num_selected(Costs(), 80, 0) == 0
 
 
 def test_waiting_is_worth_it_while_it_is_faster_than_decoding() -> None:
@@ -311,13 +370,60 @@ def test_waiting_is_worth_it_while_it_is_faster_than_decoding() -> None:
     known.observe_step(0.002)
     planner = Planner(known, Acceptance())
     planner.observe(2, 0.025)  # 80 tokens a second
-    assert planner.is_worth_waiting(CandidateTree(), [])  # a miss: a step brings 0.6
+    nothing = selected(GivenSource())
+    assert planner.is_worth_waiting(CandidateTree(), nothing)  # a miss: a step brings 0.6
     tree = CandidateTree()
     tree.expand(ROOT, [1, 2], [0.1, 0.05])
-    assert not planner.is_worth_waiting(tree, [0.1, 0.05])
+    least = selected(TreeSource(tree, planner.acceptance, learns=False))
+    assert not planner.is_worth_waiting(tree, least)
     known.observe_step(0.2)
     known.observe_step(0.2)
-    assert not planner.is_worth_waiting(CandidateTree(), [])
+    assert not planner.is_worth_waiting(CandidateTree(), nothing)
+
+
+def waiting_planner(num_tokens: int = 2) -> Planner:
+    known = costs((0, 0.025))
+    known.observe_step(0.002)
+    planner = Planner(known, Acceptance())
+    planner.observe(num_tokens, 0.025)
+    return planner
+
+
+def test_after_a_miss_nobody_waits_for_what_other_sources_propose_already() -> None:
+    """A step is worth 0.6 tokens where nothing is known; four tenths or so must be missing."""
+    planner, missed = waiting_planner(), CandidateTree()
+    answers = []
+    for known in (0.0, 0.1, 0.5, 0.9):
+        proposed = selected(GivenSource(), GivenSource({(): [(1, known / 2), (2, known / 2)]}))
+        assert proposed.reach == pytest.approx(known)
+        answers.append(planner.is_worth_waiting(missed, proposed))
+    assert answers == [True, True, False, False]
+
+
+def test_what_follows_the_next_token_counts_where_it_would_be_missed() -> None:
+    """Without a step, a long continuation is lost with the first token that nobody proposes."""
+    planner, missed = waiting_planner(), CandidateTree()
+    alone = GivenSource({(): [(1, 0.5)]})
+    chain = GivenSource({(): [(1, 0.5)], (1,): [(2, 1.0)], (1, 2): [(3, 1.0)]})
+    assert not planner.is_worth_waiting(missed, selected(GivenSource(), alone))
+    assert planner.is_worth_waiting(missed, selected(GivenSource(), chain))
+
+
+def test_where_text_alone_was_right_a_deeper_tree_is_not_waited_for() -> None:
+    """And where it never was, a tree is worth its whole edge."""
+    tree = CandidateTree()
+    tree.expand(ROOT, [1], [0.9])
+    by_draft, by_text = GivenSource({(): [(1, 0.9)]}), GivenSource({(): [(2, 0.5)]})
+
+    def is_worth_it(num_tokens: int, drawn: int | None) -> bool:
+        """In a text of 40 tokens a second for each of ``num_tokens``."""
+        planner = waiting_planner(num_tokens)
+        for _ in range(100 if drawn else 0):
+            planner.learn(selected(by_draft, by_text), [drawn])
+        return planner.is_worth_waiting(tree, selected(by_draft, by_text))
+
+    assert [is_worth_it(1, drawn) for drawn in (None, 1, 2)] == [True, True, False]
+    assert [is_worth_it(2, drawn) for drawn in (None, 1, 2)] == [False, True, False]
 
 
 def test_the_step_that_is_waited_for_is_the_one_that_comes_next() -> None:
