@@ -108,12 +108,10 @@ class PricedModel:
     """A draft model whose forward passes take, on a clock of its own, what a table says."""
 
     def __init__(self, model: DraftModel, table: StepTable) -> None:
-        self._model = model
+        self.model = model
         self._table = table
         self.busy_s = 0.0  # of all calls so far
         self._since: int | None = None  # tokens that had been computed when the call in work began
-        if hasattr(model, "clock"):
-            model.clock = self.clock
 
     def clock(self) -> float:
         """Seconds of work so far, those of the call in work included."""
@@ -122,17 +120,19 @@ class PricedModel:
         return self.busy_s + self._price(self._num_computed() - self._since)
 
     def rows(self, query: RowQuery) -> list[Row]:
-        return self._priced(lambda: self._model.rows(query), max(1, len(query.rows)))
+        return self._priced(lambda: self.model.rows(query), max(1, len(query.rows)))
 
     def widen(self, slot: int, *, is_idle: bool) -> bool:
         """Read more of a slot's text, where the model has a window and that is due."""
-        widen = getattr(self._model, "widen", None)
+        widen = getattr(self.model, "widen", None)
         if widen is None:
             return False
         return bool(self._priced(lambda: widen(slot, is_idle=is_idle), 0))
 
     def _priced(self, work: Callable[[], _T], num_otherwise: int) -> _T:
         self._since = self._num_computed()
+        if hasattr(self.model, "clock"):  # it measures itself by this clock
+            self.model.clock = self.clock
         try:
             result = work()
             num_tokens = self._num_computed() - self._since
@@ -143,10 +143,10 @@ class PricedModel:
 
     @property
     def _counts(self) -> bool:
-        return hasattr(self._model, "num_computed")
+        return hasattr(self.model, "num_computed")
 
     def _num_computed(self) -> int:
-        return int(getattr(self._model, "num_computed", 0))
+        return int(getattr(self.model, "num_computed", 0))
 
     def _price(self, num_tokens: int) -> float:
         return self._table.seconds(num_tokens) if num_tokens else 0.0
@@ -301,12 +301,12 @@ class SimulatedDrafter:
         start_s = self._model.busy_s
         made = next(self._steps, None)
         self._step_s = self._model.busy_s - start_s
+        self._free_s += self._step_s  # also of a request that only reads
         if made is None:
             self._is_over = True
             self._drafted = replace(self._drafted, is_complete=True)
         else:
             self._made = made
-            self._free_s += self._step_s
 
     def _catch_up(self, now_s: float) -> None:
         """All steps that are over and have arrived by now; then text is read as time allows."""

@@ -48,7 +48,7 @@ class Stream(Method):
 
     def rounds(self, session: Session) -> Iterator[Round]:
         planner = Planner(session.costs, self.acceptance, self.num_tokens, self.patience)
-        texts = TextSources(self.memory, session.text)
+        texts = TextSources(self.memory, session.text, session.datastore)
         try:
             yield from streaming(session, planner, self.plan, texts, self.governor(session))
         finally:

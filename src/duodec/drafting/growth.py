@@ -23,6 +23,7 @@ from duodec.core.sampling import Context, Sampler, Tokens
 
 _LEAVES = (1, 2, 4, 8)
 _REMEMBERED = 32  # steps
+_TICK_S = 1e-9  # no step takes less, unless a simulated one is free
 _NEXT = 1.4  # what twice the leaves are taken to cost, before it is known
 _LEAST_VALUE = 1e-3  # a node less likely than that is not worth a forward
 
@@ -73,7 +74,7 @@ class _Steps:
                 break
             known = self._seconds[k]
             expected_s = median(known) if known else expected_s * _NEXT
-            rate = sum(values[:k]) / expected_s
+            rate = sum(values[:k]) / max(_TICK_S, expected_s)
             if rate > best_rate:
                 best, best_rate = k, rate
         return best

@@ -9,10 +9,11 @@ from time import perf_counter
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Scores
+from duodec.core.protocols import Datastore, Scores
 from duodec.core.sampling import Tokens
+from duodec.drafting.continuations import most_frequent
 from duodec.drafting.recycling import MAX_ORDER, RecycledRows
-from duodec.drafting.suffix import Speculation, Suffixes
+from duodec.drafting.suffix import Suffixes
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.selection import Source
 
@@ -20,6 +21,8 @@ _MAX_DEPTH = 24
 _FACTOR = 2.0  # draft tokens a matched token
 _MIN_SHARE = 0.05
 _LENGTHS = (1, 2, 4, 8)  # matches that are judged apart: of one token, 2 or 3, 4 to 7, more
+_MAX_SPAN, _MIN_SPAN = 16, 2  # tokens of a suffix that a datastore is searched for
+_STORED_TOKENS, _STORED_DEPTH = 64, 10  # of what it proposes
 _BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)  # expected where a row tells no more
 
 
@@ -102,15 +105,20 @@ class TextMemory:
     by_order: tuple[Acceptance, ...] = field(
         default_factory=lambda: tuple(Acceptance() for _ in range(MAX_ORDER))
     )
+    stored: Acceptance = field(default_factory=Acceptance)
     agreement: Acceptance = field(default_factory=Acceptance)
 
 
 class TextSources:
     """What may follow a text, from sources that compute nothing: the same words earlier in it and
-    in earlier completions (2411.04975), and rows that the target has scored (2408.08696)."""
+    in earlier completions (2411.04975), rows that the target has scored (2408.08696), and a
+    datastore, where one is loaded (2311.08252)."""
 
-    def __init__(self, memory: TextMemory, text: Tokens) -> None:
+    def __init__(
+        self, memory: TextMemory, text: Tokens, datastore: Datastore | None = None
+    ) -> None:
         self.memory = memory
+        self._datastore = datastore
         self._own = Suffixes(_MAX_DEPTH)
         self._num_prompt = len(text)
 
@@ -128,7 +136,20 @@ class TextSources:
             speculation = store.speculate(text, _FACTOR, _MIN_SHARE, depth)
             if len(speculation.draft):
                 acceptance = self._acceptance(speculation.length)
-                found.append(TreeSource(_tree_of(speculation), acceptance, learns=True))
+                found.append(
+                    TreeSource(
+                        _tree_of(speculation.draft, speculation.shares), acceptance, learns=True
+                    )
+                )
+        if self._datastore is not None:
+            windows = self._datastore.continuations(
+                text, max_span=_MAX_SPAN, min_span=_MIN_SPAN, length=_STORED_DEPTH
+            )
+            if len(windows):
+                common = most_frequent(windows, _STORED_TOKENS)
+                shares = tuple(count / len(windows) for count in common.counts)
+                tree = _tree_of(common.draft, shares)
+                found.append(TreeSource(tree, self.memory.stored, learns=True))
         return found
 
     def learn(
@@ -168,9 +189,8 @@ class TextSources:
         return self.memory.by_length[number]
 
 
-def _tree_of(speculation: Speculation) -> CandidateTree:
+def _tree_of(draft: Draft, shares: Sequence[float]) -> CandidateTree:
     """The draft with each node's share of its parent's places as its confidence."""
-    draft, shares = speculation.draft, speculation.shares
     tree = CandidateTree()
     tree.extend(
         draft.tokens,

@@ -1,0 +1,180 @@
+"""No method should beat the default: every method on a virtual clock, at several latencies.
+
+Real rows and drafts, durations from one cost table, so the figures are the same on any machine
+(`duodec.backends.simulated`). Rows off the recorded text are computed once for all latencies. The
+ceiling is `stream` with a draft model that takes no time.
+
+    python -m benchmarks.simulated --data FOLDER --limit 5 --max-tokens 64
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks import RESULTS
+from duodec.backends.simulated import Place, PricedModel, StepTable
+from duodec.backends.testbeds import LatencyCurve
+from duodec.bench.card import environment
+from duodec.bench.plan import BenchPlan
+from duodec.bench.recording import Conversation, record
+from duodec.bench.simulation import SimulatedBed, simulated_stage
+from duodec.bench.tasks import TASKS, read_prompts
+from duodec.core.protocols import Candidates
+from duodec.core.round import Stats
+from duodec.decoding.method import Method
+from duodec.decoding.methods import method as method_named
+from duodec.decoding.stream import Stream
+from duodec.planning.costs import Costs
+
+ALL = "all tasks"
+CEILING = "ceiling"
+_METHODS = "ar,lookup,suffix,recycling,lookahead,rest,sps:2,sps:4,pearl,duo,auto"
+
+
+@dataclass
+class Sum:
+    """Of the forward passes after the first, which reads the prompt."""
+
+    num_tokens: int = 0
+    num_forwards: int = 0
+    seconds: float = 0.0
+
+    def add(self, stats: Stats) -> None:
+        self.num_tokens += sum(len(r.tokens) for r in stats.rounds[1:])
+        self.num_forwards += len(stats.rounds) - 1
+        self.seconds += stats.decode_s
+
+    @property
+    def rate(self) -> float:
+        return self.num_tokens / self.seconds if self.seconds else math.nan
+
+
+@dataclass
+class Runs:
+    """One latency: its bed, each method with what it learns, and its sums by method and task."""
+
+    bed: SimulatedBed
+    free: SimulatedBed
+    methods: dict[str, Method]
+    costs: dict[str, Costs]
+    sums: dict[tuple[str, str], Sum]
+
+    def answer(
+        self, conversation: Conversation, known: dict[tuple[int, ...], dict[Place, Candidates]]
+    ) -> None:
+        for name, method in self.methods.items():
+            bed = self.free if name == CEILING else self.bed
+            bed.forget()
+            for turn in conversation.turns:
+                key = turn.prompt_tokens + turn.answer
+                bed.known = {key: known[key]}
+                answer = bed.answer(method, turn, self.costs[name])
+                assert answer.tokens == turn.answer, f"{name} tells another text"
+                for task in (conversation.prompt.task, ALL):
+                    self.sums[name, task].add(answer.stats)
+
+
+def main(
+    data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
+    limit: Annotated[int, typer.Option(help="Prompts a task.")] = 5,
+    skip: Annotated[int, typer.Option(help="Leave out so many: held-out prompts.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 64,
+    methods: Annotated[str, typer.Option(help="Methods, by commas.")] = _METHODS,
+    latencies: Annotated[str, typer.Option(help="Milliseconds, by commas.")] = "10,25,50,100",
+    draft_ms: Annotated[str | None, typer.Option(help="The draft's costs.")] = None,
+    target: Annotated[str, typer.Option()] = "smollm2",
+    datastore: Annotated[str, typer.Option(help="For rest.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="Of the target's rows.")] = None,
+    exact: Annotated[bool, typer.Option(help="The target's rows, bit for bit.")] = False,
+    name: Annotated[str, typer.Option(help="Of the result file.")] = "simulated",
+) -> None:
+    """Print each method's speed over plain decoding's, by task, and write them down."""
+    console = Console()
+    names = tuple(methods.split(","))
+    plan = BenchPlan(
+        methods=names,
+        targets=(target,),
+        data=data,
+        limit=limit,
+        max_tokens=max_tokens,
+        simulate_ms=float(latencies.split(",")[0]),
+        draft_ms=draft_ms,
+        datastore=datastore,
+        threads=threads,
+        exact=exact,
+    )
+    by_task = [read_prompts(data, [task], None) for task in TASKS]
+    prompts = [
+        prompt for found in by_task for prompt in found[skip :: max(1, len(found) // limit)][:limit]
+    ]
+    with simulated_stage(plan.pairs()[0], plan, needs_model=True) as stage:
+        base = cast(SimulatedBed, stage.bed_for(method_named("ar")))
+        assert base.model is not None
+        runs: dict[str, Runs] = {}
+        for latency in latencies.split(","):
+            curve = LatencyCurve(float(latency) / 1e3, prefill_s=plan.prefill_ms / 1e3)
+            free = PricedModel(base.model.model, StepTable(((1, 0.0),)))
+            entrants = {name: method_named(name) for name in names}
+            if not runs:  # it is the same at any latency
+                entrants[CEILING] = Stream(patience=0.0)
+            runs[latency] = Runs(
+                replace(base, curve=curve),
+                replace(base, curve=curve, model=free),
+                entrants,
+                {name: Costs() for name in entrants},
+                defaultdict(Sum),
+            )
+        conversations = record(stage.recorder, prompts, plan.sampling, max_tokens)
+        for conversation in track(conversations, total=len(prompts), console=console):
+            known: dict[tuple[int, ...], dict[Place, Candidates]] = {
+                turn.prompt_tokens + turn.answer: {} for turn in conversation.turns
+            }
+            for run in runs.values():
+                run.answer(conversation, known)
+        _write(name, runs, plan, dict(stage.facts), len(prompts))
+    for latency, run in runs.items():
+        console.print(f"\n{latency} ms a forward pass")
+        for method in run.methods:
+            cells = [
+                f"{task[:8]} {run.sums[method, task].rate / run.sums['ar', task].rate:.2f}"
+                for task in (*TASKS, ALL)
+            ]
+            console.print(f"{method:>10}  " + "  ".join(cells), soft_wrap=True)
+
+
+def _write(
+    name: str, runs: dict[str, Runs], plan: BenchPlan, facts: dict[str, str], num_prompts: int
+) -> None:
+    found = {
+        latency: {
+            method: {
+                task: {
+                    "speedup": run.sums[method, task].rate / run.sums["ar", task].rate,
+                    "tokens_per_forward": run.sums[method, task].num_tokens
+                    / max(1, run.sums[method, task].num_forwards),
+                }
+                for task in (*TASKS, ALL)
+            }
+            for method in run.methods
+        }
+        for latency, run in runs.items()
+    }
+    settings = {
+        "target": plan.targets[0], "max_tokens": plan.max_tokens, "prompts": num_prompts,
+        "data": plan.data.name if plan.data else "built-in", **facts,
+    }  # fmt: skip
+    record_ = {"environment": environment(), "settings": settings, "milliseconds": found}
+    (RESULTS / f"{name}.json").write_text(json.dumps(record_, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)
