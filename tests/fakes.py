@@ -134,11 +134,13 @@ class LoggedDrafter(InlineDrafter):
         super().__init__(model)
         self.log = [] if log is None else log
         self.requests: list[DraftRequest] = []
+        self.made: list[Drafted] = []
 
     def submit(self, request: DraftRequest) -> None:
         self.log.append(f"submit {request.plan.num_tokens}")
         self.requests.append(request)
         super().submit(request)
+        self.made.append(super().poll(request.slot))
 
     def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
         self.log.append("wait" if wait_s else "look")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -29,7 +30,7 @@ from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, DraftRequest
+from duodec.core.protocols import Drafted, Drafter, DraftRequest
 from duodec.core.round import Round, Stats
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.decoding.methods import METHODS, method
@@ -43,6 +44,7 @@ from duodec.planning.costs import Costs
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]
 DRAFTED = [name for name in METHODS if METHODS[name]().needs_draft_model]
+LEARNING = [name for name in KEYED if METHODS[name]().learns]
 CHAINS_ONLY = [name for name in DRAFTED if name != "stream"]  # which has free candidates too
 OVERLAPPED = ["pearl", "duo"]
 CHAINED = ["sps", "pearl", "duo"]
@@ -73,7 +75,7 @@ def test_the_text_is_plain_decodings_under_penalties(name: str) -> None:
     assert_decodes_like_ar(name, params, draft_noise=0.2)
 
 
-DRAFTERS = {
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "nothing seen, nothing waited for": lambda: SlowDrafter(DRAFT.load(), 0, 0),
     "nothing seen, a step waited for": lambda: SlowDrafter(DRAFT.load(), 0, 1),
     "nothing seen, all waited for": lambda: SlowDrafter(DRAFT.load(), 0, 99),
@@ -112,6 +114,29 @@ def test_the_text_fills_its_capacity_and_never_exceeds_it(name: str) -> None:
         assert len(found) == sum(len(done.tokens) for done in rounds) == num_tokens
         if name != "sps-rejection":
             assert found == plain_text(TARGET, WARM, num_tokens)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", LEARNING)
+def test_nor_does_one_where_earlier_completions_are_remembered(name: str, drafter: str) -> None:
+    """Another prompt, then the same one twice, over one memory: rows and texts are proposed that
+    earlier completions taught, while the drafter is as it is."""
+    learned, num_rounds = method(name), []
+    for prompt in (PROMPT[1:], PROMPT, PROMPT):
+        session = Session(
+            target=TableTarget(TARGET),
+            prompt=prompt,
+            capacity=len(prompt) + 40,
+            drafter=DRAFTERS[drafter](),
+            sampler=Sampler(WARM, 0, len(prompt)),
+            costs=FixedBudget(6),
+        )
+        rounds = list(learned.rounds(session))
+        assert session.text[len(prompt) :].tolist() == plain_text(TARGET, WARM, 40, prompt)
+        num_rounds.append(len(rounds))
+    if name != "auto":  # which may find that this does not pay here
+        assert sum(done.num_accepted for done in rounds) > 5
+        assert num_rounds[2] < num_rounds[1]
 
 
 # --- who waits for whom
@@ -246,7 +271,8 @@ def test_budgets_are_kept_and_the_first_is_one_token(name: str) -> None:
         length = len(PROMPT)
         capacity = length + 40
         for done, request in zip(rounds, drafter.requests, strict=False):
-            assert done.num_drafted <= request.plan.num_tokens
+            # what was in flight is judged, and of what was drafted meanwhile the rest goes on
+            assert done.num_drafted <= done.num_scored + request.plan.num_tokens
             assert len(request.text) == length + done.num_scored
             assert len(request.text) + request.plan.num_tokens < capacity
             length += len(done.tokens)
@@ -289,6 +315,31 @@ def test_statistics_add_up(name: str) -> None:
     if name == "ar":
         assert histogram == [40]
         assert stats.mean_accepted == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_more_is_accepted_than_was_drafted(name: str) -> None:
+    """In all and in every round: a draft token counts in the round that judges it, and once."""
+    for seed, draft_noise in enumerate([0.0, 0.2, 0.5, 1.0]):
+        for budget in (1, 6):
+            model = CountingModel(replace(TARGET, noise=draft_noise))
+            drafter = LoggedDrafter(model)
+            _, rounds = decode(
+                name,
+                target=TableTarget(TARGET),
+                drafter=drafter,
+                params=SamplingParams(temperature=0.8, seed=seed),
+                budget=budget,
+            )
+            for done in rounds:
+                assert done.num_accepted <= done.num_drafted
+            stats = Stats(len(PROMPT), tuple(rounds), 0.0, 1.0, 2.0)
+            assert stats.num_accepted_tokens <= stats.num_draft_tokens
+            if name in CHAINED:
+                made = sum(len(drafted.draft) for drafted in drafter.made)
+                assert stats.num_draft_tokens <= made
+            if name == "ar":
+                assert stats.num_draft_tokens == 0
 
 
 def test_times_are_those_of_the_sessions_clock() -> None:
