@@ -1,9 +1,9 @@
 """Plain decoding on a CPU by the length of the text, beside llama.cpp's own server.
 
-The same file, threads and tokens; turns alternate. "default" is ours, exact at every width; "flash
-attention" is the exact setting of a build with llamafile's kernels; "fast" is llama.cpp's own choice
-of kernels in our build. llama.cpp's server is that of the package xllamacpp, from another environment, with its
-own defaults:
+The same file, threads and tokens; turns alternate. "default" is ours, exact at every width;
+"flash attention" is the exact setting of a build with llamafile's kernels; "fast" is llama.cpp's
+own choice of kernels in our build. llama.cpp's server is that of the package xllamacpp, from
+another environment, with its own defaults:
 
     python -m benchmarks.plain --python OTHER/bin/python
 """

@@ -1,5 +1,6 @@
-"""Draft steps by the length of the text and the leaves of a step, on one thread, with flash attention
-and without:
+"""Draft steps by the length of the text and the leaves of a step, on one thread.
+
+With flash attention and without it:
 
     python -m benchmarks.steps smollm2-draft qwen2.5-coder-0.5b
 """
