@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
@@ -26,7 +27,7 @@ from duodec.core.rows import Row
 from duodec.core.sampling import Context, Draw, Law, Sampler
 from duodec.core.verify import rejection, verify
 from duodec.decoding.methods import METHODS, Method
-from duodec.decoding.session import Session
+from duodec.decoding.session import NoDatastore, NoDrafter, Session
 from duodec.drafting import plans
 from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
@@ -273,9 +274,31 @@ def instance(name: str, dice: ScriptedDice) -> Method:
     return method
 
 
-def survey(name: str, case: Case) -> Witness:
-    """Run a method through every outcome of a case."""
+def taught(name: str, case: Case) -> Method:
+    """The method after two completions of the likeliest text, from the prompt and from a token
+    less: it remembers them, and the target's rows."""
+    method = instance(name, ScriptedDice(()))
+    for prompt in (case.prompt, case.prompt[:-1]):
+        sampler = Sampler(mask=RuleMask(case.mask) if case.mask else None)
+        sampler = replace(sampler, num_prompt_tokens=len(prompt))
+        session = Session(
+            target=TableTarget(case.target),
+            prompt=prompt,
+            capacity=len(prompt) + case.room,
+            sampler=sampler,
+            costs=FixedBudget(case.budget),
+            clock=TickingClock(),
+        )
+        for _ in method.rounds(session):
+            pass
+    return method
+
+
+def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
+    """Run a method through every outcome of a case: a new one, or one that earlier completions
+    taught, which then drafts with what it remembers and without a model."""
     witness = Witness()
+    teacher = taught(name, case) if is_taught else None
 
     def run(dice: ScriptedDice) -> Tokens:
         drafter = WitnessDrafter(case.draft.load(), is_late=case.is_late)
@@ -283,7 +306,7 @@ def survey(name: str, case: Case) -> Witness:
             target=TableTarget(case.target),
             prompt=case.prompt,
             capacity=len(case.prompt) + case.room,
-            drafter=drafter,
+            drafter=NoDrafter() if teacher else drafter,
             sampler=DiceSampler(
                 num_prompt_tokens=len(case.prompt),
                 mask=RuleMask(case.mask) if case.mask else None,
@@ -291,12 +314,12 @@ def survey(name: str, case: Case) -> Witness:
                 num_cells=case.target.num_cells,
             ),
             costs=FixedBudget(case.budget),
-            datastore=noisy_text(case.target.num_vocab),
+            datastore=NoDatastore() if teacher else noisy_text(case.target.num_vocab),
             clock=TickingClock(),
         )
         tokens: list[int] = []
         guess: int | None = None  # the likeliest first token of the last draft
-        method = instance(name, dice)
+        method = deepcopy(teacher) if teacher else instance(name, dice)
         for done in method.rounds(session):
             assert done.tokens, "a round without a token"
             witness.num_accepted += done.num_accepted
@@ -321,9 +344,9 @@ def survey(name: str, case: Case) -> Witness:
     return witness
 
 
-def assert_exact(name: str, case: Case) -> Witness:
+def assert_exact(name: str, case: Case, *, is_taught: bool = False) -> Witness:
     """The law of a method's first tokens is the target's product law."""
-    witness = survey(name, case)
+    witness = survey(name, case, is_taught=is_taught)
     masked = {"mask": case.mask} if case.mask else {}
     wanted = case.target.product_law(case.prompt, case.num_tokens, **masked)
     assert_same_law(witness.law, wanted)

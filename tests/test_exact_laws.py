@@ -36,6 +36,7 @@ from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
 
 ALL_CASES = [*CASES, *DEEP_CASES]
+LEARNING = [name for name in METHODS if METHODS[name]().learns]
 DRAFTING = [name for name in METHODS if name != "ar"]
 CHAINED = ["sps", "pearl", "duo"]  # their only drafts are the draft model's first guesses
 
@@ -53,7 +54,22 @@ def test_first_tokens_follow_the_targets_product_law(name: str, case: Case) -> N
     exact(name, case)
 
 
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_earlier_completions_taught_leaves_the_law(name: str, case: Case) -> None:
+    exact(name, case, is_taught=True)
+
+
 # --- the law tests above test something
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_earlier_completions_taught_is_scored_accepted_and_refused(name: str) -> None:
+    """By itself: there is no draft model, and no datastore."""
+    witnesses = [exact(name, case, is_taught=True) for case in ALL_CASES]
+    assert sum(witness.num_accepted for witness in witnesses) > 100
+    assert sum(witness.num_refused for witness in witnesses) > 100
+    assert max(witness.longest for witness in witnesses) > 1
 
 
 @pytest.mark.parametrize("name", DRAFTING)
