@@ -322,6 +322,22 @@ def test_a_shuffled_answer_has_the_same_tokens_in_another_order() -> None:
     assert not shuffled(Conversation(prompts(num=1)[0], error="x"), bool).turns
 
 
+def test_a_recording_holds_what_the_target_held_likely() -> None:
+    (conversation,) = record(engine(), prompts("humaneval", 1), SamplingParams(), 30)
+    (turn,) = conversation.turns
+    known = turn.candidates_by_position
+    length = len(turn.prompt_tokens)
+    assert list(known) == list(range(length, length + len(turn.answer)))
+    replayed = ReplayTarget(turn.tokens, LatencyCurve(0.0), known)
+    for position in range(length, len(turn.tokens)):
+        query = Query(0, turn.tokens[:position], num_candidates=8)
+        (scores,), (real,) = replayed.score([query]), TableTarget(MODEL).score([query])
+        assert known[position].tokens[0] == turn.tokens[position]  # a greedy answer
+        assert scores.candidates(0) == known[position] == real.candidates(0)
+    mixed = shuffled(conversation, bool).turns
+    assert all(not turn.candidates for turn in mixed)  # nobody ever held those likely
+
+
 def test_an_enforced_target_draws_the_given_text_and_thinks_its_own() -> None:
     text = np.array([5, 6, 7, 8, 9], dtype=np.int32)
     target = EnforcedTarget(TableTarget(MODEL), text)
@@ -347,6 +363,14 @@ def test_an_enforced_target_draws_the_given_text_and_thinks_its_own() -> None:
         ({"repeats": 0}, "repeats is 0"),
         ({"replay_ms": -1.0}, "replay-ms is -1"),
         ({"replay_ms": float("nan")}, "replay-ms is nan"),
+        ({"simulate_ms": -1.0}, "simulate-ms is -1"),
+        ({"simulate_ms": float("inf")}, "simulate-ms is inf"),
+        ({"simulate_ms": 1.0, "replay_ms": 1.0}, "replay-ms and simulate-ms"),
+        ({"draft_ms": "1:2"}, "--simulate-ms"),
+        ({"draft_ms": "1:2", "replay_ms": 1.0}, "--simulate-ms"),
+        ({"draft_ms": "1:x", "simulate_ms": 1.0}, "'1:x'"),
+        ({"draft_speed": 0.0, "simulate_ms": 1.0}, "draft-speed is 0"),
+        ({"draft_speed": float("nan"), "simulate_ms": 1.0}, "draft-speed is nan"),
         ({"control": "mixed", "replay_ms": 1.0}, "shuffled"),
         ({"control": "shuffled"}, "--replay-ms"),
     ],

@@ -99,6 +99,14 @@ def trees_are_fresh() -> None:
     assert len(rounds) < 20
 
 
+def counts_add_up() -> None:
+    """A draft token counts once, in the round that judges it."""
+    for name in ("pearl", "duo"):
+        params = SamplingParams(temperature=0.8, seed=5)
+        rounds = assert_decodes_like_ar(name, params, draft_noise=0.2, num_tokens=60)
+        assert all(done.num_accepted <= done.num_drafted for done in rounds)
+
+
 KEYED_LAWS = tuple(exact_laws(name) for name in ("sps", "pearl", "duo"))
 REJECTION_LAW = exact_laws("sps-rejection")
 PERFECT = tuple(perfection(name) for name in ("sps", "pearl", "duo"))
@@ -307,6 +315,13 @@ MUTANTS = [
         "session.submit(asked, pending)",
         "session.submit(asked)",
         (perfection("pearl"),),
+    ),
+    Mutant(
+        "what was drafted meanwhile counts at once, though it goes on in flight",
+        loops.overlapped,
+        "num_drafted=len(tree) - len(rest)",
+        "num_drafted=len(ahead.draft)",
+        (counts_add_up,),
     ),
     # --- the session
     Mutant(

@@ -20,7 +20,7 @@ ARROWS = {
     "errors": set(),
     "core": {"core", "errors"},
     "drafting": {"drafting", "core", "errors"},
-    "planning": {"planning", "core", "errors"},
+    "planning": {"planning", "drafting", "core", "errors"},
     "decoding": {"decoding", "drafting", "planning", "core", "errors"},
     "backends": {"backends", "core", "errors"},
 }

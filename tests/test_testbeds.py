@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import ClockedTarget, LatencyCurve, PacedTarget, ReplayTarget
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query
+from duodec.core.protocols import Candidates, Query
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.decoding.methods import METHODS, method
 from duodec.decoding.session import Session
@@ -63,6 +64,33 @@ def test_a_replay_knows_nothing_beside_its_text() -> None:
         scores.law(0)
     with pytest.raises(LawUnavailable):
         list(method("sps-rejection").rounds(session(target)))
+
+
+def test_a_replay_knows_the_candidates_of_its_own_text() -> None:
+    """Of a row beside the text it knows none, and says so without failing."""
+    text = recording()
+    known = {position: Candidates((int(text[position]), 15), (0.75, 0.25)) for position in (10, 11)}
+    wrong = int(text[10]) ^ 1
+    draft = Draft.sequences([text[10:12].tolist(), [wrong]])
+    query = Query(0, text[:10], draft, num_candidates=8)
+    (scores,) = ReplayTarget(text, NOW, known).score([query])
+    assert [scores.candidates(row) for row in range(4)] == [
+        known[10], known[11], Candidates(), Candidates(),
+    ]  # fmt: skip
+    (few,) = ReplayTarget(text, NOW, known).score([replace(query, num_candidates=1)])
+    assert few.candidates(0).tokens == (int(text[10]),)
+    (none,) = ReplayTarget(text, NOW).score([query])
+    assert none.candidates(0) == Candidates()
+
+
+def test_candidates_come_with_the_softmax_over_them_alone() -> None:
+    query = Query(0, recording()[:10], num_candidates=4)
+    row = MODEL.logits(query.context(0)).astype(np.float64)
+    (scores,) = TableTarget(MODEL).score([query])
+    tokens, confidences = scores.candidates(0)
+    assert list(tokens) == np.argsort(-row, kind="stable")[:4].tolist()
+    weights = np.exp(row[list(tokens)])
+    assert confidences == pytest.approx(weights / weights.sum())
 
 
 def test_a_replay_takes_what_its_curve_says() -> None:

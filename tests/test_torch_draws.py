@@ -149,6 +149,7 @@ def assert_drawn_like_numpy(logits: np.ndarray, queries: list[Query]) -> None:
             assert np.array_equal(found.margins[at], wanted.margin, equal_nan=True)
             k = query.num_candidates
             assert found.candidates[at, :k].tolist() == rows.top(own, k).tolist()
+            assert np.array_equal(found.likely[at, :k], own[rows.top(own, k)])
             at += 1
 
 
