@@ -221,7 +221,7 @@ class GivenSource:
     def root(self) -> Path:
         return ()
 
-    def successors(self, state: Path) -> list[tuple[int, float, Path]]:
+    def successors(self, state: Path, least: float) -> list[tuple[int, float, Path]]:
         return [(token, p, (*state, token)) for token, p in self.table.get(state, ())]
 
     def follow(self, state: Path, token: int) -> Path:

@@ -200,5 +200,7 @@ def test_a_tree_learns_its_acceptance_where_it_is_told_to(learns: bool) -> None:
         selected(GivenSource(), source).learn([2])  # type: ignore[arg-type]
     assert (acceptance.estimate(0.25, 1) > 0.9) is learns
     assert (acceptance.estimate(0.75, 0) < 0.1) is learns
-    likelihoods = [p for _, p, _ in TreeSource(tree, acceptance, learns=learns).successors(ROOT)]
+    likelihoods = [
+        p for _, p, _ in TreeSource(tree, acceptance, learns=learns).successors(ROOT, 0.0)
+    ]
     assert likelihoods == [acceptance.estimate(0.75, 0), acceptance.estimate(0.25, 1)]

@@ -125,8 +125,8 @@ def test_a_source_of_rows_learns_by_the_length_of_the_context() -> None:
     assert acceptance[2].estimate(0.25, 1) > 0.9
     assert acceptance[2].estimate(0.75, 0) < 0.1
     assert acceptance[1].estimate(0.25, 1) == acceptance[0].estimate(0.25, 1) == 0.25
-    longest = RowSource(rows, acceptance, (1, 2, 3)).successors((1, 2, 3))
-    shorter = RowSource(rows, acceptance, (9, 2, 3)).successors((9, 2, 3))
+    longest = RowSource(rows, acceptance, (1, 2, 3)).successors((1, 2, 3), 0.0)
+    shorter = RowSource(rows, acceptance, (9, 2, 3)).successors((9, 2, 3), 0.0)
     assert [token for token, _, _ in longest] == [token for token, _, _ in shorter] == [4, 5]
     assert longest[0][1] < 0.1
     assert shorter[0][1] == 0.75
@@ -136,11 +136,11 @@ def test_tokens_without_confidences_are_expected_by_their_rank() -> None:
     rows, acceptance = RecycledRows(), [Acceptance() for _ in range(MAX_ORDER)]
     rows.add((3,), Candidates((4, 5)))
     source = RowSource(rows, acceptance, (3,))
-    first, second = source.successors((3,))
+    first, second = source.successors((3,), 0.0)
     assert 1 > first[1] > second[1] > 0
     for _ in range(60):
         source.observe((3,), 5)
-    assert source.successors((3,))[1][1] > 0.9
+    assert source.successors((3,), 0.0)[1][1] > 0.9
 
 
 # --- every row teaches

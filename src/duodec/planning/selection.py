@@ -18,6 +18,7 @@ from duodec.core.draft import ROOT, Draft
 from duodec.planning.acceptance import Acceptance
 
 _LEAST_VALUE = 1e-3  # what is less likely is not worth a row
+_SHARE = 0.5  # of that, from which one source alone may propose it
 
 State = Any
 """Where a source stands at a node; None where it has nothing to propose."""
@@ -29,8 +30,9 @@ class Source(Protocol):
     def root(self) -> State:
         """Where it stands at the end of the text."""
 
-    def successors(self, state: State) -> Sequence[tuple[int, float, State]]:
-        """(token, likelihood, state there) of what may come next; [] where it does not know."""
+    def successors(self, state: State, least: float) -> Sequence[tuple[int, float, State]]:
+        """(token, likelihood, state there) of what may come next, as far as it is at least so
+        likely; [] where it does not know."""
 
     def follow(self, state: State, token: int) -> State:
         """Where another source's token leads."""
@@ -80,7 +82,9 @@ class Selection:
         node, states, value, deep = ROOT, self._states[0], 1.0, 0
         while True:
             if deep < depth and num_tokens:
-                for token, likelihood, known in self._expand(node, states):
+                for token, likelihood, known in self._expand(
+                    node, states, _SHARE * _LEAST_VALUE / value
+                ):
                     if value * likelihood >= _LEAST_VALUE:
                         entry = (-value * likelihood, next(order), node, token, known, deep + 1)
                         heapq.heappush(edge, entry)
@@ -99,7 +103,9 @@ class Selection:
             self.values.append(value)
             self._states.append(states)
 
-    def _expand(self, node: int, states: list[State]) -> list[tuple[int, float, list[State]]]:
+    def _expand(
+        self, node: int, states: list[State], least: float
+    ) -> list[tuple[int, float, list[State]]]:
         """The successors of a node, each once: token, likelihood, states there."""
         num = len(states)
         found: dict[int, list[Any]] = {}  # token: [likelihood of none, sources, states]
@@ -107,7 +113,7 @@ class Selection:
         for i, state in enumerate(states):
             if state is None:
                 continue
-            for token, likelihood, below in self._sources[i].successors(state):
+            for token, likelihood, below in self._sources[i].successors(state, least):
                 entry = found.get(token)
                 if entry is None:
                     found[token] = entry = [1.0, 0, [None] * num]

@@ -42,9 +42,13 @@ class TreeSource:
     def root(self) -> int:
         return ROOT
 
-    def successors(self, state: int) -> list[tuple[int, float, int]]:
+    def successors(self, state: int, least: float) -> list[tuple[int, float, int]]:
         tokens, likelihoods = self._tree.tokens, self._likelihoods
-        return [(tokens[i], likelihoods[i], i) for i in self._tree.children(state)]
+        return [
+            (tokens[i], likelihoods[i], i)
+            for i in self._tree.children(state)
+            if likelihoods[i] >= least
+        ]
 
     def follow(self, state: int, token: int) -> int | None:
         return None  # it is not in the tree, or it would have been proposed
@@ -66,18 +70,21 @@ class RowSource:
     def root(self) -> Context:
         return self._end
 
-    def successors(self, state: Context) -> list[tuple[int, float, Context]]:
-        found = self._rows.longest(state)
-        if found is None:
+    def successors(self, state: Context, least: float) -> list[tuple[int, float, Context]]:
+        known = self._rows.longest(state)
+        if known is None:
             return []
-        order, (tokens, confidences) = found
+        order, (tokens, confidences) = known
         estimate, tail = self._acceptance[order - 1].estimate, state[1 - MAX_ORDER :]
-        return [
-            (token, estimate(confidence, rank), (*tail, token))
-            for rank, (token, confidence) in enumerate(
-                zip(tokens, confidences or _BY_RANK, strict=False)
-            )
-        ]
+        found = []
+        for rank, (token, confidence) in enumerate(
+            zip(tokens, confidences or _BY_RANK, strict=False)
+        ):
+            likelihood = estimate(confidence, rank)
+            if likelihood < least:
+                break  # and so are those after it, mostly
+            found.append((token, likelihood, (*tail, token)))
+        return found
 
     def follow(self, state: Context, token: int) -> Context:
         return (*state[1 - MAX_ORDER :], token)
