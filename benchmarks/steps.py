@@ -2,7 +2,9 @@
 
 With flash attention and without it:
 
-    python -m benchmarks.steps smollm2-draft qwen2.5-coder-0.5b
+    python -m benchmarks.steps smollm2-draft qwen2.5-coder-0.5b:1500
+
+A number behind a name is the longest text for it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ LEAVES = (1, 4, 8, 16)
 def main() -> None:
     """Print milliseconds, and write them down."""
     found = {}
-    for name in sys.argv[1:] or ["smollm2-draft"]:
+    for argument in sys.argv[1:] or ["smollm2-draft"]:
+        name, _, most = argument.partition(":")
+        texts = [text for text in TEXTS if text <= int(most or max(TEXTS))]
         with closing(LlamaModel(resolve(name).path, num_gpu_layers=0)) as model:
             times = [
                 time
@@ -34,12 +38,12 @@ def main() -> None:
                     model,
                     num_threads=1,
                     uses_flash_attention=uses_flash_attention,
-                    texts=TEXTS,
+                    texts=texts,
                     leaves=LEAVES,
                 )
             ]
         found[name] = [asdict(time) for time in times]
-        for text in TEXTS:
+        for text in texts:
             cells = []
             for leaves in LEAVES:
                 both = [
