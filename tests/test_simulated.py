@@ -187,6 +187,15 @@ def test_a_simulated_drafter_has_made_what_fits_into_the_time() -> None:
     assert clock() == pytest.approx(HANDOVER_S + 6 * STEP_S, rel=1e-12)  # nothing is owed any more
 
 
+def test_a_step_is_seen_after_it_has_travelled_and_not_before() -> None:
+    drafter, clock = drafter_of()
+    drafter.submit(DraftRequest(0, TEXT, Chain(6), Sampler()))
+    clock.advance(HANDOVER_S + STEP_S - 1e-9)
+    assert len(drafter.poll(0).draft) == 0
+    clock.advance(2e-9)
+    assert len(drafter.poll(0).draft) == 1
+
+
 def test_a_wait_ends_with_the_next_candidates() -> None:
     drafter, clock = drafter_of()
     drafter.submit(DraftRequest(0, TEXT, Tree(num_leaves=2), Sampler()))
@@ -283,8 +292,10 @@ class Counted:
 
     model: TableModel
     places: list[tuple[int, ...]] = field(default_factory=list)
+    num_passes: int = 0
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
+        self.num_passes += 1
         for query in queries:
             for node in range(-1, len(query.draft)):
                 self.places.append((*query.text.tolist(), *query.draft.path_tokens(node)))
@@ -323,6 +334,7 @@ def test_rows_are_the_real_targets_and_computed_once_for_each_place() -> None:
             assert scores.num_rows == expected.num_rows == 8
             for row in range(scores.num_rows):
                 assert scores.candidates(row) == expected.candidates(row)
+    assert real.num_passes == 1
     on_text = {tuple(text[:end].tolist()) for end in (at, at + 1, at + 2)}
     off = {(*text[:at].tolist(), *draft.path_tokens(n)) for n in range(len(draft))} - on_text
     assert len(off) == 5

@@ -7,7 +7,7 @@ sequence. Everything runs on the CPU; CUDA graphs are not captured here, but the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import Candidates
 from duodec.core.sampling import Law
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
@@ -95,6 +96,25 @@ def test_the_deepest_and_the_widest_tree_are_scored() -> None:
         for row in some:
             branch = [*text, *draft.path_tokens(row - 1)]
             assert np.abs(rows[row].numpy() - oracle_rows("llama", branch, Draft())).max() < 2e-4
+
+
+def test_candidates_come_with_the_draws_as_many_as_each_query_asks_for() -> None:
+    target = target_of("llama", num_slots=2)
+    draft = Draft.sequences([[1, 2], [3]])
+    queries = [
+        replace(
+            query_of(random_text(30, slot), draft, num_prompt=30, slot=slot), num_candidates=num
+        )
+        for slot, num in ((0, 8), (1, 3))
+    ]
+    for query, scores in zip(queries, target.score(queries), strict=True):
+        assert isinstance(scores, TorchScores)
+        assert scores.candidates_are_ready
+        for row in range(4):
+            wanted = Candidates.of(scores.logits[row].numpy(), query.num_candidates)
+            tokens, confidences = scores.candidates(row)
+            assert tokens == wanted.tokens
+            assert confidences == pytest.approx(wanted.confidences, rel=1e-6)
 
 
 # --- the same bits
