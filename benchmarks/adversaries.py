@@ -27,7 +27,7 @@ from duodec.backends.table import TableModel
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Parts, ReplayBed
 from duodec.bench.card import environment
-from duodec.bench.recording import Conversation, record
+from duodec.bench.recording import Conversation, record, shuffled
 from duodec.bench.statistics import ratio_of_rates
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.config import CorePlan, available_cores
@@ -53,11 +53,17 @@ class Adversary:
     tasks: Sequence[str] = TASKS
     max_tokens: int = 96
     is_on_one_core: bool = False
+    is_shuffled: bool = False  # the completions' tokens in an order that means nothing
 
 
 ADVERSARIES = (
     Adversary("none: the usual pair"),
     Adversary("a draft of random weights", recipe=lambda _, n: TableModel(num_vocab=n, seed=7)),
+    Adversary(
+        "shuffled text, a draft of random weights",
+        recipe=lambda _, n: TableModel(num_vocab=n, seed=7),
+        is_shuffled=True,
+    ),
     Adversary("creative text, temperature 1.2", sampling=CREATIVE),
     Adversary("the drafter ten times slower", recipe=lambda recipe, _: Throttled(recipe)),
     Adversary("both sides on one core", is_on_one_core=True),
@@ -72,7 +78,10 @@ def recordings(
 ) -> list[Conversation]:
     prompts = read_prompts(data, adversary.tasks, limit)
     found = record(engine, prompts, adversary.sampling, adversary.max_tokens)
-    return [c for c in found if c.turns and all(len(t.answer) > 2 for t in c.turns)]
+    kept = [c for c in found if c.turns and all(len(t.answer) > 2 for t in c.turns)]
+    if adversary.is_shuffled:
+        return [shuffled(conversation, engine.tokenizer.is_end) for conversation in kept]
+    return kept
 
 
 def main(
