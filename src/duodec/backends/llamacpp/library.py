@@ -48,13 +48,6 @@ def has_amx(library: Any) -> bool:
     return b"AMX_INT8 = 1" in library.llama_print_system_info()
 
 
-def has_row_kernels(library: Any) -> bool:
-    """Whether it was built with llamafile's matrix kernels, which compute two rows and more but not
-    one: then keys times queries have other bits in a forward pass of one row. `make setup` builds
-    without them."""
-    return b"LLAMAFILE = 1" in library.llama_print_system_info()
-
-
 def _prepare_environment(is_exact: bool) -> None:
     # Idle workers must not burn a core that the other model computes on, but within one
     # forward they meet hundreds of times: spin for some microseconds, then sleep.

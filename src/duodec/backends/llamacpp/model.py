@@ -223,9 +223,11 @@ def open_context(
     the cells of all of them. Raises ModelUnreadable when memory is short.
 
     ``is_width_exact``: attention on a CPU gives a row the same bits however many rows and threads
-    there are. In a build without llamafile's kernels, plain attention does. Otherwise flash
-    attention has to, which takes other paths for one row (over 512 cells, by threads) and for 64
-    rows and more, but only for a cache whose halves are both fp16 (or both fp32).
+    there are, and whatever lies in the cells between. llama.cpp's flash attention skips masked
+    cells and takes other paths for one row (over 512 cells, by threads) and for 64 rows and more,
+    but these only for a cache whose halves are both fp16 (or both fp32). Keys in bf16 and values in
+    fp16 are as fast as both in fp16; values in bf16 are slow at long contexts. Plain attention is
+    not exact: its sums depend on the cells that a text lies in.
 
     ``uses_flash_attention`` of a context that need not be exact; None: llama.cpp's own choice.
     """
@@ -240,10 +242,7 @@ def open_context(
     params.swa_full = True  # or earlier positions could not be rolled back to
     params.no_perf = True
     if is_width_exact:
-        if library.has_row_kernels(lib):
-            params.type_v = _BF16
-        else:
-            uses_flash_attention = False
+        params.type_k = _BF16
     if uses_flash_attention is not None:
         params.flash_attn_type = _FLASH_ATTENTION[uses_flash_attention]
     handle = lib.llama_init_from_model(model.handle, params)
