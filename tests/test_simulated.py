@@ -489,7 +489,7 @@ def bench(folder: Path, *arguments: str) -> int:
 
 
 def test_a_simulation_is_reported_and_repeats_itself(tmp_path: Path) -> None:
-    asked = ["--methods", "ar,recycling,lookahead,auto", "--simulate-ms", "20"]
+    asked = ["--methods", "ar,duo", "--simulate-ms", "20"]
     for name in ("first", "second"):
         assert bench(tmp_path / name, *asked, "--draft-ms", "1:1.3,4:2.5,8:4.9") == 0
     first, second = (Results.read(tmp_path / name) for name in ("first", "second"))
@@ -535,8 +535,8 @@ def test_a_simulation_that_cannot_be_is_refused_in_one_line(
 
 
 def test_one_command_plans(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["plan", "--target-ms", "20", "--methods", "ar,sps:2,recycling,stream"]
-    arguments += ["--tasks", "qa", "--limit", "1", "-n", "12", "--quiet"]
+    arguments = ["plan", "--target-ms", "20", "--methods", "ar,recycling,stream"]
+    arguments += ["--tasks", "qa", "--limit", "1", "-n", "8", "--quiet"]
     assert run([*arguments, "--draft-speed", "4"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "stream" in out
