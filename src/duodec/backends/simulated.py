@@ -20,6 +20,7 @@ from duodec.backends.testbeds import LatencyCurve, _Reader
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import (
+    NUM_CANDIDATES,
     Candidates,
     Drafted,
     DraftModel,
@@ -31,7 +32,6 @@ from duodec.core.protocols import (
 )
 from duodec.core.rows import Row
 from duodec.core.sampling import Draw, Law, Tokens
-from duodec.drafting.recycling import NUM_CANDIDATES
 from duodec.errors import BadOption
 
 _T = TypeVar("_T")
@@ -68,6 +68,8 @@ class StepTable:
                     f"'{part.strip()}' in '{text}' is no cost; use 1 token or more and "
                     "milliseconds of 0 or more"
                 )
+            if num_tokens in points:
+                raise BadOption(f"'{text}' says twice what {num_tokens} tokens cost; say it once")
             points[num_tokens] = seconds
         return cls(tuple(sorted(points.items())))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from duodec.cli import options
 from duodec.cli.progress import progress_bar
 from duodec.cli.report import check_installed, show_run
 from duodec.core.sampling import SamplingParams
+from duodec.errors import BadOption
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -86,6 +88,8 @@ def plan(
     from duodec.bench.tasks import read_prompts, tasks_named
 
     check_installed()
+    if not 0 <= target_ms < math.inf:
+        raise BadOption(f"--target-ms is {target_ms}; use milliseconds, 0 or more")
     asked = BenchPlan(
         methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
         targets=(target,),

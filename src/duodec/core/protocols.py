@@ -35,9 +35,12 @@ class Query:
         return Context(self.text, tuple(self.draft.path_tokens(row - 1)))
 
 
+NUM_CANDIDATES = 8  # of a row, that drafts are made of
+
+
 class Candidates(NamedTuple):
-    """A row's likeliest tokens, best first. ``confidences`` are the softmax over these tokens'
-    logits alone; empty where the target tells tokens only."""
+    """A row's likeliest tokens, best first. ``confidences`` are the softmax over the logits of as
+    many as the target was asked for; empty where it tells tokens only."""
 
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
@@ -49,6 +52,8 @@ class Candidates(NamedTuple):
     @classmethod
     def of(cls, row: Row, count: int) -> Candidates:
         """Those of a row of logits."""
+        if not count:
+            return cls()
         best = top(row, count)
         weights = np.exp((row[best] - row[best[0]]).astype(np.float64))
         return cls(tuple(best.tolist()), tuple((weights / weights.sum()).tolist()))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import NUM_CANDIDATES as NUM_CANDIDATES
 from duodec.core.protocols import Candidates
-
-NUM_CANDIDATES = 8
 
 Adjacency = dict[int, tuple[int, ...]]
 """A token's likeliest successors, best first."""

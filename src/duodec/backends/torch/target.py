@@ -53,6 +53,8 @@ class TorchScores:
 
     def candidates(self, row: int) -> Candidates:
         at, num = self.first + self._checked(row), self.query.num_candidates
+        if not num:
+            return Candidates()
         tokens = self.drawn.candidates[at, :num].astype(np.int64).tolist()
         likely = self.drawn.likely[at, :num]
         weights = np.exp(likely - likely[0])
