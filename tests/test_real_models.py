@@ -140,8 +140,11 @@ def test_a_memo_equals_a_fresh_model(
             fresh = LlamaTarget(model, num_context=256, num_threads=1)
             (expected,) = logits(fresh, Query(0, text, draft))
             fresh.close()
-            far = max(np.abs(a - b).max() for a, b in zip(rows, expected, strict=True))
-            assert far == 0 if num_slots == 1 else far < 1.0, step
+            if num_slots == 1:
+                assert all(np.array_equal(a, b) for a, b in zip(rows, expected, strict=True)), step
+            # values are summed in fp16, so their order shows; a wrong row correlates far less
+            alike = [np.corrcoef(a, b)[0, 1] for a, b in zip(rows, expected, strict=True)]
+            assert min(alike) > 0.98, (step, min(alike))
 
 
 def test_an_accepted_branch_leaves_no_trace(model: LlamaModel, target: LlamaTarget) -> None:
