@@ -353,12 +353,12 @@ def test_one_seed_one_text(
 
 
 def test_plain_decoding_is_llama_cpps_own(engine: Engine) -> None:
-    """Against llama-cpp-python's `Llama`, greedy, on the same kind of cache (30: bf16)."""
+    """Against llama-cpp-python's `Llama`, greedy, with the same kind of cache (30: bf16)."""
     import llama_cpp
 
     llama = llama_cpp.Llama(
         str(resolve("smollm2").path), n_ctx=1024, n_threads=1, n_threads_batch=1,
-        flash_attn=True, type_v=30, verbose=False,
+        flash_attn=True, type_k=30, verbose=False,
     )  # fmt: skip
     for question in QUESTIONS:
         tokens = engine.tokens_of(chat(question))
