@@ -393,7 +393,14 @@ def test_a_long_prompt_is_drafted_for_from_its_end_and_changes_nothing(engine: E
     for method in ("duo", "pearl", "sps", "stream"):
         ours = answer(engine, prompt, method, n=32)
         assert ours.tokens == plain.tokens
-        assert ours.stats.num_draft_tokens > 0
+        assert has_drafted(ours)
+
+
+def has_drafted(finished: Finished) -> bool:
+    """The drafter was at work: whether its tokens are worth a row of a CPU target, `stream` decides
+    by what rows cost at the moment."""
+    stats = finished.stats
+    return stats.num_draft_tokens > 0 or stats.overlap > 0
 
 
 def test_the_rejection_rule_is_reproducible_too(engine: Engine) -> None:
@@ -457,7 +464,7 @@ def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signal
         assert again.tokens == plain.tokens
         drafter.wait_ready()
         resumed = answer(engine, chat(QUESTIONS[0]), method, n=60, seed=1, temperature=0.8)
-        assert resumed.stats.num_draft_tokens > 0
+        assert has_drafted(resumed)
         assert len(warnings) == 1, warnings
 
 
