@@ -10,6 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,12 +24,14 @@ from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores, LlamaTarget
 from duodec.backends.process import ProcessDrafter
+from duodec.backends.testbeds import PacedTarget
 from duodec.backends.window import NUM_FIRST
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.decoding.methods import METHODS
 from duodec.errors import ContextExceeded, ModelUnreadable
 from duodec.models import resolve
+from duodec.planning.costs import Costs
 
 QUESTIONS = (
     "Why is the sky blue?",
@@ -390,17 +393,12 @@ def test_a_long_prompt_is_drafted_for_from_its_end_and_changes_nothing(engine: E
     ))  # fmt: skip
     plain = answer(engine, prompt, "ar", n=32)
     assert plain.stats.num_prompt_tokens > 900
+    # at a pace, so that a draft pays however busy the machine is
+    paced = replace(engine, target=PacedTarget(engine.target, 0.05), costs=Costs())
     for method in ("duo", "pearl", "sps", "stream"):
-        ours = answer(engine, prompt, method, n=32)
+        ours = answer(paced, prompt, method, n=32)
         assert ours.tokens == plain.tokens
-        assert has_drafted(ours)
-
-
-def has_drafted(finished: Finished) -> bool:
-    """The drafter was at work: whether its tokens are worth a row of a CPU target, `stream` decides
-    by what rows cost at the moment."""
-    stats = finished.stats
-    return stats.num_draft_tokens > 0 or stats.overlap > 0
+        assert ours.stats.num_draft_tokens > 0
 
 
 def test_the_rejection_rule_is_reproducible_too(engine: Engine) -> None:
@@ -442,7 +440,8 @@ def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signal
     warnings: list[str] = []
     from duodec.loading import EngineConfig, load
 
-    with load(EngineConfig(), on_warning=warnings.append) as engine:
+    # at a pace, so that a draft pays however busy the machine is
+    with load(EngineConfig(pace=0.03), on_warning=warnings.append) as engine:
         drafter = engine.drafter
         assert isinstance(drafter, ProcessDrafter)
         plain = answer(engine, chat(QUESTIONS[0]), "ar", n=120, seed=1, temperature=0.8)
@@ -464,7 +463,7 @@ def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signal
         assert again.tokens == plain.tokens
         drafter.wait_ready()
         resumed = answer(engine, chat(QUESTIONS[0]), method, n=60, seed=1, temperature=0.8)
-        assert has_drafted(resumed)
+        assert resumed.stats.num_draft_tokens > 0
         assert len(warnings) == 1, warnings
 
 
