@@ -28,7 +28,7 @@ from duodec.backends.process import ProcessDrafter
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.card import environment
 from duodec.core.protocols import Drafted
-from duodec.engine import Engine
+from duodec.llm import LLM
 from duodec.loading import EngineConfig, load
 
 _PROMPT = "Once upon a time, in a village by the sea,"
@@ -84,7 +84,7 @@ def main(num_tokens: Annotated[int, typer.Option(help="Of the answer.")] = 2000)
 
 
 def _quarters(
-    engine: Engine, prompt: list[int], sampling: SamplingParams, num_tokens: int
+    engine: LLM, prompt: list[int], sampling: SamplingParams, num_tokens: int
 ) -> list[Quarter]:
     drafter = engine.drafter
     assert isinstance(drafter, ProcessDrafter)
@@ -126,7 +126,7 @@ def _quarters(
 
 
 def _killed(
-    engine: Engine, prompt: list[int], sampling: SamplingParams, plain: Finished
+    engine: LLM, prompt: list[int], sampling: SamplingParams, plain: Finished
 ) -> tuple[bool, int]:
     """`stream` on the real target, its drafter killed again and again."""
     drafter = engine.drafter

@@ -27,11 +27,11 @@ from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
 from duodec.bench.card import environment
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.draft import Draft
+from duodec.core.events import Finished
 from duodec.core.protocols import Query
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams, Tokens
-from duodec.engine import Engine
-from duodec.events import Finished
+from duodec.llm import LLM
 from duodec.loading import EngineConfig, load
 
 TEMPERATURES = (0.0, 0.7, 1.2)
@@ -180,7 +180,7 @@ def main(
 
 
 def answer(
-    engine: Engine, tokens: list[int], sampling: SamplingParams, method: str, max_tokens: int
+    engine: LLM, tokens: list[int], sampling: SamplingParams, method: str, max_tokens: int
 ) -> Finished:
     """One answer to its end."""
     *_, last = engine.generate(tokens, sampling, method=method, max_tokens=max_tokens)

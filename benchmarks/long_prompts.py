@@ -24,11 +24,11 @@ from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import replay_stage
 from duodec.bench.card import environment
 from duodec.bench.recording import Turn
+from duodec.core.events import Finished
 from duodec.core.round import Stats
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.methods import method as method_named
-from duodec.events import Finished
 from duodec.loading import EngineConfig, draft_for
+from duodec.methods.registry import method as method_named
 from duodec.planning.costs import Costs
 
 

@@ -36,9 +36,9 @@ from benchmarks import RESULTS
 from benchmarks.servers import Served, ours
 from duodec.bench.card import environment
 from duodec.bench.tasks import read_prompts
+from duodec.core.events import Finished
 from duodec.core.sampling import SamplingParams
-from duodec.engine import Engine
-from duodec.events import Finished
+from duodec.llm import LLM
 
 _METHODS = ("stream", "auto", "duo", "sps", "pearl", "lookup", "ar", "lookahead", "recycling")
 _TASKS = ("mt_bench", "qa", "math_reasoning", "rag")
@@ -118,7 +118,7 @@ def cases(data: Path, number: int) -> list[Case]:
     dice = random.Random(7)
     texts = [prompt.turns[0][:_MOST_CHARS] for prompt in read_prompts(data, _TASKS, number // 4)]
     made = []
-    with Engine.load(context=_CONTEXT, draft=None) as engine:
+    with LLM.load(context=_CONTEXT, draft=None) as engine:
         for i, text in enumerate(texts):
             sampling = SamplingParams(temperature=(0.0, 0.7, 1.1)[i % 3], seed=i)
             max_tokens = dice.randint(3, 14)

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from duodec.methods.session import NoDatastore, NoDrafter, Session
 from fakes import FixedBudget, TickingClock, noisy_text
 
 from duodec.backends.table import TableModel, TableTarget
@@ -26,11 +27,10 @@ from duodec.core.protocols import Drafted
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Draw, Law, Sampler
 from duodec.core.verify import rejection, verify
-from duodec.decoding.methods import METHODS, Method
-from duodec.decoding.session import NoDatastore, NoDrafter, Session
 from duodec.drafting import plans
 from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
+from duodec.methods.registry import METHODS, Method
 
 T = TypeVar("T")
 Tokens = tuple[int, ...]

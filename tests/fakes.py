@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from duodec.methods.session import Session
 from hypothesis import HealthCheck, settings
 
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
@@ -21,9 +22,8 @@ from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQ
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams
-from duodec.decoding.methods import method
-from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
+from duodec.methods.registry import method
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.selection import Selection

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from duodec.methods.session import Session
 from fakes import PROMPT
 from server_fakes import TABLE, engine_on_tables
 
 from duodec.backends.table import TableTarget
+from duodec.core.events import Finished
 from duodec.core.protocols import DraftRequest
 from duodec.core.round import Round
 from duodec.core.sampling import Sampler, SamplingParams
-from duodec.decoding.auto import Auto
-from duodec.decoding.methods import method
-from duodec.decoding.session import Session
-from duodec.decoding.stream import Stream
 from duodec.drafting.inline import InlineDrafter
-from duodec.events import Finished
+from duodec.methods.auto import Auto
+from duodec.methods.registry import method
+from duodec.methods.stream import Stream
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Sources
 

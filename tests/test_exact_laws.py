@@ -26,14 +26,14 @@ from dice import (
     law_of,
     outcomes,
 )
+from duodec.methods.session import Session
 from fakes import chi_square_limit
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams
-from duodec.decoding.methods import METHODS, method
-from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
+from duodec.methods.registry import METHODS, method
 
 ALL_CASES = [*CASES, *DEEP_CASES]
 LEARNING = [name for name in METHODS if METHODS[name]().learns]

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from duodec.methods.session import Session
 from fakes import PROMPT, FakeDatastore, decode, plain_text, proven
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,14 +15,13 @@ from hypothesis import strategies as st
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import ROOT, Draft, TreeBuilder
 from duodec.core.sampling import Sampler, SamplingParams
-from duodec.decoding.methods import METHODS, method
-from duodec.decoding.session import Session
 from duodec.drafting import suffix
 from duodec.drafting.continuations import END, most_frequent
 from duodec.drafting.jacobi import NgramPool, Window
 from duodec.drafting.recycling import recycled
 from duodec.drafting.suffix import Suffixes
 from duodec.errors import BadOption
+from duodec.methods.registry import METHODS, method
 
 # --- trees
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from duodec.methods.session import NoDrafter, Session
 from fakes import (
     PROMPT,
     CountingModel,
@@ -33,13 +34,12 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, Drafter, DraftRequest
 from duodec.core.round import Round, Stats
 from duodec.core.sampling import Context, Sampler, SamplingParams
-from duodec.decoding.methods import METHODS, method
-from duodec.decoding.session import NoDrafter, Session
 from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.ngram import continuation
 from duodec.drafting.plans import MAX_SEQUENCES, Chain, SampledChain, Sequences
 from duodec.errors import BadOption
+from duodec.methods.registry import METHODS, method
 from duodec.planning.costs import Costs
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]

@@ -22,14 +22,14 @@ from dice import (
     distinct_siblings,
     law,
 )
+from duodec.methods.session import Session
 from fakes import assert_decodes_like_ar, assert_perfect_drafts_are_kept
 
 from duodec.core import verify
 from duodec.core.draft import Draft
 from duodec.core.sampling import Law, SamplingParams
-from duodec.decoding import loops
-from duodec.decoding.session import Session
 from duodec.drafting import growth
+from duodec.methods import loops
 from duodec.planning.sources import TextSources
 
 # what a corrupted walk trips over, besides the assertions themselves

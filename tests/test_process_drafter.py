@@ -17,6 +17,7 @@ from time import perf_counter, sleep
 import numpy as np
 import psutil
 import pytest
+from duodec.methods.session import Session
 
 from duodec.backends import supervision
 from duodec.backends.channel import Channel, Frame, Kind
@@ -26,12 +27,11 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Plan, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams, Tokens
-from duodec.decoding.methods import method
-from duodec.decoding.session import Session
 from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain, SampledChain, Sequences
 from duodec.errors import BackendUnavailable, BadOption, ModelUnreadable
+from duodec.methods.registry import method
 
 TABLE = TableModel(noise=0.3)
 PROMPT = [3, 1, 4, 1, 5]

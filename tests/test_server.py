@@ -28,10 +28,10 @@ from server_fakes import (
 
 from duodec.backends.table import TableTarget
 from duodec.backends.testbeds import EnforcedTarget
+from duodec.core.events import Finished
 from duodec.core.sampling import Context, SamplingParams
-from duodec.engine import Engine
 from duodec.errors import BadOption
-from duodec.events import Finished
+from duodec.llm import LLM
 from duodec.server.settings import Settings
 from duodec.server.tools import Call, ToolCalls
 
@@ -287,13 +287,13 @@ class Bytes(Letters):
         return bytes([token]) if token else b""
 
 
-def saying(answer: str, prompt: str) -> tuple[Engine, EnforcedTarget]:
+def saying(answer: str, prompt: str) -> tuple[LLM, EnforcedTarget]:
     """An engine whose model says this after the prompt."""
     table = TableTarget(replace(TABLE, num_vocab=256))
     tokenizer = Bytes()
     recording = np.array([*prompt.encode(), *answer.encode(), 0], dtype=np.int32)
     target = EnforcedTarget(table, recording)
-    return Engine(target, tokenizer, 600), target
+    return LLM(target, tokenizer, 600), target
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -28,8 +28,8 @@ from server_fakes import (
 )
 
 from duodec.backends.process import ProcessDrafter
+from duodec.core.events import Finished
 from duodec.core.sampling import SamplingParams
-from duodec.events import Finished
 
 NUM_REQUESTS = 120
 

@@ -11,10 +11,11 @@ import pytest
 
 pytest.importorskip("starlette", reason="starlette is not installed: pip install '.[server,dev]'")
 
-from duodec.events import Delta, Finished, Segment
+from duodec.server.jobs import Ask, Counts, Done, Failed, Job, Piece
+
+from duodec.core.events import Delta, Finished, Segment
 from duodec.server.errors import ApiError
 from duodec.server.feed import Feed, Told
-from duodec.server.jobs import Ask, Counts, Done, Failed, Job, Piece
 
 LONG_S = 30.0
 

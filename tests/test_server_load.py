@@ -10,11 +10,11 @@ from fakes import GivenSource, selected
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.planning.acceptance import Acceptance
+from duodec.planning.batch_governor import Gate
+from duodec.planning.budget import Line, Load
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Sources
 from duodec.planning.planner import Planner, best_width
-from duodec.server.gate import Gate
-from duodec.server.load import Line, Load
 
 
 def test_what_a_row_costs_is_a_line_through_the_latest_forwards() -> None:

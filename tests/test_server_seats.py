@@ -13,21 +13,21 @@ from time import perf_counter, sleep
 
 import numpy as np
 import pytest
+from duodec.server.jobs import Ask, Done, Failed, Job, Piece, Word
+from duodec.server.opening import SeparateTargets
+from duodec.server.pool import Pool
 from fakes import FakeTokenizer, plain_text
 
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.table import TableModel, TableTarget
+from duodec.core.events import Finished
 from duodec.core.protocols import Drafter, Query, Scores, Target
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.methods import METHODS
 from duodec.drafting.inline import InlineDrafter
-from duodec.engine import Engine
 from duodec.errors import ComputeFailed
-from duodec.events import Finished
+from duodec.llm import LLM
+from duodec.methods.registry import METHODS
 from duodec.server.errors import ApiError
-from duodec.server.jobs import Ask, Done, Failed, Job, Piece, Word
-from duodec.server.opening import SeparateTargets
-from duodec.server.pool import Pool
 
 TABLE = TableModel(num_vocab=32, seed=7)
 PROMPTS = [(3, 1, 4, 1, 5), (9, 2, 6), (5, 3, 5, 8, 9, 7), (9, 3), (2, 3, 8, 4), (6, 2, 6, 4, 3),
@@ -91,13 +91,13 @@ class Listener:
                 return word
 
 
-def engine_of(drafter: Drafter | None = None, *, num_context: int = 400) -> Engine:
-    return Engine(TableTarget(TABLE), FakeTokenizer(), num_context, drafter)
+def engine_of(drafter: Drafter | None = None, *, num_context: int = 400) -> LLM:
+    return LLM(TableTarget(TABLE), FakeTokenizer(), num_context, drafter)
 
 
 @contextmanager
 def pool_of(
-    engine: Engine, target: Target | None = None, *, num_slots: int = 8, num_queued: int = 64,
+    engine: LLM, target: Target | None = None, *, num_slots: int = 8, num_queued: int = 64,
     **options: object,
 ) -> Iterator[Pool]:  # fmt: skip
     pool = Pool(

@@ -11,22 +11,23 @@ import numpy as np
 import pytest
 
 pytest.importorskip("prometheus_client")
+from duodec.server.jobs import Ask, Done, Failed, Job, Word
+
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.streams import LlamaStreams, chain_of, num_passes
 from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
 from duodec.backends.tree_cache import Entry
 from duodec.config import EngineConfig
 from duodec.core.draft import Draft
+from duodec.core.events import Finished
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams, Tokens
-from duodec.engine import Engine
 from duodec.errors import BadOption, ContextExceeded
-from duodec.events import Finished
+from duodec.llm import LLM
 from duodec.loading import load
 from duodec.models import resolve
 from duodec.server import opening
-from duodec.server.jobs import Ask, Done, Failed, Job, Word
 from duodec.server.service import Service
 from duodec.server.settings import Settings
 
@@ -204,14 +205,14 @@ def test_many_clients_get_what_each_gets_alone(pace_s: float) -> None:
     assert any(r.num_accepted for done in answers for r in done.finished.stats.rounds)
 
 
-def ask(engine: Engine, i: int) -> Ask:
+def ask(engine: LLM, i: int) -> Ask:
     tokens = engine.tokens_of(f"Here is what I know of the number {i}: " + "one two three " * i)
     grammar = Grammar("regex", "(one|two|[a-z]{4,9})( (one|two|[a-z]{4,9}))*") if i % 3 else None
     sampling = SamplingParams(temperature=(0.0, 0.8)[i % 2], grammar=grammar, seed=i)
     return Ask(tuple(tokens), sampling, max_tokens=24, method=METHODS[i % len(METHODS)])
 
 
-def plainly(engine: Engine, asked: Ask) -> str:
+def plainly(engine: LLM, asked: Ask) -> str:
     *_, last = engine.generate(asked.tokens, asked.sampling, method="ar", max_tokens=24)
     assert isinstance(last, Finished)
     return last.text

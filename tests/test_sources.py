@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from duodec.methods.session import Session
+from duodec.server.keeping import keep_path
 from fakes import (
     PROMPT,
     FakeClock,
@@ -27,13 +29,11 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Candidates, Query, Scores
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.verify import verify
-from duodec.decoding.methods import method
-from duodec.decoding.session import Session
-from duodec.decoding.stream import Stream
 from duodec.drafting.recycling import MAX_ORDER, NUM_CANDIDATES, RecycledRows
+from duodec.methods.registry import method
+from duodec.methods.stream import Stream
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.sources import RowSource, TextMemory, TextSources
-from duodec.server.keeping import keep_path
 
 MODEL = TableModel(num_vocab=24, seed=9)
 

@@ -168,7 +168,7 @@ HEAVY = {
 
 
 def test_the_engine_and_all_below_it_import_without_heavy_libraries() -> None:
-    packages = [*(f"duodec.{part}" for part in PURE), "duodec.engine"]
+    packages = [*(f"duodec.{part}" for part in PURE), "duodec.llm"]
     done = import_blocked(packages, HEAVY | {"huggingface_hub"})
     assert done.returncode == 0, done.stderr
 

@@ -7,16 +7,16 @@ from time import perf_counter
 
 import numpy as np
 import pytest
+from duodec.methods.session import Session
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import ClockedTarget, LatencyCurve, PacedTarget, ReplayTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query
 from duodec.core.sampling import Sampler, SamplingParams
-from duodec.decoding.methods import METHODS, method
-from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import LawUnavailable
+from duodec.methods.registry import METHODS, method
 
 PROMPT = [3, 1, 4, 1, 5]
 MODEL = TableModel(num_vocab=16, order=1)

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
 
 import torch
+from duodec.methods.session import Session
 from fakes import FakeDatastore, FixedBudget
 from test_torch_models import KINDS, NUM_VOCAB, build, random_text, target_of
 
@@ -26,9 +27,8 @@ from duodec.core.protocols import RowQuery
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Draw, Sampler, SamplingParams
-from duodec.decoding.methods import METHODS, method
-from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
+from duodec.methods.registry import METHODS, method
 from duodec.models import resolve
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]

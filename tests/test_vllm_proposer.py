@@ -16,6 +16,7 @@ from time import perf_counter, sleep
 
 import numpy as np
 import pytest
+from duodec.methods.session import NoDrafter
 from fakes import FakeClock, FixedBudget, LoggedDrafter, plain_text
 from vllm_fakes import FakeEngine
 
@@ -23,7 +24,6 @@ from duodec.backends.process import ProcessDrafter
 from duodec.backends.table import TableModel
 from duodec.core.protocols import Drafted, DraftRequest
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.session import NoDrafter
 from duodec.integrations.vllm import pace
 from duodec.integrations.vllm.beside import Beside
 from duodec.integrations.vllm.requests import Request, Requests, Row
