@@ -12,7 +12,7 @@ forwards) can flip the draw. Where kernels show none, nothing is excused.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -183,7 +183,7 @@ def answer(
     engine: LLM, tokens: list[int], sampling: SamplingParams, method: str, max_tokens: int
 ) -> Finished:
     """One answer to its end."""
-    *_, last = engine.generate(tokens, sampling, method=method, max_tokens=max_tokens)
+    *_, last = engine.stream(tokens, replace(sampling, max_tokens=max_tokens), method=method)
     assert isinstance(last, Finished)
     return last
 

@@ -62,8 +62,8 @@ def main(
         for size in map(int, sizes.split(",")):
             sums: dict[str, list[Stats]] = defaultdict(list)
             for tokens in prompts(stage.recorder, documents(data), size, limit):
-                *_, last = stage.recorder.generate(
-                    tokens, SamplingParams(), method="ar", max_tokens=max_tokens
+                *_, last = stage.recorder.stream(
+                    tokens, SamplingParams(max_tokens=max_tokens), method="ar"
                 )
                 assert isinstance(last, Finished)
                 turn = Turn(1, tuple(tokens), last.tokens, last.text, max_tokens)

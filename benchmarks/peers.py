@@ -127,7 +127,7 @@ def ours(
         num_context=len(recording) + 1,
         drafter=InlineDrafter(draft),
     )
-    *_, last = engine.generate(prompt, SamplingParams(), method=name, max_tokens=len(answer))
+    *_, last = engine.stream(prompt, SamplingParams(max_tokens=len(answer)), method=name)
     assert isinstance(last, Finished)
     return last
 

@@ -35,8 +35,8 @@ LLAMA = "llama.cpp's server"
 
 def ours(engine: LLM, prompt: list[int], num_tokens: int) -> float:
     """Tokens a second after the first."""
-    *_, last = engine.generate(
-        prompt, SamplingParams(logit_bias=_no_end(engine)), method="ar", max_tokens=num_tokens
+    *_, last = engine.stream(
+        prompt, SamplingParams(logit_bias=_no_end(engine), max_tokens=num_tokens), method="ar"
     )
     assert isinstance(last, Finished)
     return last.stats.tokens_per_second

@@ -145,7 +145,7 @@ def library_turn(engine: LLM, bodies: Sequence[dict[str, Any]]) -> Turn:
     begin_s = perf_counter()
     for body in bodies:
         sampling = SamplingParams(logit_bias={int(t): b for t, b in body["logit_bias"].items()})
-        *_, last = engine.generate(body["prompt"], sampling, max_tokens=body["max_tokens"])
+        *_, last = engine.stream(body["prompt"], replace(sampling, max_tokens=body["max_tokens"]))
         assert isinstance(last, Finished)
         num_tokens += last.stats.num_new_tokens
         firsts.append(last.stats.first_s - last.stats.begin_s)

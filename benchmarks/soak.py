@@ -21,7 +21,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from threading import Event, Lock, Thread
@@ -122,7 +122,7 @@ def cases(data: Path, number: int) -> list[Case]:
         for i, text in enumerate(texts):
             sampling = SamplingParams(temperature=(0.0, 0.7, 1.1)[i % 3], seed=i)
             max_tokens = dice.randint(3, 14)
-            *_, last = engine.generate(text, sampling, method="ar", max_tokens=max_tokens)
+            *_, last = engine.stream(text, replace(sampling, max_tokens=max_tokens), method="ar")
             assert isinstance(last, Finished)
             made.append(Case(text, sampling, max_tokens, last.text))
     return made

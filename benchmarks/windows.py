@@ -144,9 +144,7 @@ def main(
     with LLM.load(target=target, draft=None) as engine:
         for size in map(int, sizes.split(",")):
             for prompt in prompts(engine, documents(data), size, limit):
-                *_, last = engine.generate(
-                    prompt, SamplingParams(), method="ar", max_tokens=max_tokens
-                )
+                *_, last = engine.stream(prompt, SamplingParams(max_tokens=max_tokens), method="ar")
                 assert isinstance(last, Finished)
                 pairs.setdefault(size, []).append((prompt, list(last.tokens)))
                 print(f"{len(prompt)} tokens answered with {len(last.tokens)}", flush=True)

@@ -23,6 +23,7 @@ from duodec.backends.table import TableModel, TableTarget  # noqa: E402
 from duodec.core.protocols import Datastore, Drafter, Query, Scores, Target  # noqa: E402
 from duodec.drafting.inline import InlineDrafter  # noqa: E402
 from duodec.llm import LLM  # noqa: E402
+from duodec.scheduler.slots import Targets  # noqa: E402
 from duodec.server.running import Server, listen  # noqa: E402
 from duodec.server.service import Service  # noqa: E402
 from duodec.server.settings import Settings  # noqa: E402
@@ -101,7 +102,7 @@ def running(
     thread = Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])), daemon=True)
     if is_loaded:
         engine = engine or engine_on_tables()
-        service.start(engine, target or engine.target)
+        start(service, engine, target)
     thread.start()
     url = f"http://{host}:{port}"
     with httpx.Client(base_url=url, timeout=30.0) as http:
@@ -114,6 +115,14 @@ def running(
             thread.join(timeout=60)
             service.close()
             assert not thread.is_alive(), "the server did not end"
+
+
+def start(service: Service, llm: LLM, target: Target | None = None) -> None:
+    """Serve a model with as many slots as the settings name."""
+    llm.num_slots = service.settings.num_slots
+    if target is not None:
+        llm.targets = Targets(target)
+    service.start(llm)
 
 
 def until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from duodec.methods.session import Session
-from fakes import PROMPT
+from fakes import PROMPT, Session, decode_rounds
 from server_fakes import TABLE, engine_on_tables
 
 from duodec.backends.table import TableTarget
@@ -68,7 +67,7 @@ def test_the_curve_and_not_the_device_decides(options: dict[str, Any], expected:
     assert engine.drafter is not None
     submit = engine.drafter.submit
     engine.drafter.submit = lambda request: (submitted.append(1), submit(request))[1]  # type: ignore[method-assign]
-    *_, last = engine.generate("hello", SamplingParams(seed=1), method="auto", max_tokens=30)
+    *_, last = engine.stream("hello", SamplingParams(seed=1, max_tokens=30), method="auto")
     assert isinstance(last, Finished)
     assert bool(submitted) == expected
     assert engine.can_draft == expected
@@ -102,7 +101,7 @@ def test_a_target_has_all_cores_while_nothing_is_drafted(name: str) -> None:
         shares_cores=True,
         prepare=lambda is_beside: log.append(f"beside {is_beside}"),
     )
-    for _ in method(name).rounds(session):
+    for _ in decode_rounds(method(name), session):
         pass
     assert log[0] == "beside False", "the prompt is read by all"
     is_beside, changes = False, 0
@@ -149,7 +148,7 @@ def rounds_of(most: list[Sources], way: Stream) -> tuple[list[Round], Counting]:
     session = Session(
         TableTarget(TABLE), PROMPT, len(PROMPT) + 60, drafter, Sampler(), costs=Allowed(most)
     )
-    return list(way.rounds(session)), drafter
+    return list(decode_rounds(way, session)), drafter
 
 
 def test_others_may_forbid_the_draft_model_or_all_drafts() -> None:

@@ -246,7 +246,7 @@ def engine_with(drafter, datastore=None) -> LLM:
 
 
 def answer(engine: LLM, method: str, sampling: SamplingParams, num: int = 60) -> Finished:
-    *_, last = engine.generate(list(PROMPT), sampling, method=method, max_tokens=num)
+    *_, last = engine.stream(list(PROMPT), replace(sampling, max_tokens=num), method=method)
     assert isinstance(last, Finished)
     return last
 

@@ -69,7 +69,7 @@ def chat(question: str) -> list[dict[str, str]]:
 
 def answer(engine: LLM, prompt: object, method: str, n: int = 64, **sampling: float) -> Finished:
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    *_, last = engine.generate(prompt, params, method=method, max_tokens=n)  # type: ignore[arg-type]
+    *_, last = engine.stream(prompt, replace(params, max_tokens=n), method=method)  # type: ignore[arg-type]
     assert isinstance(last, Finished)
     return last
 
@@ -447,10 +447,11 @@ def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signal
         plain = answer(engine, chat(QUESTIONS[0]), "ar", n=120, seed=1, temperature=0.8)
         num_deltas = 0
         last = None
-        for event in engine.generate(
-            chat(QUESTIONS[0]), SamplingParams(seed=1, temperature=0.8), method=method,
-            max_tokens=120,
-        ):  # fmt: skip
+        for event in engine.stream(
+            chat(QUESTIONS[0]),
+            SamplingParams(seed=1, temperature=0.8, max_tokens=120),
+            method=method,
+        ):
             num_deltas += isinstance(event, Delta)
             if num_deltas == 20 and drafter.pid:
                 os.kill(drafter.pid, blow)
@@ -520,7 +521,7 @@ def test_reading_a_prompt_can_be_abandoned_by_the_engines_hook(engine: LLM) -> N
     engine.on_chunk = stop
     try:
         with pytest.raises(InterruptedError):
-            list(engine.generate(prompt, method="ar", max_tokens=2))
+            list(engine.stream(prompt, SamplingParams(max_tokens=2), method="ar"))
     finally:
         engine.on_chunk = lambda: None
     assert answer(engine, chat(QUESTIONS[0]), "ar", n=8).tokens

@@ -48,7 +48,7 @@ def text_of(text: str, params: SamplingParams, num_tokens: int, **options: Any) 
     """What the library says."""
     engine = engine_on_tables()
     prompt: Any = text if options.pop("raw", False) else [{"role": "user", "content": text}]
-    last = list(engine.generate(prompt, params, max_tokens=num_tokens, **options))[-1]
+    last = list(engine.stream(prompt, replace(params, max_tokens=num_tokens), **options))[-1]
     assert isinstance(last, Finished)
     return last.text
 

@@ -37,7 +37,7 @@ NUM_REQUESTS = 120
 def text_of(text: str, seed: int) -> str:
     prompt: Any = [{"role": "user", "content": text}]
     params = SamplingParams(temperature=0.9, seed=seed)
-    last = list(engine_on_tables().generate(prompt, params, max_tokens=40))[-1]
+    last = list(engine_on_tables().stream(prompt, replace(params, max_tokens=40)))[-1]
     assert isinstance(last, Finished)
     return last.text
 

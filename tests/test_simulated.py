@@ -11,8 +11,7 @@ from time import sleep
 
 import numpy as np
 import pytest
-from duodec.methods.session import Session
-from fakes import FakeDatastore, FakeTokenizer, plain_text, proven
+from fakes import FakeDatastore, FakeTokenizer, Session, decode_rounds, plain_text, proven
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -406,7 +405,7 @@ def simulated(
         clock=clock,
         costs=Costs(),
     )
-    rounds = list(method(name).rounds(session))
+    rounds = list(decode_rounds(method(name), session))
     return session, rounds
 
 

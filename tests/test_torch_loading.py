@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -487,7 +488,7 @@ def test_a_truncated_gguf_file_is_one_line(tmp_path: Path) -> None:
 def answer(engine: LLM, method: str, **sampling: float) -> Finished:
     prompt = engine.tokens_of("The sky is")
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    *_, last = engine.generate(prompt, params, method=method, max_tokens=24)
+    *_, last = engine.stream(prompt, replace(params, max_tokens=24), method=method)
     assert isinstance(last, Finished)
     return last
 

@@ -19,7 +19,6 @@ from duodec.backends.torch.target import TorchTarget
 from duodec.core.protocols import Query, Scores
 from duodec.llm import LLM
 from duodec.loading import EngineConfig, load
-from duodec.server import opening
 
 __all__ = ["folder", "vocabulary"]
 NUM_SLOTS, NUM_TOKENS = 4, 40
@@ -59,7 +58,7 @@ def test_four_at_once_are_answered_as_each_alone(
 
     monkeypatch.setattr(target, "score", counted)
     with running(is_loaded=False, num_slots=NUM_SLOTS) as server:
-        opening.start(server.service, engine, config(folder))
+        server.service.start(engine)
         assert server.http.get("/props").json()["total_slots"] == NUM_SLOTS
         sizes.clear()
         alone = [text(server, prompt, temperature) for prompt in PROMPTS]

@@ -16,7 +16,6 @@ from time import perf_counter, sleep
 
 import numpy as np
 import pytest
-from duodec.methods.session import NoDrafter
 from fakes import FakeClock, FixedBudget, LoggedDrafter, plain_text
 from vllm_fakes import FakeEngine
 
@@ -28,6 +27,7 @@ from duodec.integrations.vllm import pace
 from duodec.integrations.vllm.beside import Beside
 from duodec.integrations.vllm.requests import Request, Requests, Row
 from duodec.integrations.vllm.speculator import Speculator
+from duodec.methods.request import NoDrafter
 from duodec.planning.governor import Sources
 
 TABLE = TableModel(seed=7)

@@ -261,20 +261,28 @@ class LLM:
         yield Started(task.method.name, seed, len(request.prompt))
         try:
             scheduler.submit([task])
-            while has_work := scheduler.launch():
-                if heard:
-                    is_computing = not scheduler.is_computing_here
-                    begin_s = self.clock()
-                    scheduler.release_cores()
-                    yield from _events_of(heard)
-                    if not is_computing:
-                        request.outside_s += self.clock() - begin_s
+            while scheduler.launch():
+                yield from self._given_out(heard, request)
                 scheduler.land()
-            assert not has_work
-            scheduler.release_cores()
-            yield from _events_of(heard)
+                yield from self._given_out(heard, request)
+            yield from self._given_out(heard, request)
         finally:
             _abort(scheduler, [task])
+
+    def _given_out(self, heard: list[Output], request: Request) -> Iterator[Event]:
+        """What was said. The caller has its cores for as long as it takes, and the seconds are not
+        the request's, unless the target computes meanwhile."""
+        if not heard:
+            return
+        begin_s = self.clock()
+        self.scheduler.release_cores()
+        while heard:
+            output = heard.pop(0)
+            if isinstance(output, Failed):
+                raise output.error
+            yield output.delta if isinstance(output, Piece) else output.finished
+        if not self.scheduler.is_computing_elsewhere:
+            request.outside_s += self.clock() - begin_s
 
     def task(
         self,
@@ -399,15 +407,6 @@ class _Outputs:
             end.text, end.tokens, end.finish_reason, end.stats, self.last.method, self.last.seed,
             tuple(self.logprobs) or None,
         )  # fmt: skip
-
-
-def _events_of(heard: list[Output]) -> Iterator[Event]:
-    """Take what was said. Raises what ended the request."""
-    while heard:
-        output = heard.pop(0)
-        if isinstance(output, Failed):
-            raise output.error
-        yield output.delta if isinstance(output, Piece) else output.finished
 
 
 def _abort(scheduler: Scheduler, tasks: Sequence[Task]) -> None:

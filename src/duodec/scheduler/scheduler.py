@@ -177,11 +177,14 @@ class Scheduler:
             self._blame(flight.tasks, error)
             return
         self._landed(flight, scores)
+        for task in list(self.running):
+            if isinstance(task.need, Wait):  # its text does not wait with it
+                self._deliver(task)
 
     @property
-    def is_computing_here(self) -> bool:
-        """The forward pass that was launched is computed in `land`, by the calling thread."""
-        return self._flight is not None and self._flight.is_here
+    def is_computing_elsewhere(self) -> bool:
+        """A forward pass is in flight that this thread does not compute."""
+        return self._flight is not None and not self._flight.is_here
 
     def release_cores(self) -> None:
         """Give the calling thread its cores back, until the next forward pass."""
@@ -254,26 +257,22 @@ class Scheduler:
 
     def _advance(self, task: Task, result: Forward | Drafted | None) -> None:
         """Send a request what it waited for, and take its next need."""
-        request, loop, slot = task.request, task.loop, task.slot
-        request.has_branches = has_branches(slot.target)
-        while True:
-            num_rounds = request.num_rounds
-            try:
-                need = loop.send(result)
-            except StopIteration:
-                self._note_rounds(task, num_rounds)
-                self._finish(task)
-                return
-            except Exception as error:  # noqa: BLE001  one request ends, the others go on
-                self._fail(task, error)
-                return
+        request = task.request
+        request.has_branches = has_branches(task.slot.target)
+        num_rounds = request.num_rounds
+        try:
+            need = task.loop.send(result)
+        except StopIteration:
             self._note_rounds(task, num_rounds)
-            if request.num_rounds > num_rounds and task.should_stop():
-                self._finish(task)
-                return
-            if not (isinstance(need, Wait) and len(self.running) == 1):
-                break
-            result = request.drafter.poll(request.slot, need.seconds, need.beyond)
+            self._finish(task)
+            return
+        except Exception as error:  # noqa: BLE001  one request ends, the others go on
+            self._fail(task, error)
+            return
+        self._note_rounds(task, num_rounds)
+        if request.num_rounds > num_rounds and task.should_stop():
+            self._finish(task)
+            return
         task.need = need
         if isinstance(need, Wait):
             task.deadline_s = self.clock() + need.seconds
@@ -300,7 +299,9 @@ class Scheduler:
     def _poll(self, task: Task) -> None:
         request, need, begin_s = task.request, task.need, self.clock()
         assert isinstance(need, Wait)
-        slice_s = min(_POLL_S, max(0.0, task.deadline_s - begin_s))
+        slice_s = max(0.0, task.deadline_s - begin_s)
+        if len(self.running) > 1:
+            slice_s = min(_POLL_S, slice_s)
         drafted = request.drafter.poll(request.slot, slice_s, need.beyond)
         now_s = self.clock()
         # it returns early with what was waited for, or because that will not come
