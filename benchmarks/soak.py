@@ -373,7 +373,7 @@ def main(
         "num_busy": calm.statuses[429] + stormy.statuses[429],
         "wrong": wrong,
         "num_kills": num_kills,
-        "num_restarts": int(stormy.after["duodec:drafter_restarts"]),
+        "num_restarts": int(stormy.after["duodec:drafter_restarts_total"]),
         "seconds": round(seconds, 1),
         "by_thirds": growth(samples),
         "noticing_ms": {

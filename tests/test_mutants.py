@@ -268,17 +268,17 @@ MUTANTS = [
     Mutant(
         "stale draft: the last one is judged again",
         loops.serial,
-        "draft = propose(session) if session.num_rounds and",
-        "draft = (draft if session.num_rounds > 1 else propose(session)) if session.num_rounds and",
+        "draft = Draft()\n        if request.num_rounds and",
+        "draft = draft if request.num_rounds > 1 else Draft()\n"
+        "        if request.num_rounds == 1 and",
         (REJECTION_LAW, identity("sps")),
     ),
     Mutant(
         "stale scores: another draft is verified than the one that was scored",
         loops.serial,
-        "verdict = verify(draft, forward.scores, rule(session))",
-        "verdict = verify(draft, forward.scores, rule(session)); "
-        "propose(session); draft = propose(session); "
-        "verdict = verify(draft, session.score(Draft.chain(draft.tokens[::-1])).scores)",
+        "verdict = verify(draft, forward.scores, rule(request))",
+        "forward = yield Score(Draft.chain(draft.tokens[::-1])); "
+        "verdict = verify(draft, forward.scores, rule(request))",
         (exact_laws("sps", "deep, branches taken"), identity("sps")),
     ),
     Mutant(

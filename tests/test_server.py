@@ -414,7 +414,6 @@ def test_fields_of_wrong_types_and_values(
         {"speculation": {"method": "rest"}},
         {"speculation": {"method": "magic"}},
         {"speculation": {"method": "lookahead", "max_draft": 3}},
-        {"speculation": {"method": "sps-rejection"}, "logprobs": True},
         {"n": 64, "max_tokens": 1000000, "model": None, "messages": [
             {"role": "user", "content": "x" * 1000}]},
     ],

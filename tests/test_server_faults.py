@@ -117,7 +117,7 @@ def test_leaving_clients_and_a_dying_drafter() -> None:
             until(lambda: server.counter("duodec:num_requests_running") == 0)
             assert server.counter("duodec:num_requests_waiting") == 0
             assert server.counter("duodec:request_success_total") == NUM_REQUESTS
-            assert server.counter("duodec:drafter_restarts") == drafter.restarts > 0
+            assert server.counter("duodec:drafter_restarts_total") == drafter.restarts > 0
             # threads of clients are gone, and no others came
             until(lambda: psutil.Process().num_threads() <= before + 8)
             assert server.chat(max_tokens=3).status_code == 200

@@ -6,8 +6,6 @@
 ...     print(answer.text)
 """
 
-from typing import Any
-
 from duodec.core.events import Delta, Event, Finished, Segment, Started
 from duodec.core.grammar import Grammar
 from duodec.core.logprobs import Logprob
@@ -15,14 +13,14 @@ from duodec.core.sampling import SamplingParams
 from duodec.errors import DuodecError
 from duodec.llm import LLM, Completion
 
-__all__ = [
-    "LLM",
+__all__ = [  # noqa: RUF022  as `sorted` has it
     "Completion",
     "Delta",
     "DuodecError",
     "Event",
     "Finished",
     "Grammar",
+    "LLM",
     "Logprob",
     "SamplingParams",
     "Segment",
@@ -30,7 +28,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "Engine":  # for one version
         from duodec.engine import Engine
 

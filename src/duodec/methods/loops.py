@@ -191,6 +191,7 @@ def overlapped(request: Request, plan: Callable[[int], Plan]) -> Loop:
         asked = plan(max(0, min(budget, request.max_width, request.remaining - len(pending) - 1)))
         # on shared cores the drafter reads the prompt after the first token
         is_drafting = asked.num_tokens > 0 and not (request.shares_cores and not request.num_rounds)
+        request.is_drafting = is_drafting
         if is_drafting:
             request.submit(asked, pending)
         forward: Forward = yield Score(pending)

@@ -29,7 +29,7 @@ from duodec.core.protocols import (
 from duodec.core.round import Stats
 from duodec.core.sampling import Tokens
 from duodec.methods.method import Method
-from duodec.methods.request import Forward, Loop, Need, NoDrafter, Request, Score, Wait
+from duodec.methods.request import Forward, Loop, Need, Request, Score, Wait
 from duodec.planning.budget import BatchBudget
 from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Counts, Done, Failed, Output, Piece
@@ -113,7 +113,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.budget = BatchBudget(self.costs, self.cores_beside)
         self.slots = [
-            Slot(i, self.targets.of(reads_off_path=False, is_alone=True))
+            Slot(i, self.targets.of(i, reads_off_path=False, is_alone=True))
             for i in range(self.num_slots)
         ]
         self.changed = Condition()  # of what waits and what runs
@@ -190,7 +190,7 @@ class Scheduler:
         """Give the calling thread its cores back, until the next forward pass."""
         if self._is_beside:
             self.prepare(False)
-            self._is_beside = None
+            self._is_beside = False
 
     def close(self, error: Exception | None = None) -> None:
         """End what runs or waits; whoever waits for it is told ``error``, if there is one."""
@@ -242,15 +242,15 @@ class Scheduler:
         task.restarts = request.drafter.restarts
         if self.num_slots > 1:
             request.costs = self.budget.costs(slot.number)
-        has_drafter = not isinstance(request.drafter, NoDrafter)
-        request.is_drafting = task.method.is_overlapped and has_drafter
         self.budget.begin(slot.number)
         task.loop = task.method.decode(request)
         self._advance(task, None)
 
     def _target_of(self, task: Task) -> Target:
         return self.targets.of(
-            reads_off_path=task.method.reads_off_path, is_alone=len(self.running) == 1
+            task.slot.number,
+            reads_off_path=task.method.reads_off_path,
+            is_alone=len(self.running) == 1,
         )
 
     # --- needs
@@ -299,9 +299,11 @@ class Scheduler:
     def _poll(self, task: Task) -> None:
         request, need, begin_s = task.request, task.need, self.clock()
         assert isinstance(need, Wait)
-        slice_s = max(0.0, task.deadline_s - begin_s)
-        if len(self.running) > 1:
-            slice_s = min(_POLL_S, slice_s)
+        if len(self.running) == 1:
+            drafted = request.drafter.poll(request.slot, need.seconds, need.beyond)
+            self._advance(task, drafted)
+            return
+        slice_s = min(_POLL_S, max(0.0, task.deadline_s - begin_s))
         drafted = request.drafter.poll(request.slot, slice_s, need.beyond)
         now_s = self.clock()
         # it returns early with what was waited for, or because that will not come

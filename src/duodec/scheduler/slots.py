@@ -17,17 +17,17 @@ _NOTHING: Tokens = np.empty(0, dtype=np.int32)
 @dataclass(frozen=True)
 class Targets:
     """What computes a request: ``shared`` beside others, in one forward pass with them; ``alone``
-    while there are none; ``trees`` for methods that read rows off the path, where ``shared`` leaves
+    while there are none, in the first slot (others would each need a cache of their own); ``trees`` for methods that read rows off the path, where ``shared`` leaves
     out branches."""
 
     shared: Target
     alone: Target | None = None
     trees: Target | None = None
 
-    def of(self, *, reads_off_path: bool, is_alone: bool) -> Target:
+    def of(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> Target:
         if reads_off_path:
             return self.trees or self.shared
-        return (self.alone or self.shared) if is_alone else self.shared
+        return (self.alone or self.shared) if is_alone and slot == 0 else self.shared
 
 
 @dataclass(eq=False)
