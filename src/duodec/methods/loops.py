@@ -92,13 +92,14 @@ def streaming(
         if is_drafting:
             request.submit(replace(plan, depth=min(plan.depth, request.remaining - 1)))
         start_s = request.clock()
-        draft, selection = Draft(), None
+        draft, selection, before = Draft(), None, Drafted()
         if request.num_rounds and sources != Sources.NONE:
             planner.has_branches = request.has_branches
-            tree, selection = yield from _selected(request, planner, tree, texts)
+            before, tree, selection = yield from _selected(request, planner, tree, texts)
             draft = selection.draft(best_width(selection.values, request.costs))
+        elif is_drafting:
+            before = request.peek_tree()
         draft_wait_s = request.clock() - start_s
-        before = request.peek_tree() if is_drafting else Drafted()
         text = request.text
         forward: Forward = yield Score(draft, NUM_CANDIDATES if can_pay else 0)
         after = request.peek_tree() if is_drafting else Drafted()
@@ -142,9 +143,9 @@ def streaming(
 
 def _selected(
     request: Request, planner: Planner, tree: CandidateTree, texts: TextSources
-) -> Generator[Need, Any, tuple[CandidateTree, Selection]]:
-    """The drafter's tree, after the draft steps that are worth waiting for, and the likeliest
-    candidates of all sources."""
+) -> Generator[Need, Any, tuple[Drafted, CandidateTree, Selection]]:
+    """How far the drafter is after the draft steps that are worth waiting for, its tree, and the
+    likeliest candidates of all sources."""
     others = texts.sources(request.text)
 
     def select() -> Selection:
@@ -156,17 +157,18 @@ def _selected(
         )
 
     is_drafting = request.is_drafting
-    tree = _newer(request.peek_tree(), tree) if is_drafting else CandidateTree()
+    drafted = request.peek_tree() if is_drafting else Drafted()
+    tree = _newer(drafted, tree) if is_drafting else CandidateTree()
     selection = select()
     while is_drafting and planner.is_worth_waiting(tree, selection):
         num_known = len(tree)
-        drafted: Drafted = yield Wait(PATIENCE * planner.step_s(tree), num_known)
+        drafted = yield Wait(PATIENCE * planner.step_s(tree), num_known)
         request.learn_steps(drafted)
         tree = _newer(drafted, tree)
         if len(tree) == num_known:
             break  # it is dead, or reads, or has nothing more to say
         selection = select()
-    return tree, selection
+    return drafted, tree, selection
 
 
 def _newer(drafted: Drafted, known: CandidateTree) -> CandidateTree:

@@ -16,9 +16,12 @@ _NOTHING: Tokens = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class Targets:
-    """What computes a request: ``shared`` beside others, in one forward pass with them; ``alone``
-    while there are none, in the first slot (others would each need a cache of their own); ``trees`` for methods that read rows off the path, where ``shared`` leaves
-    out branches."""
+    """What computes a request.
+
+    ``shared`` computes it beside others, in one forward pass with them; ``alone`` while there are
+    none, in the first slot (others would each need a cache of their own); ``trees`` computes for
+    methods that read rows off the path, where ``shared`` leaves out branches.
+    """
 
     shared: Target
     alone: Target | None = None
