@@ -32,9 +32,10 @@ from duodec.bench.statistics import ratio_of_rates
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.config import CorePlan, available_cores
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.methods import method as method_named
-from duodec.engine import Engine, warn
+from duodec.errors import warn
+from duodec.llm import LLM
 from duodec.loading import EngineConfig, load
+from duodec.methods.registry import method as method_named
 from duodec.models import resolve
 from duodec.planning.costs import Costs
 
@@ -74,7 +75,7 @@ ADVERSARIES = (
 
 
 def recordings(
-    adversary: Adversary, engine: Engine, data: Path | None, limit: int
+    adversary: Adversary, engine: LLM, data: Path | None, limit: int
 ) -> list[Conversation]:
     prompts = read_prompts(data, adversary.tasks, limit)
     found = record(engine, prompts, adversary.sampling, adversary.max_tokens)

@@ -25,7 +25,7 @@ from duodec.bench.recording import record
 from duodec.bench.simulation import simulated_stage
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.stream import Stream
+from duodec.methods.stream import Stream
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 

@@ -23,7 +23,7 @@ from duodec.bench.recording import record
 from duodec.bench.simulation import simulated_stage
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.round import Stats
-from duodec.decoding.stream import Stream
+from duodec.methods.stream import Stream
 from duodec.planning.costs import Costs
 
 

@@ -28,7 +28,7 @@ from duodec.backends.process import ProcessDrafter
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.card import environment
 from duodec.core.protocols import Drafted
-from duodec.engine import Engine
+from duodec.llm import LLM
 from duodec.loading import EngineConfig, load
 
 _PROMPT = "Once upon a time, in a village by the sea,"
@@ -57,7 +57,7 @@ def main(num_tokens: Annotated[int, typer.Option(help="Of the answer.")] = 2000)
         ends = {t: float("-inf") for t in range(tokenizer.num_vocab) if tokenizer.is_end(t)}
         sampling = SamplingParams(temperature=1.1, seed=5, logit_bias=ends)
         prompt = engine.tokens_of(_PROMPT)
-        *_, plain = engine.generate(prompt, sampling, method="ar", max_tokens=num_tokens)
+        *_, plain = engine.stream(prompt, replace(sampling, max_tokens=num_tokens), method="ar")
         assert isinstance(plain, Finished)
         text = np.array([*prompt, *plain.tokens], dtype=np.int32)
         replayed = replace(
@@ -84,7 +84,7 @@ def main(num_tokens: Annotated[int, typer.Option(help="Of the answer.")] = 2000)
 
 
 def _quarters(
-    engine: Engine, prompt: list[int], sampling: SamplingParams, num_tokens: int
+    engine: LLM, prompt: list[int], sampling: SamplingParams, num_tokens: int
 ) -> list[Quarter]:
     drafter = engine.drafter
     assert isinstance(drafter, ProcessDrafter)
@@ -93,7 +93,7 @@ def _quarters(
     memory: list[tuple[int, float, float]] = []
     last: Finished | None = None
     done = 0
-    for event in engine.generate(prompt, sampling, method="stream", max_tokens=num_tokens):
+    for event in engine.stream(prompt, replace(sampling, max_tokens=num_tokens), method="stream"):
         if isinstance(event, Delta):
             done += 1
             drafted: Drafted = drafter.poll(0)
@@ -126,7 +126,7 @@ def _quarters(
 
 
 def _killed(
-    engine: Engine, prompt: list[int], sampling: SamplingParams, plain: Finished
+    engine: LLM, prompt: list[int], sampling: SamplingParams, plain: Finished
 ) -> tuple[bool, int]:
     """`stream` on the real target, its drafter killed again and again."""
     drafter = engine.drafter
@@ -134,7 +134,9 @@ def _killed(
     drafter.wait_ready()
     num_kills, num_seen = 0, 0
     last: Finished | None = None
-    for event in engine.generate(prompt, sampling, method="stream", max_tokens=len(plain.tokens)):
+    for event in engine.stream(
+        prompt, replace(sampling, max_tokens=len(plain.tokens)), method="stream"
+    ):
         if isinstance(event, Delta):
             num_seen += 1
             if num_seen >= _KILL_EVERY * (num_kills + 1) and drafter.pid is not None:

@@ -55,7 +55,7 @@ from duodec.bench.tasks import read_prompts
 from duodec.config import CorePlan, available_cores, memory_nodes
 from duodec.core.protocols import Drafter
 from duodec.drafting.inline import InlineDrafter
-from duodec.engine import Engine
+from duodec.llm import LLM
 from duodec.loading import EngineConfig, open_drafter
 from duodec.models import resolve
 from duodec.profiling import LEAVES, step_s
@@ -306,7 +306,7 @@ def _stage(pair: Pair, shape: str | None, plan: BenchPlan, note: Note) -> Iterat
         cores = pair.cores()
         if not cores.shares_cores:  # the launching thread keeps a core of its own
             stack.enter_context(on_cores(cores.launch_cores))
-        engine = Engine(
+        engine = LLM(
             target,
             model,
             _CONTEXT,

@@ -12,7 +12,7 @@ forwards) can flip the draw. Where kernels show none, nothing is excused.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,11 +27,11 @@ from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
 from duodec.bench.card import environment
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.draft import Draft
+from duodec.core.events import Finished
 from duodec.core.protocols import Query
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams, Tokens
-from duodec.engine import Engine
-from duodec.events import Finished
+from duodec.llm import LLM
 from duodec.loading import EngineConfig, load
 
 TEMPERATURES = (0.0, 0.7, 1.2)
@@ -180,10 +180,10 @@ def main(
 
 
 def answer(
-    engine: Engine, tokens: list[int], sampling: SamplingParams, method: str, max_tokens: int
+    engine: LLM, tokens: list[int], sampling: SamplingParams, method: str, max_tokens: int
 ) -> Finished:
     """One answer to its end."""
-    *_, last = engine.generate(tokens, sampling, method=method, max_tokens=max_tokens)
+    *_, last = engine.stream(tokens, replace(sampling, max_tokens=max_tokens), method=method)
     assert isinstance(last, Finished)
     return last
 

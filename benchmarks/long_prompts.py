@@ -24,11 +24,11 @@ from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import replay_stage
 from duodec.bench.card import environment
 from duodec.bench.recording import Turn
+from duodec.core.events import Finished
 from duodec.core.round import Stats
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.methods import method as method_named
-from duodec.events import Finished
 from duodec.loading import EngineConfig, draft_for
+from duodec.methods.registry import method as method_named
 from duodec.planning.costs import Costs
 
 
@@ -62,8 +62,8 @@ def main(
         for size in map(int, sizes.split(",")):
             sums: dict[str, list[Stats]] = defaultdict(list)
             for tokens in prompts(stage.recorder, documents(data), size, limit):
-                *_, last = stage.recorder.generate(
-                    tokens, SamplingParams(), method="ar", max_tokens=max_tokens
+                *_, last = stage.recorder.stream(
+                    tokens, SamplingParams(max_tokens=max_tokens), method="ar"
                 )
                 assert isinstance(last, Finished)
                 turn = Turn(1, tuple(tokens), last.tokens, last.text, max_tokens)

@@ -34,10 +34,10 @@ from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.card import environment
 from duodec.bench.recording import tokens_for
 from duodec.bench.tasks import TASKS, read_prompts
+from duodec.core.events import Finished
 from duodec.core.sampling import SamplingParams
 from duodec.drafting.inline import InlineDrafter
-from duodec.engine import Engine
-from duodec.events import Finished
+from duodec.llm import LLM
 from duodec.models import resolve
 
 _ALL_F32 = 0  # llama.cpp's number for a file of 32-bit floats
@@ -121,13 +121,13 @@ def ours(
 ) -> Finished:
     """Our method on the same text: a replay that takes no time."""
     recording = np.array(prompt + answer, dtype=np.int32)
-    engine = Engine(
+    engine = LLM(
         ReplayTarget(recording, LatencyCurve(0.0)),
         vocabulary,
         num_context=len(recording) + 1,
         drafter=InlineDrafter(draft),
     )
-    *_, last = engine.generate(prompt, SamplingParams(), method=name, max_tokens=len(answer))
+    *_, last = engine.stream(prompt, SamplingParams(max_tokens=len(answer)), method=name)
     assert isinstance(last, Finished)
     return last
 
@@ -155,7 +155,7 @@ def main(
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
     assistant.generation_config.assistant_confidence_threshold = 0.0
     ends = [t for t in range(vocabulary.num_vocab) if vocabulary.is_end(t)]
-    engine = Engine(ReplayTarget(np.zeros(1, np.int32), LatencyCurve(0.0)), vocabulary, 8192)
+    engine = LLM(ReplayTarget(np.zeros(1, np.int32), LatencyCurve(0.0)), vocabulary, 8192)
 
     counts: dict[str, Count] = {}
     num_parted = 0

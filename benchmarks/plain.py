@@ -23,9 +23,9 @@ from benchmarks import RESULTS
 from benchmarks.servers import Served, llama_cpp
 from duodec.bench.card import environment
 from duodec.config import available_cores
+from duodec.core.events import Finished
 from duodec.core.sampling import SamplingParams
-from duodec.engine import Engine
-from duodec.events import Finished
+from duodec.llm import LLM
 from duodec.loading import EngineConfig, load
 from duodec.models import resolve
 
@@ -33,10 +33,10 @@ SETTINGS = ("default", "fast")
 LLAMA = "llama.cpp's server"
 
 
-def ours(engine: Engine, prompt: list[int], num_tokens: int) -> float:
+def ours(engine: LLM, prompt: list[int], num_tokens: int) -> float:
     """Tokens a second after the first."""
-    *_, last = engine.generate(
-        prompt, SamplingParams(logit_bias=_no_end(engine)), method="ar", max_tokens=num_tokens
+    *_, last = engine.stream(
+        prompt, SamplingParams(logit_bias=_no_end(engine), max_tokens=num_tokens), method="ar"
     )
     assert isinstance(last, Finished)
     return last.stats.tokens_per_second
@@ -55,7 +55,7 @@ def theirs(served: Served, prompt: list[int], num_tokens: int) -> float:
     return float(answer["timings"]["predicted_per_second"])
 
 
-def _no_end(engine: Engine) -> dict[int, float]:
+def _no_end(engine: LLM) -> dict[int, float]:
     tokenizer = engine.tokenizer
     return {t: float("-inf") for t in range(tokenizer.num_vocab) if tokenizer.is_end(t)}
 
@@ -86,7 +86,7 @@ def main(
                 is_unified=False,
             )
         )
-        engines: dict[str, Engine] = {}
+        engines: dict[str, LLM] = {}
         for setting in SETTINGS:
             config = EngineConfig(
                 target=target,

@@ -34,9 +34,9 @@ from benchmarks import RESULTS
 from benchmarks.servers import Served, llama_cpp, ours
 from duodec.bench.card import environment
 from duodec.bench.tasks import read_prompts
+from duodec.core.events import Finished
 from duodec.core.sampling import SamplingParams
-from duodec.engine import Engine
-from duodec.events import Finished
+from duodec.llm import LLM
 from duodec.models import resolve
 
 _CLIENTS = "1,2,4,8,16"
@@ -139,13 +139,13 @@ async def turn(name: str, served: Served, bodies: Sequence[dict[str, Any]], num:
     return Turn(name, num, num_tokens, end_s - begin_s, accepted, firsts, texts)
 
 
-def library_turn(engine: Engine, bodies: Sequence[dict[str, Any]]) -> Turn:
+def library_turn(engine: LLM, bodies: Sequence[dict[str, Any]]) -> Turn:
     """The same requests through the library, one after the other."""
     texts, firsts, num_tokens = [], [], 0
     begin_s = perf_counter()
     for body in bodies:
         sampling = SamplingParams(logit_bias={int(t): b for t, b in body["logit_bias"].items()})
-        *_, last = engine.generate(body["prompt"], sampling, max_tokens=body["max_tokens"])
+        *_, last = engine.stream(body["prompt"], replace(sampling, max_tokens=body["max_tokens"]))
         assert isinstance(last, Finished)
         num_tokens += last.stats.num_new_tokens
         firsts.append(last.stats.first_s - last.stats.begin_s)
@@ -156,7 +156,7 @@ def library_turn(engine: Engine, bodies: Sequence[dict[str, Any]]) -> Turn:
 class Requests:
     """Prompts, the same for every server in a turn."""
 
-    def __init__(self, data: Path, engine: Engine, num_tokens: int) -> None:
+    def __init__(self, data: Path, engine: LLM, num_tokens: int) -> None:
         vocabulary = engine.tokenizer
         ends = [t for t in range(vocabulary.num_vocab) if vocabulary.is_end(t)]
         self._shape = {
@@ -304,7 +304,7 @@ def load(
             )
         )
         engine = stack.enter_context(
-            Engine.load(target, context=_CONTEXT, threads=threads, draft=None)
+            LLM.load(target, context=_CONTEXT, threads=threads, draft=None)
         )
         requests = Requests(data, engine, max_tokens)
 
@@ -350,7 +350,7 @@ def paced(
                 str(pace_ms / 1e3),
             )
         )
-        engine = stack.enter_context(Engine.load(target, context=_CONTEXT, draft=None))
+        engine = stack.enter_context(LLM.load(target, context=_CONTEXT, draft=None))
         requests = Requests(data, engine, max_tokens)
 
         def takers(num: int) -> list[Callable[[list[dict[str, Any]]], Turn]]:

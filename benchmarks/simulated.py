@@ -30,9 +30,9 @@ from duodec.bench.simulation import SimulatedBed, simulated_stage
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.protocols import Candidates
 from duodec.core.round import Stats
-from duodec.decoding.method import Method
-from duodec.decoding.methods import method as method_named
-from duodec.decoding.stream import Stream
+from duodec.methods.method import Method
+from duodec.methods.registry import method as method_named
+from duodec.methods.stream import Stream
 from duodec.planning.costs import Costs
 
 ALL = "all tasks"

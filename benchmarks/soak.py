@@ -21,7 +21,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from threading import Event, Lock, Thread
@@ -36,9 +36,9 @@ from benchmarks import RESULTS
 from benchmarks.servers import Served, ours
 from duodec.bench.card import environment
 from duodec.bench.tasks import read_prompts
+from duodec.core.events import Finished
 from duodec.core.sampling import SamplingParams
-from duodec.engine import Engine
-from duodec.events import Finished
+from duodec.llm import LLM
 
 _METHODS = ("stream", "auto", "duo", "sps", "pearl", "lookup", "ar", "lookahead", "recycling")
 _TASKS = ("mt_bench", "qa", "math_reasoning", "rag")
@@ -118,11 +118,11 @@ def cases(data: Path, number: int) -> list[Case]:
     dice = random.Random(7)
     texts = [prompt.turns[0][:_MOST_CHARS] for prompt in read_prompts(data, _TASKS, number // 4)]
     made = []
-    with Engine.load(context=_CONTEXT, draft=None) as engine:
+    with LLM.load(context=_CONTEXT, draft=None) as engine:
         for i, text in enumerate(texts):
             sampling = SamplingParams(temperature=(0.0, 0.7, 1.1)[i % 3], seed=i)
             max_tokens = dice.randint(3, 14)
-            *_, last = engine.generate(text, sampling, method="ar", max_tokens=max_tokens)
+            *_, last = engine.stream(text, replace(sampling, max_tokens=max_tokens), method="ar")
             assert isinstance(last, Finished)
             made.append(Case(text, sampling, max_tokens, last.text))
     return made
@@ -373,7 +373,7 @@ def main(
         "num_busy": calm.statuses[429] + stormy.statuses[429],
         "wrong": wrong,
         "num_kills": num_kills,
-        "num_restarts": int(stormy.after["duodec:drafter_restarts"]),
+        "num_restarts": int(stormy.after["duodec:drafter_restarts_total"]),
         "seconds": round(seconds, 1),
         "by_thirds": growth(samples),
         "noticing_ms": {

@@ -19,7 +19,7 @@ import numpy as np
 import typer
 
 from benchmarks import RESULTS
-from duodec import Engine, Finished, SamplingParams
+from duodec import LLM, Finished, SamplingParams
 from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.window import NUM_FIRST, Window
@@ -50,7 +50,7 @@ def documents(folder: Path) -> list[str]:
     return [document for several in zip(*lists, strict=False) for document in several]
 
 
-def prompts(engine: Engine, texts: list[str], size: int, limit: int) -> Iterator[list[int]]:
+def prompts(engine: LLM, texts: list[str], size: int, limit: int) -> Iterator[list[int]]:
     """``limit`` prompts of at most ``size`` tokens, each with other documents."""
     for number in range(limit):
         prompt: list[int] = []
@@ -141,12 +141,10 @@ def main(
     draft = ALIASES[target].draft
     assert draft, "an alias with a draft of its own"
     pairs: dict[int, list[tuple[list[int], list[int]]]] = {}
-    with Engine.load(target=target, draft=None) as engine:
+    with LLM.load(target=target, draft=None) as engine:
         for size in map(int, sizes.split(",")):
             for prompt in prompts(engine, documents(data), size, limit):
-                *_, last = engine.generate(
-                    prompt, SamplingParams(), method="ar", max_tokens=max_tokens
-                )
+                *_, last = engine.stream(prompt, SamplingParams(max_tokens=max_tokens), method="ar")
                 assert isinstance(last, Finished)
                 pairs.setdefault(size, []).append((prompt, list(last.tokens)))
                 print(f"{len(prompt)} tokens answered with {len(last.tokens)}", flush=True)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from fakes import FixedBudget, TickingClock, noisy_text
+from fakes import FixedBudget, Session, TickingClock, decode_rounds, noisy_text
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core import noise
@@ -26,11 +26,11 @@ from duodec.core.protocols import Drafted
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Draw, Law, Sampler
 from duodec.core.verify import rejection, verify
-from duodec.decoding.methods import METHODS, Method
-from duodec.decoding.session import NoDatastore, NoDrafter, Session
 from duodec.drafting import plans
 from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
+from duodec.methods.registry import METHODS, Method
+from duodec.methods.request import NoDatastore, NoDrafter
 
 T = TypeVar("T")
 Tokens = tuple[int, ...]
@@ -289,7 +289,7 @@ def taught(name: str, case: Case) -> Method:
             costs=FixedBudget(case.budget),
             clock=TickingClock(),
         )
-        for _ in method.rounds(session):
+        for _ in decode_rounds(method, session):
             pass
     return method
 
@@ -320,7 +320,7 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
         tokens: list[int] = []
         guess: int | None = None  # the likeliest first token of the last draft
         method = deepcopy(teacher) if teacher else instance(name, dice)
-        for done in method.rounds(session):
+        for done in decode_rounds(method, session):
             assert done.tokens, "a round without a token"
             witness.num_accepted += done.num_accepted
             witness.num_scored += done.num_scored

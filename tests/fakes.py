@@ -7,8 +7,9 @@ their drafters slow or mortal, and keeps a log of who was asked what and when.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -17,16 +18,20 @@ from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.tree_cache import Entry
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores
+from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores, Target
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams
-from duodec.decoding.methods import method
-from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
+from duodec.methods.method import Method
+from duodec.methods.registry import method
+from duodec.methods.request import Request, Wait
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.selection import Selection
+from duodec.scheduler.outputs import Failed, Output
+from duodec.scheduler.scheduler import Scheduler, Task
+from duodec.scheduler.slots import Targets
 
 # properties: the same examples in every run, however slow the machine
 proven = settings(
@@ -303,13 +308,50 @@ def decode(
         **options,
     )
     tokens: list[int] = []
-    rounds: list[Round] = []
-    for done in method(name).rounds(session):
+    done_rounds: list[Round] = []
+    for done in decode_rounds(method(name), session):
         assert done.tokens, "a round without a token"
-        rounds.append(done)
+        done_rounds.append(done)
         tokens += done.tokens
         assert session.text.tolist() == [*prompt, *tokens]
-    return tokens, rounds
+    return tokens, done_rounds
+
+
+def Session(  # noqa: N802  one completion and what computes it
+    target: Target,
+    prompt: Sequence[int],
+    capacity: int,
+    *args: Any,
+    prepare: Callable[[bool], None] = lambda is_beside: None,
+    **options: Any,
+) -> Request:
+    """A request, with a scheduler of its own for `decode_rounds`."""
+    request = Request(prompt, capacity, *args, **options)
+    vars(request)["scheduler"] = Scheduler(
+        Targets(target), request.costs, prepare=prepare, clock=request.clock
+    )
+    return request
+
+
+def decode_rounds(method: Method, request: Request) -> Iterator[Round]:
+    """The rounds of a request, each as soon as its text is given out."""
+    scheduler: Scheduler = vars(request)["scheduler"]
+    outputs: list[Output] = []
+    scheduler.submit([Task(request, method, outputs.append)])
+    num_given = 0
+    try:
+        while scheduler.launch():
+            yield from request.rounds[num_given:]
+            num_given = request.num_rounds
+            scheduler.land()
+            if any(isinstance(task.need, Wait) for task in scheduler.running):
+                yield from request.rounds[num_given:]
+                num_given = request.num_rounds
+        yield from request.rounds[num_given:]
+        if isinstance(outputs[-1], Failed):
+            raise outputs[-1].error
+    finally:
+        scheduler.close()
 
 
 def plain_text(

@@ -22,7 +22,8 @@ from fakes import LETTERS, Letters  # noqa: E402
 from duodec.backends.table import TableModel, TableTarget  # noqa: E402
 from duodec.core.protocols import Datastore, Drafter, Query, Scores, Target  # noqa: E402
 from duodec.drafting.inline import InlineDrafter  # noqa: E402
-from duodec.engine import Engine  # noqa: E402
+from duodec.llm import LLM  # noqa: E402
+from duodec.scheduler.slots import Targets  # noqa: E402
 from duodec.server.running import Server, listen  # noqa: E402
 from duodec.server.service import Service  # noqa: E402
 from duodec.server.settings import Settings  # noqa: E402
@@ -50,9 +51,9 @@ TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 def engine_on_tables(
     *, drafter: Drafter | None = None, num_context: int = 400, tokenizer: Letters | None = None,
     datastore: Datastore | None = None,
-) -> Engine:  # fmt: skip
+) -> LLM:  # fmt: skip
     drafter = drafter or InlineDrafter(replace(TABLE, noise=0.2).load())
-    return Engine(TableTarget(TABLE), tokenizer or Letters(), num_context, drafter, datastore)
+    return LLM(TableTarget(TABLE), tokenizer or Letters(), num_context, drafter, datastore)
 
 
 @dataclass
@@ -90,7 +91,7 @@ class Running:
 
 @contextmanager
 def running(
-    engine: Engine | None = None, target: Target | None = None, *, is_loaded: bool = True,
+    engine: LLM | None = None, target: Target | None = None, *, is_loaded: bool = True,
     **settings: Any,
 ) -> Iterator[Running]:  # fmt: skip
     """A server over an engine; with ``is_loaded=False`` one that never comes to an end of it."""
@@ -101,7 +102,7 @@ def running(
     thread = Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])), daemon=True)
     if is_loaded:
         engine = engine or engine_on_tables()
-        service.start(engine, target or engine.target)
+        start(service, engine, target)
     thread.start()
     url = f"http://{host}:{port}"
     with httpx.Client(base_url=url, timeout=30.0) as http:
@@ -114,6 +115,14 @@ def running(
             thread.join(timeout=60)
             service.close()
             assert not thread.is_alive(), "the server did not end"
+
+
+def start(service: Service, llm: LLM, target: Target | None = None) -> None:
+    """Serve a model with as many slots as the settings name."""
+    llm.num_slots = service.settings.num_slots
+    if target is not None:
+        llm.targets = Targets(target)
+    service.start(llm)
 
 
 def until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:

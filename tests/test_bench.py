@@ -26,13 +26,13 @@ from duodec.bench.run import Runner
 from duodec.bench.tasks import Prompt
 from duodec.cli.app import run
 from duodec.core.draft import Draft
+from duodec.core.events import Finished
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.method import Method
 from duodec.drafting.inline import InlineDrafter
-from duodec.engine import Engine
 from duodec.errors import BadOption, ContextExceeded, ResultsUnreadable
-from duodec.events import Finished
+from duodec.llm import LLM
+from duodec.methods.method import Method
 from duodec.planning.costs import Costs
 
 MODEL = TableModel(num_vocab=128, order=1, seed=3)
@@ -76,8 +76,8 @@ class Watched:
         self.costs.append(None)  # type: ignore[arg-type]
 
 
-def engine() -> Engine:
-    return Engine(
+def engine() -> LLM:
+    return LLM(
         TableTarget(MODEL),
         TOKENIZER,
         num_context=2000,

@@ -23,10 +23,10 @@ from duodec.cli import app, chat, output
 from duodec.cli.closing import comparison, draft_line, end_line, speed_line
 from duodec.core.protocols import Query, Scores
 from duodec.core.round import Round, Stats
-from duodec.decoding.methods import METHODS
 from duodec.drafting.inline import InlineDrafter
-from duodec.engine import Engine
+from duodec.llm import LLM
 from duodec.loading import EngineConfig
+from duodec.methods.registry import METHODS
 from duodec.models import resolve
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -55,16 +55,16 @@ class Cli:
     num_context: int = 400
     on_forward: Callable[[int], None] = lambda number: None
     configs: list[EngineConfig] = field(default_factory=list)
-    engine: Engine | None = None
+    engine: LLM | None = None
 
-    def load(self, config: EngineConfig, *, on_warning: Callable[[str], None]) -> Engine:
+    def load(self, config: EngineConfig, *, on_warning: Callable[[str], None]) -> LLM:
         self.configs.append(config)
         model = TableModel(num_vocab=len(LETTERS) + 1)
         target = Watched(TableTarget(model), self.on_forward)
         draft = TableModel(num_vocab=model.num_vocab, noise=0.2).load()
         drafter = InlineDrafter(draft) if loading.draft_for(config) else None
         store = noisy_text(len(LETTERS)) if config.datastore else None
-        self.engine = Engine(target, Letters(), config.context or self.num_context, drafter, store)
+        self.engine = LLM(target, Letters(), config.context or self.num_context, drafter, store)
         return self.engine
 
     def __call__(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:

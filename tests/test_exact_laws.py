@@ -26,14 +26,13 @@ from dice import (
     law_of,
     outcomes,
 )
-from fakes import chi_square_limit
+from fakes import Session, chi_square_limit, decode_rounds
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams
-from duodec.decoding.methods import METHODS, method
-from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
+from duodec.methods.registry import METHODS, method
 
 ALL_CASES = [*CASES, *DEEP_CASES]
 LEARNING = [name for name in METHODS if METHODS[name]().learns]
@@ -163,7 +162,7 @@ def test_rejection_with_keyed_dice_follows_the_law_over_seeds() -> None:
             drafter=drafter,
             sampler=Sampler(SamplingParams(temperature=1.0, seed=seed)),
         )
-        rounds = list(method("sps-rejection").rounds(session))
+        rounds = list(decode_rounds(method("sps-rejection"), session))
         num_refused += sum(done.num_accepted < done.num_scored for done in rounds)
         counts[tuple(session.text[len(case.prompt) :].tolist())] += 1
     wanted = case.target.product_law(case.prompt, num_tokens)

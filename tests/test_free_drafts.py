@@ -7,21 +7,20 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from fakes import PROMPT, FakeDatastore, decode, plain_text, proven
+from fakes import PROMPT, FakeDatastore, Session, decode, decode_rounds, plain_text, proven
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import ROOT, Draft, TreeBuilder
 from duodec.core.sampling import Sampler, SamplingParams
-from duodec.decoding.methods import METHODS, method
-from duodec.decoding.session import Session
 from duodec.drafting import suffix
 from duodec.drafting.continuations import END, most_frequent
 from duodec.drafting.jacobi import NgramPool, Window
 from duodec.drafting.recycling import recycled
 from duodec.drafting.suffix import Suffixes
 from duodec.errors import BadOption
+from duodec.methods.registry import METHODS, method
 
 # --- trees
 
@@ -256,11 +255,11 @@ def test_a_method_that_learns_needs_fewer_rounds_the_second_time(name: str) -> N
             capacity=len(PROMPT) + 60,
             sampler=Sampler(SamplingParams()),
         )
-        num_rounds.append(len(list(learned.rounds(session))))
+        num_rounds.append(len(list(decode_rounds(learned, session))))
         assert session.text[len(PROMPT) :].tolist() == plain_text(model, SamplingParams(), 60)
     assert num_rounds[1] < num_rounds[0]
     fresh = Session(target=TableTarget(model), prompt=PROMPT, capacity=len(PROMPT) + 60)
-    assert len(list(method(name).rounds(fresh))) == num_rounds[0]
+    assert len(list(decode_rounds(method(name), fresh))) == num_rounds[0]
 
 
 def test_a_number_of_draft_tokens_is_part_of_a_name() -> None:

@@ -24,7 +24,7 @@ from fakes import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duodec import Engine, Finished, SamplingParams
+from duodec import LLM, Finished, SamplingParams
 from duodec.backends import llguidance
 from duodec.backends.llguidance import Masks
 from duodec.backends.process import ProcessDrafter
@@ -33,10 +33,10 @@ from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import Drafter, DraftRequest
 from duodec.core.rows import masked
 from duodec.core.sampling import Context, Sampler
-from duodec.decoding.methods import METHODS
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain
 from duodec.errors import BadOption
+from duodec.methods.registry import METHODS
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]
 
@@ -241,12 +241,12 @@ item: /[bcd]{1,3}/ | /no (yes|ne)/
 WORDS = re.compile(r"a([bcd]{1,3}|no (yes|ne))(,([bcd]{1,3}|no (yes|ne)))*\.")
 
 
-def engine_with(drafter, datastore=None) -> Engine:
-    return Engine(TableTarget(MODEL), Letters(ends=True), 200, drafter, datastore)
+def engine_with(drafter, datastore=None) -> LLM:
+    return LLM(TableTarget(MODEL), Letters(ends=True), 200, drafter, datastore)
 
 
-def answer(engine: Engine, method: str, sampling: SamplingParams, num: int = 60) -> Finished:
-    *_, last = engine.generate(list(PROMPT), sampling, method=method, max_tokens=num)
+def answer(engine: LLM, method: str, sampling: SamplingParams, num: int = 60) -> Finished:
+    *_, last = engine.stream(list(PROMPT), replace(sampling, max_tokens=num), method=method)
     assert isinstance(last, Finished)
     return last
 

@@ -27,9 +27,9 @@ from fakes import assert_decodes_like_ar, assert_perfect_drafts_are_kept
 from duodec.core import verify
 from duodec.core.draft import Draft
 from duodec.core.sampling import Law, SamplingParams
-from duodec.decoding import loops
-from duodec.decoding.session import Session
 from duodec.drafting import growth
+from duodec.methods import loops
+from duodec.methods.request import Request
 from duodec.planning.sources import TextSources
 
 # what a corrupted walk trips over, besides the assertions themselves
@@ -268,17 +268,17 @@ MUTANTS = [
     Mutant(
         "stale draft: the last one is judged again",
         loops.serial,
-        "draft = propose(session) if session.num_rounds and",
-        "draft = (draft if session.num_rounds > 1 else propose(session)) if session.num_rounds and",
+        "draft = Draft()\n        if request.num_rounds and",
+        "draft = draft if request.num_rounds > 1 else Draft()\n"
+        "        if request.num_rounds == 1 and",
         (REJECTION_LAW, identity("sps")),
     ),
     Mutant(
         "stale scores: another draft is verified than the one that was scored",
         loops.serial,
-        "verdict = verify(draft, forward.scores, rule(session))",
-        "verdict = verify(draft, forward.scores, rule(session)); "
-        "propose(session); draft = propose(session); "
-        "verdict = verify(draft, session.score(Draft.chain(draft.tokens[::-1])).scores)",
+        "verdict = verify(draft, forward.scores, rule(request))",
+        "forward = yield Score(Draft.chain(draft.tokens[::-1])); "
+        "verdict = verify(draft, forward.scores, rule(request))",
         (exact_laws("sps", "deep, branches taken"), identity("sps")),
     ),
     Mutant(
@@ -312,8 +312,8 @@ MUTANTS = [
     Mutant(
         "the draft is made after the text, not after the chain in flight",
         loops.overlapped,
-        "session.submit(asked, pending)",
-        "session.submit(asked)",
+        "request.submit(asked, pending)",
+        "request.submit(asked)",
         (perfection("pearl"),),
     ),
     Mutant(
@@ -323,17 +323,17 @@ MUTANTS = [
         "num_drafted=len(ahead.draft)",
         (counts_add_up,),
     ),
-    # --- the session
+    # --- the request
     Mutant(
         "an old text is scored",
-        Session.score,
-        "Query(self.slot, self.text, draft,",
-        "Query(self.slot, self.text[: -self.num_rounds or None], draft,",
+        Request.query,
+        "Query(self.slot, self.text, need.draft,",
+        "Query(self.slot, self.text[: -self.num_rounds or None], need.draft,",
         (*KEYED_LAWS, exact_laws("ar"), REJECTION_LAW, *TWO_LOOPS),
     ),
     Mutant(
         "the last token of a round does not join the text",
-        Session.commit,
+        Request.commit,
         "self._length += len(tokens)",
         "self._length += len(tokens) - (len(tokens) > 1)",
         (*KEYED_LAWS, REJECTION_LAW, *TWO_LOOPS),
@@ -342,8 +342,8 @@ MUTANTS = [
     Mutant(
         "the mirror stays where it was",
         loops.streaming,
-        "tree = tree.follow(done.tokens)",
-        "tree = tree",
+        "tree = grown.follow(done.tokens)",
+        "tree = grown",
         (trees_are_fresh,),
     ),
     Mutant(

@@ -17,6 +17,7 @@ from time import perf_counter, sleep
 import numpy as np
 import psutil
 import pytest
+from fakes import Session, decode_rounds
 
 from duodec.backends import supervision
 from duodec.backends.channel import Channel, Frame, Kind
@@ -26,12 +27,12 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Plan, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams, Tokens
-from duodec.decoding.methods import method
-from duodec.decoding.session import Session
 from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain, SampledChain, Sequences
 from duodec.errors import BackendUnavailable, BadOption, ModelUnreadable
+from duodec.methods.registry import method
+from duodec.methods.request import Request
 
 TABLE = TableModel(noise=0.3)
 PROMPT = [3, 1, 4, 1, 5]
@@ -253,17 +254,17 @@ def kill(drafter: ProcessDrafter, number: int = signal.SIGKILL) -> None:
 
 def text_of(
     name: str,
-    session: Session,
+    session: Request,
     each_round: Callable[[int], None] = lambda _: None,
 ) -> list[int]:
-    for i, _ in enumerate(method(name).rounds(session)):
+    for i, _ in enumerate(decode_rounds(method(name), session)):
         each_round(i)
     return [int(token) for token in session.text]
 
 
 def session_of(
     drafter: ProcessDrafter | None, temperature: float = 0.0, num_tokens: int = NUM_TOKENS
-) -> Session:
+) -> Request:
     params = SamplingParams(temperature=temperature, seed=11)
     session = Session(
         TableTarget(TableModel(seconds=0.002)),

@@ -15,7 +15,7 @@ from duodec import profiling
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
 from duodec.drafting.inline import InlineDrafter
-from duodec.engine import Engine
+from duodec.llm import LLM
 from duodec.profiling import Profile, key_of, place
 
 MODEL = TableModel(num_vocab=64, seed=3)
@@ -30,7 +30,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     monkeypatch.setattr(profiling, "WIDTHS", (0, 1, 7))
     monkeypatch.setattr(profiling, "_RUNS", 2)
     target = TableTarget(replace(MODEL, seconds=0.003))
-    engine = Engine(target, TOKENIZER, 200, InlineDrafter(DRAFT.load()))
+    engine = LLM(target, TOKENIZER, 200, InlineDrafter(DRAFT.load()))
     return profiling.measure(engine, "a key", ("target", "draft"))
 
 

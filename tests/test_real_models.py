@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from fakes import FakeDatastore
 
-from duodec import Delta, Engine, Finished, Grammar, SamplingParams
+from duodec import LLM, Delta, Finished, Grammar, SamplingParams
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
@@ -28,8 +28,8 @@ from duodec.backends.testbeds import PacedTarget
 from duodec.backends.window import NUM_FIRST
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
-from duodec.decoding.methods import METHODS
 from duodec.errors import ContextExceeded, ModelUnreadable
+from duodec.methods.registry import METHODS
 from duodec.models import resolve
 from duodec.planning.costs import Costs
 
@@ -42,8 +42,8 @@ KEYED = [name for name in METHODS if name != "sps-rejection"]
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.load() as engine:
+def engine() -> Iterator[LLM]:
+    with LLM.load() as engine:
         texts = [answer(engine, chat(question), "ar", n=40).tokens for question in QUESTIONS]
         engine.datastore = FakeDatastore(texts)
         yield engine
@@ -67,9 +67,9 @@ def chat(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}]
 
 
-def answer(engine: Engine, prompt: object, method: str, n: int = 64, **sampling: float) -> Finished:
+def answer(engine: LLM, prompt: object, method: str, n: int = 64, **sampling: float) -> Finished:
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    *_, last = engine.generate(prompt, params, method=method, max_tokens=n)  # type: ignore[arg-type]
+    *_, last = engine.stream(prompt, replace(params, max_tokens=n), method=method)  # type: ignore[arg-type]
     assert isinstance(last, Finished)
     return last
 
@@ -332,7 +332,7 @@ def plain_answers() -> dict[tuple[object, ...], Finished]:
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("method", [name for name in KEYED if name != "ar"])
 def test_one_seed_one_text(
-    engine: Engine,
+    engine: LLM,
     plain_answers: dict[tuple[object, ...], Finished],
     method: str,
     temperature: float,
@@ -355,7 +355,7 @@ def test_one_seed_one_text(
         assert accepted > 0 or method in ("lookup", "rest")
 
 
-def test_plain_decoding_is_llama_cpps_own(engine: Engine) -> None:
+def test_plain_decoding_is_llama_cpps_own(engine: LLM) -> None:
     """Against llama-cpp-python's `Llama`, greedy, with the same kind of cache (30: bf16)."""
     import llama_cpp
 
@@ -376,7 +376,7 @@ def test_plain_decoding_is_llama_cpps_own(engine: Engine) -> None:
     llama.close()
 
 
-def test_many_refusals_in_a_long_text_change_nothing(engine: Engine) -> None:
+def test_many_refusals_in_a_long_text_change_nothing(engine: LLM) -> None:
     """Past 512 cells, with a prompt that the draft knows little of."""
     prompt = chat("Continue this list of unusual words, many of them: " + "zephyr, quoll, " * 120)
     plain = answer(engine, prompt, "ar", n=150, temperature=1.2, top_p=0.95, seed=3)
@@ -386,7 +386,7 @@ def test_many_refusals_in_a_long_text_change_nothing(engine: Engine) -> None:
     assert ours.tokens == plain.tokens
 
 
-def test_a_long_prompt_is_drafted_for_from_its_end_and_changes_nothing(engine: Engine) -> None:
+def test_a_long_prompt_is_drafted_for_from_its_end_and_changes_nothing(engine: LLM) -> None:
     """Many times what the draft reads at first."""
     prompt = chat("Say what left each pier. " + "".join(
         f"Boat {i} left pier {i % 7} with {i * 37 % 101} crates. " for i in range(60)
@@ -401,7 +401,7 @@ def test_a_long_prompt_is_drafted_for_from_its_end_and_changes_nothing(engine: E
         assert ours.stats.num_draft_tokens > 0
 
 
-def test_the_rejection_rule_is_reproducible_too(engine: Engine) -> None:
+def test_the_rejection_rule_is_reproducible_too(engine: LLM) -> None:
     first, second = (
         answer(engine, chat(QUESTIONS[0]), "sps-rejection", temperature=0.8, seed=2)
         for _ in range(2)
@@ -412,7 +412,7 @@ def test_the_rejection_rule_is_reproducible_too(engine: Engine) -> None:
 
 @pytest.mark.parametrize("corruption", ["row off by one", "stale row"])
 def test_mutants_of_the_target_are_caught(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, corruption: str
+    engine: LLM, monkeypatch: pytest.MonkeyPatch, corruption: str
 ) -> None:
     plain = answer(engine, chat(QUESTIONS[1]), "ar", temperature=0.7, seed=5)
     draw = LlamaScores.draw
@@ -447,10 +447,11 @@ def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signal
         plain = answer(engine, chat(QUESTIONS[0]), "ar", n=120, seed=1, temperature=0.8)
         num_deltas = 0
         last = None
-        for event in engine.generate(
-            chat(QUESTIONS[0]), SamplingParams(seed=1, temperature=0.8), method=method,
-            max_tokens=120,
-        ):  # fmt: skip
+        for event in engine.stream(
+            chat(QUESTIONS[0]),
+            SamplingParams(seed=1, temperature=0.8, max_tokens=120),
+            method=method,
+        ):
             num_deltas += isinstance(event, Delta)
             if num_deltas == 20 and drafter.pid:
                 os.kill(drafter.pid, blow)
@@ -471,14 +472,14 @@ def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signal
 
 
 def test_a_full_context_is_a_clear_end() -> None:
-    with Engine.load(draft=None, context=64) as engine:
+    with LLM.load(draft=None, context=64) as engine:
         tokens = engine.tokens_of("Once upon a time")
         last = answer(engine, tokens, "lookup", n=500)
         assert last.finish_reason == "context"
         assert len(tokens) + len(last.tokens) == 64
 
 
-def test_repeated_calls_reuse_the_prefix(engine: Engine) -> None:
+def test_repeated_calls_reuse_the_prefix(engine: LLM) -> None:
     target = engine.target
     assert isinstance(target, LlamaTarget)
     first = answer(engine, chat(QUESTIONS[2]), "ar", n=20)
@@ -502,7 +503,7 @@ def test_repeated_calls_reuse_the_prefix(engine: Engine) -> None:
     assert computed[0] < 30  # the first turn is known
 
 
-def test_times_are_in_order_and_counts_add_up(engine: Engine) -> None:
+def test_times_are_in_order_and_counts_add_up(engine: LLM) -> None:
     stats = answer(engine, chat(QUESTIONS[0]), "duo", n=60).stats
     assert 0 < stats.ttft_s <= stats.ttft_s + stats.decode_s
     assert all(a.end_s <= b.start_s for a, b in pairwise(stats.rounds))
@@ -512,7 +513,7 @@ def test_times_are_in_order_and_counts_add_up(engine: Engine) -> None:
     assert stats.num_new_tokens == 60
 
 
-def test_reading_a_prompt_can_be_abandoned_by_the_engines_hook(engine: Engine) -> None:
+def test_reading_a_prompt_can_be_abandoned_by_the_engines_hook(engine: LLM) -> None:
     def stop() -> None:
         raise InterruptedError
 
@@ -520,7 +521,7 @@ def test_reading_a_prompt_can_be_abandoned_by_the_engines_hook(engine: Engine) -
     engine.on_chunk = stop
     try:
         with pytest.raises(InterruptedError):
-            list(engine.generate(prompt, method="ar", max_tokens=2))
+            list(engine.stream(prompt, SamplingParams(max_tokens=2), method="ar"))
     finally:
         engine.on_chunk = lambda: None
     assert answer(engine, chat(QUESTIONS[0]), "ar", n=8).tokens
@@ -534,7 +535,7 @@ SCHEMA = """{"type": "object", "additionalProperties": false, "required": ["sea"
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", ["ar", "stream", "duo", "lookup"])
 def test_a_schema_is_kept_and_changes_with_no_method(
-    engine: Engine, method: str, temperature: float
+    engine: LLM, method: str, temperature: float
 ) -> None:
     """Real tokens, of many letters each; the drafter's process lays the mask on its own."""
     sampling = {

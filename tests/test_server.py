@@ -28,10 +28,10 @@ from server_fakes import (
 
 from duodec.backends.table import TableTarget
 from duodec.backends.testbeds import EnforcedTarget
+from duodec.core.events import Finished
 from duodec.core.sampling import Context, SamplingParams
-from duodec.engine import Engine
 from duodec.errors import BadOption
-from duodec.events import Finished
+from duodec.llm import LLM
 from duodec.server.settings import Settings
 from duodec.server.tools import Call, ToolCalls
 
@@ -48,7 +48,7 @@ def text_of(text: str, params: SamplingParams, num_tokens: int, **options: Any) 
     """What the library says."""
     engine = engine_on_tables()
     prompt: Any = text if options.pop("raw", False) else [{"role": "user", "content": text}]
-    last = list(engine.generate(prompt, params, max_tokens=num_tokens, **options))[-1]
+    last = list(engine.stream(prompt, replace(params, max_tokens=num_tokens), **options))[-1]
     assert isinstance(last, Finished)
     return last.text
 
@@ -287,13 +287,13 @@ class Bytes(Letters):
         return bytes([token]) if token else b""
 
 
-def saying(answer: str, prompt: str) -> tuple[Engine, EnforcedTarget]:
+def saying(answer: str, prompt: str) -> tuple[LLM, EnforcedTarget]:
     """An engine whose model says this after the prompt."""
     table = TableTarget(replace(TABLE, num_vocab=256))
     tokenizer = Bytes()
     recording = np.array([*prompt.encode(), *answer.encode(), 0], dtype=np.int32)
     target = EnforcedTarget(table, recording)
-    return Engine(target, tokenizer, 600), target
+    return LLM(target, tokenizer, 600), target
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -414,7 +414,6 @@ def test_fields_of_wrong_types_and_values(
         {"speculation": {"method": "rest"}},
         {"speculation": {"method": "magic"}},
         {"speculation": {"method": "lookahead", "max_draft": 3}},
-        {"speculation": {"method": "sps-rejection"}, "logprobs": True},
         {"n": 64, "max_tokens": 1000000, "model": None, "messages": [
             {"role": "user", "content": "x" * 1000}]},
     ],

@@ -28,8 +28,8 @@ from server_fakes import (
 )
 
 from duodec.backends.process import ProcessDrafter
+from duodec.core.events import Finished
 from duodec.core.sampling import SamplingParams
-from duodec.events import Finished
 
 NUM_REQUESTS = 120
 
@@ -37,7 +37,7 @@ NUM_REQUESTS = 120
 def text_of(text: str, seed: int) -> str:
     prompt: Any = [{"role": "user", "content": text}]
     params = SamplingParams(temperature=0.9, seed=seed)
-    last = list(engine_on_tables().generate(prompt, params, max_tokens=40))[-1]
+    last = list(engine_on_tables().stream(prompt, replace(params, max_tokens=40)))[-1]
     assert isinstance(last, Finished)
     return last.text
 
@@ -117,7 +117,7 @@ def test_leaving_clients_and_a_dying_drafter() -> None:
             until(lambda: server.counter("duodec:num_requests_running") == 0)
             assert server.counter("duodec:num_requests_waiting") == 0
             assert server.counter("duodec:request_success_total") == NUM_REQUESTS
-            assert server.counter("duodec:drafter_restarts") == drafter.restarts > 0
+            assert server.counter("duodec:drafter_restarts_total") == drafter.restarts > 0
             # threads of clients are gone, and no others came
             until(lambda: psutil.Process().num_threads() <= before + 8)
             assert server.chat(max_tokens=3).status_code == 200

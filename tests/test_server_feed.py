@@ -11,30 +11,34 @@ import pytest
 
 pytest.importorskip("starlette", reason="starlette is not installed: pip install '.[server,dev]'")
 
-from duodec.events import Delta, Finished, Segment
+from duodec.core.events import Delta, Finished, Segment
+from duodec.methods.ar import Autoregressive
+from duodec.methods.request import Request
+from duodec.scheduler.outputs import Counts, Done, Failed, Piece
+from duodec.scheduler.scheduler import Task
 from duodec.server.errors import ApiError
 from duodec.server.feed import Feed, Told
-from duodec.server.jobs import Ask, Counts, Done, Failed, Job, Piece
 
 LONG_S = 30.0
 
 
-class HandPool:
-    """A pool whose jobs the test answers."""
+class ByHand:
+    """A scheduler whose tasks the test answers."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.tasks: list[Task] = []
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        self.jobs += jobs
+    def submit(self, tasks: Sequence[Task]) -> None:
+        self.tasks += tasks
 
-    def leave(self, job: Job) -> None:
-        job.leave()
+    def abort(self, task: Task) -> None:
+        task.abort()
 
 
 def feed_of(num: int = 1, timeout_s: float = LONG_S, interval_s: float = 0.0) -> tuple[Feed, Any]:
-    pool: Any = HandPool()
-    return Feed(pool, [Ask((1,))] * num, timeout_s, interval_s), pool.jobs
+    pool: Any = ByHand()
+    tasks = [Task(Request((1,), 2), Autoregressive(), print) for _ in range(num)]
+    return Feed(pool, tasks, timeout_s, interval_s), pool.tasks
 
 
 def piece(text: str, num_tokens: int = 1) -> Piece:

@@ -18,7 +18,7 @@ from server_fakes import MODEL, Running, running
 from duodec.backends.llguidance import Masks
 from duodec.backends.table import TableModel, TableTarget
 from duodec.drafting.inline import InlineDrafter
-from duodec.engine import Engine
+from duodec.llm import LLM
 from duodec.server.fields import Fields
 from duodec.server.formats import parse_grammar
 
@@ -32,7 +32,7 @@ TOOLS_TEMPLATE = "{% if tools %}<tool_call>{{ tools[0].function.name }}{% endif 
 def server() -> Iterator[Running]:
     drafter = InlineDrafter(replace(TABLE, noise=0.2).load())
     tokenizer = Printable(chat_template=TOOLS_TEMPLATE)
-    engine = Engine(TableTarget(TABLE), tokenizer, 2000, drafter)
+    engine = LLM(TableTarget(TABLE), tokenizer, 2000, drafter)
     with running(engine) as server:
         yield server
 

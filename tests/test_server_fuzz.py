@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from server_fakes import engine_on_tables, events, running
 
-from duodec.decoding.methods import METHODS
+from duodec.methods.registry import METHODS
 
 SECONDS = float(os.environ.get("DUODEC_FUZZ_SECONDS", "0"))
 URL = os.environ.get("DUODEC_FUZZ_URL")

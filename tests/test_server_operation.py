@@ -34,7 +34,7 @@ def test_a_client_that_reads_nothing_is_let_go_when_its_time_is_over(
     monkeypatch.setattr(stream, "_LAST_WORDS_S", 0.1)
     service = Service(Settings("tables", num_slots=1, timeout_s=0.3))
     engine = engine_on_tables(num_context=4000)
-    service.start(engine, engine.target)
+    service.start(engine)
 
     async def never(message: Any = None) -> Any:
         await asyncio.Event().wait()
@@ -47,7 +47,7 @@ def test_a_client_that_reads_nothing_is_let_go_when_its_time_is_over(
     begin_s = perf_counter()
     try:
         asyncio.run(asyncio.wait_for(run(), 10))
-        until(lambda: service.pool.num_running == 0)
+        until(lambda: service.scheduler.num_running == 0)
     finally:
         service.close()
     assert 0.3 < perf_counter() - begin_s < 5

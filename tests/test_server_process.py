@@ -35,7 +35,7 @@ def load(config, *, on_warning):
         raise ModelUnreadable("broken.gguf is a picture; pass a model")
     engine = engine_on_tables(num_context=config.context or 4000)
     engine.target = Slowed(engine.target, 0.01)
-    engine.target.num_slots = 8
+    engine.num_slots = config.num_slots
     return engine
 
 loading.load = load

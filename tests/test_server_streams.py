@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 from time import sleep
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 pytest.importorskip("prometheus_client")
+
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.streams import LlamaStreams, chain_of, num_passes
 from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
@@ -20,13 +23,11 @@ from duodec.core.draft import Draft
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams, Tokens
-from duodec.engine import Engine
 from duodec.errors import BadOption, ContextExceeded
-from duodec.events import Finished
+from duodec.llm import LLM
 from duodec.loading import load
 from duodec.models import resolve
-from duodec.server import opening
-from duodec.server.jobs import Ask, Done, Failed, Job, Word
+from duodec.scheduler.outputs import Done, Failed, Output
 from duodec.server.service import Service
 from duodec.server.settings import Settings
 
@@ -185,12 +186,12 @@ METHODS = ("ar", "auto", "stream", "duo", "sps", "lookup", "lookahead", "recycli
 
 @pytest.mark.parametrize("pace_s", [0.0, 0.02])  # paced: who is alone begins in another context
 def test_many_clients_get_what_each_gets_alone(pace_s: float) -> None:
-    config = EngineConfig(context=512, pace=pace_s)
+    config = EngineConfig(context=512, pace=pace_s, num_slots=4)
     with load(config) as engine:
         asks = [ask(engine, i) for i in range(2 * len(METHODS))]
         expected = [plainly(engine, a) for a in asks]
         service = Service(Settings("smollm2", num_slots=4))
-        opening.start(service, engine, config)
+        service.start(engine)
         try:
             with ThreadPoolExecutor(len(asks) + 1) as pool:
                 first = pool.submit(answered, service, asks[METHODS.index("stream")])
@@ -204,30 +205,37 @@ def test_many_clients_get_what_each_gets_alone(pace_s: float) -> None:
     assert any(r.num_accepted for done in answers for r in done.finished.stats.rounds)
 
 
-def ask(engine: Engine, i: int) -> Ask:
+class Ask(NamedTuple):
+    """A completion, as it is wanted."""
+
+    tokens: list[int]
+    params: SamplingParams
+    method: str
+
+
+def ask(engine: LLM, i: int) -> Ask:
     tokens = engine.tokens_of(f"Here is what I know of the number {i}: " + "one two three " * i)
     grammar = Grammar("regex", "(one|two|[a-z]{4,9})( (one|two|[a-z]{4,9}))*") if i % 3 else None
     sampling = SamplingParams(temperature=(0.0, 0.8)[i % 2], grammar=grammar, seed=i)
-    return Ask(tuple(tokens), sampling, max_tokens=24, method=METHODS[i % len(METHODS)])
+    return Ask(tokens, replace(sampling, max_tokens=24), METHODS[i % len(METHODS)])
 
 
-def plainly(engine: Engine, asked: Ask) -> str:
-    *_, last = engine.generate(asked.tokens, asked.sampling, method="ar", max_tokens=24)
-    assert isinstance(last, Finished)
-    return last.text
+def plainly(engine: LLM, asked: Ask) -> str:
+    return engine.generate([asked.tokens], asked.params, method="ar")[0].text
 
 
 def answered(service: Service, asked: Ask) -> Done:
-    words: list[Word] = []
+    outputs: list[Output] = []
     over = Event()
 
-    def hear(word: Word) -> None:
-        words.append(word)
-        if isinstance(word, Done | Failed):
+    def hear(output: Output) -> None:
+        outputs.append(output)
+        if isinstance(output, Done | Failed):
             over.set()
 
-    service.pool.submit([Job(asked, hear)])
+    task = service.llm.task(asked.tokens, asked.params, method=asked.method, say=hear)
+    service.scheduler.submit([task])
     assert over.wait(60)
-    last = words[-1]
+    last = outputs[-1]
     assert isinstance(last, Done), last
     return last

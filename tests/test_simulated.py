@@ -11,7 +11,7 @@ from time import sleep
 
 import numpy as np
 import pytest
-from fakes import FakeDatastore, FakeTokenizer, plain_text, proven
+from fakes import FakeDatastore, FakeTokenizer, Session, decode_rounds, plain_text, proven
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,12 +37,11 @@ from duodec.core.protocols import Candidates, DraftModel, DraftRequest, Query, R
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams
-from duodec.decoding.methods import METHODS, method
-from duodec.decoding.session import Session
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain
-from duodec.engine import Engine
 from duodec.errors import BadOption
+from duodec.llm import LLM
+from duodec.methods.registry import METHODS, method
 from duodec.planning.costs import Costs
 
 MODEL = TableModel(num_vocab=64, seed=3)
@@ -406,7 +405,7 @@ def simulated(
         clock=clock,
         costs=Costs(),
     )
-    rounds = list(method(name).rounds(session))
+    rounds = list(decode_rounds(method(name), session))
     return session, rounds
 
 
@@ -452,7 +451,7 @@ def test_drafting_is_concurrent() -> None:
 def test_a_bed_repeats_itself_and_its_answers_are_cold() -> None:
     tokenizer = FakeTokenizer(tuple(bytes([i]) for i in range(128)), chat_template="{{ messages }}")
     model = TableModel(num_vocab=128, order=1, seed=3)
-    engine = Engine(TableTarget(model), tokenizer, 2000)
+    engine = LLM(TableTarget(model), tokenizer, 2000)
     prompts = [Prompt("qa", str(i), (f"qa {i}?",), None, None) for i in range(2)]
     turns: list[Turn] = [c.turns[0] for c in record(engine, prompts, SamplingParams(), 24)]
 

@@ -14,7 +14,9 @@ from fakes import (
     FakeDatastore,
     FixedBudget,
     GivenSource,
+    Session,
     decode,
+    decode_rounds,
     plain_text,
     proven,
     selected,
@@ -27,13 +29,11 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Candidates, Query, Scores
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.verify import verify
-from duodec.decoding.methods import method
-from duodec.decoding.session import Session
-from duodec.decoding.stream import Stream
 from duodec.drafting.recycling import MAX_ORDER, NUM_CANDIDATES, RecycledRows
+from duodec.methods.registry import method
+from duodec.methods.stream import Stream
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.sources import RowSource, TextMemory, TextSources
-from duodec.server.keeping import keep_path
 
 MODEL = TableModel(num_vocab=24, seed=9)
 
@@ -182,7 +182,7 @@ def test_refused_rows_teach_too() -> None:
     target, stream = Noted(MODEL), Stream()
     for prompt in (PROMPT, (*PROMPT, 7)):
         session = Session(target, prompt, len(prompt) + 40, costs=FixedBudget(6), clock=FakeClock())
-        list(stream.rounds(session))
+        list(decode_rounds(stream, session))
     assert len(target.refused) > 20
     for context in [*target.on_path, *target.refused]:
         order, candidates = stream.memory.rows.longest(context) or (0, Candidates())
@@ -234,38 +234,12 @@ def test_without_time_only_the_path_teaches(is_accepted: bool) -> None:
     assert set(known(len(path) + 0.5)) == {*path, 1}
 
 
-def test_rows_that_were_not_kept_teach_nothing_and_break_nothing() -> None:
-    """The server keeps of an answer what its verdict walks along."""
-    text, scores = scored(PROMPT, DRAFT)
-    query = Query(0, text, DRAFT, num_candidates=NUM_CANDIDATES)
-    kept = keep_path(query, scores)
+def test_scores_without_candidates_teach_nothing_and_break_nothing() -> None:
+    text = np.array(PROMPT, dtype=np.int32)
+    (scores,) = TableTarget(MODEL).score([Query(0, text, DRAFT)])
     memory = TextMemory()
-    TextSources(memory, text).learn(text, DRAFT, kept, verify(DRAFT, kept).end)
-    assert memory.rows.longest((6, 5, 3)) == (MAX_ORDER, scores.candidates(0))
-    assert memory.rows.longest((1,)) is None
-    assert len(memory.rows) == MAX_ORDER
-    nothing = keep_path(Query(0, text, DRAFT), scores)
-    memory = TextMemory()
-    TextSources(memory, text).learn(text, DRAFT, nothing)
+    TextSources(memory, text).learn(text, DRAFT, scores)
     assert len(memory.rows) == 0
-
-
-def test_where_all_rows_come_with_the_draws_all_are_kept() -> None:
-    @dataclass(frozen=True)
-    class Ready:
-        scores: Scores
-        candidates_are_ready = True
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.scores, name)
-
-    text, scores = scored(PROMPT, DRAFT)
-    query = Query(0, text, DRAFT, num_candidates=NUM_CANDIDATES)
-    kept, all_kept = keep_path(query, scores), keep_path(query, Ready(scores))  # type: ignore[arg-type]
-    assert [len(kept.candidates(row).tokens) for row in range(5)] == [8, 0, 0, 0, 0]
-    assert [all_kept.candidates(row) for row in range(5)] == [
-        scores.candidates(row) for row in range(5)
-    ]
 
 
 def test_a_token_that_was_accepted_but_not_scored_teaches_nothing() -> None:
@@ -310,7 +284,7 @@ def test_rows_of_one_completion_draft_for_another(name: str) -> None:
     learned, num_rounds = method(name), []
     for prompt in ((1, 2), (3, 4), (5, 0)):
         session = Session(TableTarget(model), prompt, 62, sampler=Sampler(params, 0, len(prompt)))
-        num_rounds.append(len(list(learned.rounds(session))))
+        num_rounds.append(len(list(decode_rounds(learned, session))))
         assert session.text[2:].tolist() == plain_text(model, params, 60, prompt)
     _, fresh = decode(name, target=TableTarget(model), params=params, num_tokens=60, prompt=(5, 0))
     assert num_rounds[2] < len(fresh)

@@ -13,7 +13,7 @@ import pytest
 import duodec
 
 ROOT = Path(duodec.__file__).parent
-PURE = ("core", "decoding", "drafting", "planning")
+PURE = ("core", "methods", "drafting", "planning", "scheduler")
 
 # what each part of the package may import of the package; anything outside is the engine's ring
 ARROWS = {
@@ -21,7 +21,8 @@ ARROWS = {
     "core": {"core", "errors"},
     "drafting": {"drafting", "core", "errors"},
     "planning": {"planning", "drafting", "core", "errors"},
-    "decoding": {"decoding", "drafting", "planning", "core", "errors"},
+    "methods": {"methods", "drafting", "planning", "core", "errors"},
+    "scheduler": {"scheduler", "methods", "planning", "core", "errors"},
     "backends": {"backends", "core", "errors"},
 }
 OUTER = {"cli", "server", "bench", "integrations"}
@@ -31,7 +32,7 @@ HOMES = {
     "numpy": (
         *PURE,
         "backends",
-        "engine",
+        "llm",
         "server",
         "bench",
         "cli",
@@ -127,7 +128,7 @@ def test_the_core_needs_numpy_and_nothing_else() -> None:
 def test_methods_mention_no_caches_threads_devices_or_modes() -> None:
     """A method is what it drafts and the loop it uses."""
     words = ("cache", "thread", "device", "cuda", "llama", "mode", "flag")
-    for path in (ROOT / "decoding").glob("*.py"):
+    for path in (ROOT / "methods").glob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -168,7 +169,7 @@ HEAVY = {
 
 
 def test_the_engine_and_all_below_it_import_without_heavy_libraries() -> None:
-    packages = [*(f"duodec.{part}" for part in PURE), "duodec.engine"]
+    packages = [*(f"duodec.{part}" for part in PURE), "duodec.llm"]
     done = import_blocked(packages, HEAVY | {"huggingface_hub"})
     assert done.returncode == 0, done.stderr
 

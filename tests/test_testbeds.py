@@ -7,16 +7,17 @@ from time import perf_counter
 
 import numpy as np
 import pytest
+from fakes import Session, decode_rounds
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import ClockedTarget, LatencyCurve, PacedTarget, ReplayTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query
 from duodec.core.sampling import Sampler, SamplingParams
-from duodec.decoding.methods import METHODS, method
-from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import LawUnavailable
+from duodec.methods.registry import METHODS, method
+from duodec.methods.request import Request
 
 PROMPT = [3, 1, 4, 1, 5]
 MODEL = TableModel(num_vocab=16, order=1)
@@ -24,7 +25,7 @@ DRAFT = TableModel(num_vocab=16, order=1, noise=0.3)
 NOW = LatencyCurve(0.0)
 
 
-def session(target: object, num_tokens: int = 30, **fields: object) -> Session:
+def session(target: object, num_tokens: int = 30, **fields: object) -> Request:
     return Session(
         target=target,  # type: ignore[arg-type]
         prompt=PROMPT,
@@ -37,15 +38,15 @@ def session(target: object, num_tokens: int = 30, **fields: object) -> Session:
 
 def recording() -> np.ndarray:
     plain = session(TableTarget(MODEL))
-    list(method("ar").rounds(plain))
+    list(decode_rounds(method("ar"), plain))
     return plain.text.copy()
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if not METHODS[n]().reads_off_path])
 def test_a_replay_tells_every_method_the_recorded_text(name: str) -> None:
     real, replayed = session(TableTarget(MODEL)), session(ReplayTarget(recording(), NOW))
-    real_rounds = list(method(name).rounds(real))
-    replayed_rounds = list(method(name).rounds(replayed))
+    real_rounds = list(decode_rounds(method(name), real))
+    replayed_rounds = list(decode_rounds(method(name), replayed))
     assert np.array_equal(replayed.text, real.text)
     if name in ("ar", "sps", "lookup"):  # budgets of the others hang on what forwards take
         assert [r.tokens for r in replayed_rounds] == [r.tokens for r in real_rounds]
@@ -63,7 +64,7 @@ def test_a_replay_knows_nothing_beside_its_text() -> None:
     with pytest.raises(LawUnavailable, match="no laws"):
         scores.law(0)
     with pytest.raises(LawUnavailable):
-        list(method("sps-rejection").rounds(session(target)))
+        list(decode_rounds(method("sps-rejection"), session(target)))
 
 
 def test_a_replay_knows_the_candidates_of_its_own_text() -> None:
@@ -124,10 +125,10 @@ def test_a_clocked_target_reports_its_curve() -> None:
     clocked = ClockedTarget(TableTarget(MODEL), LatencyCurve(0.05))
     plain = session(clocked, 20, clock=clocked.clock)
     begin, real = clocked.clock(), perf_counter()
-    rounds = list(method("ar").rounds(plain))
+    rounds = list(decode_rounds(method("ar"), plain))
     assert perf_counter() - real < 0.9
     assert 1.0 <= clocked.clock() - begin < 1.9
     assert all(r.end_s - r.start_s == pytest.approx(0.05, abs=1e-3) for r in rounds)
     drawn = session(clocked, 20, clock=clocked.clock)
-    list(method("sps-rejection").rounds(drawn))
+    list(decode_rounds(method("sps-rejection"), drawn))
     assert drawn.remaining == 0

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.chat import render
-from duodec.engine import Engine
+from duodec.core.events import Segment
+from duodec.core.text import TextStream
 from duodec.errors import BadOption
-from duodec.events import Segment
-from duodec.text import TextStream
+from duodec.llm import LLM
 
 
 def stream(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> TextStream:
@@ -258,6 +258,6 @@ def test_the_templates_own_words_are_passed_on() -> None:
 
 
 def test_messages_without_a_template_are_refused_with_the_remedy() -> None:
-    engine = Engine(TableTarget(TableModel()), FakeTokenizer(), num_context=100)
+    engine = LLM(TableTarget(TableModel()), FakeTokenizer(), num_context=100)
     with pytest.raises(BadOption, match=r"no chat template.*--raw"):
         engine.tokens_of(MESSAGES)

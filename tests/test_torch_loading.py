@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from test_models import FakeHub
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from duodec import Engine, Finished, SamplingParams
+from duodec import LLM, Finished, SamplingParams
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.torch import placing
 from duodec.backends.torch.blueprint import Blueprint
@@ -484,16 +485,16 @@ def test_a_truncated_gguf_file_is_one_line(tmp_path: Path) -> None:
 # The whole
 
 
-def answer(engine: Engine, method: str, **sampling: float) -> Finished:
+def answer(engine: LLM, method: str, **sampling: float) -> Finished:
     prompt = engine.tokens_of("The sky is")
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    *_, last = engine.generate(prompt, params, method=method, max_tokens=24)
+    *_, last = engine.stream(prompt, replace(params, max_tokens=24), method=method)
     assert isinstance(last, Finished)
     return last
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[Engine]:
+def engine(folder: Path) -> Iterator[LLM]:
     config = EngineConfig(
         target=str(folder), draft="smollm2-draft", dtype="fp32", device="cpu", context=512
     )
@@ -501,7 +502,7 @@ def engine(folder: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_the_text_is_that_of_transformers_generate(engine: Engine, folder: Path) -> None:
+def test_the_text_is_that_of_transformers_generate(engine: LLM, folder: Path) -> None:
     found = answer(engine, "ar").tokens
     plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompt = torch.tensor([engine.tokens_of("The sky is")])
@@ -512,7 +513,7 @@ def test_the_text_is_that_of_transformers_generate(engine: Engine, folder: Path)
 @pytest.mark.parametrize("method", ["duo", "sps", "stream", "lookup"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_gguf_draft_in_its_process_changes_no_text(
-    engine: Engine, method: str, temperature: float
+    engine: LLM, method: str, temperature: float
 ) -> None:
     sampling = {"temperature": temperature, "seed": 7}
     assert answer(engine, method, **sampling).tokens == answer(engine, "ar", **sampling).tokens

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
 
 import torch
-from fakes import FakeDatastore, FixedBudget
+from fakes import FakeDatastore, FixedBudget, Session, decode_rounds
 from test_torch_models import KINDS, NUM_VOCAB, build, random_text, target_of
 
 from duodec.backends.llamacpp.model import LlamaModel
@@ -26,9 +26,8 @@ from duodec.core.protocols import RowQuery
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Draw, Sampler, SamplingParams
-from duodec.decoding.methods import METHODS, method
-from duodec.decoding.session import Session
 from duodec.drafting.inline import InlineDrafter
+from duodec.methods.registry import METHODS, method
 from duodec.models import resolve
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]
@@ -103,7 +102,7 @@ def decode(
         datastore=FakeDatastore([random_text(400, 2), *known_texts(kind)]),
         costs=FixedBudget(5),
     )
-    rounds = list(method(name).rounds(session))
+    rounds = list(decode_rounds(method(name), session))
     return session.text[len(PROMPT) :].tolist(), rounds
 
 
@@ -225,6 +224,6 @@ def test_smollm2_says_what_transformers_says_by_every_method() -> None:
             datastore=FakeDatastore([prompt + own]),
             costs=FixedBudget(5),
         )
-        rounds = list(method(name).rounds(session))
+        rounds = list(decode_rounds(method(name), session))
         assert session.text[len(prompt) :].tolist() == own, name
         assert (sum(done.num_accepted for done in rounds) > 0) == (name != "ar"), name

@@ -17,9 +17,8 @@ from test_torch_loading import folder, vocabulary
 
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.protocols import Query, Scores
-from duodec.engine import Engine
+from duodec.llm import LLM
 from duodec.loading import EngineConfig, load
-from duodec.server import opening
 
 __all__ = ["folder", "vocabulary"]
 NUM_SLOTS, NUM_TOKENS = 4, 40
@@ -27,7 +26,7 @@ PROMPTS = ["The sky is", "Once upon a time there was a fox", "1 2 3 4 5 6 7 8 9"
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[Engine]:
+def engine(folder: Path) -> Iterator[LLM]:
     with load(config(folder)) as engine:
         yield engine
 
@@ -47,7 +46,7 @@ def text(server: Running, prompt: str, temperature: float) -> str:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_four_at_once_are_answered_as_each_alone(
-    engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
+    engine: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     target, sizes = engine.target, list[int]()
     assert isinstance(target, TorchTarget)
@@ -59,7 +58,7 @@ def test_four_at_once_are_answered_as_each_alone(
 
     monkeypatch.setattr(target, "score", counted)
     with running(is_loaded=False, num_slots=NUM_SLOTS) as server:
-        opening.start(server.service, engine, config(folder))
+        server.service.start(engine)
         assert server.http.get("/props").json()["total_slots"] == NUM_SLOTS
         sizes.clear()
         alone = [text(server, prompt, temperature) for prompt in PROMPTS]

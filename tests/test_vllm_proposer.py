@@ -23,11 +23,11 @@ from duodec.backends.process import ProcessDrafter
 from duodec.backends.table import TableModel
 from duodec.core.protocols import Drafted, DraftRequest
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.session import NoDrafter
 from duodec.integrations.vllm import pace
 from duodec.integrations.vllm.beside import Beside
 from duodec.integrations.vllm.requests import Request, Requests, Row
 from duodec.integrations.vllm.speculator import Speculator
+from duodec.methods.request import NoDrafter
 from duodec.planning.governor import Sources
 
 TABLE = TableModel(seed=7)

@@ -22,6 +22,8 @@ it as it is and exits with ``exit_status``. `assert` is for our own mistakes.
 
 from __future__ import annotations
 
+import sys
+
 
 class DuodecError(Exception):
     """Base of all errors that a user can cause; never raised itself."""
@@ -85,3 +87,8 @@ class ResultsUnreadable(DuodecError):
 
 class DatastoreUnreadable(DuodecError):
     """A datastore that is broken, or whose tokens are of another vocabulary."""
+
+
+def warn(line: str) -> None:
+    """The default warning: one line on stderr."""
+    print(f"duodec: {line}", file=sys.stderr)

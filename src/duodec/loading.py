@@ -1,4 +1,4 @@
-"""From names of models to an `Engine`: files, threads, the drafter's process."""
+"""From names of models to an `LLM`: files, threads, the drafter's process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from duodec.backends.llamacpp.target import LlamaRecipe
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.testbeds import PacedTarget
 from duodec.backends.window import DEFAULT_WINDOW
+from duodec.batching import share
 from duodec.config import DEFAULT_CONTEXT, CorePlan, available_cores, keep_to, memory_nodes
 from duodec.config import DEFAULT_TARGET as DEFAULT_TARGET
 from duodec.config import EngineConfig as EngineConfig
-from duodec.core.protocols import Datastore, Target
+from duodec.core.protocols import Datastore, Target, Tokenizer
 from duodec.datastores import open_for
-from duodec.engine import Engine, Tokenizer, warn
-from duodec.errors import ContextExceeded, DuodecError
+from duodec.errors import ContextExceeded, DuodecError, warn
+from duodec.llm import LLM
 from duodec.models import ALIASES, resolve
 from duodec.pairing import check_pair
 from duodec.profiling import Profile, key_of
@@ -47,8 +48,8 @@ def draft_for(config: EngineConfig) -> str | None:
     return alias.draft if alias else None
 
 
-def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> Engine:
-    """An engine for this machine. Raises what is wrong with the models or the pair."""
+def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> LLM:
+    """A model for this machine. Raises what is wrong with the models or the pair."""
     with ExitStack() as stack:
         loaded = load_target(config, on_warning)
         model = loaded.model
@@ -62,7 +63,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
         stack.callback(target.close)
         drafter = _when_ready(drafter, config, on_warning)
         shown: Target = PacedTarget(target, config.pace) if config.pace else target
-        engine = Engine(
+        llm = LLM(
             shown,
             model,
             num_context,
@@ -77,9 +78,10 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
         )
         known = Profile.read(profile_key(config if drafter else replace(config, draft=None)))
         if known is not None:
-            engine.costs = known.costs(is_beside=not plan.shares_cores)
-        target.on_chunk = lambda: engine.on_chunk()
-        return engine
+            llm.costs = known.costs(is_beside=not plan.shares_cores)
+        target.on_chunk = lambda: llm.on_chunk()
+        share(llm, config)
+        return llm
     raise AssertionError("the stack swallows nothing")
 
 
@@ -142,16 +144,16 @@ def _known_profile(config: EngineConfig) -> Profile | None:
     return None
 
 
-def drafter_with(config: EngineConfig, engine: Engine, num_threads: int) -> ProcessDrafter:
-    """Another drafter for this engine, on so many cores, ready: to compare."""
+def drafter_with(config: EngineConfig, llm: LLM, num_threads: int) -> ProcessDrafter:
+    """Another drafter for this model, on so many cores, ready: to compare."""
     cores = available_cores()
     plan = CorePlan.make(
         cores,
-        target_is_on_cpu=engine.shares_cores,
+        target_is_on_cpu=llm.shares_cores,
         num_draft_threads=num_threads,
         nodes=memory_nodes(cores),
     )
-    drafter = open_drafter(config, engine.tokenizer, engine.num_context, plan)
+    drafter = open_drafter(config, llm.tokenizer, llm.num_context, plan)
     drafter.wait_ready()
     return drafter
 

@@ -30,7 +30,7 @@ from duodec.models import cache_folder
 from duodec.planning.costs import Costs
 
 if TYPE_CHECKING:
-    from duodec.engine import Engine
+    from duodec.llm import LLM
 
 VERSION = 3
 WIDTHS = (0, 1, 3, 7, 15, 31, 63)
@@ -171,7 +171,7 @@ def place(key: str) -> Path:
 
 
 def measure(
-    engine: Engine,
+    engine: LLM,
     key: str,
     names: tuple[str, str | None],
     on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
@@ -197,7 +197,7 @@ def measure(
     return Profile(key, *names, tuple(forwards), tuple(steps))
 
 
-def _forwards(engine: Engine, text: Tokens) -> Iterator[Forward]:
+def _forwards(engine: LLM, text: Tokens) -> Iterator[Forward]:
     engine.target.score([Query(_SLOT, text)])
     for width in WIDTHS:
         draft = Draft.chain([int(token) for token in text[:width]])

@@ -11,9 +11,8 @@ from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.config import DEFAULT_CONTEXT, LLAMA_CPP, TORCH, CorePlan, EngineConfig
-from duodec.core.protocols import Target
-from duodec.engine import Tokenizer, warn
-from duodec.errors import BackendUnavailable, BadOption, ModelUnreadable
+from duodec.core.protocols import Target, Tokenizer
+from duodec.errors import BackendUnavailable, BadOption, ModelUnreadable, warn
 from duodec.models import Format, ModelFile, folder_bytes, format_of, resolve, resolve_folder
 
 if TYPE_CHECKING:

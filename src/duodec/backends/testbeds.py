@@ -18,7 +18,7 @@ import numpy as np
 
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Candidates, Query, Scores, Target, has_branches
+from duodec.core.protocols import Candidates, Launched, Query, Scores, Target, has_branches
 from duodec.core.sampling import Draw, Law, Tokens
 from duodec.errors import LawUnavailable
 
@@ -89,21 +89,37 @@ class ReplayTarget:
     """What the target held likely, by the position of the token that it then drew."""
     _reader: _Reader = field(default_factory=_Reader)
 
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
+    def launch(self, queries: Sequence[Query]) -> Launched:
         start = perf_counter()
         seconds = self.curve.seconds(
             sum(len(query.draft) for query in queries), self._reader.num_new(queries)
         )
-        answers: list[Scores] = [
+        scores: list[Scores] = [
             ReplayScores(self.recording, query, self.candidates) for query in queries
         ]
-        wait_until(start + seconds)
-        return answers
+        return _Due(scores, start + seconds)
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        return self.launch(queries).result()
+
+
+@dataclass(frozen=True)
+class _Due:
+    """Scores that are given out at a moment."""
+
+    scores: list[Scores]
+    due_s: float
+
+    def result(self) -> list[Scores]:
+        wait_until(self.due_s)
+        return self.scores
 
 
 @dataclass(frozen=True)
 class ReplayScores:
     """The recorded token after every node that lies on the recorded text."""
+
+    candidates_are_ready = True
 
     recording: Tokens
     query: Query
@@ -153,11 +169,12 @@ class PacedTarget:
     def has_branches(self) -> bool:
         return has_branches(self.target)
 
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
+    def launch(self, queries: Sequence[Query]) -> Launched:
         start = perf_counter()
-        scores = self.target.score(queries)
-        wait_until(start + self.seconds)
-        return scores
+        return _Due(self.target.score(queries), start + self.seconds)
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        return self.launch(queries).result()
 
 
 @dataclass

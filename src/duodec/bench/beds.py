@@ -19,14 +19,14 @@ import numpy as np
 from duodec.backends.testbeds import ClockedTarget, EnforcedTarget, LatencyCurve, ReplayTarget
 from duodec.bench.meters import bandwidth
 from duodec.bench.recording import Turn
-from duodec.config import CorePlan, available_cores
-from duodec.core.protocols import Datastore, Drafter, DraftRequest, Query, Target
+from duodec.config import CorePlan, EngineConfig, available_cores
+from duodec.core.events import Finished
+from duodec.core.protocols import Datastore, Drafter, DraftRequest, Query, Target, Tokenizer
 from duodec.core.sampling import Sampler, SamplingParams
-from duodec.decoding.method import Method
 from duodec.drafting.plans import Chain
-from duodec.engine import Engine, Tokenizer
-from duodec.events import Finished
-from duodec.loading import EngineConfig, load, open_drafter
+from duodec.llm import LLM
+from duodec.loading import load, open_drafter
+from duodec.methods.method import Method
 from duodec.planning.costs import Costs
 from duodec.targets import RunningTarget, TargetModel
 
@@ -55,7 +55,7 @@ class Bed(Protocol):
 class RealBed:
     """The models as they are."""
 
-    engine: Engine
+    engine: LLM
     sampling: SamplingParams
     forward_s: float
     name: str = "real"
@@ -138,10 +138,8 @@ class Parts:
     sampling: SamplingParams
     target_cores: tuple[int, ...]
 
-    def engine(
-        self, target: Target, costs: Costs, clock: Callable[[], float] | None = None
-    ) -> Engine:
-        engine = Engine(
+    def engine(self, target: Target, costs: Costs, clock: Callable[[], float] | None = None) -> LLM:
+        engine = LLM(
             target,
             self.vocabulary,
             self.num_context,
@@ -156,7 +154,7 @@ class Parts:
 class Stage:
     """A pair, loaded: an engine for its plain text, and beds once that is known."""
 
-    recorder: Engine
+    recorder: LLM
     bed_for: Callable[[Method], Bed]
     facts: Mapping[str, str] = field(default_factory=dict)
     """What was measured at the start, for the record's settings."""
@@ -201,11 +199,10 @@ def replay_stage(
 
 
 def answered(
-    engine: Engine, sampling: SamplingParams, method: Method, turn: Turn, max_tokens: int
+    engine: LLM, sampling: SamplingParams, method: Method, turn: Turn, max_tokens: int
 ) -> Finished:
-    *_, last = engine.generate(
-        turn.prompt_tokens, sampling, method=method, max_tokens=max_tokens, slot=_SLOT
-    )
+    params = replace(sampling, max_tokens=max_tokens)
+    *_, last = engine.stream(turn.prompt_tokens, params, method=method)
     assert isinstance(last, Finished)
     return last
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from duodec.backends.simulated import StepTable
 from duodec.bench.tasks import TASKS
+from duodec.config import EngineConfig
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.method import Method
-from duodec.decoding.methods import METHODS
-from duodec.decoding.methods import method as method_named
 from duodec.errors import BadOption
-from duodec.loading import EngineConfig, draft_for
+from duodec.loading import draft_for
+from duodec.methods.method import Method
+from duodec.methods.registry import METHODS
+from duodec.methods.registry import method as method_named
 
 SHUFFLED = "shuffled"  # the control in which answers make no sense
 BASELINE = "ar"

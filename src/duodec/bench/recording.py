@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from duodec.bench.tasks import SHORT_TASKS, SHORT_TOKENS, Prompt
+from duodec.core.events import Finished
 from duodec.core.protocols import Candidates, Query, Scores, Target
 from duodec.core.sampling import SamplingParams, Tokens
 from duodec.drafting.recycling import NUM_CANDIDATES
-from duodec.engine import Engine
 from duodec.errors import DuodecError
-from duodec.events import Finished
+from duodec.llm import LLM
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def tokens_for(task: str, max_tokens: int) -> int:
 
 
 def record(
-    engine: Engine, prompts: Sequence[Prompt], sampling: SamplingParams, max_tokens: int
+    engine: LLM, prompts: Sequence[Prompt], sampling: SamplingParams, max_tokens: int
 ) -> Iterator[Conversation]:
     """The plain answers, one conversation after the other; each turn sees the answers before."""
     for prompt in prompts:
@@ -77,8 +77,9 @@ def record(
                 messages.append({"role": "user", "content": question})
                 tokens = engine.tokens_of(messages)
                 noting = _Noting(engine.target)
-                plain = replace(engine, target=noting)
-                *_, last = plain.generate(tokens, sampling, method="ar", max_tokens=limit)
+                plain = replace(engine, target=noting, targets=None)
+                params = replace(sampling, max_tokens=limit)
+                *_, last = plain.stream(tokens, params, method="ar")
                 assert isinstance(last, Finished)
                 seen = tuple(noting.candidates)
                 turns.append(Turn(number, tuple(tokens), last.tokens, last.text, limit, seen))

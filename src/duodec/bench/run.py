@@ -23,11 +23,11 @@ from duodec.bench.results import Generation, RoundTrace
 from duodec.bench.scoring import Scorer
 from duodec.bench.tasks import Prompt
 from duodec.busy import OtherPrograms
+from duodec.config import EngineConfig
+from duodec.core.events import Finished
 from duodec.core.round import Stats
-from duodec.decoding.method import Method
 from duodec.errors import DuodecError
-from duodec.events import Finished
-from duodec.loading import EngineConfig
+from duodec.methods.method import Method
 from duodec.planning.costs import Costs
 
 _WARM_UP = Prompt(

@@ -31,12 +31,12 @@ from duodec.bench.results import Generation, Results
 from duodec.bench.run import OnProgress, Runner
 from duodec.bench.scoring import score_text
 from duodec.bench.tasks import Prompt
-from duodec.config import CorePlan, available_cores
+from duodec.config import CorePlan, EngineConfig, available_cores
 from duodec.core.draft import Draft
+from duodec.core.events import Finished
 from duodec.core.protocols import Candidates, DraftModel, RowQuery, Target
-from duodec.decoding.method import Method
-from duodec.events import Finished
-from duodec.loading import EngineConfig, load
+from duodec.loading import load
+from duodec.methods.method import Method
 from duodec.models import resolve
 from duodec.planning.costs import Costs
 

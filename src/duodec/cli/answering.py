@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
 from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 from duodec.cli.output import AnswerWriter
-from duodec.core.round import Round, median
+from duodec.core.events import Delta, Finished
+from duodec.core.round import median
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.method import Method
-from duodec.decoding.methods import method as method_named
-from duodec.decoding.session import Session
-from duodec.events import Delta, Finished
 
 if TYPE_CHECKING:
-    from duodec.engine import Engine
+    from duodec.llm import LLM
 
 _PROBE_TOKENS = 8
 _LONGEST_PROBE_S = 3.0  # a comparison that takes longer is not worth the wait
@@ -63,24 +60,6 @@ class Interruption:
         self.is_asked = True
 
 
-@dataclass
-class _Watched:
-    """A method whose rounds are looked at; it ends when ``goes_on`` says no."""
-
-    method: Method
-    goes_on: Callable[[Round], bool]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.method, name)
-
-    def rounds(self, session: Session) -> Iterator[Round]:
-        with closing(cast(Any, self.method.rounds(session))) as rounds:
-            for done in rounds:
-                yield done
-                if not self.goes_on(done):
-                    return
-
-
 @dataclass(frozen=True)
 class Answer:
     """What came of a prompt."""
@@ -92,7 +71,7 @@ class Answer:
 
 
 def answer(
-    engine: Engine,
+    llm: LLM,
     prompt: Sequence[int],
     sampling: SamplingParams,
     *,
@@ -103,17 +82,13 @@ def answer(
     stop: Sequence[str] = (),
     choice: int = 0,
 ) -> Answer:
-    """Stream the answer to a tokenised prompt. Raises Stopped, OutputClosed and what
-    `Engine.generate` raises."""
-    watched = _Watched(engine.method(method), lambda _: not interruption.is_asked)
-    engine.on_chunk = interruption.check
-    events = engine.generate(
-        prompt,
-        sampling,
-        method=cast(Method, watched),
-        max_tokens=max_tokens,
-        stop=stop,
-        choice=choice,
+    """Stream the completion of a tokenised prompt. Raises Stopped, OutputClosed and what
+    `LLM.stream` raises."""
+    llm.on_chunk = interruption.check
+    chosen = llm.method(method)
+    params = replace(sampling, max_tokens=max_tokens, stop=tuple(stop))
+    events = llm.stream(
+        prompt, params, method=chosen, choice=choice, should_stop=lambda: interruption.is_asked
     )
     with interruption, closing(cast(Any, events)):
         for event in events:
@@ -121,11 +96,11 @@ def answer(
                 writer.write(event.segments)
             elif isinstance(event, Finished):
                 is_cut = interruption.is_asked and event.finish_reason != "stop"
-                return Answer(watched.name, prompt, event, is_cut)
-    raise AssertionError("an answer ends with Finished")
+                return Answer(chosen.name, prompt, event, is_cut)
+    raise AssertionError("a completion ends with Finished")
 
 
-def plain_seconds(engine: Engine, done: Answer, sampling: SamplingParams) -> float | None:
+def plain_seconds(llm: LLM, done: Answer, sampling: SamplingParams) -> float | None:
     """Seconds of a token of plain decoding here, at the end of this very text.
 
     The answer's last tokens are decoded once more: one seed, one text. None when it is too short.
@@ -135,16 +110,14 @@ def plain_seconds(engine: Engine, done: Answer, sampling: SamplingParams) -> flo
     if len(tail) <= _FEWEST or not expected_s < _LONGEST_PROBE_S:
         return None
     text = [*done.prompt, *done.finished.tokens][: -len(tail)]
-    rounds: list[Round] = []
-    end_s = perf_counter() + _PROBE_S
-
-    def goes_on(round_: Round) -> bool:
-        rounds.append(round_)
-        return len(rounds) <= _FEWEST or perf_counter() < end_s
-
-    watched = cast(Method, _Watched(method_named("ar"), goes_on))
-    engine.on_chunk = lambda: None
-    for _ in engine.generate(text, sampling, method=watched, max_tokens=len(tail)):
-        pass
-    gaps = [b.end_s - a.end_s for a, b in pairwise(rounds)]
+    num_rounds, end_s = count(1), perf_counter() + _PROBE_S
+    llm.on_chunk = lambda: None
+    *_, last = llm.stream(
+        text,
+        replace(sampling, max_tokens=len(tail), stop=()),
+        method="ar",
+        should_stop=lambda: next(num_rounds) > _FEWEST and perf_counter() >= end_s,
+    )
+    assert isinstance(last, Finished)
+    gaps = [b.end_s - a.end_s for a, b in pairwise(last.stats.rounds)]
     return median(gaps) if len(gaps) >= _FEWEST else None

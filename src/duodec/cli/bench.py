@@ -16,8 +16,8 @@ from duodec.cli.output import say, say_dim
 from duodec.cli.progress import progress_bar
 from duodec.cli.report import check_installed, show_run
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.methods import METHODS
 from duodec.errors import BadOption
+from duodec.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from duodec.bench.plan import BenchPlan

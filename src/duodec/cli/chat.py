@@ -13,6 +13,7 @@ from duodec.cli import choices, options, slash
 from duodec.cli.conversation import Conversation
 from duodec.cli.opening import open_engine
 from duodec.cli.output import AnswerWriter, say_dim, warn
+from duodec.config import EngineConfig
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption, ContextExceeded
 
@@ -77,7 +78,7 @@ def chat(
     quiet: options.Quiet = False,
 ) -> None:
     """Talk with a model: the history is kept, Ctrl-C stops an answer and not the chat."""
-    from duodec.loading import EngineConfig, draft_for
+    from duodec.loading import draft_for
 
     sampling = SamplingParams(
         temperature=temperature,

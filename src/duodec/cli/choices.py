@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from duodec.config import EngineConfig
 from duodec.core.grammar import Grammar
-from duodec.decoding.methods import method as method_named
 from duodec.errors import BadOption
+from duodec.methods.registry import method as method_named
 
 if TYPE_CHECKING:
-    from duodec.loading import EngineConfig
+    pass
 
 
 def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:

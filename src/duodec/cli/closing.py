@@ -9,8 +9,8 @@ import math
 from itertools import pairwise
 from statistics import fmean
 
+from duodec.core.events import FinishReason
 from duodec.core.round import Round, Stats
-from duodec.events import FinishReason
 
 _FEWEST = 3  # rounds after the first that can be compared with anything
 _NOTABLE = 0.05  # plain forwards

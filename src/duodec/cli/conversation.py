@@ -11,11 +11,11 @@ from duodec.cli.answering import Answer, Interruption, Stopped, answer
 from duodec.cli.closing import draft_line, rate
 from duodec.cli.output import AnswerWriter, is_terminal, say, say_dim, warn
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.methods import method as method_named
 from duodec.errors import BadOption, ContextExceeded
+from duodec.methods.registry import method as method_named
 
 if TYPE_CHECKING:
-    from duodec.engine import Engine
+    from duodec.llm import LLM
 
 _HARD_PATIENCE = 2  # presses of Ctrl-C after the first that are still answered in good order
 
@@ -24,7 +24,7 @@ _HARD_PATIENCE = 2  # presses of Ctrl-C after the first that are still answered 
 class Conversation:
     """Every answer sees all messages before it; the engine's memo makes that cheap."""
 
-    engine: Engine
+    engine: LLM
     writer: AnswerWriter
     target: str
     draft: str | None

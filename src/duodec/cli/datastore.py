@@ -16,6 +16,7 @@ import typer
 from duodec.cli.models import size
 from duodec.cli.options import CONTEXT_SETTINGS, Offline, Target
 from duodec.cli.output import is_terminal, put, put_table, say_dim, warn
+from duodec.config import EngineConfig
 from duodec.errors import DatastoreUnreadable
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ def build(
 ) -> None:
     """Build a datastore of text and chats, in the target's tokens; its path to stdout."""
     from duodec import datastores
-    from duodec.config import EngineConfig
     from duodec.targets import open_vocabulary
 
     begin_s = time.perf_counter()

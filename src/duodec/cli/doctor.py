@@ -64,7 +64,7 @@ def doctor(
     ] = False,
 ) -> None:
     """Check a target and a draft before use: files, vocabularies, cores, memory, speed."""
-    from duodec.loading import EngineConfig, draft_for
+    from duodec.loading import draft_for
     from duodec.models import resolve
     from duodec.targets import target_file
 

@@ -15,11 +15,12 @@ from duodec.cli.closing import busy_line, comparison, draft_line, end_line, seco
 from duodec.cli.opening import open_engine
 from duodec.cli.output import AnswerWriter, is_terminal, put, say, say_dim, warn
 from duodec.cli.record import to_json
+from duodec.config import EngineConfig
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 
 if TYPE_CHECKING:
-    from duodec.engine import Engine
+    from duodec.llm import LLM
 
 EPILOG = f"""
 [bold]Examples[/bold]
@@ -130,7 +131,6 @@ def generate(
 
     The text is the target's own; draft and method only change the speed.
     """
-    from duodec.loading import EngineConfig
 
     sampling = SamplingParams(
         temperature=temperature,
@@ -215,7 +215,7 @@ def messages(text: str, system: str | None) -> list[dict[str, Any]]:
     return [*first, {"role": "user", "content": text}]
 
 
-def _close(engine: Engine, done: Answer, sampling: SamplingParams, draft: str | None) -> None:
+def _close(engine: LLM, done: Answer, sampling: SamplingParams, draft: str | None) -> None:
     """The closing lines."""
     stats = done.finished.stats
     words = [speed_line(stats), f"seed {sampling.seed}"]
@@ -233,7 +233,7 @@ def _close(engine: Engine, done: Answer, sampling: SamplingParams, draft: str | 
     say_dim(draft_line(stats, done.method, draft))
 
 
-def _compare(engine: Engine, done: Answer, sampling: SamplingParams, others: OtherPrograms) -> None:
+def _compare(engine: LLM, done: Answer, sampling: SamplingParams, others: OtherPrograms) -> None:
     """One more line: how it compares with plain decoding, which is timed for that."""
     try:
         plain_s = plain_seconds(engine, done, sampling)

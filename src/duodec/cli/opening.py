@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from duodec.cli.output import is_terminal, status
+from duodec.config import EngineConfig
 
 if TYPE_CHECKING:
-    from duodec.engine import Engine
-    from duodec.loading import EngineConfig
+    from duodec.llm import LLM
 
 
 def open_engine(
     config: EngineConfig, *, on_warning: Callable[[str], None], is_quiet: bool = False
-) -> Engine:
+) -> LLM:
     """The engine that a command works with; the caller closes it."""
     from duodec import loading
     from duodec.models import resolve

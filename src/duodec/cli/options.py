@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from duodec.decoding.methods import METHODS
+from duodec.methods.registry import METHODS
 
 _MODELS, _DECODING, _SAMPLING = "Models", "Decoding", "Sampling"
 _MACHINE, _OUTPUT, _PROMPTS = "Machine", "Output", "Prompts"

@@ -13,12 +13,12 @@ from duodec.cli import options
 from duodec.cli.opening import open_engine
 from duodec.cli.output import put, put_table, say_dim, warn
 from duodec.cli.progress import progress_bar
+from duodec.config import EngineConfig
 from duodec.errors import BackendUnavailable, BadOption
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from duodec.config import EngineConfig
     from duodec.profiling import Attention, Profile
 
     OnProgress = Callable[[str, int, int], None]
@@ -67,7 +67,7 @@ def profile(
     ] = False,
 ) -> None:
     """Measure the curves T(n) and d(k) of a pair and keep them for the planner."""
-    from duodec.loading import EngineConfig, profile_key
+    from duodec.loading import profile_key
 
     if plot and not plot.resolve().parent.is_dir():
         raise BadOption(f"--plot {plot}: there is no such folder; create it first")

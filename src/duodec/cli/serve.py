@@ -12,11 +12,11 @@ import typer
 
 from duodec.cli import choices, options
 from duodec.cli.output import say, warn
+from duodec.config import EngineConfig
 from duodec.errors import BackendUnavailable, BadOption
 
 if TYPE_CHECKING:
-    from duodec.engine import Engine
-    from duodec.loading import EngineConfig
+    from duodec.llm import LLM
     from duodec.server.service import Service
 
 _SERVER, _LIMITS, _ACCESS = "Server", "Limits", "Access"
@@ -201,7 +201,6 @@ def serve(
 
     Nothing is sent anywhere: no telemetry, no look for updates.
     """
-    from duodec.loading import EngineConfig
 
     try:
         from duodec.server import logs, running
@@ -239,18 +238,17 @@ def _loader(config: EngineConfig, method: str | None) -> Callable[[Service], Cal
 
     def load(service: Service) -> Callable[[], None]:
         from duodec import loading
-        from duodec.server import opening
 
         draft = choices.draft_reference(config, method)
-        engine: Engine = loading.load(
+        llm: LLM = loading.load(
             replace(config, draft=config.draft if draft else None), on_warning=warn
         )
         try:
-            opening.start(service, engine, config)
+            service.start(llm)
         except BaseException:
-            engine.close()
+            llm.close()
             raise
-        return engine.close
+        return llm.close
 
     return load
 

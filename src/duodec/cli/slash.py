@@ -13,9 +13,9 @@ from duodec.cli import choices
 from duodec.cli.closing import draft_line, speed_line
 from duodec.cli.output import say
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.methods import DEFAULT_METHOD
-from duodec.decoding.methods import method as method_named
 from duodec.errors import BadOption
+from duodec.methods.registry import DEFAULT_METHOD
+from duodec.methods.registry import method as method_named
 
 if TYPE_CHECKING:
     from duodec.cli.conversation import Conversation

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,11 +78,62 @@ class Scores(Protocol):
         """The law of a row. Raises LawUnavailable where the target has none."""
 
 
+class Tokenizer(Protocol):
+    """A vocabulary."""
+
+    @property
+    def num_vocab(self) -> int: ...
+    @property
+    def chat_template(self) -> str | None: ...
+    @property
+    def bos(self) -> int: ...
+    @property
+    def eos(self) -> int: ...
+    def token_text(self, token: int) -> bytes: ...
+    def tokenize(self, text: str, *, is_templated: bool) -> list[int]: ...
+    def piece(self, token: int) -> bytes: ...
+    def is_end(self, token: int) -> bool: ...
+
+
 class Target(Protocol):
     """The model whose text is wanted."""
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Score every query's draft in one forward. Raises ContextExceeded."""
+
+
+class Launched(Protocol):
+    """A forward pass in flight."""
+
+    def result(self) -> list[Scores]:
+        """Wait for its end. Raises what `Target.score` raises."""
+
+
+@runtime_checkable
+class Launching(Protocol):
+    """A target that computes elsewhere: it can be told to start, and is waited for later."""
+
+    def launch(self, queries: Sequence[Query]) -> Launched:
+        """Start one forward pass over every query's draft. Only one is in flight at a time, and
+        earlier scores whose candidates are not ready end with it."""
+
+
+@dataclass(frozen=True)
+class InThisThread:
+    """A forward pass that is computed when its result is wanted."""
+
+    target: Target
+    queries: Sequence[Query]
+
+    def result(self) -> list[Scores]:
+        return self.target.score(self.queries)
+
+
+def launch(target: Target, queries: Sequence[Query]) -> Launched:
+    """Start a forward pass, where the target computes elsewhere."""
+    if isinstance(target, Launching):
+        return target.launch(queries)
+    return InThisThread(target, queries)
 
 
 def has_branches(target: Target) -> bool:

@@ -10,7 +10,7 @@ library given the same row picks the same token.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,9 @@ from duodec.core.rows import HEAD, Row, descending, log_normaliser, masked, nucl
 from duodec.errors import BadOption
 
 Tokens = NDArray[np.int32]  # (length,)
+
+
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: Grammar | None = None  # that the answer must match
     seed: int = 0
+    max_tokens: int | None = None  # of the completion; None: as many as the context holds
+    stop: Sequence[str] = ()  # texts that end the completion, and are no part of it
+    logprobs: int | None = None  # alternatives to each token, told with its log probability
 
     def __post_init__(self) -> None:
         def check(name: str, is_good: bool, remedy: str) -> None:
@@ -57,6 +63,14 @@ class SamplingParams:
         check("frequency_penalty", math.isfinite(self.frequency_penalty), "use 0 (off)")
         is_good_bias = all(t >= 0 and b < math.inf for t, b in self.logit_bias.items())
         check("logit_bias", is_good_bias, "use tokens of the vocabulary and numbers (-inf bans)")
+        object.__setattr__(
+            self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        )
+        check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "use 1 or more")
+        if any(not text for text in self.stop):
+            raise BadOption("a stop string is empty; leave it out")
+        is_good_number = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
+        check("logprobs", is_good_number, f"use a number from 0 to {MAX_LOGPROBS}, or None")
         check("seed", 0 <= self.seed < 1 << 64, "use a whole number from 0 to 2**64 - 1")
 
     @property

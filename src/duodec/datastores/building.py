@@ -22,7 +22,7 @@ from duodec.drafting.datastore_file import MAGIC, Header, file_parts
 from duodec.errors import BackendUnavailable, BadOption
 
 if TYPE_CHECKING:
-    from duodec.engine import Tokenizer
+    from duodec.core.protocols import Tokenizer
 
 Stage = Literal["reading", "sorting", "writing"]
 Progress = Callable[[Stage, int, int], None]  # how many bytes of how many; none while sorting

@@ -12,7 +12,7 @@ from duodec.drafting.datastore_file import Header, encode
 from duodec.errors import BadOption
 
 if TYPE_CHECKING:
-    from duodec.engine import Tokenizer
+    from duodec.core.protocols import Tokenizer
 
 _MAX_BYTES = (1 << 31) - 1  # of encoded tokens: offsets of bytes are sorted as int32
 

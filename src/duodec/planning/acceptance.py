@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,12 @@ def _cell(confidence: float, rank: int) -> int:
     return bisect_right(_EDGES, confidence) * _NUM_RANKS + min(rank, _NUM_RANKS - 1)
 
 
+@lru_cache(maxsize=1 << 14)
+def _siblings(confidences: tuple[float, ...]) -> tuple[tuple[int, float], ...]:
+    """The cell of each, and how much its prior weighs."""
+    return tuple((_cell(c, rank), _PRIOR_WEIGHT * c) for rank, c in enumerate(confidences))
+
+
 class Acceptance:
     """Acceptance by confidence and rank, for one source of candidates.
 
@@ -61,6 +68,23 @@ class Acceptance:
         """The same of one: faster than arrays are for a few."""
         cell = _cell(confidence, rank)
         return (self._right[cell] + _PRIOR_WEIGHT * confidence) / (self._num[cell] + _PRIOR_WEIGHT)
+
+    def by_rank(self, confidences: tuple[float, ...]) -> list[float]:
+        """The same of siblings, best first."""
+        right, num = self._right, self._num
+        return [
+            (right[cell] + weighted) / (num[cell] + _PRIOR_WEIGHT)
+            for cell, weighted in _siblings(confidences)
+        ]
+
+    def at_rank(self, confidences: Sequence[float], rank: int) -> list[float]:
+        """The same of several of one rank."""
+        right, num = self._right, self._num
+        cells = [bisect_right(_EDGES, c) * _NUM_RANKS + rank for c in confidences]
+        return [
+            (right[cell] + _PRIOR_WEIGHT * c) / (num[cell] + _PRIOR_WEIGHT)
+            for cell, c in zip(cells, confidences, strict=True)
+        ]
 
     def observe(
         self, confidences: Sequence[float], ranks: Sequence[int], is_right: Sequence[bool]

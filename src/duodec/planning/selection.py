@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
@@ -32,10 +32,11 @@ class Source(Protocol):
 
     def successors(self, state: State, least: float) -> Sequence[tuple[int, float, State]]:
         """(token, likelihood, state there) of what may come next, as far as it is at least so
-        likely; [] where it does not know."""
+        likely; [] where it does not know. A state of None is found by `follow`, once it is needed.
+        """
 
     def follow(self, state: State, token: int) -> State:
-        """Where another source's token leads."""
+        """Where a token leads."""
 
     def observe(self, state: State, token: int) -> None:
         """The target's token at a node whose successors were asked for."""
@@ -49,9 +50,9 @@ _ALONE, _UNLIKE_DRAFT, _DRAFT_ALONE, _TOGETHER = range(4)
 class _Proposals:
     """The merged successors of one node."""
 
-    tokens: list[int] = field(default_factory=list)
-    joint: list[float] = field(default_factory=list)  # that any of its sources is right
-    patterns: list[int] = field(default_factory=list)
+    tokens: Sequence[int] = ()
+    joint: Sequence[float] = ()  # that any of its sources is right
+    patterns: Sequence[int] = ()
 
 
 class Selection:
@@ -107,38 +108,69 @@ class Selection:
         self, node: int, states: list[State], least: float
     ) -> list[tuple[int, float, list[State]]]:
         """The successors of a node, each once: token, likelihood, states there."""
-        num = len(states)
+        asked = [
+            (i, known)
+            for i, state in enumerate(states)
+            if state is not None and (known := self._sources[i].successors(state, least))
+        ]
+        if not asked:
+            self._proposals[node] = _Proposals()
+            return []
+        if len(asked) == 1:
+            merged = self._of_one(node, *asked[0], len(states))
+        else:
+            merged = self._of_several(node, asked, len(states))
+        if node == ROOT:
+            self.reach = min(1.0, sum(likelihood for _, likelihood, _ in merged))
+        return merged
+
+    def _of_one(
+        self, node: int, source: int, known: Sequence[tuple[int, float, State]], num: int
+    ) -> list[tuple[int, float, list[State]]]:
+        """Successors that one source alone proposes."""
+        pattern = _ALONE if source else _DRAFT_ALONE
+        tokens, joint, below = zip(*known, strict=True)
+        self._proposals[node] = _Proposals(tokens, joint, (pattern,) * len(tokens))
+        merged = []
+        for token, likelihood, state in zip(
+            tokens, self._agreement.at_rank(joint, pattern), below, strict=True
+        ):
+            states = [None] * num
+            states[source] = state
+            merged.append((token, likelihood, states))
+        return merged
+
+    def _of_several(
+        self, node: int, asked: Sequence[tuple[int, Sequence[tuple[int, float, State]]]], num: int
+    ) -> list[tuple[int, float, list[State]]]:
+        """Successors that several sources propose, each token once."""
         found: dict[int, list[Any]] = {}  # token: [likelihood of none, sources, states]
-        draft_knows = False
-        for i, state in enumerate(states):
-            if state is None:
-                continue
-            for token, likelihood, below in self._sources[i].successors(state, least):
+        draft_knows = asked[0][0] == 0
+        for source, known in asked:
+            for token, likelihood, below in known:
                 entry = found.get(token)
                 if entry is None:
                     found[token] = entry = [1.0, 0, [None] * num]
                 entry[0] *= 1.0 - likelihood
-                entry[1] |= 1 << i
-                entry[2][i] = below
-            draft_knows = draft_knows or (i == 0 and bool(found))
-        proposals = self._proposals[node] = _Proposals()
-        merged = []
-        for token, (none, mask, below) in found.items():
-            if mask & (mask - 1):
-                pattern = _TOGETHER
-            elif mask & 1:
-                pattern = _DRAFT_ALONE
-            else:
-                pattern = _UNLIKE_DRAFT if draft_knows else _ALONE
-            joint = 1.0 - none
-            likelihood = self._agreement.estimate(joint, pattern)
-            proposals.tokens.append(token)
-            proposals.joint.append(joint)
-            proposals.patterns.append(pattern)
-            merged.append((token, likelihood, below))
-        if node == ROOT:
-            self.reach = min(1.0, sum(likelihood for _, likelihood, _ in merged))
-        return merged
+                entry[1] |= 1 << source
+                entry[2][source] = below
+        joint = [1.0 - none for none, _, _ in found.values()]
+        patterns = [
+            _TOGETHER
+            if mask & (mask - 1)
+            else _DRAFT_ALONE
+            if mask & 1
+            else _UNLIKE_DRAFT
+            if draft_knows
+            else _ALONE
+            for _, mask, _ in found.values()
+        ]
+        self._proposals[node] = _Proposals(tuple(found), joint, patterns)
+        estimate = self._agreement.estimate
+        return [
+            (token, estimate(value, pattern), entry[2])
+            for (token, entry), value, pattern in zip(found.items(), joint, patterns, strict=True)
+        ]
 
     def learn(self, tokens: Sequence[int]) -> None:
         """The tokens that came: each candidate along them was right or not."""

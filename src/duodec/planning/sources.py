@@ -70,21 +70,17 @@ class RowSource:
     def root(self) -> Context:
         return self._end
 
-    def successors(self, state: Context, least: float) -> list[tuple[int, float, Context]]:
+    def successors(self, state: Context, least: float) -> list[tuple[int, float, None]]:
         known = self._rows.longest(state)
         if known is None:
             return []
         order, (tokens, confidences) = known
-        estimate, tail = self._acceptance[order - 1].estimate, state[1 - MAX_ORDER :]
-        found = []
-        for rank, (token, confidence) in enumerate(
-            zip(tokens, confidences or _BY_RANK, strict=False)
-        ):
-            likelihood = estimate(confidence, rank)
-            if likelihood < least:
-                break  # and so are those after it, mostly
-            found.append((token, likelihood, (*tail, token)))
-        return found
+        likelihoods = self._acceptance[order - 1].by_rank(confidences or _BY_RANK[: len(tokens)])
+        return [
+            (token, likelihood, None)  # `follow` says where it leads
+            for token, likelihood in zip(tokens, likelihoods, strict=True)
+            if likelihood >= least
+        ]
 
     def follow(self, state: Context, token: int) -> Context:
         return (*state[1 - MAX_ORDER :], token)

@@ -84,7 +84,7 @@ class Routes:
 
     async def _body(self, request: Request) -> dict[str, Any]:
         """The request's JSON. Raises ApiError of what is too large, too slow or no JSON."""
-        _ = self._service.pool  # nobody uploads to a server that is not ready
+        _ = self._service.scheduler  # nobody uploads to a server that is not ready
         most = self._service.settings.max_body_bytes
         try:
             data = await asyncio.wait_for(_read(request, most), _BODY_S)

@@ -13,9 +13,10 @@ from contextlib import suppress
 from functools import partial
 from time import perf_counter
 
+from duodec.scheduler.outputs import Done, Failed, Output, Piece
+from duodec.scheduler.scheduler import Task
 from duodec.server.errors import timed_out
-from duodec.server.jobs import Ask, Done, Failed, Job, Piece, Word
-from duodec.server.pool import Pool
+from duodec.server.scheduling import SchedulerThread
 
 Told = tuple[int, Piece | Done]
 """A word, and which of the choices says it."""
@@ -26,21 +27,27 @@ class Feed:
     ``interval_s`` seconds at most. The owner calls `leave`, at the end or before it."""
 
     def __init__(
-        self, pool: Pool, asks: Sequence[Ask], timeout_s: float, interval_s: float = 0.0
+        self,
+        scheduler: SchedulerThread,
+        tasks: Sequence[Task],
+        timeout_s: float,
+        interval_s: float = 0.0,
     ) -> None:
-        self._pool = pool
+        self._scheduler = scheduler
         self._loop = asyncio.get_running_loop()
-        self._words: deque[tuple[int, Word]] = deque()
+        self._words: deque[tuple[int, Output]] = deque()
         self._news: asyncio.Future[None] | None = None  # somebody waits for a word
         self._is_listening = False  # a piece is news, not only what ends an answer
         self._timeout_s = timeout_s
         self._end_s = perf_counter() + timeout_s
         self._interval_s = interval_s
         self._quiet_s = 0.0  # until then, pieces are no news
-        self._jobs = [Job(ask, partial(self._say, i)) for i, ask in enumerate(asks)]
-        self._num_open = len(asks)
-        self.num_choices = len(asks)
-        pool.submit(self._jobs)
+        self._tasks = tasks
+        for i, task in enumerate(tasks):
+            task.say = partial(self._say, i)
+        self._num_open = len(tasks)
+        self.num_choices = len(tasks)
+        scheduler.submit(tasks)
 
     @property
     def is_over(self) -> bool:
@@ -68,8 +75,8 @@ class Feed:
 
     def leave(self) -> None:
         """Nobody listens any more: what is still in work ends."""
-        for job in self._jobs:
-            self._pool.leave(job)
+        for task in self._tasks:
+            self._scheduler.abort(task)
 
     def _taken(self) -> Iterator[Told]:
         """What there is, up to a failure."""
@@ -104,7 +111,7 @@ class Feed:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    def _say(self, index: int, word: Word) -> None:
+    def _say(self, index: int, word: Output) -> None:
         """From a slot's thread."""
         self._words.append((index, word))
         if self._is_listening or _ends(word):
@@ -112,7 +119,7 @@ class Feed:
                 self._loop.call_soon_threadsafe(self._wake)
 
 
-def _ends(word: Word) -> bool:
+def _ends(word: Output) -> bool:
     return not isinstance(word, Piece)
 
 

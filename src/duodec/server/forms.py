@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from duodec.core.logprobs import Logprob
+from duodec.scheduler.outputs import Done, Piece
 from duodec.server import logprobs, shapes
 from duodec.server.asking import Wish
-from duodec.server.jobs import Done, Piece
-from duodec.server.logprobs import Mark
 from duodec.server.tools import Call, Found, ToolCalls
 
 Choice = dict[str, Any]
@@ -23,7 +23,7 @@ class _Track:
     """What was said of one choice."""
 
     text: str = ""
-    marks: list[Mark] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     done: Done | None = None
     splitter: ToolCalls | None = None
@@ -67,7 +67,7 @@ class Form(ABC):
     def add(self, index: int, word: Piece | Done) -> list[dict[str, Any]]:
         """The chunks that a word makes."""
         track = self._tracks[index]
-        track.marks += word.marks
+        track.logprobs += word.logprobs
         text = word.delta.text if isinstance(word, Piece) else ""
         is_last = isinstance(word, Done)
         choices = []
@@ -78,8 +78,8 @@ class Form(ABC):
             else:
                 choices.append(self._said(index, found))
                 track.text += found
-        if word.marks and choices and not is_last:
-            choices[0]["logprobs"] = self._logprobs(index, word.marks)
+        if word.logprobs and choices and not is_last:
+            choices[0]["logprobs"] = self._logprobs(index, word.logprobs)
         chunks = [self._chunk([choice]) for choice in choices]
         if isinstance(word, Done):
             track.done = word
@@ -105,8 +105,8 @@ class Form(ABC):
         reason = shapes.finish_reason(done, len(self._tracks[index].calls))
         choice = self._ended(index)
         choice["finish_reason"] = reason
-        if done.marks:
-            choice["logprobs"] = self._logprobs(index, done.marks)
+        if done.logprobs:
+            choice["logprobs"] = self._logprobs(index, done.logprobs)
         chunk = self._chunk([choice])
         if self._wish.includes_usage:
             return chunk
@@ -132,11 +132,11 @@ class Form(ABC):
 
     def _choice(self, index: int, track: _Track) -> Choice:
         assert track.done is not None, "all is said"
-        has_marks = self._wish.num_logprobs is not None
+        has_logprobs = self._wish.num_logprobs is not None
         return {
             "index": index,
             **self._content(track),
-            "logprobs": self._logprobs(index, track.marks) if has_marks else None,
+            "logprobs": self._logprobs(index, track.logprobs) if has_logprobs else None,
             "finish_reason": shapes.finish_reason(track.done, len(track.calls)),
         }
 
@@ -177,7 +177,7 @@ class Form(ABC):
     @abstractmethod
     def _content(self, track: _Track) -> dict[str, Any]: ...
     @abstractmethod
-    def _logprobs(self, index: int, marks: Sequence[Mark]) -> dict[str, Any]: ...
+    def _logprobs(self, index: int, marks: Sequence[Logprob]) -> dict[str, Any]: ...
 
 
 class ChatForm(Form):
@@ -213,7 +213,7 @@ class ChatForm(Form):
             message["tool_calls"] = [shapes.tool_call(call) for call in track.calls]
         return {"message": message}
 
-    def _logprobs(self, index: int, marks: Sequence[Mark]) -> dict[str, Any]:
+    def _logprobs(self, index: int, marks: Sequence[Logprob]) -> dict[str, Any]:
         return logprobs.chat_content(marks, self._piece)
 
 
@@ -246,11 +246,11 @@ class CompletionForm(Form):
     def _content(self, track: _Track) -> dict[str, Any]:
         return {"text": track.text}
 
-    def _logprobs(self, index: int, marks: Sequence[Mark]) -> dict[str, Any]:
+    def _logprobs(self, index: int, marks: Sequence[Logprob]) -> dict[str, Any]:
         track = self._tracks[index]
-        num_before = len(track.marks) - len(marks)
+        num_before = len(track.logprobs) - len(marks)
         offset = sum(
             len(self._piece(mark.token).decode("utf-8", "replace"))
-            for mark in track.marks[:num_before]
+            for mark in track.logprobs[:num_before]
         )
         return logprobs.completion_lists(marks, self._piece, offset)

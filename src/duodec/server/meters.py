@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from duodec.core.round import NEAR_TIE, Round
-from duodec.server.jobs import Job
+from duodec.scheduler.scheduler import Task
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FIRST_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -39,20 +41,25 @@ class Meters:
         self._first_s = self._histogram("time_to_first_token_seconds", _FIRST_S)
         self._whole_s = self._histogram("e2e_request_latency_seconds", _WHOLE_S)
 
-    def watch(self, name: str, words: str, value: Callable[[], float]) -> None:
+    def gauge(self, name: str, words: str, value: Callable[[], float]) -> None:
         """A gauge that is read when somebody looks."""
         gauge = Gauge(f"{self._prefix}:{name}", words, registry=self._registry)
         gauge.set_function(value)
 
-    def ended(self, job: Job, reason: str) -> None:
+    def counter(self, name: str, words: str, value: Callable[[], float]) -> None:
+        """A count that only grows, read when somebody looks."""
+        self._registry.register(_ReadCounter(f"{self._prefix}:{name}", words, value))
+
+    def ended(self, task: Task, reason: str) -> None:
         """An answer has ended: as OpenAI's finish reasons, ``abort`` or ``error``."""
         self._ended.labels(reason).inc()
-        if job.rounds:
-            if job.ask.choice == 0:  # as `usage` counts it: once a request
-                self._prompt.inc(len(job.ask.tokens))
-            self._first_s.observe(job.rounds[0].end_s - job.arrive_s)
-            self._count(job.rounds)
-        self._whole_s.observe(max(0.0, perf_counter() - job.arrive_s))
+        rounds = task.request.rounds
+        if rounds:
+            if task.request.sampler.choice == 0:  # as `usage` counts it: once a request
+                self._prompt.inc(len(task.request.prompt))
+            self._first_s.observe(rounds[0].end_s - task.arrive_s)
+            self._count(rounds)
+        self._whole_s.observe(max(0.0, perf_counter() - task.arrive_s))
 
     def refused(self, status: int) -> None:
         self._refused.labels(str(status)).inc()
@@ -79,3 +86,13 @@ class Meters:
         return Histogram(
             f"{self._prefix}:{name}", "Seconds.", buckets=buckets, registry=self._registry
         )
+
+
+class _ReadCounter(Collector):
+    """A counter whose value is kept elsewhere."""
+
+    def __init__(self, name: str, words: str, value: Callable[[], float]) -> None:
+        self._name, self._words, self._value = name, words, value
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(self._name, self._words, value=self._value())

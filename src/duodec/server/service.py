@@ -1,29 +1,28 @@
-"""The server's parts put together: models, pool, meters; what is loaded and what is refused."""
+"""Put the server's parts together: the model, the scheduler's thread, meters."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from typing import Any
 
 from duodec.core.grammar import Grammar
-from duodec.core.protocols import Target
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.methods import DEFAULT_METHOD
-from duodec.engine import Engine
 from duodec.errors import BadOption
+from duodec.llm import LLM
+from duodec.methods.registry import DEFAULT_METHOD
+from duodec.scheduler.scheduler import Task
 from duodec.server.asking import ChatWish, Wish, parse_chat, parse_completion
-from duodec.server.choosing import keep_for, method_for
+from duodec.server.choosing import method_for
 from duodec.server.errors import ApiError, unavailable
 from duodec.server.feed import Feed
 from duodec.server.forms import ChatForm, CompletionForm, Form
-from duodec.server.jobs import Ask, Job
 from duodec.server.meters import Meters
-from duodec.server.pool import Pool
+from duodec.server.scheduling import SchedulerThread
 from duodec.server.settings import Settings
 from duodec.server.shapes import progress
 
@@ -38,127 +37,110 @@ class Service:
         self.settings = settings
         self.meters = Meters(settings.metrics_prefix)
         self.created = int(time.time())
-        self._engine: Engine | None = None
-        self._pool: Pool | None = None
+        self._llm: LLM | None = None
+        self._scheduler: SchedulerThread | None = None
         self._is_closing = False
 
     # --- its life
 
-    def start(
-        self,
-        engine: Engine,
-        target: Target,
-        trees: Target | None = None,
-        lone: Target | None = None,
-        *,
-        prepare: Callable[[bool], None] | None = None,
-        num_slots: int | None = None,
-    ) -> None:
-        """Serve this engine, whose queries ``target`` computes (see `Pool` for the others), once it
-        has answered one of our own: clients find a warm one."""
-        pool = Pool(
-            engine,
-            target,
-            trees,
-            lone,
-            num_slots=num_slots or self.settings.num_slots,
-            num_queued=self.settings.num_queued,
-            on_end=self.meters.ended,
-            prepare=prepare,
-            num_chunk=128 if engine.shares_cores else 512,
-        )
-        tokens = engine.tokens_of([0])
-        sampling = SamplingParams(logit_bias=_without_ends(engine))
-        pool.warm_up(Job(Ask(tuple(tokens), sampling, _WARM_TOKENS, method=self.settings.method),
-                         lambda word: None, engine.clock))  # fmt: skip
+    def start(self, llm: LLM) -> None:
+        """Serve this model, once it has completed a request of our own: clients find it warm."""
+        llm.num_chunk = 128 if llm.shares_cores else 512
+        tokens = llm.tokens_of([0])
+        params = SamplingParams(logit_bias=_without_ends(llm), max_tokens=_WARM_TOKENS)
+        llm.generate([tokens], params, method=self.settings.method)
         with suppress(BadOption):  # a model that has no grammars refuses them when one is asked for
-            engine.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
-        self._watch(pool, engine)
-        self._engine, self._pool = engine, pool
+            llm.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
+        llm.scheduler.on_end = self.meters.ended
+        thread = SchedulerThread(llm.scheduler, num_queued=self.settings.num_queued)
+        self._watch(thread, llm)
+        self._llm, self._scheduler = llm, thread
 
-    def _watch(self, pool: Pool, engine: Engine) -> None:
-        watch = self.meters.watch
-        watch("num_requests_running", "Answers in work.", lambda: pool.num_running)
-        watch("num_requests_waiting", "Answers that wait for a slot.", lambda: pool.num_waiting)
-        watch("target_forwards", "Forwards of the target.", lambda: pool.num_forwards)
-        if (drafter := engine.drafter) is not None:
-            watch("drafter_restarts", "Starts of the drafter after the first.",
-                  lambda: drafter.restarts)  # fmt: skip
+    def _watch(self, scheduler: SchedulerThread, llm: LLM) -> None:
+        gauge, counter = self.meters.gauge, self.meters.counter
+        gauge("num_requests_running", "Requests in slots.", lambda: scheduler.num_running)
+        gauge("num_requests_waiting", "Requests in the queue.", lambda: scheduler.num_waiting)
+        counter("target_forwards", "Forward passes.", lambda: scheduler.num_forwards)
+        if (drafter := llm.drafter) is not None:
+            counter("drafter_restarts", "Starts of the drafter after the first.",
+                    lambda: drafter.restarts)  # fmt: skip
 
     @property
     def is_ready(self) -> bool:
-        return self._pool is not None and not self._is_closing
+        return self._scheduler is not None and not self._is_closing
 
     @property
     def state(self) -> str:
         if self._is_closing:
             return "shutting down"
-        return "ok" if self._pool else "loading"
+        return "ok" if self._scheduler else "loading"
 
     @property
-    def pool(self) -> Pool:
+    def scheduler(self) -> SchedulerThread:
         """Raises ApiError while there is none."""
-        if self._pool is None or self._is_closing:
+        if self._scheduler is None or self._is_closing:
             raise unavailable(f"the server is {self.state}; ask again in a moment")
-        return self._pool
+        return self._scheduler
 
     @property
-    def engine(self) -> Engine:
+    def llm(self) -> LLM:
         """Raises ApiError while there is none."""
-        if self._engine is None:
+        if self._llm is None:
             raise unavailable("the model is loading; ask again in a moment")
-        return self._engine
+        return self._llm
 
     def drain(self) -> None:
         """Let answers in work come to their end, for as long as they are given; then end them."""
         self._is_closing = True
-        if self._pool is not None and not self._pool.drain(self.settings.grace_s):
+        if self._scheduler is not None and not self._scheduler.drain(self.settings.grace_s):
             self.end_all()
 
     def end_all(self) -> None:
         """End what is in work, or waits."""
-        if self._pool is not None:
-            self._pool.end_all(unavailable("the server is shutting down; ask again in a moment"))
+        if self._scheduler is not None:
+            self._scheduler.end_all(
+                unavailable("the server is shutting down; ask again in a moment")
+            )
 
     def close(self) -> None:
-        """End the pool; the engine is the caller's."""
+        """End the pool; the llm is the caller's."""
         self._is_closing = True
-        if self._pool is not None:
-            self._pool.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
     # --- what it is
 
     @property
     def num_context(self) -> int | None:
         """Tokens that a text may reach; None until that is known."""
-        return self._engine.num_context if self._engine else None
+        return self._llm.num_context if self._llm else None
 
     def props(self) -> dict[str, Any]:
         """What is served, and with what."""
-        engine, pool = self._engine, self._pool
+        llm, scheduler = self._llm, self._scheduler
         return {
             "model": self.settings.model,
             "state": self.state,
-            "total_slots": pool.num_slots if pool else None,
+            "total_slots": scheduler.num_slots if scheduler else None,
             "n_ctx": self.num_context,
             "method": self.settings.method or DEFAULT_METHOD,
-            "chat_template": engine.tokenizer.chat_template if engine else None,
+            "chat_template": llm.tokenizer.chat_template if llm else None,
             "speculation": {
-                "has_draft_model": bool(engine and engine.drafter),
-                "shares_cores": bool(engine and engine.shares_cores),
-                "drafter_restarts": engine.drafter.restarts if engine and engine.drafter else 0,
+                "has_draft_model": bool(llm and llm.drafter),
+                "shares_cores": bool(llm and llm.shares_cores),
+                "drafter_restarts": llm.drafter.restarts if llm and llm.drafter else 0,
             },
         }
 
     def slots(self) -> list[dict[str, Any]]:
         """What each slot works at; texts are nobody's business."""
-        states = self._pool.states if self._pool else []
+        states = self._scheduler.slots if self._scheduler else []
         return [
             {
-                "id": i, "is_processing": job is not None, "n_cached": num_cached,
-                **(progress(job.counts) if job else {}),
+                "id": i, "is_processing": task is not None, "n_cached": num_cached,
+                **(progress(task.counts) if task else {}),
             }
-            for i, (job, num_cached) in enumerate(states)
+            for i, (task, num_cached) in enumerate(states)
         ]  # fmt: skip
 
     # --- requests
@@ -172,63 +154,63 @@ class Service:
             )  # fmt: skip
 
     async def chat(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
-        """A chat request on its way. Raises ApiError and what the engine raises."""
-        pool, engine = self.pool, self.engine
-        asked = parse_chat(body, self.check_model, engine.tokenizer.chat_template)
-        tokens = await asyncio.to_thread(_chat_tokens, engine, asked)
-        asks = await asyncio.to_thread(self._asks, engine, asked.wish, tokens)
+        """A chat request on its way. Raises ApiError and what the llm raises."""
+        scheduler, llm = self.scheduler, self.llm
+        asked = parse_chat(body, self.check_model, llm.tokenizer.chat_template)
+        tokens = await asyncio.to_thread(_chat_tokens, llm, asked)
+        tasks = await asyncio.to_thread(self._tasks, llm, asked.wish, tokens)
         form = ChatForm(
-            asked.wish, self.settings.model, len(asks), len(tokens), engine.tokenizer.piece
+            asked.wish, self.settings.model, len(tasks), len(tokens), llm.tokenizer.piece
         )
         if asked.tools:
             form.watch_for_calls()
-        return asked.wish, form, self._feed(pool, asks, asked.wish)
+        return asked.wish, form, self._feed(scheduler, tasks, asked.wish)
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
-        """A text request on its way. Raises ApiError and what the engine raises."""
-        pool, engine = self.pool, self.engine
+        """A text request on its way. Raises ApiError and what the llm raises."""
+        scheduler, llm = self.scheduler, self.llm
         asked = parse_completion(body, self.check_model)
-        prompts = [await asyncio.to_thread(engine.tokens_of, prompt) for prompt in asked.prompts]
-        asks = [
-            ask
+        prompts = [await asyncio.to_thread(llm.tokens_of, prompt) for prompt in asked.prompts]
+        tasks = [
+            task
             for tokens in prompts
-            for ask in await asyncio.to_thread(self._asks, engine, asked.wish, tokens)
+            for task in await asyncio.to_thread(self._tasks, llm, asked.wish, tokens)
         ]
         num_prompt = sum(map(len, prompts))
         form = CompletionForm(
-            asked.wish, self.settings.model, len(asks), num_prompt, engine.tokenizer.piece
+            asked.wish, self.settings.model, len(tasks), num_prompt, llm.tokenizer.piece
         )
         if asked.is_echoed:
-            texts = [_text(engine, prompt) for prompt in asked.prompts]
+            texts = [_text(llm, prompt) for prompt in asked.prompts]
             form.begin_with([text for text in texts for _ in range(asked.wish.num_choices)])
-        return asked.wish, form, self._feed(pool, asks, asked.wish)
+        return asked.wish, form, self._feed(scheduler, tasks, asked.wish)
 
-    def _feed(self, pool: Pool, asks: Sequence[Ask], wish: Wish) -> Feed:
+    def _feed(self, scheduler: SchedulerThread, tasks: Sequence[Task], wish: Wish) -> Feed:
         interval_s = self.settings.interval_s if wish.is_streamed else inf
-        return Feed(pool, asks, self.settings.timeout_s, interval_s)
+        return Feed(scheduler, tasks, self.settings.timeout_s, interval_s)
 
-    def _asks(self, engine: Engine, wish: Wish, tokens: list[int]) -> list[Ask]:
-        method = wish.method or self.settings.method
-        engine.check(tokens, wish.sampling, method)
-        keep_for(method_for(engine, method, wish.max_draft), [], wish.num_logprobs)
-        first = Ask(
-            tuple(tokens), wish.sampling, wish.max_tokens, wish.stop, 0, method, wish.max_draft,
-            wish.num_logprobs,
-        )  # fmt: skip
-        return [replace(first, choice=choice) for choice in range(wish.num_choices)]
-
-
-def _chat_tokens(engine: Engine, asked: ChatWish) -> list[int]:
-    return engine.tokens_of(asked.messages, tools=asked.tools)
+    def _tasks(self, llm: LLM, wish: Wish, tokens: list[int]) -> list[Task]:
+        method = method_for(llm, wish.method or self.settings.method, wish.max_draft)
+        params = replace(
+            wish.sampling, max_tokens=wish.max_tokens, stop=wish.stop, logprobs=wish.num_logprobs
+        )
+        return [
+            llm.task(tokens, params, method=method, say=lambda output: None, choice=choice)
+            for choice in range(wish.num_choices)
+        ]
 
 
-def _text(engine: Engine, prompt: str | list[int]) -> str:
+def _chat_tokens(llm: LLM, asked: ChatWish) -> list[int]:
+    return llm.tokens_of(asked.messages, tools=asked.tools)
+
+
+def _text(llm: LLM, prompt: str | list[int]) -> str:
     if isinstance(prompt, str):
         return prompt
-    return b"".join(map(engine.tokenizer.piece, prompt)).decode("utf-8", "replace")
+    return b"".join(map(llm.tokenizer.piece, prompt)).decode("utf-8", "replace")
 
 
-def _without_ends(engine: Engine) -> dict[int, float]:
+def _without_ends(llm: LLM) -> dict[int, float]:
     """A bias that keeps an answer from ending early."""
-    eos = engine.tokenizer.eos
+    eos = llm.tokenizer.eos
     return {eos: -float("inf")} if eos >= 0 else {}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from duodec.core.round import Stats
-from duodec.server.jobs import Counts, Done
+from duodec.scheduler.outputs import Counts, Done
 from duodec.server.tools import Call
 
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}

@@ -37,7 +37,7 @@ def load(*, is_exact: bool = False) -> Any:
     elif is_exact and os.environ.get(EXACT_SWITCH) != "0":
         raise BackendUnavailable(
             "llama.cpp is loaded with its fast kernels already; ask for exact kernels in the "
-            f"first Engine of the process, or set {EXACT_SWITCH}=0 before it starts"
+            f"first LLM of the process, or set {EXACT_SWITCH}=0 before it starts"
         )
     return _loaded
 

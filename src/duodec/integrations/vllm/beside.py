@@ -18,7 +18,7 @@ from typing import Protocol
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.protocols import Drafted, Drafter, DraftRequest
-from duodec.decoding.session import NoDrafter
+from duodec.methods.request import NoDrafter
 from duodec.planning.costs import Costs
 
 _PAUSE_S = 0.002  # between two looks at a drafter at work

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.decoding.session import NoDrafter
 from duodec.errors import DuodecError
 from duodec.integrations.vllm.beside import Beside
 from duodec.integrations.vllm.meters import Meters
@@ -17,6 +16,7 @@ from duodec.integrations.vllm.opening import Engine, OpenDrafter, check_version,
 from duodec.integrations.vllm.requests import Row
 from duodec.integrations.vllm.settings import Settings
 from duodec.integrations.vllm.speculator import Speculator
+from duodec.methods.request import NoDrafter
 
 _log = logging.getLogger("vllm.duodec")
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from duodec.core.draft import ROOT, Draft, TreeBuilder
 from duodec.core.protocols import Scores
-from duodec.core.round import Round
 from duodec.core.sampling import Tokens
-from duodec.decoding.loops import serial
-from duodec.decoding.method import Method
-from duodec.decoding.session import Session
 from duodec.drafting.jacobi import NgramPool, Window
+from duodec.methods.loops import serial
+from duodec.methods.method import Method
+from duodec.methods.request import Loop, Request
 
 
 @dataclass(frozen=True)
@@ -26,13 +24,13 @@ class Lookahead(Method):
     num_columns: int = 7  # W, the window
     num_guesses: int = 7  # G, n-grams verified in a round
 
-    def rounds(self, session: Session) -> Iterator[Round]:
-        window = Window.beside(session.text, self.num_levels, self.num_columns)
+    def decode(self, request: Request) -> Loop:
+        window = Window.beside(request.text, self.num_levels, self.num_columns)
         pool = NgramPool(self.num_guesses)
 
-        def propose(session: Session) -> Draft:
+        def propose(request: Request) -> Draft:
             tree = TreeBuilder()
-            for guess in pool.after(int(session.text[-1])):
+            for guess in pool.after(int(request.text[-1])):
                 tree.add_path(ROOT, guess)
             for branch in window.branches():
                 tree.add_path(ROOT, branch)
@@ -45,4 +43,4 @@ class Lookahead(Method):
                 for ngram in window.advance(int(text[-1]), guesses):
                     pool.add(ngram)
 
-        return serial(session, propose, learn=learn, num_candidates=1)
+        return serial(request, propose, learn=learn, num_candidates=1)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from duodec.core.draft import Draft
-from duodec.core.round import Round
-from duodec.decoding.loops import serial
-from duodec.decoding.method import Method
-from duodec.decoding.session import Session
+from duodec.methods.loops import serial
+from duodec.methods.method import Method
+from duodec.methods.request import Loop, Request
 
 
 @dataclass(frozen=True)
@@ -18,5 +16,5 @@ class Autoregressive(Method):
 
     name = "ar"
 
-    def rounds(self, session: Session) -> Iterator[Round]:
-        return serial(session, lambda _: Draft())
+    def decode(self, request: Request) -> Loop:
+        return serial(request, lambda _: Draft())

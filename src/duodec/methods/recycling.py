@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from duodec.core.draft import Draft
 from duodec.core.protocols import Scores
-from duodec.core.round import Round
 from duodec.core.sampling import Tokens
-from duodec.decoding.loops import serial
-from duodec.decoding.method import Method
-from duodec.decoding.session import Session
 from duodec.drafting.recycling import NUM_CANDIDATES, Adjacency, recycled
+from duodec.methods.loops import serial
+from duodec.methods.method import Method
+from duodec.methods.request import Loop, Request
 
 
 @dataclass(frozen=True)
@@ -25,12 +23,12 @@ class TokenRecycling(Method):
 
     adjacency: Adjacency = field(default_factory=dict)
 
-    def rounds(self, session: Session) -> Iterator[Round]:
-        def propose(session: Session) -> Draft:
-            return recycled(self.adjacency, int(session.text[-1]))
+    def decode(self, request: Request) -> Loop:
+        def propose(request: Request) -> Draft:
+            return recycled(self.adjacency, int(request.text[-1]))
 
         def learn(text: Tokens, draft: Draft, scores: Scores) -> None:
             for row, token in enumerate((int(text[-1]), *draft.tokens)):
                 self.adjacency[token] = scores.candidates(row).tokens
 
-        return serial(session, propose, learn=learn, num_candidates=NUM_CANDIDATES)
+        return serial(request, propose, learn=learn, num_candidates=NUM_CANDIDATES)

@@ -1,13 +1,11 @@
-"""What every method is: a name, what it needs, and rounds over a session."""
+"""What every method is: a name, what it needs, and rounds over a request."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import ClassVar
 
-from duodec.core.round import Round
-from duodec.decoding.session import Session
+from duodec.methods.request import Loop, Request
 
 
 class Method(ABC):
@@ -31,5 +29,5 @@ class Method(ABC):
         return self.needs_draft_model or self.uses_draft_model
 
     @abstractmethod
-    def rounds(self, session: Session) -> Iterator[Round]:
-        """Decode until the session's text is full."""
+    def decode(self, request: Request) -> Loop:
+        """Decode until the request's text is full."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from duodec.core.draft import Draft
-from duodec.core.round import Round
-from duodec.decoding.loops import serial
-from duodec.decoding.method import Method
-from duodec.decoding.session import Session
 from duodec.drafting.suffix import Suffixes
+from duodec.methods.loops import serial
+from duodec.methods.method import Method
+from duodec.methods.request import Loop, Request
 
 _MAX_DEPTH = 24
 
@@ -27,20 +25,20 @@ class SuffixDecoding(Method):
     min_share: float = 0.1
     earlier: Suffixes = field(default_factory=lambda: Suffixes(_MAX_DEPTH))
 
-    def rounds(self, session: Session) -> Iterator[Round]:
+    def decode(self, request: Request) -> Loop:
         own = Suffixes(_MAX_DEPTH)
-        num_prompt = len(session.text)
+        num_prompt = len(request.text)
 
-        def propose(session: Session) -> Draft:
-            own.extend(session.text[len(own) :].tolist())
+        def propose(request: Request) -> Draft:
+            own.extend(request.text[len(own) :].tolist())
             speculations = [
-                store.speculate(session.text, self.factor, self.min_share)
+                store.speculate(request.text, self.factor, self.min_share)
                 for store in (own, self.earlier)
             ]
             return max(speculations, key=lambda speculation: speculation.score).draft
 
         try:
-            yield from serial(session, propose)
+            yield from serial(request, propose)
         finally:
-            self.earlier.extend(session.text[num_prompt:].tolist())
+            self.earlier.extend(request.text[num_prompt:].tolist())
             self.earlier.end()

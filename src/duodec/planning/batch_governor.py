@@ -22,7 +22,7 @@ def level(num_answers: int) -> int:
     return max(0, num_answers - 1).bit_length()
 
 
-class Gate:
+class BatchGovernor:
     """One answer that probes plain decoding learns nothing while others make its forwards slow:
     all of them probe together. Numbers of answers are judged apart by powers of two, and more
     answers begin with what was found for fewer: the more there are, the less is idle.

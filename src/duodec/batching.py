@@ -1,4 +1,4 @@
-"""An engine for several slots: the target that computes them, and the cores it is given."""
+"""Open what several requests at once are computed by, where one context cannot do it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.testbeds import PacedTarget
 from duodec.config import EngineConfig
 from duodec.core.protocols import Query, Scores, Target
-from duodec.engine import Engine
-from duodec.server.service import Service
+from duodec.llm import LLM
+from duodec.scheduler.slots import Targets
 
 _PASS_ROWS = 64  # of a target elsewhere: rows that cost as much as reading its weights once more
 
@@ -51,68 +51,68 @@ class SeparateTargets:
         return self._targets[slot]
 
 
-def start(service: Service, engine: Engine, config: EngineConfig) -> None:
-    """Serve the engine with as many slots as were asked for; with one where its target keeps the
-    text of one only."""
-    target: Target = engine.target
+def share(llm: LLM, config: EngineConfig) -> None:
+    """Let the model run as many requests at once as ``config`` asks for."""
+    target: Target = llm.target
     paced = target if isinstance(target, PacedTarget) else None
     if paced is not None:
         target = paced.target
     if not isinstance(target, LlamaTarget):
-        num_slots = min(service.settings.num_slots, getattr(target, "num_slots", 1))
-        service.start(engine, engine.target, num_slots=num_slots)
+        llm.num_slots = min(config.num_slots, getattr(target, "num_slots", 1))
         return
-    separate = SeparateTargets(target, _opening(target, engine, config))
-    streams = _streams(service, engine, target, config)
-    prepare = _preparing(engine, target, separate, streams)
+    llm.num_slots = config.num_slots
+    if config.num_slots == 1:
+        return
+    separate = SeparateTargets(target, _opening(target, llm, config))
+    streams = _streams(llm, target, config)
+    llm.prepare = _preparing(llm.prepare, target, separate, streams)
     shared: Target = streams
     trees: Target = separate
     if paced is not None:
         shared, trees = (PacedTarget(own, paced.seconds) for own in (streams, separate))
-    # alone, and where a forward's rows cost little, branches pay
-    lone = trees if engine.can_overlap else None
-    service.start(engine, shared, trees, lone, prepare=prepare)
+    # alone, and where a forward pass's rows cost little, branches pay
+    llm.targets = Targets(shared, alone=trees if llm.can_overlap else None, trees=trees)
 
 
-def _opening(target: LlamaTarget, engine: Engine, config: EngineConfig) -> Callable[[], Threaded]:
+def _opening(target: LlamaTarget, llm: LLM, config: EngineConfig) -> Callable[[], Threaded]:
     """How to open a context of its own over the same weights."""
 
     def another() -> LlamaTarget:
         other = LlamaTarget(
             target.context.model,
-            num_context=engine.num_context,
+            num_context=llm.num_context,
             num_threads=num_threads,
-            is_width_exact=engine.shares_cores and not config.fast,
+            is_width_exact=llm.shares_cores and not config.fast,
         )
-        engine.resources.callback(other.close)
+        llm.resources.callback(other.close)
         return other
 
     num_threads = target.context.num_threads
     return another
 
 
-def _streams(
-    service: Service, engine: Engine, target: LlamaTarget, config: EngineConfig
-) -> LlamaStreams:
+def _streams(llm: LLM, target: LlamaTarget, config: EngineConfig) -> LlamaStreams:
     """One context for the texts of all slots, over the same weights."""
     streams = LlamaStreams(
         target.context.model,
-        num_slots=service.settings.num_slots,
-        num_context=engine.num_context,
+        num_slots=config.num_slots,
+        num_context=llm.num_context,
         num_threads=target.context.num_threads,
-        is_width_exact=engine.shares_cores and not config.fast,
-        pass_rows=1 if engine.shares_cores else _PASS_ROWS,
+        is_width_exact=llm.shares_cores and not config.fast,
+        pass_rows=1 if llm.shares_cores else _PASS_ROWS,
     )
-    engine.resources.callback(streams.close)
+    llm.resources.callback(streams.close)
     return streams
 
 
-def _preparing(engine: Engine, first: LlamaTarget, *others: Threaded) -> Callable[[bool], None]:
-    """The engine's way to share the cores, for all of its targets."""
+def _preparing(
+    prepare: Callable[[bool], None], first: LlamaTarget, *others: Threaded
+) -> Callable[[bool], None]:
+    """The same way to share the cores, for all of the targets."""
 
-    def prepare(is_beside: bool) -> None:
-        engine.prepare(is_beside)
+    def prepare_all(is_beside: bool) -> None:
+        prepare(is_beside)
         for other in others:
             other.use_threads_throughout(first.context.num_threads)
 
-    return prepare
+    return prepare_all

@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 
-from duodec.decoding.ar import Autoregressive
-from duodec.decoding.auto import Auto
-from duodec.decoding.duo import DuoDecoding
-from duodec.decoding.lookahead import Lookahead
-from duodec.decoding.lookup import PromptLookup
-from duodec.decoding.method import Method
-from duodec.decoding.pearl import Pearl
-from duodec.decoding.recycling import TokenRecycling
-from duodec.decoding.rest import Rest
-from duodec.decoding.sps import SpeculativeSampling
-from duodec.decoding.sps_rejection import RejectionSampling
-from duodec.decoding.stream import Stream
-from duodec.decoding.suffix import SuffixDecoding
 from duodec.errors import BadOption
+from duodec.methods.ar import Autoregressive
+from duodec.methods.auto import Auto
+from duodec.methods.duo import DuoDecoding
+from duodec.methods.lookahead import Lookahead
+from duodec.methods.lookup import PromptLookup
+from duodec.methods.method import Method
+from duodec.methods.pearl import Pearl
+from duodec.methods.recycling import TokenRecycling
+from duodec.methods.rest import Rest
+from duodec.methods.sps import SpeculativeSampling
+from duodec.methods.sps_rejection import RejectionSampling
+from duodec.methods.stream import Stream
+from duodec.methods.suffix import SuffixDecoding
 
 METHODS: Mapping[str, Callable[..., Method]] = {
     kind.name: kind

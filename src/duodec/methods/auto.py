@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from duodec.decoding.session import NoDrafter, Session
-from duodec.decoding.stream import Stream
+from duodec.methods.request import NoDrafter, Request
+from duodec.methods.stream import Stream
 from duodec.planning.governor import Governor, Sources
 
 
@@ -19,8 +19,8 @@ class Auto(Stream):
 
     governors: dict[bool, Governor] = field(default_factory=dict)  # by whether there is a drafter
 
-    def governor(self, session: Session) -> Governor:
-        has_drafter = not isinstance(session.drafter, NoDrafter)
+    def governor(self, request: Request) -> Governor:
+        has_drafter = not isinstance(request.drafter, NoDrafter)
         if has_drafter not in self.governors:
             allowed = [Sources.FREE, Sources.ALL] if has_drafter else [Sources.FREE]
             self.governors[has_drafter] = Governor(allowed)

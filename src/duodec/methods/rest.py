@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from duodec.core.draft import Draft
-from duodec.core.round import Round
-from duodec.decoding.loops import serial
-from duodec.decoding.method import Method
-from duodec.decoding.session import Session
 from duodec.drafting.continuations import most_frequent
+from duodec.methods.loops import serial
+from duodec.methods.method import Method
+from duodec.methods.request import Loop, Request
 
 
 @dataclass(frozen=True)
@@ -25,11 +23,11 @@ class Rest(Method):
     min_span: int = 2
     length: int = 10  # tokens of a continuation
 
-    def rounds(self, session: Session) -> Iterator[Round]:
-        def propose(session: Session) -> Draft:
-            windows = session.datastore.continuations(
-                session.text, max_span=self.max_span, min_span=self.min_span, length=self.length
+    def decode(self, request: Request) -> Loop:
+        def propose(request: Request) -> Draft:
+            windows = request.datastore.continuations(
+                request.text, max_span=self.max_span, min_span=self.min_span, length=self.length
             )
             return most_frequent(windows, self.num_tokens).draft
 
-        return serial(session, propose)
+        return serial(request, propose)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 
-from duodec.events import Segment
+from duodec.core.events import Segment
 
 
 class TextStream:
@@ -22,6 +22,11 @@ class TextStream:
         self._held: list[Segment] = []
         self.text = ""  # all that was given out
         self.is_stopped = False
+
+    @property
+    def can_stop(self) -> bool:
+        """There are stop strings to look for."""
+        return bool(self._stop)
 
     def push(self, token: int, *, is_drafted: bool) -> list[Segment]:
         """Text that is certain after one more token."""

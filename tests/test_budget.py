@@ -10,11 +10,11 @@ from fakes import GivenSource, selected
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.planning.acceptance import Acceptance
+from duodec.planning.batch_governor import BatchGovernor as Governor
+from duodec.planning.budget import BatchBudget, Line
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Sources
 from duodec.planning.planner import Planner, best_width
-from duodec.server.gate import Gate
-from duodec.server.load import Line, Load
 
 
 def test_what_a_row_costs_is_a_line_through_the_latest_forwards() -> None:
@@ -30,7 +30,7 @@ def test_what_a_row_costs_is_a_line_through_the_latest_forwards() -> None:
 
 
 def test_the_first_forwards_of_many_have_few_draft_tokens() -> None:
-    load = Load(Costs())
+    load = BatchBudget(Costs())
     for slot in range(16):
         load.begin(slot)
         load.observe({slot: 1}, 0.1)
@@ -62,7 +62,7 @@ def test_what_drafts_cost_is_known_at_the_next_trial() -> None:
 
 
 def test_among_many_on_a_cpu_nothing_is_drafted() -> None:
-    load = Load(Costs())
+    load = BatchBudget(Costs())
     for slot in range(16):
         load.begin(slot)
     for rows in (1, 4, 8, 16) * 4:
@@ -76,7 +76,7 @@ def test_among_many_on_a_cpu_nothing_is_drafted() -> None:
 
 def test_alone_a_planner_sees_the_target_as_it_is_and_beside_others_it_drafts_less() -> None:
     costs = Costs()
-    load = Load(Costs())
+    load = BatchBudget(Costs())
     for width, seconds in ((0, 1.0), (1, 1.1), (3, 1.3), (7, 1.7), (15, 2.5), (31, 4.1)):
         for _ in range(4):
             costs.observe_forward(seconds, width)
@@ -95,7 +95,7 @@ def test_alone_a_planner_sees_the_target_as_it_is_and_beside_others_it_drafts_le
 
 
 def test_nobody_waits_for_a_draft_while_others_forward_would_begin_without_it() -> None:
-    load = Load(Costs())
+    load = BatchBudget(Costs())
     own = load.costs(0)
     own.observe_forward(0.025)
     own.observe_step(0.002)
@@ -133,7 +133,7 @@ def test_a_chain_is_planned_where_branches_are_left_out() -> None:
 
 
 def test_a_forward_that_reads_a_prompt_is_no_measure() -> None:
-    load = Load(Costs())
+    load = BatchBudget(Costs())
     for i in range(200):
         load.ended(4, 10.0 * i, is_plain_work=False)
         load.took(1)
@@ -144,7 +144,7 @@ def test_a_forward_that_reads_a_prompt_is_no_measure() -> None:
 
 
 def gate_cycles(
-    gate: Gate,
+    gate: Governor,
     num_answers: int,
     drafting_s: float,
     num: int,
@@ -178,20 +178,20 @@ def num_open(found: list[Sources]) -> int:
 
 
 def test_several_answers_draft_while_that_brings_more_tokens_a_second() -> None:
-    found = gate_cycles(Gate(), 4, 0.15, 200, free_s=0.19)
+    found = gate_cycles(Governor(), 4, 0.15, 200, free_s=0.19)
     assert num_open(found) > 180
     assert not all(found)  # plain decoding is probed
     assert found.count(Sources.ALL) > 170
 
 
 def test_several_answers_stop_drafting_where_it_makes_all_of_them_slower() -> None:
-    found = gate_cycles(Gate(), 4, 0.3, 400)
+    found = gate_cycles(Governor(), 4, 0.3, 400)
     assert num_open(found[:20]) <= 8
     assert 0 < num_open(found) < 18  # tried again, ever less
 
 
 def test_more_answers_begin_with_what_fewer_have_found() -> None:
-    gate = Gate()
+    gate = Governor()
     gate_cycles(gate, 4, 0.3, 60)
     assert num_open(gate_cycles(gate, 3, 0.3, 20)) <= 1  # judged as four are
     assert num_open(gate_cycles(gate, 8, 0.3, 20)) <= 1
@@ -199,20 +199,20 @@ def test_more_answers_begin_with_what_fewer_have_found() -> None:
 
 
 def test_what_fewer_have_found_is_measured_again() -> None:
-    gate = Gate()
+    gate = Governor()
     assert num_open(gate_cycles(gate, 2, 0.15, 60)) > 40
     assert num_open(gate_cycles(gate, 8, 0.3, 30)) <= 8  # not compared with the rates of two
 
 
 def test_on_shared_cores_plain_decoding_comes_first() -> None:
-    found = gate_cycles(Gate(cores_beside=1), 4, 0.15, 200, free_s=0.19)
+    found = gate_cycles(Governor(cores_beside=1), 4, 0.15, 200, free_s=0.19)
     assert not any(found[:16])
     assert num_open(found) > 160
     assert found.count(Sources.ALL) > 150
 
 
 def test_on_shared_cores_plain_decoding_comes_first_for_more_answers_too() -> None:
-    gate = Gate(cores_beside=1)
+    gate = Governor(cores_beside=1)
     assert num_open(gate_cycles(gate, 4, 0.15, 60)) > 30
     found = gate_cycles(gate, 8, 0.15, 60)
     assert not any(found[:16])
@@ -220,58 +220,60 @@ def test_on_shared_cores_plain_decoding_comes_first_for_more_answers_too() -> No
 
 
 def test_a_draft_model_takes_no_cores_that_are_busy() -> None:
-    busy = gate_cycles(Gate(cores_beside=2), 4, 0.15, 200, cores=2.1)
+    busy = gate_cycles(Governor(cores_beside=2), 4, 0.15, 200, cores=2.1)
     assert Sources.ALL not in busy
     assert num_open(busy) > 160, "earlier text needs no cores"
-    idle = gate_cycles(Gate(cores_beside=2), 4, 0.15, 200, free_s=0.19, cores=1.9)
+    idle = gate_cycles(Governor(cores_beside=2), 4, 0.15, 200, free_s=0.19, cores=1.9)
     assert idle.count(Sources.ALL) > 150
 
 
 def test_how_busy_cores_are_is_measured_without_a_draft_model() -> None:
-    gate = Gate(cores_beside=2)
+    gate = Governor(cores_beside=2)
     found = gate_cycles(gate, 4, 0.15, 200, free_s=0.19, cores=1.9, drafting_cores=0.5)
     assert found.count(Sources.ALL) > 150
 
 
 def test_earlier_text_alone_is_tried_where_a_draft_model_pays() -> None:
-    found = gate_cycles(Gate(), 4, 0.15, 200, free_s=0.12)
+    found = gate_cycles(Governor(), 4, 0.15, 200, free_s=0.12)
     assert found.count(Sources.FREE) > 150
 
 
 def test_whether_cores_are_busy_is_known_before_a_draft_model_works_for_more_answers() -> None:
-    gate = Gate(cores_beside=1)
+    gate = Governor(cores_beside=1)
     assert gate_cycles(gate, 2, 0.15, 60, free_s=0.19, cores=0.5).count(Sources.ALL) > 30
     assert Sources.ALL not in gate_cycles(gate, 8, 0.15, 60, cores=1.5)
     assert gate_cycles(gate, 2, 0.15, 60, free_s=0.19, cores=0.5).count(Sources.ALL) > 30
 
 
 def test_on_a_target_elsewhere_it_is_all_the_same_how_busy_the_cores_are() -> None:
-    assert gate_cycles(Gate(), 4, 0.15, 200, free_s=0.19, cores=9.0).count(Sources.ALL) > 170
+    assert gate_cycles(Governor(), 4, 0.15, 200, free_s=0.19, cores=9.0).count(Sources.ALL) > 170
 
 
 def test_earlier_text_alone_goes_on_where_a_draft_model_does_not_pay() -> None:
-    found = gate_cycles(Gate(), 4, 0.3, 400, free_s=0.12)
+    found = gate_cycles(Governor(), 4, 0.3, 400, free_s=0.12)
     assert found.count(Sources.ALL) < 40
     assert found.count(Sources.FREE) > 330
 
 
 def test_what_makes_forwards_much_slower_is_given_up_at_once() -> None:
-    assert num_open(gate_cycles(Gate(), 2, 0.3, 20)) < num_open(gate_cycles(Gate(), 2, 0.22, 20))
+    assert num_open(gate_cycles(Governor(), 2, 0.3, 20)) < num_open(
+        gate_cycles(Governor(), 2, 0.22, 20)
+    )
 
 
 def test_what_cannot_be_told_from_noise_is_not_gained() -> None:
-    found = gate_cycles(Gate(), 4, 0.199, 400)
+    found = gate_cycles(Governor(), 4, 0.199, 400)
     assert num_open(found) < 40
-    assert num_open(gate_cycles(Gate(), 4, 0.19, 400)) > 360
+    assert num_open(gate_cycles(Governor(), 4, 0.19, 400)) > 360
 
 
-def drafting(load: Load) -> bool:
+def drafting(load: BatchBudget) -> bool:
     """Whether the first slot would draft."""
     return math.isfinite(load.costs(0).forward_s(1))
 
 
 def test_on_shared_cores_nobody_drafts_while_a_prompt_is_read() -> None:
-    load, apart = Load(Costs(), cores_beside=1), Load(Costs())
+    load, apart = BatchBudget(Costs(), cores_beside=1), BatchBudget(Costs())
     for shared in (load, apart):
         for slot in range(2):
             shared.begin(slot)
@@ -295,7 +297,7 @@ def test_on_shared_cores_nobody_drafts_while_a_prompt_is_read() -> None:
 
 
 def test_an_answer_is_told_what_all_may_draft_from() -> None:
-    load = Load(Costs(), cores_beside=1)
+    load = BatchBudget(Costs(), cores_beside=1)
     for slot in range(2):
         load.begin(slot)
     load.observe({0: 1, 1: 1}, 0.1)
@@ -312,7 +314,7 @@ def test_an_answer_is_told_what_all_may_draft_from() -> None:
 
 
 def test_forwards_that_read_prompts_or_lose_an_answer_tell_nothing() -> None:
-    gate = Gate()
+    gate = Governor()
     for i in range(60):
         gate.cycle(2 + 2 * (i % 2), 0.1 * i, is_plain_work=True)
         gate.took(1)
@@ -324,7 +326,7 @@ def test_forwards_that_read_prompts_or_lose_an_answer_tell_nothing() -> None:
 
 
 def test_answers_that_never_draft_tell_nothing_of_drafting() -> None:
-    gate = Gate(cores_beside=1)
+    gate = Governor(cores_beside=1)
     for i in range(-400, 0):
         gate.cycle(4, 0.1 * i, is_plain_work=True)
         gate.took(4)

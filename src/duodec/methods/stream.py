@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from duodec.core.round import Round
-from duodec.decoding.loops import streaming
-from duodec.decoding.method import Method
-from duodec.decoding.session import Session
 from duodec.drafting.growth import Tree
+from duodec.methods.loops import streaming
+from duodec.methods.method import Method
+from duodec.methods.request import Loop, Request
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
@@ -46,14 +44,14 @@ class Stream(Method):
     acceptance: Acceptance = field(default_factory=Acceptance)
     memory: TextMemory = field(default_factory=TextMemory)
 
-    def rounds(self, session: Session) -> Iterator[Round]:
-        planner = Planner(session.costs, self.acceptance, self.num_tokens, self.patience)
-        texts = TextSources(self.memory, session.text, session.datastore)
+    def decode(self, request: Request) -> Loop:
+        planner = Planner(request.costs, self.acceptance, self.num_tokens, self.patience)
+        texts = TextSources(self.memory, request.text, request.datastore)
         try:
-            yield from streaming(session, planner, self.plan, texts, self.governor(session))
+            yield from streaming(request, planner, self.plan, texts, self.governor(request))
         finally:
-            texts.end(session.text)
+            texts.end(request.text)
 
-    def governor(self, session: Session) -> Governor:
+    def governor(self, request: Request) -> Governor:
         """Who says which sources take part."""
         return _Always()

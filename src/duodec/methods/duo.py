@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from duodec.core.round import Round
-from duodec.decoding.loops import overlapped
-from duodec.decoding.method import Method
-from duodec.decoding.session import Session
 from duodec.drafting.plans import Sequences
+from duodec.methods.loops import overlapped
+from duodec.methods.method import Method
+from duodec.methods.request import Loop, Request
 
 
 @dataclass(frozen=True)
@@ -20,5 +18,5 @@ class DuoDecoding(Method):
     needs_draft_model = True
     is_overlapped = True
 
-    def rounds(self, session: Session) -> Iterator[Round]:
-        return overlapped(session, Sequences)
+    def decode(self, request: Request) -> Loop:
+        return overlapped(request, Sequences)

@@ -17,17 +17,19 @@ from fakes import FakeTokenizer, plain_text
 
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.table import TableModel, TableTarget
+from duodec.batching import SeparateTargets
+from duodec.core.events import Finished
 from duodec.core.protocols import Drafter, Query, Scores, Target
 from duodec.core.sampling import SamplingParams
-from duodec.decoding.methods import METHODS
 from duodec.drafting.inline import InlineDrafter
-from duodec.engine import Engine
 from duodec.errors import ComputeFailed
-from duodec.events import Finished
+from duodec.llm import LLM
+from duodec.methods.registry import METHODS
+from duodec.scheduler.outputs import Done, Failed, Output, Piece
+from duodec.scheduler.scheduler import Ended, Task
+from duodec.scheduler.slots import Targets
 from duodec.server.errors import ApiError
-from duodec.server.jobs import Ask, Done, Failed, Job, Piece, Word
-from duodec.server.opening import SeparateTargets
-from duodec.server.pool import Pool
+from duodec.server.scheduling import SchedulerThread
 
 TABLE = TableModel(num_vocab=32, seed=7)
 PROMPTS = [(3, 1, 4, 1, 5), (9, 2, 6), (5, 3, 5, 8, 9, 7), (9, 3), (2, 3, 8, 4), (6, 2, 6, 4, 3),
@@ -75,39 +77,70 @@ class _StaleScores:
         return getattr(self.scores, name)
 
 
+@dataclass(frozen=True)
+class Ask:
+    """A completion, as it is wanted."""
+
+    tokens: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    method: str | None = None
+
+
 class Listener:
-    """Takes a job's words."""
+    """Hears what a request says."""
+
+    task: Task
 
     def __init__(self, ask: Ask) -> None:
-        self.words: Queue[Word] = Queue()
-        self.job = Job(ask, self.words.put)
+        self.ask = ask
+        self.outputs: Queue[Output] = Queue()
 
     def result(self) -> Done:
         while True:
-            word = self.words.get(timeout=LONG_S)
-            if isinstance(word, Failed):
-                raise word.error
-            if isinstance(word, Done):
-                return word
+            output = self.outputs.get(timeout=LONG_S)
+            if isinstance(output, Failed):
+                raise output.error
+            if isinstance(output, Done):
+                return output
 
 
-def engine_of(drafter: Drafter | None = None, *, num_context: int = 400) -> Engine:
-    return Engine(TableTarget(TABLE), FakeTokenizer(), num_context, drafter)
+class Serving:
+    """A model behind the thread of its scheduler."""
+
+    def __init__(self, llm: LLM, num_queued: int) -> None:
+        self.llm = llm
+        self.thread = SchedulerThread(llm.scheduler, num_queued=num_queued)
+
+    def submit(self, listener: Listener) -> None:
+        ask = listener.ask
+        params = replace(ask.sampling, max_tokens=ask.max_tokens)
+        say = listener.outputs.put
+        listener.task = self.llm.task(ask.tokens, params, method=ask.method, say=say)
+        self.thread.submit([listener.task])
+
+    def leave(self, listener: Listener) -> None:
+        self.thread.abort(listener.task)
+
+
+def engine_of(drafter: Drafter | None = None, *, num_context: int = 400) -> LLM:
+    return LLM(TableTarget(TABLE), FakeTokenizer(), num_context, drafter)
 
 
 @contextmanager
-def pool_of(
-    engine: Engine, target: Target | None = None, *, num_slots: int = 8, num_queued: int = 64,
-    **options: object,
-) -> Iterator[Pool]:  # fmt: skip
-    pool = Pool(
-        engine, target or engine.target, num_slots=num_slots, num_queued=num_queued,
-        **options,  # type: ignore[arg-type]
-    )  # fmt: skip
+def served(
+    llm: LLM, target: Target | None = None, *, num_slots: int = 8, num_queued: int = 64,
+    trees: Target | None = None, lone: Target | None = None, num_chunk: int = 512,
+    on_end: Ended = lambda task, reason: None,
+) -> Iterator[Serving]:  # fmt: skip
+    llm.targets = Targets(target or llm.target, alone=lone, trees=trees)
+    llm.num_slots, llm.num_chunk = num_slots, num_chunk
+    llm.scheduler.on_end = on_end
+    serving = Serving(llm, num_queued)
     try:
-        yield pool
+        yield serving
     finally:
-        pool.close()
+        serving.thread.close()
 
 
 def asks(num: int, method: str | None = None, num_tokens: int = 40) -> list[Ask]:
@@ -127,34 +160,34 @@ def expected(ask: Ask) -> list[int]:
     return plain_text(TABLE, ask.sampling, ask.max_tokens or 0, ask.tokens)
 
 
-def answers(pool: Pool, wanted: Sequence[Ask]) -> list[Done]:
+def answers(pool: Serving, wanted: Sequence[Ask]) -> list[Done]:
     listeners = [Listener(ask) for ask in wanted]
     for listener in listeners:
-        pool.submit([listener.job])
+        pool.submit(listener)
     return [listener.result() for listener in listeners]
 
 
-def test_who_is_alone_makes_the_forwards_and_one_thread_those_of_several() -> None:
+def test_one_thread_makes_all_forward_passes_one_after_the_other() -> None:
     engine = engine_of()
     callers: list[tuple[int, str]] = []
     is_busy = Lock()
 
     def called(queries: Sequence[Query]) -> None:
-        assert is_busy.acquire(blocking=False), "two forwards at once"
+        assert is_busy.acquire(blocking=False), "two forward passes at once"
         callers.append((len(queries), current_thread().name))
         sleep(0.001)
         is_busy.release()
 
     target = Counted(engine.target, on_score=called)
-    with pool_of(engine, target) as pool:
+    with served(engine, target) as pool:
         answers(pool, asks(1, "ar"))
-        assert set(callers) == {(1, "duodec-slot-0")}
+        assert set(callers) == {(1, "duodec-scheduler")}
         callers.clear()
         wanted = [replace(ask, max_tokens=20 + 5 * i) for i, ask in enumerate(asks(24, "ar"))]
         found = answers(pool, wanted)
     assert [list(done.finished.tokens) for done in found] == [expected(ask) for ask in wanted]
-    assert {name for num, name in callers if num > 1} == {"duodec-target"}
-    assert len([name for num, name in callers if num > 1]) > len(callers) / 2
+    assert {name for _, name in callers} == {"duodec-scheduler"}
+    assert len([num for num, _ in callers if num > 1]) > len(callers) / 2
 
 
 def test_who_comes_second_waits_for_the_forward_of_who_was_alone() -> None:
@@ -168,12 +201,12 @@ def test_who_comes_second_waits_for_the_forward_of_who_was_alone() -> None:
         is_busy.release()
 
     first, second = (Listener(replace(ask, max_tokens=4)) for ask in asks(2, "ar"))
-    with pool_of(engine, Counted(engine.target, on_score=called)) as pool:
-        pool.submit([first.job])
+    with served(engine, Counted(engine.target, on_score=called)) as pool:
+        pool.submit(first)
         assert has_begun.wait(LONG_S)
-        pool.submit([second.job])
+        pool.submit(second)
         found = [first.result(), second.result()]
-    wanted = [expected(first.job.ask), expected(second.job.ask)]
+    wanted = [expected(first.ask), expected(second.ask)]
     assert [list(done.finished.tokens) for done in found] == wanted
 
 
@@ -181,7 +214,7 @@ def test_a_long_prompt_is_read_in_parts_by_who_is_alone_too() -> None:
     engine = engine_of()
     lengths: list[int] = []
     target = Counted(engine.target, on_score=lambda queries: lengths.append(len(queries[0].text)))
-    with pool_of(engine, target, num_chunk=16) as pool:
+    with served(engine, target, num_chunk=16) as pool:
         answers(pool, [Ask((3, 1, 4, 1) * 10, max_tokens=1)])
     assert lengths == [16, 32, 40]
 
@@ -192,7 +225,7 @@ def test_a_long_prompt_is_read_in_parts_by_who_is_alone_too() -> None:
 def test_eight_at_once_say_what_each_says_alone(method: str) -> None:
     engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
     wanted = asks(24, method)
-    with pool_of(engine, Stale(engine.target)) as pool:
+    with served(engine, Stale(engine.target)) as pool:
         found = answers(pool, wanted)
     assert [list(done.finished.tokens) for done in found] == [expected(ask) for ask in wanted]
 
@@ -200,14 +233,14 @@ def test_eight_at_once_say_what_each_says_alone(method: str) -> None:
 def test_the_published_rejection_rule_is_served_too() -> None:
     engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
     wanted = asks(8, "sps-rejection")
-    with pool_of(engine, Stale(engine.target)) as pool:
+    with served(engine, Stale(engine.target)) as pool:
         found = answers(pool, wanted)
     assert all(len(done.finished.tokens) == 40 for done in found)
 
 
 def test_what_is_asked_at_once_is_scored_in_one_forward() -> None:
     target = Counted(TableTarget(TABLE), 0.002)
-    with pool_of(engine_of(), target) as pool:
+    with served(engine_of(), target) as pool:
         answers(pool, asks(8, "ar"))
     assert len(target.widths) < 3 * 40
     assert sorted(target.widths)[len(target.widths) // 2] >= 6
@@ -230,7 +263,7 @@ def test_a_killed_drafter_changes_no_text() -> None:
         stack.callback(over.set)
         engine = engine_of(drafter)
         wanted = asks(32, "stream", 60)
-        with pool_of(engine, Counted(engine.target, 0.002)) as pool:
+        with served(engine, Counted(engine.target, 0.002)) as pool:
             killer.start()
             found = answers(pool, wanted)
         over.set()
@@ -241,47 +274,48 @@ def test_a_killed_drafter_changes_no_text() -> None:
 def test_who_leaves_frees_the_place_within_a_round() -> None:
     target = Counted(TableTarget(TABLE), 0.05)
     ended: list[str] = []
-    with pool_of(
-        engine_of(), target, num_slots=1, on_end=lambda job, reason: ended.append(reason)
+    with served(
+        engine_of(), target, num_slots=1, on_end=lambda task, reason: ended.append(reason)
     ) as pool:
         first, second = (Listener(ask) for ask in asks(2, "ar", 300))
-        pool.submit([first.job])
-        assert isinstance(first.words.get(timeout=LONG_S), Piece)
-        pool.submit([second.job])
+        pool.submit(first)
+        assert isinstance(first.outputs.get(timeout=LONG_S), Piece)
+        pool.submit(second)
         left_s = perf_counter()
-        pool.leave(first.job)
-        assert isinstance(second.words.get(timeout=LONG_S), Piece)
+        pool.leave(first)
+        assert isinstance(second.outputs.get(timeout=LONG_S), Piece)
         assert perf_counter() - left_s < 0.25  # the rest of a round, and the first one of the next
-        pool.leave(second.job)
-        assert pool.drain(LONG_S)
+        pool.leave(second)
+        assert pool.thread.drain(LONG_S)
     assert ended == ["abort", "abort"]
 
 
 def test_who_leaves_the_queue_is_never_answered() -> None:
     target = Counted(TableTarget(TABLE), 0.01)
-    with pool_of(engine_of(), target, num_slots=1) as pool:
+    with served(engine_of(), target, num_slots=1) as pool:
         first, second, third = (Listener(ask) for ask in asks(3, "ar", 20))
         for listener in (first, second, third):
-            pool.submit([listener.job])
-        pool.leave(second.job)
+            pool.submit(listener)
+        pool.leave(second)
         first.result(), third.result()
-        assert second.words.empty()
+        assert second.outputs.empty()
 
 
 def test_beyond_the_queue_clients_are_told_to_come_back() -> None:
     target = Counted(TableTarget(TABLE), 0.01)
-    with pool_of(engine_of(), target, num_slots=1, num_queued=1) as pool:
+    with served(engine_of(), target, num_slots=1, num_queued=1) as pool:
         listeners = [Listener(ask) for ask in asks(3, "ar", 20)]
-        pool.submit([listeners[0].job])
-        pool.submit([listeners[1].job])
+        pool.submit(listeners[0])
+        pool.submit(listeners[1])
+        listeners[0].outputs.get(timeout=LONG_S)  # it runs
         with pytest.raises(ApiError) as caught:
-            pool.submit([listeners[2].job])
+            pool.submit(listeners[2])
         assert caught.value.status == 429
         assert int(caught.value.headers["Retry-After"]) >= 1
-        assert (pool.num_running, pool.num_waiting) == (1, 1)
+        assert (pool.thread.num_running, pool.thread.num_waiting) == (1, 1)
         listeners[1].result()
     with pytest.raises(ApiError, match="shutting down"):
-        pool.submit([listeners[2].job])
+        pool.submit(listeners[2])
 
 
 def test_one_answer_that_fails_ends_alone() -> None:
@@ -291,10 +325,10 @@ def test_one_answer_that_fails_ends_alone() -> None:
 
     engine = engine_of()
     wanted = asks(8, "ar")
-    with pool_of(engine, Counted(engine.target, 0.001, on_score=fail)) as pool:
+    with served(engine, Counted(engine.target, 0.001, on_score=fail)) as pool:
         listeners = [Listener(ask) for ask in wanted]
         for listener in listeners:
-            pool.submit([listener.job])
+            pool.submit(listener)
         for listener, ask in zip(listeners, wanted, strict=True):
             if ask.tokens[0] == 9:
                 with pytest.raises(ComputeFailed):
@@ -311,12 +345,12 @@ def test_a_long_prompt_is_read_in_parts_while_others_go_on() -> None:
         TableTarget(TABLE), 0.002, on_score=lambda qs: lengths.append([len(q.text) for q in qs])
     )
     long = tuple(i % 31 for i in range(1000))
-    with pool_of(engine_of(num_context=2000), target, num_chunk=128) as pool:
+    with served(engine_of(num_context=2000), target, num_chunk=128) as pool:
         short = Listener(Ask((1, 2, 3), max_tokens=200, method="ar"))
-        pool.submit([short.job])
-        short.words.get(timeout=LONG_S)
+        pool.submit(short)
+        short.outputs.get(timeout=LONG_S)
         reader = Listener(Ask(long, max_tokens=5, method="ar"))
-        pool.submit([reader.job])
+        pool.submit(reader)
         done = reader.result()
         assert short.result().finished.stats.num_new_tokens == 200
     assert list(done.finished.tokens) == plain_text(TABLE, SamplingParams(), 5, long)
@@ -327,16 +361,16 @@ def test_a_long_prompt_is_read_in_parts_while_others_go_on() -> None:
 def test_who_leaves_while_a_long_prompt_is_read_is_not_read_to() -> None:
     listener = Listener(Ask(tuple(i % 31 for i in range(5000)), max_tokens=5, method="ar"))
     target = Counted(TableTarget(TABLE))
-    with pool_of(engine_of(num_context=6000), target) as pool:
-        target.on_score = lambda queries: pool.leave(listener.job)
-        pool.submit([listener.job])
-        assert pool.drain(LONG_S)
+    with served(engine_of(num_context=6000), target) as pool:
+        target.on_score = lambda queries: pool.leave(listener)
+        pool.submit(listener)
+        assert pool.thread.drain(LONG_S)
     assert len(target.widths) == 1
-    assert listener.words.empty()
+    assert listener.outputs.empty()
 
 
 def test_a_conversation_comes_back_to_the_slot_that_knows_it() -> None:
-    with pool_of(engine_of(), num_slots=4) as pool:
+    with served(engine_of(), num_slots=4) as pool:
         told = answers(pool, asks(4, "ar", 10))
         for ask, done in list(zip(asks(4), told, strict=True))[::-1]:
             text = (*ask.tokens, *done.finished.tokens)
@@ -379,7 +413,7 @@ def test_a_target_may_leave_out_branches(method: str) -> None:
     engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
     chains, trees = Chains(TableTarget(TABLE)), Counted(TableTarget(TABLE))
     wanted = asks(12, method)
-    with pool_of(engine, Stale(chains), trees=Stale(trees)) as pool:
+    with served(engine, Stale(chains), trees=Stale(trees)) as pool:
         found = answers(pool, wanted)
     assert [list(done.finished.tokens) for done in found] == [expected(ask) for ask in wanted]
     assert bool(trees.widths) == METHODS[method].reads_off_path
@@ -400,11 +434,11 @@ def test_who_is_alone_has_branches_until_others_come(method: str) -> None:
     shared = Counted(Chains(TableTarget(TABLE)), 0.002)
     wanted = [replace(ask, max_tokens=60) for ask in asks(4, method)]
     listeners = [Listener(ask) for ask in wanted]
-    with pool_of(engine, Stale(shared), lone=Stale(lone), num_slots=4) as pool:
-        pool.submit([listeners[0].job])
+    with served(engine, Stale(shared), lone=Stale(lone), num_slots=4) as pool:
+        pool.submit(listeners[0])
         assert has_begun.wait(LONG_S)
         for listener in listeners[1:]:
-            pool.submit([listener.job])
+            pool.submit(listener)
         found = [listener.result() for listener in listeners]
         num_alone = len(lone.widths)
         assert shared.widths
@@ -425,25 +459,25 @@ def test_a_conversation_among_others_stays_where_it_was_read() -> None:
 
     shared = Counted(Chains(TableTarget(TABLE)), 0.002, on_score=called)
     other = Listener(replace(asks(2, "ar")[1], max_tokens=300))
-    with pool_of(engine, shared, lone=TableTarget(TABLE), num_chunk=16) as pool:
+    with served(engine, shared, lone=TableTarget(TABLE), num_chunk=16) as pool:
         first = Listener(Ask((3, 1) * 20, max_tokens=40))
-        pool.submit([first.job])
-        pool.submit([other.job])
+        pool.submit(first)
+        pool.submit(other)
         text = (3, 1) * 20 + first.result().finished.tokens
         assert len(text) == 80
         read.clear()
         again = Listener(Ask((*text, 1), max_tokens=3))
-        pool.submit([again.job])
+        pool.submit(again)
         assert again.result().num_cached == 79
-        other.job.leave()
+        pool.leave(other)
     assert read[0] == 81, "and not its parts again"
 
 
 def test_waiting_answers_are_taken_in_turn() -> None:
     order: list[int] = []
-    with pool_of(
+    with served(
         engine_of(), Counted(TableTarget(TABLE), 0.001), num_slots=2,
-        on_end=lambda job, reason: order.append(job.ask.sampling.seed),
+        on_end=lambda task, reason: order.append(task.request.sampler.params.seed),
     ) as pool:  # fmt: skip
         answers(pool, asks(12, "ar", 10))
     assert all(abs(place - seed) <= 2 for place, seed in enumerate(order))
@@ -452,7 +486,7 @@ def test_waiting_answers_are_taken_in_turn() -> None:
 def test_the_engine_alone_says_the_same() -> None:
     engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
     for ask in asks(6):
-        last = list(engine.generate(ask.tokens, ask.sampling, max_tokens=ask.max_tokens))[-1]
+        last = list(engine.stream(ask.tokens, replace(ask.sampling, max_tokens=ask.max_tokens)))[-1]
         assert isinstance(last, Finished)
         assert list(last.tokens) == expected(ask)
 
@@ -485,16 +519,16 @@ def test_targets_that_are_opened_later_take_no_more_threads_than_the_others() ->
 
 def test_the_load_is_told_how_long_this_process_computed() -> None:
     told = list[float]()
-    with pool_of(engine_of()) as pool:
-        ended = pool._load.ended
+    with served(engine_of()) as pool:
+        ended = pool.llm.scheduler.budget.ended
 
         def watched(num_answers: int, end_s: float, busy_s: float, **facts: bool) -> None:
             told.append(busy_s)
             ended(num_answers, end_s, busy_s, **facts)
 
-        pool._load.ended = watched  # type: ignore[method-assign, assignment]
+        pool.llm.scheduler.budget.ended = watched  # type: ignore[method-assign, assignment]
         listener = Listener(Ask(tuple(PROMPTS[0]), SamplingParams(seed=1), max_tokens=20))
-        pool.submit([listener.job])
+        pool.submit(listener)
         listener.result()
     assert 0 < told[0] < told[-1]
     assert told == sorted(told)

@@ -17,12 +17,10 @@ import math
 import sys
 from collections import Counter, deque
 from collections.abc import Mapping
-from copy import deepcopy
-from threading import Lock
 
+from duodec.planning.batch_governor import BatchGovernor, level
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Sources
-from duodec.server.gate import Gate, level
 
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.002, 0.02
 _PATIENCE = 0.25  # of a forward
@@ -68,7 +66,7 @@ class Line:
         self._ns += times * n * s
 
 
-class Load:
+class BatchBudget:
     """The costs of the shared target by the rows of its forwards, and who asked for how many.
 
     On cores that a drafter shares it leaves ``cores_beside`` to the target (None: the target
@@ -79,117 +77,106 @@ class Load:
     def __init__(self, costs: Costs, cores_beside: int | None = None) -> None:
         self._costs = costs
         self._line = Line()
-        self._gate = Gate(cores_beside)
+        self._governor = BatchGovernor(cores_beside)
         self._shares_cores = cores_beside is not None
         self._num_drafted = Counter[int]()  # forwards with drafts, by level
         self._given = 0  # draft tokens of the next forward that answers were given room for
         self._rows: dict[int, int] = {}  # by slot in work, of its last forward; 0 before the first
-        self._lock = Lock()
 
     def observe(self, rows: Mapping[int, int], seconds: float) -> None:
         """A forward that read no prompt, with so many rows by slot."""
-        with self._lock:
-            num_rows = sum(rows.values())
-            # what is alone may be computed by another target, where drafts cost less
-            is_drafted = num_rows > len(rows) > 1
-            self._line.observe(num_rows, seconds, is_drafted=is_drafted)
-            self._num_drafted[level(len(rows))] += is_drafted
-            if len(rows) == 1:
-                self._costs.observe_forward(seconds, num_rows - 1)
-            self._rows.update(rows)
+        num_rows = sum(rows.values())
+        # what is alone may be computed by another target, where drafts cost less
+        is_drafted = num_rows > len(rows) > 1
+        self._line.observe(num_rows, seconds, is_drafted=is_drafted)
+        self._num_drafted[level(len(rows))] += is_drafted
+        if len(rows) == 1:
+            self._costs.observe_forward(seconds, num_rows - 1)
+        self._rows.update(rows)
 
     def took(self, num_tokens: int) -> None:
         """Tokens that a forward brought an answer."""
-        with self._lock:
-            self._gate.took(num_tokens)
+        self._governor.took(num_tokens)
 
     def ended(
         self, num_answers: int, end_s: float, busy_s: float = 0.0, *, is_plain_work: bool
     ) -> None:
         """A forward ended, with so many answers at work, when this process had computed for
         ``busy_s`` seconds in all; plain work if it read no prompt."""
-        with self._lock:
-            self._given = 0
-            self._gate.cycle(num_answers, end_s, busy_s, is_plain_work=is_plain_work)
+        self._given = 0
+        self._governor.cycle(num_answers, end_s, busy_s, is_plain_work=is_plain_work)
 
     def begin(self, slot: int) -> None:
-        with self._lock:
-            self._rows[slot] = 0
+        self._rows[slot] = 0
 
     def end(self, slot: int) -> None:
-        with self._lock:
-            self._rows.pop(slot, None)
+        self._rows.pop(slot, None)
 
     def turn(self, slot: int) -> float:
         """How much longer the drafter's next step seems to a slot: for ever, where others are at
         work. Their forward does not wait, and who misses it loses more than a step brings."""
-        with self._lock:
-            return math.inf if self._rows.keys() - {slot} else 1.0
+        return math.inf if self._rows.keys() - {slot} else 1.0
 
     def patience_s(self) -> float:
         """How long a forward waits for answers that are not ready yet."""
-        with self._lock:
-            usual_s = max(self._costs.forward_s(0), self._line.seconds(len(self._rows)))
+        usual_s = max(self._costs.forward_s(0), self._line.seconds(len(self._rows)))
         return min(max(_PATIENCE * usual_s, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)
 
     def forward_s(self, slot: int, num_tokens: int) -> float:
         """F(n) of the slot's planner: T(n) itself where nobody else is at work."""
         if len(self._rows) < 2:
             return self._costs.forward_s(num_tokens)
-        with self._lock:
-            others = [rows for other, rows in self._rows.items() if other != slot]
-            if num_tokens and self._sources() == Sources.NONE:
-                return math.inf
-            width = sum(max(1, rows) for rows in others) + 1
-            base_s, whole_s = (self._line.seconds(width + n) for n in (0, num_tokens))
+        others = [rows for other, rows in self._rows.items() if other != slot]
+        if num_tokens and self._sources() == Sources.NONE:
+            return math.inf
+        width = sum(max(1, rows) for rows in others) + 1
+        base_s, whole_s = (self._line.seconds(width + n) for n in (0, num_tokens))
         if base_s <= 0:  # nobody knows yet
             return self._costs.forward_s(num_tokens)
         return base_s * (whole_s / base_s) ** (1 + len(others))
 
     def room(self) -> int:
         """Draft tokens that an answer may have scored in the next forward."""
-        with self._lock:
-            num_answers = len(self._rows)
-            num_drafted = self._num_drafted[level(num_answers)]
-            if num_answers < 2 or num_drafted >= len(_FIRST_ROOMS):
-                return sys.maxsize
-            room = _FIRST_ROOMS[num_drafted]
-            share = min(room - self._given, max(_LEAST_SHARE, room // num_answers))
-            self._given += share
-            return share
+        num_answers = len(self._rows)
+        num_drafted = self._num_drafted[level(num_answers)]
+        if num_answers < 2 or num_drafted >= len(_FIRST_ROOMS):
+            return sys.maxsize
+        room = _FIRST_ROOMS[num_drafted]
+        share = min(room - self._given, max(_LEAST_SHARE, room // num_answers))
+        self._given += share
+        return share
 
     def sources(self) -> Sources:
         """The most that an answer may draft from."""
         if len(self._rows) < 2:
             return Sources.ALL
-        with self._lock:
-            return self._sources()
+        return self._sources()
 
     def _sources(self) -> Sources:
         has_reader = 0 in self._rows.values()
-        return Sources.NONE if self._shares_cores and has_reader else self._gate.sources()
+        return Sources.NONE if self._shares_cores and has_reader else self._governor.sources()
 
     def costs(self, slot: int) -> Costs:
         """The costs that the slot's planner sees: its own but for the target's."""
-        with self._lock:
-            return _SlotCosts(deepcopy(self._costs), self, slot)
+        return _SlotCosts(self._costs, self, slot)
 
 
 class _SlotCosts(Costs):
-    """One slot's view: the forward of all, which waits for no drafts of one."""
+    """One slot's view: the forward pass of all, which waits for no drafts of one. What the draft
+    model costs is the same for all."""
 
-    def __init__(self, known: Costs, load: Load, slot: int) -> None:
+    def __init__(self, known: Costs, budget: BatchBudget, slot: int) -> None:
         super().__init__(**vars(known))
-        self._load, self._slot = load, slot
+        self._budget, self._slot = budget, slot
 
     def forward_s(self, num_tokens: int) -> float:
-        return self._load.forward_s(self._slot, num_tokens)
+        return self._budget.forward_s(self._slot, num_tokens)
 
     def room(self) -> int:
-        return self._load.room()
+        return self._budget.room()
 
     def sources(self) -> Sources:
-        return self._load.sources()
+        return self._budget.sources()
 
     def step_s(self) -> float:
-        return super().step_s() * self._load.turn(self._slot)
+        return super().step_s() * self._budget.turn(self._slot)

@@ -1,0 +1,49 @@
+"""Tell what the target itself gave a token, before any sampler: log probabilities."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from duodec.core.protocols import Query, Scores
+from duodec.core.sampling import Law, Sampler, SamplingParams
+from duodec.errors import LawUnavailable
+
+_PLAIN = Sampler(SamplingParams(temperature=1.0))
+_LOWEST = -9999.0  # in place of minus infinity, which JSON cannot say
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token of a completion, its log probability, and the likeliest tokens with theirs, best
+    first."""
+
+    token: int
+    logprob: float
+    tops: tuple[tuple[int, float], ...] = ()
+
+
+def logprob(scores: Scores, row: int, token: int, num_tops: int) -> Logprob:
+    """That of a token drawn from a row. Raises LawUnavailable where the target gives none."""
+    plain = plain_law(scores, row)
+    best = np.argsort(-plain.probs, kind="stable")[:num_tops]
+    tops = tuple((int(plain.tokens[i]), _log(float(plain.probs[i]))) for i in best)
+    return Logprob(token, _log(plain.prob(token)), tops)
+
+
+def plain_law(scores: Scores, row: int) -> Law:
+    """The model's own distribution: no temperature, no penalties, no cuts."""
+    sampled: Any = scores
+    query = getattr(sampled, "query", None)
+    if not (is_dataclass(sampled) and isinstance(query, Query)):
+        raise LawUnavailable("this target does not tell logprobs; ask without them")
+    plain: Any = replace(sampled, query=replace(query, sampler=_PLAIN))  # type: ignore[type-var]
+    law: Law = plain.law(row)
+    return law
+
+
+def _log(prob: float) -> float:
+    return max(_LOWEST, math.log(prob)) if prob > 0 else _LOWEST

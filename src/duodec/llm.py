@@ -1,0 +1,436 @@
+"""Generate text: a target, its tokenizer and a drafter under one scheduler.
+
+`LLM.load` puts the models together; `LLM.generate`, `LLM.stream` and `LLM.chat` run requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from duodec.backends.llguidance import Masks
+from duodec.chat import Message, render
+from duodec.config import EngineConfig
+from duodec.core.events import Event, FinishReason, Started
+from duodec.core.grammar import Mask
+from duodec.core.logprobs import Logprob
+from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
+from duodec.core.round import Stats
+from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.text import TextStream
+from duodec.errors import BadOption, ContextExceeded
+from duodec.methods.method import Method
+from duodec.methods.registry import DEFAULT_METHOD
+from duodec.methods.registry import method as method_named
+from duodec.methods.request import NoDatastore, NoDrafter, Request
+from duodec.planning.costs import Costs
+from duodec.scheduler.outputs import Done, Failed, Output, Piece
+from duodec.scheduler.scheduler import Scheduler, Task
+from duodec.scheduler.slots import Targets
+
+Prompt = str | Sequence[Message] | Sequence[int]
+"""A text as it is, chat messages, or tokens."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What became of a prompt.
+
+    ``text`` ends before a stop string or end token, ``tokens`` hold the end token if one was drawn.
+    ``finish_reason`` is ``stop`` (end token or stop string), ``length`` (``max_tokens``) or
+    ``context`` (no room was left). ``logprobs`` is None unless they were asked for.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    method: str
+    seed: int
+    logprobs: tuple[Logprob, ...] | None = None
+
+
+@dataclass
+class LLM:
+    """A language model that is ready to generate, with or without a draft model.
+
+    Use `load` to make one, as a context manager. Repeated calls reuse what the target and the
+    drafter have read of a text. For one thread at a time; `duodec serve` is for many clients.
+    """
+
+    target: Target
+    tokenizer: Tokenizer
+    num_context: int
+    drafter: Drafter | None = None
+    datastore: Datastore | None = None
+    shares_cores: bool = False  # drafter and target compute on the same cores
+    cores_beside: int = 1  # and then the target has so many of them beside a drafter at work
+    num_padded: int = 1  # rows that a forward of the target computes at least: they cost nothing
+    pace_s: float = 0.0  # the target is slowed to this many seconds a forward, for a show
+    prepare: Callable[[bool], None] = lambda is_beside: None
+    """Called before each answer: shares the cores, with a drafter at work beside or not."""
+    on_chunk: Callable[[], None] = lambda: None
+    """Called while a long prompt is read; may raise, which abandons the answer."""
+    clock: Callable[[], float] = perf_counter
+    resources: ExitStack = field(default_factory=ExitStack)
+    costs: Costs = field(default_factory=Costs)
+    num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all of it
+    num_slots: int = 1  # requests that share forward passes
+    targets: Targets | None = None  # where several targets compute them; else ``target`` does
+    _methods: dict[str, Method] = field(default_factory=dict)  # with what they have learned
+    _masks: Masks | None = None  # the tokenizer's, which copies of this object share
+    _scheduler: Scheduler | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._masks = self._masks or Masks(self.tokenizer)
+
+    @classmethod
+    def load(cls, target: str = "smollm2", draft: str | None = "auto", **options: Any) -> LLM:
+        """An engine for these models on this machine: see `duodec.loading.EngineConfig`."""
+        # the other way round at the top of the file: loading builds engines
+        from duodec.loading import load
+
+        return load(EngineConfig(target=target, draft=draft, **options))
+
+    def close(self) -> None:
+        """End the drafter and free the models. Can be called twice."""
+        self.resources.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def can_overlap(self) -> bool:
+        """The target computes elsewhere than the drafter, or is slowed for a show."""
+        return self.pace_s > 0 or not self.shares_cores
+
+    @property
+    def can_draft(self) -> bool:
+        """Drafting with a model can pay: beside a target that computes elsewhere, or where T(n) is
+        flat, so that the tokens of a draft are scored at the price of one."""
+        if self.can_overlap:
+            return True
+        is_flat = self.costs.is_flat()
+        return self.num_padded > 1 if is_flat is None else is_flat
+
+    def tokens_of(self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """The tokens of a prompt; messages go through the model's chat template, which is shown
+        the ``tools`` that the model may call."""
+        if isinstance(prompt, str):
+            return self.tokenizer.tokenize(prompt, is_templated=False)
+        if is_tokens(prompt):
+            tokens: list[int] = np.asarray(prompt).tolist()
+            bad = [token for token in tokens if not 0 <= token < self.tokenizer.num_vocab]
+            if bad:
+                raise BadOption(f"token {bad[0]} is outside the model's vocabulary")
+            return tokens
+        messages = [item for item in prompt if isinstance(item, Mapping)]
+        if len(messages) < len(prompt):
+            other = next(item for item in prompt if not isinstance(item, Mapping))
+            raise BadOption(
+                f"a prompt holds {other!r} among its items; give a text, a list of messages or a "
+                "list of tokens"
+            )
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise BadOption("the model has no chat template; give the text as it is with --raw")
+        bos, eos = (
+            self.tokenizer.token_text(token).decode("utf-8", "replace") if token >= 0 else ""
+            for token in (self.tokenizer.bos, self.tokenizer.eos)
+        )
+        text = render(template, messages, bos=bos, eos=eos, tools=tools)
+        return self.tokenizer.tokenize(text, is_templated=True)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        method: str | Method | None = None,
+    ) -> list[Completion]:
+        """Complete one prompt or many, and return their completions in order.
+
+        Several prompts share forward passes, as many at once as the target has slots
+        (``num_slots`` of `load`); the others wait in a queue.
+
+        Args:
+            prompts: A text, a list of chat messages or of tokens; or a list of such prompts.
+            params: Sampling parameters, for all prompts or one for each. Greedy by default.
+            method: A decoding method by name, such as ``lookup``; `auto` by default.
+
+        Raises:
+            BadOption: A parameter or a prompt cannot be used; says which and what to do.
+            ContextExceeded: A prompt does not fit in the context.
+            ComputeFailed: The target's device failed.
+
+        Example:
+            >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].text
+        """
+        several = prompts_of(prompts)
+        each = [params] * len(several) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(several):
+            raise BadOption(
+                f"{len(several)} prompts and {len(each)} params; give one for all, or one for each"
+            )
+        outputs: list[_Outputs] = [_Outputs() for _ in several]
+        tasks = [
+            self.task(prompt, own, method=method, say=output)
+            for prompt, own, output in zip(several, each, outputs, strict=True)
+        ]
+        scheduler = self.scheduler
+        try:
+            scheduler.submit(tasks)
+            while scheduler.step():
+                pass
+        finally:
+            _abort(scheduler, tasks)
+        return [output.completion() for output in outputs]
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        method: str | Method | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Completion:
+        """Answer a conversation, through the model's chat template.
+
+        Args:
+            messages: ``{"role": "user", "content": "..."}`` and so on, oldest first.
+            params: Sampling parameters. Greedy by default.
+            method: A decoding method by name; `auto` by default.
+            tools: JSON schemas of functions that the model may call.
+
+        Raises:
+            BadOption: The model has no chat template, or refuses these messages.
+            ContextExceeded: The conversation does not fit in the context.
+
+        Example:
+            >>> llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text
+        """
+        tokens = self.tokens_of(messages, tools=tools)
+        return self.generate([tokens], params, method=method)[0]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        method: str | Method | None = None,
+        choice: int = 0,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Event]:
+        """Complete a prompt piece by piece: one `Started`, `Delta`s, one `Finished`.
+
+        Where the target computes elsewhere, a piece is handed out while the next forward pass
+        runs. Closing the iterator aborts the request.
+
+        Args:
+            prompt: A text, chat messages or tokens.
+            params: Sampling parameters. Greedy by default.
+            method: A decoding method by name; `auto` by default. An object keeps what it learns.
+            choice: Which of several completions of one seed: each number gives another text.
+            should_stop: Asked after each forward pass; true ends the completion early.
+
+        Raises:
+            BadOption, ContextExceeded: Before anything is computed.
+
+        Example:
+            >>> for event in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
+            ...     if isinstance(event, Delta):
+            ...         print(event.text, end="")
+        """
+        heard: list[Output] = []
+        task = self.task(
+            prompt, params, method=method, say=heard.append, choice=choice, should_stop=should_stop
+        )
+        return self._events(task, heard)
+
+    def _events(self, task: Task, heard: list[Output]) -> Iterator[Event]:
+        scheduler, request = self.scheduler, task.request
+        seed = request.sampler.params.seed
+        yield Started(task.method.name, seed, len(request.prompt))
+        try:
+            scheduler.submit([task])
+            while scheduler.launch():
+                yield from self._given_out(heard, request)
+                scheduler.land()
+                yield from self._given_out(heard, request)
+            yield from self._given_out(heard, request)
+        finally:
+            _abort(scheduler, [task])
+
+    def _given_out(self, heard: list[Output], request: Request) -> Iterator[Event]:
+        """What was said. The caller has its cores for as long as it takes, and the seconds are not
+        the request's, unless the target computes meanwhile."""
+        if not heard:
+            return
+        begin_s = self.clock()
+        self.scheduler.release_cores()
+        while heard:
+            output = heard.pop(0)
+            if isinstance(output, Failed):
+                raise output.error
+            yield output.delta if isinstance(output, Piece) else output.finished
+        if not self.scheduler.is_computing_elsewhere:
+            request.outside_s += self.clock() - begin_s
+
+    def task(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        method: str | Method | None = None,
+        say: Callable[[Output], None],
+        choice: int = 0,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Task:
+        """A request for the scheduler. Raises BadOption and ContextExceeded."""
+        chosen = self.method(method)
+        params = self._checked_params(params or SamplingParams())
+        tokens = self._checked(self.tokens_of(prompt))
+        max_tokens = self.num_context if params.max_tokens is None else params.max_tokens
+        wanted = len(tokens) + max_tokens
+        request = Request(
+            prompt=tokens,
+            capacity=min(self.num_context, wanted),
+            drafter=self._drafter_for(chosen),
+            sampler=Sampler(params, choice, len(tokens), self._mask(params)),
+            datastore=self.datastore or NoDatastore(),
+            costs=self.costs,
+            shares_cores=self.shares_cores,
+            clock=self.clock,
+            is_end=self.tokenizer.is_end,
+            stream=TextStream(self.tokenizer.piece, tuple(params.stop)),
+            num_logprobs=params.logprobs,
+        )
+        full: FinishReason = "length" if wanted <= self.num_context else "context"
+        return Task(request, chosen, say, full=full, should_stop=should_stop)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Steps the requests of this object, in the thread of its caller."""
+        if self._scheduler is None:
+            self._scheduler = Scheduler(
+                self.targets or Targets(self.target),
+                self.costs,
+                num_slots=self.num_slots,
+                cores_beside=self.cores_beside if self.shares_cores else None,
+                prepare=self.prepare,
+                num_chunk=self.num_chunk,
+                clock=self.clock,
+            )
+        return self._scheduler
+
+    def check(
+        self, tokens: list[int], sampling: SamplingParams, method: str | Method | None = None
+    ) -> None:
+        """Raises what `generate` would raise of these; nothing is computed."""
+        self.method(method)
+        self._checked(tokens)
+        self._mask(self._checked_params(sampling))
+
+    def method(self, method: str | Method | None) -> Method:
+        """The method to use. Raises BadOption when it needs what is not there."""
+        chosen = method or DEFAULT_METHOD
+        if isinstance(chosen, str):
+            if chosen not in self._methods:
+                self._methods[chosen] = method_named(chosen)
+            chosen = self._methods[chosen]
+        if chosen.needs_draft_model and self.drafter is None:
+            raise BadOption(f"method '{chosen.name}' needs a draft model; name one with --draft")
+        if chosen.needs_datastore and self.datastore is None:
+            raise BadOption(
+                f"method '{chosen.name}' needs a datastore; make one of your texts with "
+                "`duodec datastore build FILES`, or name one with --datastore"
+            )
+        return chosen
+
+    def _drafter_for(self, method: Method) -> Drafter:
+        """The drafter, for methods that need one, or take one where that can pay."""
+        is_wanted = method.needs_draft_model or (method.uses_draft_model and self.can_draft)
+        return (self.drafter if is_wanted else None) or NoDrafter()
+
+    def _checked(self, tokens: list[int]) -> list[int]:
+        """A prompt's tokens, if they can be answered."""
+        if not tokens:
+            raise BadOption("the prompt is empty; write something to answer")
+        if len(tokens) >= self.num_context:
+            raise ContextExceeded(
+                f"the prompt has {len(tokens)} tokens and the context holds {self.num_context}; "
+                "shorten it, or ask for a larger context with --context"
+            )
+        return tokens
+
+    def _checked_params(self, sampling: SamplingParams) -> SamplingParams:
+        if any(token >= self.tokenizer.num_vocab for token in sampling.logit_bias):
+            raise BadOption(
+                f"logit_bias names token {max(sampling.logit_bias)}, and the vocabulary has "
+                f"{self.tokenizer.num_vocab}; use tokens of the model"
+            )
+        return sampling
+
+    def _mask(self, sampling: SamplingParams) -> Mask | None:
+        assert self._masks is not None
+        return self._masks.mask(sampling.grammar) if sampling.grammar else None
+
+
+@dataclass
+class _Outputs:
+    """What a request has said."""
+
+    last: Done | Failed | None = None
+    logprobs: list[Logprob] = field(default_factory=list)
+
+    def __call__(self, output: Output) -> None:
+        if not isinstance(output, Failed):
+            self.logprobs += output.logprobs
+        if not isinstance(output, Piece):
+            self.last = output
+
+    def completion(self) -> Completion:
+        """Raises what ended the request."""
+        if isinstance(self.last, Failed):
+            raise self.last.error
+        assert self.last is not None, "every request comes to an end"
+        end = self.last.finished
+        return Completion(
+            end.text, end.tokens, end.finish_reason, end.stats, self.last.method, self.last.seed,
+            tuple(self.logprobs) or None,
+        )  # fmt: skip
+
+
+def _abort(scheduler: Scheduler, tasks: Sequence[Task]) -> None:
+    """Leave nothing of these requests, whatever ended them."""
+    for task in tasks:
+        task.abort()
+    scheduler.drop_aborted()
+
+
+def is_tokens(prompt: object) -> bool:
+    """Whether a prompt is a list of tokens; NumPy's whole numbers are tokens, too."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.dtype.kind in "iu"
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str)
+        and all(isinstance(item, int | np.integer) for item in prompt)
+    )
+
+
+def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list."""
+    if isinstance(prompts, str) or is_tokens(prompts):
+        return [prompts]  # type: ignore[list-item]
+    if all(isinstance(item, Mapping) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

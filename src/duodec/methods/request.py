@@ -1,0 +1,305 @@
+"""Follow one completion from its admission to its end: what a method sees and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.core.draft import ROOT, Draft
+from duodec.core.events import FinishReason, Segment
+from duodec.core.logprobs import Logprob, logprob
+from duodec.core.protocols import (
+    Datastore,
+    Drafted,
+    Drafter,
+    DraftRequest,
+    Plan,
+    Query,
+    Scores,
+)
+from duodec.core.round import Round
+from duodec.core.sampling import Sampler, Tokens
+from duodec.core.text import TextStream
+from duodec.core.verify import Verdict
+from duodec.drafting.plans import Chain
+from duodec.planning.costs import Costs
+
+PATIENCE = 3.0  # a draft may take this many times its expected time, then it is left
+
+
+class NoDrafter:
+    """A drafter that never drafts."""
+
+    @property
+    def restarts(self) -> int:
+        return 0
+
+    def submit(self, request: DraftRequest) -> None: ...
+
+    def heard(self, slot: int) -> Drafted:
+        return Drafted()
+
+    def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
+        return Drafted()
+
+    def cancel(self, slot: int) -> None: ...
+
+
+class NoDatastore:
+    """A datastore that knows nothing."""
+
+    def continuations(
+        self, text: Tokens, *, max_span: int, min_span: int, length: int
+    ) -> NDArray[np.int32]:
+        return np.empty((0, length), dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Needs one forward pass of the target over ``draft`` after the text. The scheduler sends a
+    `Forward`."""
+
+    draft: Draft = field(default_factory=Draft)
+    num_candidates: int = 0  # of each row
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Needs the drafter to be done, or to know more than ``beyond`` candidates, for at most
+    ``seconds``. The scheduler sends what is `Drafted` by then; of a request that is not alone, it
+    may keep the others going meanwhile."""
+
+    seconds: float
+    beyond: int | None = None
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward pass of the target: its scores, and when it ran."""
+
+    scores: Scores
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+Need = Score | Wait
+Loop = Generator[Need, Any, None]
+"""A method at work on a request: yields what it needs next, and is sent the result."""
+
+
+@dataclass
+class Request:
+    """One completion. Only `commit` moves its text.
+
+    ``prompt`` are tokens, ``capacity`` the length that the text may reach, ``sampler`` holds the
+    sampling parameters and ``slot`` names the target's memory of this text. The scheduler sets
+    what depends on the company in a batch: ``slot``, ``costs`` and ``has_branches``.
+    """
+
+    prompt: Sequence[int]
+    capacity: int
+    drafter: Drafter = field(default_factory=NoDrafter)
+    sampler: Sampler = field(default_factory=Sampler)
+    slot: int = 0
+    datastore: Datastore = field(default_factory=NoDatastore)
+    costs: Costs = field(default_factory=Costs)
+    shares_cores: bool = False  # drafter and target compute on the same cores
+    max_width: int = 80  # draft tokens that one forward pass may score
+    has_branches: bool = True  # the target scores all of a tree, not its first chain only
+    clock: Callable[[], float] = perf_counter
+    is_end: Callable[[int], bool] = lambda token: False
+    """Whether a token ends the completion."""
+    stream: TextStream | None = None  # makes text of the tokens
+    num_logprobs: int | None = None  # alternatives for each token; None: no logprobs
+
+    def __post_init__(self) -> None:
+        self._buffer = np.empty(self.capacity, dtype=np.int32)
+        self._length = len(self.prompt)
+        self._buffer[: self._length] = self.prompt
+        self._deferred: list[Callable[[], None]] = []
+        self.rounds: list[Round] = []
+        self.segments: list[Segment] = []  # text that nobody has taken yet
+        self.logprobs: list[Logprob] = []
+        self.finish_reason: FinishReason | None = None  # once an end was drawn
+        self.is_drafting = False  # the drafter works while the target does
+        self.outside_s = 0.0  # spent by the caller, between forward passes
+
+    # --- what a method sees
+
+    @property
+    def text(self) -> Tokens:
+        """Prompt and completion so far; a view that later tokens do not change."""
+        return self._buffer[: self._length]
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.rounds)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still join the text."""
+        return 0 if self.finish_reason else self.capacity - self._length
+
+    @property
+    def room(self) -> int:
+        """Draft tokens after the text that can be of use."""
+        return max(0, min(self.remaining - 1, self.max_width))
+
+    def now(self) -> float:
+        """Seconds, without those that the caller spent."""
+        return self.clock() - self.outside_s
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Have work done while the target computes the next forward pass, or before it where the
+        target computes in this thread."""
+        self._deferred.append(work)
+
+    def read_ahead(self) -> None:
+        """Let the drafter read the text while the target does, where they share no cores."""
+        if not self.shares_cores:
+            self.submit(Chain(0))
+
+    def submit(self, plan: Plan, pending: Draft | None = None) -> None:
+        """Set the drafter to work on what follows the text and the chain ``pending``."""
+        text = self.text
+        if pending:
+            text = np.concatenate([text, np.array(pending.tokens, dtype=np.int32)])
+        self.drafter.submit(DraftRequest(self.slot, text, plan, self.sampler))
+
+    def peek(self) -> Drafted:
+        """The draft that was asked for, as far as it is now."""
+        drafted = self.drafter.poll(self.slot)
+        self.costs.observe_draft(len(drafted.draft), drafted.draft_s)
+        return drafted
+
+    def collect(self, plan: Plan) -> Generator[Need, Any, Drafted]:
+        """Wait, with patience, for the draft that was asked for; what there is when it runs out."""
+        wait_s = PATIENCE * self.costs.draft_s(plan.num_tokens)
+        start = self.clock()
+        drafted: Drafted = yield Wait(wait_s)
+        self.costs.observe_draft(len(drafted.draft), drafted.draft_s)
+        if not len(drafted.draft) and plan.num_tokens and self.clock() - start >= wait_s:
+            self.costs.observe_draft(1, wait_s)  # it was drafting, and a token takes longer
+        return drafted
+
+    def draft(self, plan: Plan) -> Generator[Need, Any, Draft]:
+        """Draft after the text and wait for it."""
+        self.submit(plan)
+        drafted = yield from self.collect(plan)
+        return drafted.draft
+
+    def rest(self) -> None:
+        """The drafter has nothing to do; what it read and drafted stays known to it."""
+        self.drafter.cancel(self.slot)
+
+    def peek_tree(self) -> Drafted:
+        """How far the drafter's tree is."""
+        drafted = self.drafter.poll(self.slot)
+        self.learn_steps(drafted)
+        return drafted
+
+    def learn_steps(self, drafted: Drafted) -> None:
+        """What the steps of the draft model cost."""
+        if drafted.root_s:
+            self.costs.observe_root(drafted.root_s)
+        if drafted.step_s is not None:
+            self.costs.observe_step(drafted.step_s, drafted.step_leaves)
+
+    def commit(
+        self,
+        draft: Draft,
+        verdict: Verdict,
+        forward: Forward,
+        *,
+        num_scored: int,
+        num_drafted: int,
+        draft_wait_s: float = 0.0,
+        overlap_s: float = 0.0,
+    ) -> Round:
+        """Let the verdict's tokens join the text, up to its end; note the round."""
+        tokens = verdict.tokens[: self.remaining]
+        num_accepted = min(len(verdict.accepted), len(tokens))
+        tokens = self._until_end(tokens, num_accepted)
+        self._buffer[self._length : self._length + len(tokens)] = tokens
+        self._length += len(tokens)
+        if self.num_logprobs is not None:
+            self._add_logprobs(draft, verdict, forward.scores, tokens)
+        done = Round(
+            tokens=tokens,
+            num_accepted=min(num_accepted, len(tokens)),
+            num_drafted=num_drafted,
+            num_scored=num_scored,
+            margin=verdict.margin,
+            start_s=forward.start_s,
+            end_s=forward.end_s,
+            draft_wait_s=draft_wait_s,
+            overlap_s=min(overlap_s, forward.duration_s),
+        )
+        self.rounds.append(done)
+        return done
+
+    def _until_end(self, tokens: tuple[int, ...], num_accepted: int) -> tuple[int, ...]:
+        """The tokens up to the end of the completion; their text is made now if it may hold a stop
+        string, and later otherwise."""
+        end = next((i for i, token in enumerate(tokens) if self.is_end(token)), None)
+        if end is not None:
+            self.finish_reason = "stop"
+            tokens = tokens[: end + 1]
+        stream = self.stream
+        if stream is None:
+            return tokens
+        spoken = tokens if end is None else tokens[:end]
+        if not stream.can_stop:
+            self.defer(lambda: self._speak(stream, spoken, num_accepted))
+            return tokens
+        for i, token in enumerate(spoken):
+            self._speak(stream, (token,), num_accepted - i)
+            if stream.is_stopped:
+                self.finish_reason = "stop"
+                return tokens[: i + 1]
+        return tokens
+
+    def _speak(self, stream: TextStream, tokens: Sequence[int], num_accepted: int) -> None:
+        for i, token in enumerate(tokens):
+            self.segments += stream.push(token, is_drafted=i < num_accepted)
+
+    def _add_logprobs(
+        self, draft: Draft, verdict: Verdict, scores: Scores, tokens: Sequence[int]
+    ) -> None:
+        assert self.num_logprobs is not None
+        path = [ROOT, *draft.path(verdict.end)]
+        for token, node in zip(tokens, path, strict=False):
+            self.logprobs.append(logprob(scores, node + 1, token, self.num_logprobs))
+
+    # --- what the scheduler does
+
+    def query(self, need: Score) -> Query:
+        """What the target is asked."""
+        return Query(self.slot, self.text, need.draft, self.sampler, need.num_candidates)
+
+    def run_deferred(self) -> None:
+        """Do the work that need not stand between two forward passes."""
+        while self._deferred:
+            work = self._deferred
+            self._deferred = []
+            for do in work:
+                do()
+
+    def take_segments(self) -> tuple[Segment, ...]:
+        """Text that is new since the last call."""
+        taken = tuple(self.segments)
+        self.segments.clear()
+        return taken
+
+    def end_early(self) -> None:
+        """Let the completion end with the tokens that it has."""
+        self.capacity = self._length

@@ -1,0 +1,27 @@
+"""Speculative sampling, keyed: a chain from the draft model, one forward to verify it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from duodec.core.protocols import Plan
+from duodec.drafting.plans import Chain
+from duodec.methods.loops import serial
+from duodec.methods.method import Method
+from duodec.methods.request import Loop, Request
+
+
+@dataclass(frozen=True)
+class SpeculativeSampling(Method):
+    """2211.17192 and 2302.01318, with keyed draws in place of the rejection rule."""
+
+    name = "sps"
+    needs_draft_model = True
+
+    num_tokens: int = 4  # gamma
+
+    def decode(self, request: Request) -> Loop:
+        def propose(request: Request) -> Plan:
+            return Chain(min(self.num_tokens, request.room))
+
+        return serial(request, propose)

@@ -1,0 +1,64 @@
+"""Tell what a request says while it runs: pieces of text, then its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from duodec.core.events import Delta, Finished
+from duodec.core.logprobs import Logprob
+from duodec.core.round import Round
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How far a completion is."""
+
+    num_tokens: int = 0
+    num_rounds: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+    def plus(self, done: Round) -> Counts:
+        return Counts(
+            self.num_tokens + len(done.tokens),
+            self.num_rounds + 1,
+            self.num_drafted + done.num_drafted,
+            self.num_accepted + done.num_accepted,
+        )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New text, and the logprobs of new tokens."""
+
+    delta: Delta
+    logprobs: tuple[Logprob, ...] = ()
+    counts: Counts = field(default_factory=Counts)
+
+    def plus(self, later: Piece) -> Piece:
+        """Both as one."""
+        delta = Delta(self.delta.segments + later.delta.segments)
+        return Piece(delta, self.logprobs + later.logprobs, later.counts)
+
+
+@dataclass(frozen=True)
+class Done:
+    """The completion came to its end."""
+
+    finished: Finished
+    method: str
+    seed: int
+    logprobs: tuple[Logprob, ...]  # those that no `Piece` had
+    num_cached: int  # tokens of the prompt that the target knew already
+    arrive_s: float
+    start_s: float  # when it left the queue
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The completion will not go on."""
+
+    error: BaseException
+
+
+Output = Piece | Done | Failed
