@@ -25,7 +25,6 @@ from duodec.server.meters import CONTENT_TYPE
 from duodec.server.service import Service
 from duodec.server.stream import ClientGone, EventStream, whole
 
-_BODY_S = 30.0  # that a client may take to send a request
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
 
@@ -85,12 +84,12 @@ class Routes:
     async def _body(self, request: Request) -> dict[str, Any]:
         """The request's JSON. Raises ApiError of what is too large, too slow or no JSON."""
         _ = self._service.pool  # nobody uploads to a server that is not ready
-        most = self._service.settings.max_body_bytes
+        most, body_s = self._service.settings.max_body_bytes, self._service.settings.body_s
         try:
-            data = await asyncio.wait_for(_read(request, most), _BODY_S)
+            data = await asyncio.wait_for(_read(request, most), body_s)
         except asyncio.TimeoutError:
             raise ApiError(
-                408, f"the body was not sent within {_BODY_S:g} s", code="timeout"
+                408, f"the body was not sent within {body_s:g} s", code="timeout"
             ) from None
         return parse_object(data)
 

@@ -17,6 +17,7 @@ import uvicorn
 
 from duodec.errors import BadOption
 from duodec.server.app import make_app
+from duodec.server.connections import Connections, allow_open_files
 from duodec.server.logs import log
 from duodec.server.service import Service
 from duodec.server.settings import Settings
@@ -60,6 +61,7 @@ def listen(settings: Settings) -> socket.socket:
 
 def serve(service: Service, load: Load, sock: socket.socket) -> None:
     """Serve until a signal ends it. Raises what went wrong while loading."""
+    allow_open_files(service.settings.max_connections)
     server = Server(service)
     loader = _Loader(service, load, server)
     loader.start()
@@ -91,7 +93,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 lifespan="off",
                 ws="none",
-                timeout_keep_alive=75,
+                http=Connections(settings).protocol,
                 timeout_graceful_shutdown=int(settings.grace_s + _MARGIN_S),
             )
         )
