@@ -17,6 +17,7 @@ from duodec.server.formats import parse_grammar
 from duodec.server.messages import parse_messages, parse_tools
 
 _MAX_CHOICES, _MAX_STOPS, _MAX_DRAFT, _MAX_LOGPROBS = 64, 16, 80, 20
+_MAX_BIASES = 1024
 _COMPLETION_TOKENS = 16  # of a text completion that says nothing else, as everywhere
 _PLAIN = "ar"
 
@@ -129,6 +130,12 @@ def _sampling(fields: Fields, grammar: Grammar | None) -> SamplingParams:
 
 
 def _biases(fields: Fields) -> dict[int, float]:
+    if len(fields.mapping("logit_bias")) > _MAX_BIASES:
+        raise bad_field(
+            "logit_bias",
+            f"logit_bias has {len(fields.mapping('logit_bias'))} tokens; use {_MAX_BIASES} or "
+            "fewer",
+        )
     values = Fields(fields.mapping("logit_bias"), "logit_bias.")
     biases: dict[int, float] = {}
     for name in fields.mapping("logit_bias"):

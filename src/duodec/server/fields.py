@@ -2,50 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from duodec.server.errors import ApiError, bad_field
-
-_MAX_DEPTH_REMEDY = "send one JSON object"
-
-
-def parse_object(data: bytes) -> dict[str, Any]:
-    """The JSON object of a body. Raises ApiError."""
-    try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
-        if b"\\ud" in data.lower():  # halves of characters are no text: nothing could be sent back
-            whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-            value = json.loads(whole, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(
-            400, f"the body is no JSON ({_why(error)}); {_MAX_DEPTH_REMEDY}", code="invalid_json"
-        ) from error
-    if not isinstance(value, dict):
-        raise ApiError(400, f"the body is {_kind(value)}; {_MAX_DEPTH_REMEDY}", code="invalid_json")
-    return value
-
-
-def _why(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON number")
-
-
-def _kind(value: object) -> str:
-    """A JSON value's type, for people."""
-    if value is None:
-        return "null"
-    for kinds, word in (
-        (bool, "a boolean"), (str, "a string"), ((int, float), "a number"), (dict, "an object"),
-    ):  # fmt: skip
-        if isinstance(value, kinds):
-            return word
-    return "an array"
+from duodec.server.errors import bad_field
+from duodec.server.jsons import kind
 
 
 class Fields:
@@ -65,7 +27,7 @@ class Fields:
     def refuse(self, field: str, wanted: str) -> NoReturn:
         value = self.value(field)
         raise bad_field(
-            self.name(field), f"{self.name(field)} is {_kind(value)}; send {wanted}"
+            self.name(field), f"{self.name(field)} is {kind(value)}; send {wanted}"
         ) from None
 
     def text(self, field: str) -> str | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from duodec.chat import Message
 from duodec.server.errors import ApiError, bad_field
 from duodec.server.fields import Fields
+from duodec.server.jsons import TooMuch, parse
 from duodec.server.tools import BEGIN
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -67,8 +66,12 @@ def _call(call: Any, place: str) -> dict[str, Any]:
         raise bad_field(place, f"{place} names no function; send {{id, type, function}}")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with suppress(ValueError):  # a model's own slip, sent back: it is shown as it is
-            arguments = json.loads(arguments or "{}")
+        try:
+            arguments = parse(arguments or "{}")
+        except TooMuch as error:
+            raise bad_field(place, f"{place} has arguments that are too much ({error})") from error
+        except ValueError:
+            pass  # a model's own slip, sent back: it is shown as it is
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -54,6 +54,10 @@ class Meters:
             self._count(job.rounds)
         self._whole_s.observe(max(0.0, perf_counter() - job.arrive_s))
 
+    def dropped(self) -> None:
+        """A client left before its request was with the scheduler."""
+        self._ended.labels("abort").inc()
+
     def refused(self, status: int) -> None:
         self._refused.labels(str(status)).inc()
 

@@ -69,8 +69,9 @@ def serve(service: Service, load: Load, sock: socket.socket) -> None:
         server.run(sockets=[sock])
     finally:
         loader.join(_MARGIN_S)
-        if loader.is_alive():  # in a library that knows no interruption: nobody is served yet
-            log.info("ended while loading")
+        if loader.is_alive() or service.intake.is_busy:
+            # in a library that knows no interruption: nobody is served yet, or waits for it
+            log.info("ended while loading" if loader.is_alive() else "ended while preparing")
             logging.shutdown()
             os._exit(0)
         service.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from duodec.backends.grammar_trial import GrammarTrial
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import Target
 from duodec.core.sampling import SamplingParams
@@ -17,10 +17,12 @@ from duodec.decoding.methods import DEFAULT_METHOD
 from duodec.engine import Engine
 from duodec.errors import BadOption
 from duodec.server.asking import ChatWish, Wish, parse_chat, parse_completion
+from duodec.server.bounds import PromptBounds
 from duodec.server.choosing import keep_for, method_for
 from duodec.server.errors import ApiError, unavailable
 from duodec.server.feed import Feed
 from duodec.server.forms import ChatForm, CompletionForm, Form
+from duodec.server.intake import Intake
 from duodec.server.jobs import Ask, Job
 from duodec.server.meters import Meters
 from duodec.server.pool import Pool
@@ -38,6 +40,9 @@ class Service:
         self.settings = settings
         self.meters = Meters(settings.metrics_prefix)
         self.created = int(time.time())
+        self.intake = Intake(settings)
+        self._trial = GrammarTrial(settings.grammar_s, settings.grammar_bytes)
+        self._bounds: PromptBounds
         self._engine: Engine | None = None
         self._pool: Pool | None = None
         self._is_closing = False
@@ -73,6 +78,7 @@ class Service:
                          lambda word: None, engine.clock))  # fmt: skip
         with suppress(BadOption):  # a model that has no grammars refuses them when one is asked for
             engine.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
+        self._bounds = PromptBounds.of(engine.tokenizer, engine.num_context)
         self._watch(pool, engine)
         self._engine, self._pool = engine, pool
 
@@ -103,6 +109,13 @@ class Service:
         return self._pool
 
     @property
+    def room(self) -> int:
+        """Requests that may be with the scheduler or on their way to it, besides those there are.
+        Raises ApiError while there is no scheduler."""
+        pool = self.pool
+        return pool.num_slots - pool.num_running + self.settings.num_queued - pool.num_waiting
+
+    @property
     def engine(self) -> Engine:
         """Raises ApiError while there is none."""
         if self._engine is None:
@@ -117,8 +130,10 @@ class Service:
 
     def end_all(self) -> None:
         """End what is in work, or waits."""
+        why = unavailable("the server is shutting down; ask again in a moment")
+        self.intake.close(why)
         if self._pool is not None:
-            self._pool.end_all(unavailable("the server is shutting down; ask again in a moment"))
+            self._pool.end_all(why)
 
     def close(self) -> None:
         """End the pool; the engine is the caller's."""
@@ -174,9 +189,11 @@ class Service:
     async def chat(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A chat request on its way. Raises ApiError and what the engine raises."""
         pool, engine = self.pool, self.engine
-        asked = parse_chat(body, self.check_model, engine.tokenizer.chat_template)
-        tokens = await asyncio.to_thread(_chat_tokens, engine, asked)
-        asks = await asyncio.to_thread(self._asks, engine, asked.wish, tokens)
+        template = engine.tokenizer.chat_template
+        asked = await self.intake.run(parse_chat, body, self.check_model, template)
+        await self.intake.run(self._bounds.check_chat, asked.messages, asked.tools)
+        tokens = await self.intake.run(_chat_tokens, engine, asked)
+        asks = await self._asks(engine, asked.wish, tokens)
         form = ChatForm(
             asked.wish, self.settings.model, len(asks), len(tokens), engine.tokenizer.piece
         )
@@ -187,29 +204,31 @@ class Service:
     async def complete(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A text request on its way. Raises ApiError and what the engine raises."""
         pool, engine = self.pool, self.engine
-        asked = parse_completion(body, self.check_model)
-        prompts = [await asyncio.to_thread(engine.tokens_of, prompt) for prompt in asked.prompts]
-        asks = [
-            ask
-            for tokens in prompts
-            for ask in await asyncio.to_thread(self._asks, engine, asked.wish, tokens)
-        ]
+        asked = await self.intake.run(parse_completion, body, self.check_model)
+        for prompt in asked.prompts:
+            await self.intake.run(self._bounds.check_text, prompt)
+        prompts = [await self.intake.run(engine.tokens_of, prompt) for prompt in asked.prompts]
+        asks = [ask for tokens in prompts for ask in await self._asks(engine, asked.wish, tokens)]
         num_prompt = sum(map(len, prompts))
         form = CompletionForm(
             asked.wish, self.settings.model, len(asks), num_prompt, engine.tokenizer.piece
         )
         if asked.is_echoed:
-            texts = [_text(engine, prompt) for prompt in asked.prompts]
+            texts = [await self.intake.run(_text, engine, prompt) for prompt in asked.prompts]
             form.begin_with([text for text in texts for _ in range(asked.wish.num_choices)])
         return asked.wish, form, self._feed(pool, asks, asked.wish)
 
     def _feed(self, pool: Pool, asks: Sequence[Ask], wish: Wish) -> Feed:
         interval_s = self.settings.interval_s if wish.is_streamed else inf
-        return Feed(pool, asks, self.settings.timeout_s, interval_s)
+        return Feed(pool, asks, self.settings.timeout_s, interval_s, self.intake.begin_s)
 
-    def _asks(self, engine: Engine, wish: Wish, tokens: list[int]) -> list[Ask]:
+    async def _asks(self, engine: Engine, wish: Wish, tokens: list[int]) -> list[Ask]:
         method = wish.method or self.settings.method
-        engine.check(tokens, wish.sampling, method)
+        if wish.sampling.grammar is not None:
+            await self.intake.compile(self._trial, wish.sampling.grammar)
+            await self.intake.compile(engine.check, tokens, wish.sampling, method)
+        else:
+            await self.intake.run(engine.check, tokens, wish.sampling, method)
         keep_for(method_for(engine, method, wish.max_draft), [], wish.num_logprobs)
         first = Ask(
             tuple(tokens), wish.sampling, wish.max_tokens, wish.stop, 0, method, wish.max_draft,
