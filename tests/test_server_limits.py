@@ -5,12 +5,26 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from time import perf_counter
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
-from server_fakes import Running, Slowed, engine_on_tables, running
+from fakes import Letters
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server_fakes import Running, Slowed, engine_on_tables, running, until
+
+from duodec.backends.grammar_trial import GrammarTrial
+from duodec.backends.llguidance import Masks
+from duodec.core.grammar import Grammar
+from duodec.errors import BadOption
+from duodec.server import jsons
+from duodec.server.settings import Settings
+from duodec.server.watchdog import Watchdog
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
 
@@ -148,3 +162,263 @@ def test_connections_at_work_are_not_closed_for_others() -> None:
         assert error_of(said, 503)["code"] == "unavailable"
         assert b"Retry-After" in said
         assert all(next(line) is not None for line in lines)
+
+
+# --- before the scheduler
+
+
+@dataclass(frozen=True)
+class SlowLetters(Letters):
+    """Letters that take a while where there are many, as a tokenizer that cannot be interrupted."""
+
+    seconds: float = 0.0
+    num_free: int = 30  # letters that take no time
+    seen: list[int] = field(default_factory=list)  # lengths of what was tokenised
+
+    def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
+        self.seen.append(len(text))
+        if len(text) > self.num_free:
+            sleep(self.seconds)
+        return super().tokenize(text, is_templated=is_templated)
+
+
+LONG = "a" * 20_000  # a body that is not small
+
+
+def test_prompts_that_cannot_fit_are_refused_before_they_are_tokenised() -> None:
+    tokenizer = SlowLetters()
+    with running(engine_on_tables(tokenizer=tokenizer)) as server:
+        tokenizer.seen.clear()
+        messages = [{"role": "user", "content": ""}] * 10_000
+        for response in (server.chat(LONG), server.complete(LONG), server.complete([1] * 5000),
+                         server.chat(messages=messages)):  # fmt: skip
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert tokenizer.seen == []
+        assert server.chat(messages=messages * 10).status_code == 400
+
+
+def test_prompts_that_a_long_token_could_hold_are_counted_in_parts() -> None:
+    """600 KB of control tokens, of which a tokenizer makes each in time that grows with all."""
+
+    class Blanks(SlowLetters):
+        def piece(self, token: int) -> bytes:
+            return b" " * 1000 if token == 0 else super().piece(token)
+
+    tokenizer = Blanks()
+    with running(engine_on_tables(tokenizer=tokenizer, num_context=1000)) as server:
+        tokenizer.seen.clear()
+        response = server.chat("b" * 600_000)
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert 0 < max(tokenizer.seen) <= 8192
+        assert len(tokenizer.seen) < 3
+
+
+def test_work_whose_clients_left_holds_nobody_up() -> None:
+    tokenizer = SlowLetters(seconds=6.0)
+    engine = engine_on_tables(tokenizer=tokenizer, num_context=100_000)
+    with running(engine) as server:
+        with ExitStack() as stack:
+            for _ in range(40):
+                sock = stack.enter_context(connect(server))
+                body = json.dumps({"prompt": LONG, "max_tokens": 1}).encode()
+                head = b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+                sock.sendall(head + body)
+            until(lambda: len(tokenizer.seen) > 1)
+            begin_s = perf_counter()
+            assert server.chat("hi", max_tokens=2).status_code == 200
+            assert perf_counter() - begin_s < 3
+        until(lambda: server.service.intake.num_preparing == 0)
+        assert len(tokenizer.seen) < 8
+
+
+def test_more_than_the_queue_holds_are_not_prepared() -> None:
+    engine = engine_on_tables(tokenizer=SlowLetters(seconds=3.0), num_context=100_000)
+    with (
+        running(engine, num_slots=1, num_queued=3) as server,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        found = list(clients.map(lambda _: server.complete(LONG, max_tokens=1), range(8)))
+        statuses = sorted(response.status_code for response in found)
+        assert statuses == [200] * 4 + [429] * 4
+        assert all(r.headers["retry-after"] for r in found if r.status_code == 429)
+
+
+def test_the_time_of_a_request_begins_when_its_body_has_come() -> None:
+    engine = engine_on_tables(tokenizer=SlowLetters(seconds=2.0), num_context=100_000)
+    with running(engine, timeout_s=0.3) as server:
+        begin_s = perf_counter()
+        response = server.complete(LONG)
+        assert (response.status_code, response.json()["error"]["code"]) == (408, "timeout")
+        assert perf_counter() - begin_s < 1.5
+
+
+def test_the_end_does_not_wait_for_what_cannot_be_interrupted() -> None:
+    engine = engine_on_tables(tokenizer=SlowLetters(seconds=30.0), num_context=100_000)
+    with running(engine, grace_s=0.2) as server, connect(server) as sock:
+        body = json.dumps({"prompt": LONG}).encode()
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body))
+        sock.sendall(body)
+        until(lambda: server.service.intake.is_busy)
+        begin_s = perf_counter()
+        server.server.should_exit = True
+        assert error_of(answer(sock), 503)["code"] == "unavailable"
+    assert perf_counter() - begin_s < 10
+
+
+# --- grammars
+
+
+def explosive(num_parts: int) -> dict[str, Any]:
+    """A schema of 2.4 KB that takes minutes and gigabytes."""
+    return {
+        "allOf": [
+            {"anyOf": [{"type": "string", "pattern": f".*{chr(65 + i)}.{{8}}"},
+                       {"type": "number", "multipleOf": i + 2}]}
+            for i in range(num_parts)
+        ]
+    }  # fmt: skip
+
+
+def test_a_schema_that_explodes_is_refused_and_holds_nobody_up() -> None:
+    engine = engine_on_tables(tokenizer=Letters(ends=True))
+    with (
+        running(engine, grammar_bytes=64 << 20) as server,
+        ThreadPoolExecutor(4) as clients,
+    ):
+        attacks = [
+            clients.submit(server.chat, structured_outputs={"json": explosive(24 + i)})
+            for i in range(3)
+        ]
+        assert server.chat(structured_outputs={"regex": "ab+"}, max_tokens=3).status_code == 200
+        for attack in attacks:
+            response = attack.result()
+            assert response.status_code == 400
+            assert "to compile" in response.json()["error"]["message"]
+
+
+def test_a_schema_that_takes_too_long_is_refused() -> None:
+    trial = GrammarTrial(0.05, 1 << 30)
+    grammar = Grammar("json_schema", json.dumps(explosive(26)))
+    for _ in range(2):
+        with pytest.raises(BadOption, match=r"longer than 0\.05 s"):
+            trial(grammar)
+    GrammarTrial(5.0, 256 << 20)(Grammar("json_schema", '{"type": "integer"}'))
+
+
+def test_a_grammar_is_compiled_outside_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = Masks(Letters(ends=True))
+    begun, may_end = Event(), Event()
+    compiled = Masks._compiled
+
+    def wait(self: Masks, grammar: Grammar) -> Any:
+        if grammar.source == "a+":
+            begun.set()
+            may_end.wait(20)
+        return compiled(self, grammar)
+
+    monkeypatch.setattr(Masks, "_compiled", wait)
+    slow = Thread(target=masks.mask, args=(Grammar("regex", "a+"),))
+    slow.start()
+    try:
+        assert begun.wait(20)
+        other = Thread(target=masks.mask, args=(Grammar("regex", "b+"),))
+        other.start()
+        other.join(5)
+        assert not other.is_alive()
+    finally:
+        may_end.set()
+        slow.join()
+
+
+# --- the event loop
+
+
+def test_the_delay_of_the_event_loop_is_on_metrics() -> None:
+    with running() as server:
+        server.service.meters.watchdog.note(3.5)
+        assert server.counter("duodec:event_loop_delay_max_seconds") >= 3.5
+        until(lambda: server.counter("duodec:event_loop_delay_seconds_count") > 2)
+
+
+def test_the_longest_delay_is_that_of_the_last_minute() -> None:
+    now_s, seen = [0.0], list[float]()
+    watchdog = Watchdog(seen.append, lambda: now_s[0])
+    assert watchdog.longest_s == 0
+    for second, delay_s in ((0, 0.5), (10, 0.2), (20, 0.3), (30, 0.1)):
+        now_s[0] = second
+        watchdog.note(delay_s)
+    assert seen == [0.5, 0.2, 0.3, 0.1]
+    found = dict.fromkeys((59, 61, 81, 91), 0.0)
+    for second in found:
+        now_s[0] = second
+        found[second] = watchdog.longest_s
+    assert found == {59: 0.5, 61: 0.3, 81: 0.1, 91: 0.0}
+
+
+# --- values
+
+
+def called_with(arguments: str) -> list[dict[str, Any]]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "x"}]
+
+
+def test_values_that_are_nested_too_deeply_are_the_clients_fault() -> None:
+    deep: Any = {}
+    for _ in range(150):
+        deep = {"properties": {"a": deep}}
+    with running() as server:
+        for response in (
+            server.chat(messages=called_with("[" * 100_000)),
+            server.chat(messages=called_with("[" * 150 + "]" * 150)),
+            server.chat(structured_outputs={"json": deep}),
+            server.chat(structured_outputs={"json": "[" * 100_000}),
+            server.chat(metadata=deep),
+        ):
+            assert response.status_code == 400, response.text
+            assert "nested too deeply" in response.json()["error"]["message"]
+        assert server.chat(messages=called_with("[[1]]")).status_code == 200
+
+
+def test_bodies_of_very_many_values_are_refused() -> None:
+    with running() as server:
+        data = b'{"x": [' + b"[]," * 400_000 + b"0]}"
+        response = server.http.post("/v1/completions", content=data)
+        assert response.status_code == 400
+        assert "values; use 300000" in response.json()["error"]["message"]
+        text = json.dumps({"prompt": "hi", "user": '[],{}"\\' * 200_000, "max_tokens": 1}).encode()
+        assert server.http.post("/v1/completions", content=text).status_code == 200
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.recursive(st.none() | st.text('a",[]{}\\\\\n', max_size=6), lambda inner: (
+    st.lists(inner, max_size=3) | st.dictionaries(st.text('"[\\', max_size=3), inner, max_size=3)
+), max_leaves=20))  # fmt: skip
+def test_depth_and_number_are_counted_outside_of_texts(value: Any) -> None:
+    def depth(item: Any) -> int:
+        inner = item.values() if isinstance(item, dict) else item
+        return 1 + max(map(depth, inner), default=0) if isinstance(item, dict | list) else 0
+
+    data = json.dumps(value).encode()
+    assert jsons.parse(data) == value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsons, "MAX_DEPTH", depth(value))
+        jsons.parse(data)
+        patch.setattr(jsons, "MAX_DEPTH", depth(value) - 1)
+        if depth(value):
+            with pytest.raises(ValueError, match="deeply"):
+                jsons.parse(data)
+
+
+def test_a_bias_has_so_many_tokens_at_most() -> None:
+    with running() as server:
+        response = server.chat(logit_bias={str(i): 1 for i in range(1025)})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "logit_bias"
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a b", "a\n", ""])
+def test_keys_that_no_client_can_send_are_refused_at_the_start(key: str) -> None:
+    with pytest.raises(BadOption, match="API key"):
+        Settings("m", api_keys=("good", key))

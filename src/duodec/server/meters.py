@@ -9,9 +9,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from duodec.core.round import NEAR_TIE, Round
 from duodec.server.jobs import Job
+from duodec.server.watchdog import Watchdog
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FIRST_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+_DELAY_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _WHOLE_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -38,6 +40,12 @@ class Meters:
         self._near_ties = self._counter("near_ties", "Rounds that another kernel might change.")
         self._first_s = self._histogram("time_to_first_token_seconds", _FIRST_S)
         self._whole_s = self._histogram("e2e_request_latency_seconds", _WHOLE_S)
+        self._delay_s = self._histogram("event_loop_delay_seconds", _DELAY_S)
+        self.watchdog = Watchdog(self._delay_s.observe)
+        self.watch(
+            "event_loop_delay_max_seconds", "The longest of the last minute.",
+            lambda: self.watchdog.longest_s,
+        )  # fmt: skip
 
     def watch(self, name: str, words: str, value: Callable[[], float]) -> None:
         """A gauge that is read when somebody looks."""

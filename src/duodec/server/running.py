@@ -100,6 +100,13 @@ class Server(uvicorn.Server):
         )
         self._service = service
 
+    async def main_loop(self) -> None:
+        watching = asyncio.ensure_future(self._service.meters.watchdog.run())
+        try:
+            await super().main_loop()
+        finally:
+            watching.cancel()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse what is new, end what is in work within the time it has, then the connections."""
         draining = asyncio.ensure_future(asyncio.to_thread(self._service.drain))

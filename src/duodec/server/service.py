@@ -30,6 +30,7 @@ from duodec.server.settings import Settings
 from duodec.server.shapes import progress
 
 _WARM_TOKENS = 16
+_SHUTTING_DOWN = "the server is shutting down; ask again in a moment"
 
 
 class Service:
@@ -41,6 +42,10 @@ class Service:
         self.meters = Meters(settings.metrics_prefix)
         self.created = int(time.time())
         self.intake = Intake(settings)
+        self.meters.watch(
+            "num_requests_preparing", "Requests on their way to the scheduler.",
+            lambda: self.intake.num_preparing,
+        )  # fmt: skip
         self._trial = GrammarTrial(settings.grammar_s, settings.grammar_bytes)
         self._bounds: PromptBounds
         self._engine: Engine | None = None
@@ -125,15 +130,14 @@ class Service:
     def drain(self) -> None:
         """Let answers in work come to their end, for as long as they are given; then end them."""
         self._is_closing = True
+        self.intake.close(unavailable(_SHUTTING_DOWN))
         if self._pool is not None and not self._pool.drain(self.settings.grace_s):
             self.end_all()
 
     def end_all(self) -> None:
         """End what is in work, or waits."""
-        why = unavailable("the server is shutting down; ask again in a moment")
-        self.intake.close(why)
         if self._pool is not None:
-            self._pool.end_all(why)
+            self._pool.end_all(unavailable(_SHUTTING_DOWN))
 
     def close(self) -> None:
         """End the pool; the engine is the caller's."""
