@@ -19,7 +19,7 @@ from duodec.server.asking import Wish
 from duodec.server.errors import ApiError, api_error
 from duodec.server.feed import Feed
 from duodec.server.forms import Form
-from duodec.server.guard import Guard, too_large
+from duodec.server.guard import guarded, too_large
 from duodec.server.jsons import parse_object
 from duodec.server.logs import log
 from duodec.server.meters import CONTENT_TYPE
@@ -162,7 +162,7 @@ def make_app(service: Service) -> ASGIApp:
     )
     for kind in (ApiError, HTTPException, DuodecError, ClientGone, ClientDisconnect, Exception):
         app.add_exception_handler(kind, refused)
-    return Guard(app, service.settings)
+    return guarded(app, service.settings)
 
 
 def _of_http(error: HTTPException) -> ApiError:
