@@ -15,6 +15,7 @@ from duodec.server.errors import ApiError
 
 MAX_DEPTH = 100
 MAX_VALUES = 300_000
+_PART = 1 << 18  # bytes that are counted at a time
 _REMEDY = "send one JSON object"
 
 
@@ -59,20 +60,26 @@ def kind(value: object) -> str:
 
 
 def _check(data: bytes) -> None:
-    """Raises TooMuch."""
-    plain = data.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
-    signs = np.frombuffer(plain, dtype=np.uint8)
-    is_text = np.cumsum(signs == ord('"'), dtype=np.uint8) & 1  # wraps, and stays odd or even
-    signs = signs[is_text == 0]
-    is_open = (signs == ord("[")) | (signs == ord("{"))
-    num_values = int(np.count_nonzero(is_open) + np.count_nonzero(signs == ord(",")))
-    if num_values > MAX_VALUES:
-        raise TooMuch(f"{num_values} values; use {MAX_VALUES} or fewer")
-    is_close = (signs == ord("]")) | (signs == ord("}"))
-    steps = is_open[is_open | is_close]
-    depth = np.cumsum(np.where(steps, 1, -1))
-    if depth.size and depth.max() > MAX_DEPTH:
-        raise TooMuch(f"nested too deeply: {depth.max()} levels; use {MAX_DEPTH} or fewer")
+    """Raises TooMuch, at the first part that holds it: others run between two parts."""
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
+    num_values = depth = is_open_text = 0
+    for begin in range(0, len(data), _PART):
+        signs = np.frombuffer(data[begin : begin + _PART], dtype=np.uint8)
+        quotes = np.cumsum(signs == ord('"'), dtype=np.uint8)  # wraps, and stays odd or even
+        is_text = (quotes & 1) ^ is_open_text
+        is_open_text = int(is_text[-1])
+        signs = signs[is_text == 0]
+        is_open = (signs == ord("[")) | (signs == ord("{"))
+        is_close = (signs == ord("]")) | (signs == ord("}"))
+        num_values += int(np.count_nonzero(is_open) + np.count_nonzero(signs == ord(",")))
+        if num_values > MAX_VALUES:
+            raise TooMuch(f"more than {MAX_VALUES} values")
+        depths = depth + np.cumsum(np.where(is_open[is_open | is_close], 1, -1))
+        if depths.size:
+            depth = int(depths[-1])
+            if depths.max() > MAX_DEPTH:
+                raise TooMuch(f"nested too deeply, more than {MAX_DEPTH} levels")
 
 
 def _no_number(word: str) -> NoReturn:
