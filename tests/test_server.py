@@ -395,6 +395,12 @@ def test_tools_need_a_template_that_has_them(server: Running) -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"messages": [{"role": "user", "content": "x"}, {"content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+         "messages[0].tool_calls[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
@@ -440,6 +446,7 @@ def test_bodies_that_are_no_object(server: Running, body: bytes) -> None:
 
 
 def test_unknown_models_and_paths(server: Running) -> None:
+    assert refused(server.chat(model="gpt-9", n="x"), 404)["code"] == "model_not_found"
     assert refused(server.chat(model="gpt-9"), 404)["code"] == "model_not_found"
     refused(server.http.get("/v1/models/gpt-9"), 404)
     refused(server.http.get("/v1/embeddings"), 404)
@@ -479,7 +486,10 @@ def test_keys() -> None:
 
 def test_origins(server: Running) -> None:
     def asked(origin: str, method: str = "GET") -> Any:
-        return server.http.request(method, "/v1/models", headers={"Origin": origin})
+        headers = {"Origin": origin}
+        if method == "OPTIONS":
+            headers["Access-Control-Request-Method"] = "POST"
+        return server.http.request(method, "/v1/models", headers=headers)
 
     refused(asked("https://evil.example.org"), 403)
     local = asked("http://localhost:3000")
@@ -487,9 +497,9 @@ def test_origins(server: Running) -> None:
     preflight = asked("http://localhost:3000", "OPTIONS")
     assert preflight.status_code == 204
     assert "x-stainless-lang" in preflight.headers["access-control-allow-headers"]
-    assert asked("https://evil.example.org", "OPTIONS").headers.get(
-        "access-control-allow-origin"
-    ) is None  # fmt: skip
+    evil = asked("https://evil.example.org", "OPTIONS")
+    assert evil.headers.get("access-control-allow-origin") is None
+    refused(evil, 403)
     rebound = {"Host": "evil.example.org", "Origin": "http://evil.example.org"}
     refused(server.http.get("/v1/models", headers=rebound), 403)
     assert server.http.get("/v1/models", headers={"Origin": server.url}).status_code == 200

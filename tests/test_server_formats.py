@@ -19,8 +19,8 @@ from duodec.backends.llguidance import Masks
 from duodec.backends.table import TableModel, TableTarget
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
-from duodec.server.fields import Fields
-from duodec.server.formats import parse_grammar
+from duodec.server.formats import wanted_format
+from duodec.server.schemas import Body, validated
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 
@@ -101,7 +101,7 @@ def test_other_formats(server: Running) -> None:
     )
 )
 def test_choices_are_themselves_whatever_signs_they_hold(texts: list[str]) -> None:
-    grammar = parse_grammar(Fields({"structured_outputs": {"choice": texts}}))
+    grammar = wanted_format(validated(Body, {"structured_outputs": {"choice": texts}}))
     assert grammar is not None
     vocabulary = Printable()
     mask = Masks(vocabulary).mask(grammar)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Thread
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -47,9 +48,9 @@ sys.exit(app.run(["serve", *sys.argv[1:]]))
 class Process:
     """A server that was started with these options, and its log."""
 
-    def __init__(self, *options: str, **env: str) -> None:
+    def __init__(self, *options: str, program: str = PROGRAM, **env: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *options],
+            [sys.executable, "-c", program, *options],
             cwd=Path(__file__).parent, env={**os.environ, **env},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -83,8 +84,8 @@ class Process:
 
 
 @contextmanager
-def serving(*options: str, **env: str) -> Iterator[Process]:
-    process = Process("--port", "0", *options, **env)
+def serving(*options: str, program: str = PROGRAM, **env: str) -> Iterator[Process]:
+    process = Process("--port", "0", *options, program=program, **env)
     try:
         yield process
     finally:
@@ -176,3 +177,44 @@ def test_who_listens_everywhere_is_warned() -> None:
         server.wait_ready().close()
         assert "--api-key" in server.lines[1]
         assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_closed_stdout_is_no_error() -> None:
+    """As `duodec serve >&-` in a shell."""
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", 'exec "$0" -c "$1" --port 0 >&-', sys.executable, PROGRAM],
+        cwd=Path(__file__).parent, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    with process:
+        try:
+            lines = [process.stderr.readline(), process.stderr.readline()]
+            process.send_signal(signal.SIGTERM)
+            lines += process.stderr.readlines()
+            status = process.wait(60)
+        finally:
+            process.kill()
+    assert (status, "ready" in lines[1]) == (0, True), lines
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_the_end_leaves_what_cannot_be_interrupted() -> None:
+    """A tokenizer in a library, at work for a client."""
+    slow = PROGRAM.replace(
+        "    return engine\n",
+        "    tokenize = type(engine.tokenizer).tokenize\n"
+        "    def slowly(self, text, **options):\n"
+        "        __import__('time').sleep(60 if len(text) > 30 else 0)\n"
+        "        return tokenize(self, text, **options)\n"
+        "    type(engine.tokenizer).tokenize = slowly\n"
+        "    return engine\n",
+    )
+    with serving("--grace", "1", program=slow) as server, closing(server.wait_ready()) as http:
+        asking = Thread(target=lambda: http.post("/v1/completions", json={"prompt": "a" * 99}))
+        asking.start()
+        until(lambda: "num_requests_preparing 1.0" in http.get("/metrics").text)
+        begin_s = perf_counter()
+        assert server.end(signal.SIGTERM) == 0
+        assert perf_counter() - begin_s < 10
+        asking.join()
+    assert not any("Traceback" in line for line in server.lines)

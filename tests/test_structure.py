@@ -62,6 +62,8 @@ HOMES = {
     "rich": ("cli", "models"),
     "psutil": ("busy", "config", "cli", "bench", "backends/process", "backends/torch/placing"),
     "scipy": ("bench",),
+    "pydantic": ("server/schemas",),
+    "pydantic_core": ("server/schemas",),
     "starlette": ("server",),
     "uvicorn": ("server",),
     "prometheus_client": ("server", "integrations"),

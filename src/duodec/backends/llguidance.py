@@ -24,6 +24,7 @@ from duodec.errors import BadOption
 
 _NOTHING: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 _REMEMBERED = 64  # grammars
+_LEXER_STATES = 50_000  # of one grammar, 1 to 2 kB each; made as they are needed
 # between two words of a JSON text: a model that may write any blank can write blanks for ever
 _JSON_BLANK = r"\n?[ \t]{0,40}"
 # no token goes on, as in a vocabulary that lacks a letter: the mask then lets the answer end
@@ -53,27 +54,36 @@ class Masks:
         self._ends: list[int] = []
         self._known: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
         self._lock = Lock()
+        self._reading = Lock()
 
     def mask(self, grammar: Grammar) -> PathMask:
         """The grammar's mask for one answer. Raises BadOption on what is no grammar, or is too
-        complex from its first token on."""
+        complex from its first token on.
+
+        Nobody waits for another's grammar: two who bring the same new one may both compile it.
+        """
         with self._lock:
-            if grammar not in self._known:
-                matcher = self._compiled(grammar)
-                _try(self._path_mask(matcher))
-                self._known[grammar] = matcher
-                while len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
+            matcher = self._known.get(grammar)
+        if matcher is None:
+            matcher = self._compiled(grammar)
+            _try(self._path_mask(matcher))
+        with self._lock:
+            self._known[grammar] = matcher
             self._known.move_to_end(grammar)
-            return self._path_mask(self._known[grammar])
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return self._path_mask(matcher)
 
     def _path_mask(self, matcher: llguidance.LLMatcher) -> PathMask:
         return PathMask(matcher, self._vocabulary.num_vocab, self._ends)
 
     def _compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
-        if self._tokens is None:
-            self._tokens, self._ends = _read(self._vocabulary)
-        matcher = llguidance.LLMatcher(self._tokens, _NO_FORCING + _in_lark(grammar), log_level=0)
+        with self._reading:
+            if self._tokens is None:
+                self._tokens, self._ends = _read(self._vocabulary)
+        source = in_lark(grammar)
+        limits = llguidance.LLParserLimits(max_lexer_states=_LEXER_STATES)
+        matcher = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise BadOption(f"the {_name(grammar)} cannot be used: {_reason(matcher)}")
         return matcher
@@ -157,7 +167,12 @@ def _read(vocabulary: Vocabulary) -> tuple[llguidance.LLTokenizer, list[int]]:
     return llguidance.LLTokenizer(wrapped, n_vocab=vocabulary.num_vocab, eos_token=ends), ends
 
 
-def _in_lark(grammar: Grammar) -> str:
+def in_lark(grammar: Grammar) -> str:
+    """A grammar in the library's own notation. Raises BadOption."""
+    return _NO_FORCING + _rules(grammar)
+
+
+def _rules(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
         return f"start: {json_term(_schema(grammar.source))}"
     if grammar.kind == "regex":
@@ -169,6 +184,8 @@ def _in_lark(grammar: Grammar) -> str:
 def _schema(source: str) -> Any:
     try:
         return json.loads(source)
+    except RecursionError as error:
+        raise BadOption("the JSON schema is nested too deeply; write a flatter one") from error
     except ValueError as error:
         raise BadOption(f"the JSON schema is no JSON ({error}); write an object") from error
 

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, cast
 
 import typer
@@ -91,6 +92,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; the exit status."""
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # text that the terminal cannot show is no error
             stream.reconfigure(errors="replace")
@@ -115,6 +117,14 @@ def run(arguments: Sequence[str]) -> int:
         warn(f"cannot write the output: {error.strerror}; free space on its disk")
         return 1
     return status if isinstance(status, int) else 0
+
+
+def _open_missing_streams() -> None:
+    """Lead stdout and stderr to nowhere where the shell closed them (`>&-`): nothing that is
+    opened later shall be taken for them."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  open for good
 
 
 def _usage_words(error: Exception) -> str:

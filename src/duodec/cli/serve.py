@@ -144,7 +144,11 @@ def serve(
     ] = 64,
     timeout: Annotated[
         float,
-        typer.Option("--timeout", help="Seconds that a request may take.", rich_help_panel=_LIMITS),
+        typer.Option(
+            "--timeout",
+            help="Seconds that a request may take, once it is sent.",
+            rich_help_panel=_LIMITS,
+        ),
     ] = 600.0,
     grace: Annotated[
         float,
@@ -158,6 +162,54 @@ def serve(
         int,
         typer.Option("--max-body", help="Bytes of a request at most.", rich_help_panel=_LIMITS),
     ] = 16 << 20,
+    max_header: Annotated[
+        int,
+        typer.Option(
+            "--max-header", help="Bytes of a request's headers at most.", rich_help_panel=_LIMITS
+        ),
+    ] = 64 << 10,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            "--max-connections",
+            help="Connections at most; the one that has waited longest for its client makes room.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 512,
+    header_timeout: Annotated[
+        float,
+        typer.Option(
+            "--header-timeout", help="Seconds to send headers in.", rich_help_panel=_LIMITS
+        ),
+    ] = 10.0,
+    body_timeout: Annotated[
+        float,
+        typer.Option("--body-timeout", help="Seconds to send a body in.", rich_help_panel=_LIMITS),
+    ] = 30.0,
+    idle_timeout: Annotated[
+        float,
+        typer.Option(
+            "--idle-timeout",
+            help="Seconds between two requests of a connection.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 75.0,
+    grammar_timeout: Annotated[
+        float,
+        typer.Option(
+            "--grammar-timeout",
+            help="Seconds to compile a request's JSON schema or other grammar in.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 2.0,
+    grammar_memory: Annotated[
+        int,
+        typer.Option(
+            "--grammar-memory",
+            help="Bytes of memory that compiling it may take.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 256 << 20,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -222,7 +274,9 @@ def serve(
         model=alias or _name(target), host=host, port=port, api_keys=tuple(api_key or ()),
         cors_origins=tuple(cors_origin or ()), num_slots=parallel, num_queued=queue,
         max_body_bytes=max_body, timeout_s=timeout, grace_s=grace, method=chosen,
-        metrics_prefix=metrics_prefix,
+        metrics_prefix=metrics_prefix, max_header_bytes=max_header,
+        max_connections=max_connections, header_s=header_timeout, body_s=body_timeout,
+        idle_s=idle_timeout, grammar_s=grammar_timeout, grammar_bytes=grammar_memory,
     )  # fmt: skip
     logs.set_up(_log_format(log_format))
     sock = running.listen(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -17,16 +18,18 @@ from duodec.errors import DuodecError
 from duodec.server.asking import Wish
 from duodec.server.errors import ApiError, api_error
 from duodec.server.feed import Feed
-from duodec.server.fields import parse_object
 from duodec.server.forms import Form
-from duodec.server.guard import Guard, too_large
+from duodec.server.guard import guarded, too_large
+from duodec.server.jsons import parse_object
 from duodec.server.logs import log
 from duodec.server.meters import CONTENT_TYPE
 from duodec.server.service import Service
-from duodec.server.stream import ClientGone, EventStream, whole
+from duodec.server.stream import ClientGone, EventStream, or_gone, whole
 
-_BODY_S = 30.0  # that a client may take to send a request
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
+
+Prepared = tuple[Wish, Form, Feed]
+Prepare = Callable[[Mapping[str, Any]], Awaitable[Prepared]]
 
 
 class Routes:
@@ -36,12 +39,10 @@ class Routes:
         self._service = service
 
     async def chat(self, request: Request) -> Response:
-        wish, form, feed = await self._service.chat(await self._body(request))
-        return await self._answer(request, wish, form, feed)
+        return await self._serve(request, self._service.chat)
 
     async def complete(self, request: Request) -> Response:
-        wish, form, feed = await self._service.complete(await self._body(request))
-        return await self._answer(request, wish, form, feed)
+        return await self._serve(request, self._service.complete)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -82,32 +83,55 @@ class Routes:
             "meta": {"n_ctx": length},
         }
 
-    async def _body(self, request: Request) -> dict[str, Any]:
-        """The request's JSON. Raises ApiError of what is too large, too slow or no JSON."""
-        _ = self._service.scheduler  # nobody uploads to a server that is not ready
-        most = self._service.settings.max_body_bytes
+    async def _serve(self, request: Request, prepare: Prepare) -> Response:
+        data = await self._body(request)
+        intake = self._service.intake
+
+        async def work() -> Prepared:
+            return await prepare(await intake.run(parse_object, data))
+
+        late: list[Feed] = []  # that nobody waited for any more
+
+        def drop(found: Prepared) -> None:
+            found[2].leave()
+            late.append(found[2])
+
+        prepared = intake.prepared(len(data), self._service.room, work(), drop)
         try:
-            data = await asyncio.wait_for(_read(request, most), _BODY_S)
+            found = await or_gone(request.receive, prepared)
+        except ClientGone:
+            if not late:  # else it ends, and is counted, as others are
+                self._service.meters.dropped()
+            raise
+        return await self._answer(request, *found)
+
+    async def _body(self, request: Request) -> bytes:
+        """What the client sends. Raises ApiError of what is too large or too slow."""
+        _ = self._service.scheduler  # nobody uploads to a server that is not ready
+        body_s = self._service.settings.body_s
+        try:
+            return await asyncio.wait_for(self._read(request), body_s)
         except asyncio.TimeoutError:
             raise ApiError(
-                408, f"the body was not sent within {_BODY_S:g} s", code="timeout"
+                408, f"the body was not sent within {body_s:g} s", code="timeout"
             ) from None
-        return parse_object(data)
+
+    async def _read(self, request: Request) -> bytes:
+        most = self._service.settings.max_body_bytes
+        data = bytearray()
+        with self._service.intake.receiving() as grow:
+            async for part in request.stream():
+                data += part
+                grow(len(data))
+                if len(data) > most:
+                    raise too_large(most)
+        return bytes(data)
 
     async def _answer(self, request: Request, wish: Wish, form: Form, feed: Feed) -> Response:
         if wish.is_streamed:
             stream: Any = EventStream(form, feed, self._service.settings.ping_s)
             return stream  # type: ignore[no-any-return]
         return JSONResponse(await whole(form, feed, request.receive))
-
-
-async def _read(request: Request, most: int) -> bytes:
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > most:
-            raise too_large(most)
-    return bytes(data)
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -138,7 +162,7 @@ def make_app(service: Service) -> ASGIApp:
     )
     for kind in (ApiError, HTTPException, DuodecError, ClientGone, ClientDisconnect, Exception):
         app.add_exception_handler(kind, refused)
-    return Guard(app, service.settings)
+    return guarded(app, service.settings)
 
 
 def _of_http(error: HTTPException) -> ApiError:

@@ -68,6 +68,22 @@ def timed_out(seconds: float) -> ApiError:
     )  # fmt: skip
 
 
+def bad_http() -> ApiError:
+    """Bytes that the HTTP library cannot read."""
+    return ApiError(400, "this is not a valid HTTP/1.1 request; send one", code="invalid_http")
+
+
+def head_too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        431, f"the request's address and headers have more than {max_bytes} bytes; send fewer, or "
+        "start the server with a larger --max-header", code="headers_too_large",
+    )  # fmt: skip
+
+
+def slow_head(seconds: float) -> ApiError:
+    return ApiError(408, f"the headers were not sent within {seconds:g} s", code="timeout")
+
+
 def api_error(error: Exception) -> ApiError:
     """What a client is told of an exception; nothing of our own mistakes but that it was one."""
     if isinstance(error, ApiError):

@@ -32,6 +32,7 @@ class Feed:
         tasks: Sequence[Task],
         timeout_s: float,
         interval_s: float = 0.0,
+        begin_s: float | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._loop = asyncio.get_running_loop()
@@ -39,7 +40,7 @@ class Feed:
         self._news: asyncio.Future[None] | None = None  # somebody waits for a word
         self._is_listening = False  # a piece is news, not only what ends an answer
         self._timeout_s = timeout_s
-        self._end_s = perf_counter() + timeout_s
+        self._end_s = (perf_counter() if begin_s is None else begin_s) + timeout_s
         self._interval_s = interval_s
         self._quiet_s = 0.0  # until then, pieces are no news
         self._tasks = tasks

@@ -1,4 +1,4 @@
-"""The grammar that a request holds its answer to: a format, an expression, calls of its tools."""
+"""Make the grammar of a response from its request: a format, an expression, calls of tools."""
 
 from __future__ import annotations
 
@@ -9,22 +9,50 @@ from typing import Any
 from duodec.backends.llguidance import json_term
 from duodec.core.grammar import Grammar
 from duodec.server.errors import bad_field
-from duodec.server.fields import Fields
+from duodec.server.jsons import parse
+from duodec.server.schemas import Body, ChatBody, ResponseFormat
 from duodec.server.tools import BEGIN, END
 
 _ANY_OBJECT = {"type": "object"}
 _KINDS = ("text", "json_object", "json_schema")
-_OUTPUTS = ("json", "json_object", "regex", "choice")
 
 
-def parse_grammar(fields: Fields, tools: Sequence[Mapping[str, Any]] = ()) -> Grammar | None:
-    """What the answer must match; ``tools`` are those that the model is shown. Raises ApiError."""
-    wanted = _format(fields)
+def wanted_format(body: Body) -> Grammar | None:
+    """OpenAI's ``response_format``, or vLLM's ``structured_outputs``. Raises ApiError."""
+    wanted = _response_format(body.response_format)
+    outputs = body.structured_outputs
+    values = {
+        "json": outputs.json_schema, "json_object": outputs.json_object, "regex": outputs.regex,
+        "choice": outputs.choice,
+    }  # fmt: skip
+    given = [name for name, value in values.items() if value not in (None, False)]
+    if not given:
+        return wanted
+    if wanted is not None or len(given) > 1:
+        raise bad_field(
+            "structured_outputs", "an answer has one format; send response_format, or one of "
+            f"structured_outputs' {', '.join(values)}",
+        )  # fmt: skip
+    if outputs.choice is not None:
+        return Grammar("regex", "|".join(map(_escaped, outputs.choice)))
+    if outputs.regex is not None:
+        return Grammar("regex", outputs.regex)
+    if outputs.json_object:
+        return _of_schema(_ANY_OBJECT)
+    schema = outputs.json_schema
+    return _of_text(schema) if isinstance(schema, str) else _of_schema(schema)
+
+
+def with_calls(
+    body: ChatBody, tools: Sequence[Mapping[str, Any]], wanted: Grammar | None
+) -> Grammar | None:
+    """What the answer must match where it may call ``tools``, those that the model is shown, or
+    else has the ``wanted`` format. Raises ApiError."""
     if not tools:
         return wanted
-    called = _called(fields, tools)
+    called = _called(body.tool_choice, tools)
     if called is not None:
-        return _calls(called, is_many=fields.truth("parallel_tool_calls", default=True))
+        return _calls(called, is_many=body.parallel_tool_calls)
     if wanted is None:
         return None
     if wanted.kind != "json_schema":
@@ -33,64 +61,44 @@ def parse_grammar(fields: Fields, tools: Sequence[Mapping[str, Any]] = ()) -> Gr
             "exclude each other; leave out one, or use a JSON schema",
         )  # fmt: skip
     said = json_term(json.loads(wanted.source))
-    return _calls(tools, is_many=fields.truth("parallel_tool_calls", default=True), or_else=said)
+    return _calls(tools, is_many=body.parallel_tool_calls, or_else=said)
 
 
-def _format(fields: Fields) -> Grammar | None:
-    """OpenAI's ``response_format``, or vLLM's ``structured_outputs``."""
-    wanted = _response_format(fields.object("response_format"))
-    outputs = fields.object("structured_outputs")
-    given = [name for name in _OUTPUTS if outputs.value(name) not in (None, False)]
-    if not given:
-        return wanted
-    if wanted is not None or len(given) > 1:
-        raise bad_field(
-            "structured_outputs", "an answer has one format; send response_format, or one of "
-            f"structured_outputs' {', '.join(_OUTPUTS)}",
-        )  # fmt: skip
-    (name,) = given
-    if name == "choice":
-        return _choice(outputs)
-    if name == "regex":
-        return Grammar("regex", outputs.text("regex") or "")
-    if name == "json_object":
-        return _of_schema(_ANY_OBJECT if outputs.truth("json_object") else True)
-    value = outputs.value("json")
-    return Grammar("json_schema", value) if isinstance(value, str) else _of_schema(value)
-
-
-def _response_format(own: Fields) -> Grammar | None:
-    kind = own.text("type")
-    if kind in (None, "text"):
+def _response_format(own: ResponseFormat) -> Grammar | None:
+    if own.type in (None, "text"):
         return None
-    if kind == "json_object":
+    if own.type == "json_object":
         return _of_schema(_ANY_OBJECT)
-    if kind != "json_schema":
+    if own.type != "json_schema":
         raise bad_field(
-            own.name("type"), f"{own.name('type')} is {kind!r}; use {', '.join(_KINDS)}"
+            "response_format.type",
+            f"response_format.type is {own.type!r}; use {', '.join(_KINDS)}",
         )
-    schema = own.object("json_schema").value("schema")
+    schema = own.json_schema.json_schema
     if not isinstance(schema, dict | bool):
-        raise bad_field(own.name("json_schema.schema"), "json_schema has no schema; send an object")
+        raise bad_field(
+            "response_format.json_schema.schema", "json_schema has no schema; send an object"
+        )
     return _of_schema(schema)
+
+
+def _of_text(schema: str) -> Grammar:
+    """A schema that was sent as the text of one."""
+    try:
+        parse(schema)
+    except ValueError as error:
+        raise bad_field(
+            "structured_outputs.json", f"the JSON schema is no JSON ({error}); write an object"
+        ) from error
+    return Grammar("json_schema", schema)
 
 
 def _of_schema(schema: Any) -> Grammar:
     return Grammar("json_schema", json.dumps(schema))
 
 
-def _choice(outputs: Fields) -> Grammar:
-    texts = outputs.items("choice")
-    if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise bad_field(outputs.name("choice"), "choice is no list of texts; send some")
-    return Grammar("regex", "|".join(map(_escaped, texts)))
-
-
-def _called(
-    fields: Fields, tools: Sequence[Mapping[str, Any]]
-) -> Sequence[Mapping[str, Any]] | None:
+def _called(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]] | None:
     """The tools of which one must be called; None where the model decides."""
-    choice = fields.value("tool_choice")
     if choice in (None, "auto"):
         return None
     if choice == "required":

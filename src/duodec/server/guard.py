@@ -12,6 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from duodec.server.errors import ApiError, api_error
@@ -23,13 +25,41 @@ _HERE = re.compile(
     r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?|tauri://.*|app://.*|file://.*"
 )
 _ALLOWED_HEADERS = (
-    "Authorization, Content-Type, User-Agent, Accept, X-Requested-With, OpenAI-Beta, "
-    "OpenAI-Organization, OpenAI-Project, x-stainless-arch, x-stainless-async, "
-    "x-stainless-custom-poll-interval, x-stainless-helper-method, x-stainless-lang, "
-    "x-stainless-os, x-stainless-package-version, x-stainless-poll-helper, "
-    "x-stainless-retry-count, x-stainless-runtime, x-stainless-runtime-version, "
-    "x-stainless-timeout"
-)
+    "Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With", "OpenAI-Beta",
+    "OpenAI-Organization", "OpenAI-Project", "x-stainless-arch", "x-stainless-async",
+    "x-stainless-custom-poll-interval", "x-stainless-helper-method", "x-stainless-lang",
+    "x-stainless-os", "x-stainless-package-version", "x-stainless-poll-helper",
+    "x-stainless-retry-count", "x-stainless-runtime", "x-stainless-runtime-version",
+    "x-stainless-timeout",
+)  # fmt: skip
+
+
+def guarded(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """The application behind its guard; browsers are told which pages may read its answers."""
+    return _Cors(
+        Guard(app, settings),
+        allow_origins=settings.cors_origins,
+        allow_origin_regex=_HERE.pattern,
+        allow_methods=("GET", "POST", "OPTIONS"),
+        allow_headers=_ALLOWED_HEADERS,
+        expose_headers=("x-request-id", "retry-after"),
+        max_age=86400,
+    )
+
+
+class _Cors(CORSMiddleware):
+    """Starlette's, whose refusals have OpenAI's shape."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        found = super().preflight_response(request_headers)
+        if found.status_code == 200:
+            kept = [(name, text) for name, text in found.raw_headers if b"content" not in name]
+            found = Response(status_code=204)
+            found.raw_headers += kept
+            return found
+        why = bytes(found.body).decode()
+        told = ApiError(403, f"{why}; allow pages with --cors-origin", code="forbidden")
+        return JSONResponse(told.body, told.status, {"vary": "Origin"})
 
 
 class Guard:
@@ -47,11 +77,11 @@ class Guard:
         # some clients join what ends and begins with /, or end with one
         path = re.sub("/{2,}", "/", scope["path"]).rstrip("/") or "/"
         scope = {**scope, "path": path, "raw_path": path.encode()}
-        sent = _Sent(send, self._answer_headers(headers.get("origin")))
+        sent = _Sent(send)
         begin_s = time.perf_counter()
         facts.set({"id": sent.request_id})
         try:
-            if scope["method"] == "OPTIONS":
+            if scope["method"] == "OPTIONS":  # and no browser's question about a page
                 await sent.refuse(204, {})
             else:
                 self._check(path, headers)
@@ -107,27 +137,14 @@ class Guard:
             is_own = False
         return is_own or "*" in origins or origin in origins or bool(_HERE.fullmatch(origin))
 
-    def _answer_headers(self, origin: str | None) -> list[tuple[bytes, bytes]]:
-        if origin is None or not self._is_allowed(origin, ""):
-            return []
-        own = {
-            "access-control-allow-origin": "*" if "*" in self._settings.cors_origins else origin,
-            "access-control-allow-headers": _ALLOWED_HEADERS,
-            "access-control-allow-methods": "GET, POST, OPTIONS",
-            "access-control-expose-headers": "x-request-id, retry-after",
-            "access-control-max-age": "86400",
-            "vary": "Origin",
-        }
-        return [(name.encode(), text.encode("latin-1", "replace")) for name, text in own.items()]
-
 
 class _Sent:
     """What goes out, with the headers that every answer has."""
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
         self.request_id = f"req-{secrets.token_hex(8)}"
-        self._headers = [*headers, (b"x-request-id", self.request_id.encode())]
+        self._headers = [(b"x-request-id", self.request_id.encode())]
         self.status = 0
 
     @property

@@ -11,9 +11,11 @@ from prometheus_client.registry import Collector
 
 from duodec.core.round import NEAR_TIE, Round
 from duodec.scheduler.scheduler import Task
+from duodec.server.watchdog import Watchdog
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FIRST_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+_DELAY_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _WHOLE_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -40,6 +42,12 @@ class Meters:
         self._near_ties = self._counter("near_ties", "Rounds that another kernel might change.")
         self._first_s = self._histogram("time_to_first_token_seconds", _FIRST_S)
         self._whole_s = self._histogram("e2e_request_latency_seconds", _WHOLE_S)
+        self._delay_s = self._histogram("event_loop_delay_seconds", _DELAY_S)
+        self.watchdog = Watchdog(self._delay_s.observe)
+        self.gauge(
+            "event_loop_delay_max_seconds", "The longest of the last minute.",
+            lambda: self.watchdog.longest_s,
+        )  # fmt: skip
 
     def gauge(self, name: str, words: str, value: Callable[[], float]) -> None:
         """A gauge that is read when somebody looks."""
@@ -60,6 +68,10 @@ class Meters:
             self._first_s.observe(rounds[0].end_s - task.arrive_s)
             self._count(rounds)
         self._whole_s.observe(max(0.0, perf_counter() - task.arrive_s))
+
+    def dropped(self) -> None:
+        """A client left before its request was with the scheduler."""
+        self._ended.labels("abort").inc()
 
     def refused(self, status: int) -> None:
         self._refused.labels(str(status)).inc()

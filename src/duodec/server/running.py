@@ -17,6 +17,7 @@ import uvicorn
 
 from duodec.errors import BadOption
 from duodec.server.app import make_app
+from duodec.server.connections import Connections, allow_open_files
 from duodec.server.logs import log
 from duodec.server.service import Service
 from duodec.server.settings import Settings
@@ -60,6 +61,7 @@ def listen(settings: Settings) -> socket.socket:
 
 def serve(service: Service, load: Load, sock: socket.socket) -> None:
     """Serve until a signal ends it. Raises what went wrong while loading."""
+    allow_open_files(service.settings.max_connections)
     server = Server(service)
     loader = _Loader(service, load, server)
     loader.start()
@@ -67,8 +69,9 @@ def serve(service: Service, load: Load, sock: socket.socket) -> None:
         server.run(sockets=[sock])
     finally:
         loader.join(_MARGIN_S)
-        if loader.is_alive():  # in a library that knows no interruption: nobody is served yet
-            log.info("ended while loading")
+        if loader.is_alive() or service.intake.is_busy:
+            # in a library that knows no interruption: nobody is served yet, or waits for it
+            log.info("ended while loading" if loader.is_alive() else "ended while preparing")
             logging.shutdown()
             os._exit(0)
         service.close()
@@ -91,11 +94,18 @@ class Server(uvicorn.Server):
                 server_header=False,
                 lifespan="off",
                 ws="none",
-                timeout_keep_alive=75,
+                http=Connections(settings).protocol,
                 timeout_graceful_shutdown=int(settings.grace_s + _MARGIN_S),
             )
         )
         self._service = service
+
+    async def main_loop(self) -> None:
+        watching = asyncio.ensure_future(self._service.meters.watchdog.run())
+        try:
+            await super().main_loop()
+        finally:
+            watching.cancel()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse what is new, end what is in work within the time it has, then the connections."""

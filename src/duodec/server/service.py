@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from duodec.backends.grammar_trial import GrammarTrial
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
@@ -17,16 +17,19 @@ from duodec.llm import LLM
 from duodec.methods.registry import DEFAULT_METHOD
 from duodec.scheduler.scheduler import Task
 from duodec.server.asking import ChatWish, Wish, parse_chat, parse_completion
+from duodec.server.bounds import PromptBounds
 from duodec.server.choosing import method_for
 from duodec.server.errors import ApiError, unavailable
 from duodec.server.feed import Feed
 from duodec.server.forms import ChatForm, CompletionForm, Form
+from duodec.server.intake import Intake
 from duodec.server.meters import Meters
 from duodec.server.scheduling import SchedulerThread
 from duodec.server.settings import Settings
 from duodec.server.shapes import progress
 
 _WARM_TOKENS = 16
+_SHUTTING_DOWN = "the server is shutting down; ask again in a moment"
 
 
 class Service:
@@ -37,6 +40,13 @@ class Service:
         self.settings = settings
         self.meters = Meters(settings.metrics_prefix)
         self.created = int(time.time())
+        self.intake = Intake(settings)
+        self.meters.gauge(
+            "num_requests_preparing", "Requests on their way to the scheduler.",
+            lambda: self.intake.num_preparing,
+        )  # fmt: skip
+        self._trial = GrammarTrial(settings.grammar_s, settings.grammar_bytes)
+        self._bounds: PromptBounds
         self._llm: LLM | None = None
         self._scheduler: SchedulerThread | None = None
         self._is_closing = False
@@ -51,6 +61,7 @@ class Service:
         llm.generate([tokens], params, method=self.settings.method)
         with suppress(BadOption):  # a model that has no grammars refuses them when one is asked for
             llm.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
+        self._bounds = PromptBounds.of(llm.tokenizer, llm.num_context)
         llm.scheduler.on_end = self.meters.ended
         thread = SchedulerThread(llm.scheduler, num_queued=self.settings.num_queued)
         self._watch(thread, llm)
@@ -83,6 +94,13 @@ class Service:
         return self._scheduler
 
     @property
+    def room(self) -> int:
+        """Requests that may be with the scheduler or on their way to it, besides those there are.
+        Raises ApiError while there is no scheduler."""
+        thread = self.scheduler
+        return thread.num_slots - thread.num_running + self.settings.num_queued - thread.num_waiting
+
+    @property
     def llm(self) -> LLM:
         """Raises ApiError while there is none."""
         if self._llm is None:
@@ -92,15 +110,14 @@ class Service:
     def drain(self) -> None:
         """Let answers in work come to their end, for as long as they are given; then end them."""
         self._is_closing = True
+        self.intake.close(unavailable(_SHUTTING_DOWN))
         if self._scheduler is not None and not self._scheduler.drain(self.settings.grace_s):
             self.end_all()
 
     def end_all(self) -> None:
         """End what is in work, or waits."""
         if self._scheduler is not None:
-            self._scheduler.end_all(
-                unavailable("the server is shutting down; ask again in a moment")
-            )
+            self._scheduler.end_all(unavailable(_SHUTTING_DOWN))
 
     def close(self) -> None:
         """End the pool; the llm is the caller's."""
@@ -154,11 +171,13 @@ class Service:
             )  # fmt: skip
 
     async def chat(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
-        """A chat request on its way. Raises ApiError and what the llm raises."""
+        """A chat request on its way. Raises ApiError and what the model refuses."""
         scheduler, llm = self.scheduler, self.llm
-        asked = parse_chat(body, self.check_model, llm.tokenizer.chat_template)
-        tokens = await asyncio.to_thread(_chat_tokens, llm, asked)
-        tasks = await asyncio.to_thread(self._tasks, llm, asked.wish, tokens)
+        template = llm.tokenizer.chat_template
+        asked = await self.intake.run(parse_chat, body, self.check_model, template)
+        await self.intake.run(self._bounds.check_chat, asked.messages, asked.tools)
+        tokens = await self.intake.run(_chat_tokens, llm, asked)
+        tasks = await self._tasks(llm, asked.wish, tokens)
         form = ChatForm(
             asked.wish, self.settings.model, len(tasks), len(tokens), llm.tokenizer.piece
         )
@@ -167,29 +186,35 @@ class Service:
         return asked.wish, form, self._feed(scheduler, tasks, asked.wish)
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
-        """A text request on its way. Raises ApiError and what the llm raises."""
+        """A text request on its way. Raises ApiError and what the model refuses."""
         scheduler, llm = self.scheduler, self.llm
-        asked = parse_completion(body, self.check_model)
-        prompts = [await asyncio.to_thread(llm.tokens_of, prompt) for prompt in asked.prompts]
-        tasks = [
-            task
-            for tokens in prompts
-            for task in await asyncio.to_thread(self._tasks, llm, asked.wish, tokens)
-        ]
+        asked = await self.intake.run(parse_completion, body, self.check_model)
+        for prompt in asked.prompts:
+            await self.intake.run(self._bounds.check_text, prompt)
+        prompts = [await self.intake.run(llm.tokens_of, prompt) for prompt in asked.prompts]
+        tasks = [task for tokens in prompts for task in await self._tasks(llm, asked.wish, tokens)]
         num_prompt = sum(map(len, prompts))
         form = CompletionForm(
             asked.wish, self.settings.model, len(tasks), num_prompt, llm.tokenizer.piece
         )
         if asked.is_echoed:
-            texts = [_text(llm, prompt) for prompt in asked.prompts]
+            texts = [await self.intake.run(_text, llm, prompt) for prompt in asked.prompts]
             form.begin_with([text for text in texts for _ in range(asked.wish.num_choices)])
         return asked.wish, form, self._feed(scheduler, tasks, asked.wish)
 
     def _feed(self, scheduler: SchedulerThread, tasks: Sequence[Task], wish: Wish) -> Feed:
         interval_s = self.settings.interval_s if wish.is_streamed else inf
-        return Feed(scheduler, tasks, self.settings.timeout_s, interval_s)
+        return Feed(scheduler, tasks, self.settings.timeout_s, interval_s, self.intake.begin_s)
 
-    def _tasks(self, llm: LLM, wish: Wish, tokens: list[int]) -> list[Task]:
+    async def _tasks(self, llm: LLM, wish: Wish, tokens: list[int]) -> list[Task]:
+        """The requests of a wish. Their grammar is tried first, where nobody else waits for it."""
+        run = self.intake.run
+        if wish.sampling.grammar is not None:
+            await self.intake.compile(self._trial, wish.sampling.grammar)
+            run = self.intake.compile
+        return await run(self._made, llm, wish, tokens)
+
+    def _made(self, llm: LLM, wish: Wish, tokens: list[int]) -> list[Task]:
         method = method_for(llm, wish.method or self.settings.method, wish.max_draft)
         params = replace(
             wish.sampling, max_tokens=wish.max_tokens, stop=wish.stop, logprobs=wish.num_logprobs

@@ -1,0 +1,86 @@
+"""Parse JSON that clients send, within limits of depth and number.
+
+A parser of JSON lets nothing else run in this process until it is done, and what is nested deeply
+exhausts the stack of whoever walks over it later. Both are counted first, on the bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import numpy as np
+
+from duodec.server.errors import ApiError
+
+MAX_DEPTH = 100
+MAX_VALUES = 300_000
+_PART = 1 << 18  # bytes that are counted at a time
+_REMEDY = "send one JSON object"
+
+
+class TooMuch(ValueError):
+    """More than is read; ValueError as what is no JSON at all."""
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The JSON object of a body. Raises ApiError."""
+    try:
+        value = parse(data)
+    except ValueError as error:
+        raise ApiError(
+            400, f"the body is no JSON ({error}); {_REMEDY}", code="invalid_json"
+        ) from error
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body is {kind(value)}; {_REMEDY}", code="invalid_json")
+    return value
+
+
+def parse(data: bytes | str) -> Any:
+    """Any JSON value. Raises ValueError, which says why."""
+    data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    _check(data)
+    value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+    if b"\\ud" in data.lower():  # halves of characters are no text: nothing could be sent back
+        whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        value = json.loads(whole, parse_constant=_no_number)
+    return value
+
+
+def kind(value: object) -> str:
+    """A JSON value's type, for people."""
+    if value is None:
+        return "null"
+    for kinds, word in (
+        (bool, "a boolean"), (str, "a string"), ((int, float), "a number"), (dict, "an object"),
+    ):  # fmt: skip
+        if isinstance(value, kinds):
+            return word
+    return "an array"
+
+
+def _check(data: bytes) -> None:
+    """Raises TooMuch, at the first part that holds it: others run between two parts."""
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
+    num_values = depth = is_open_text = 0
+    for begin in range(0, len(data), _PART):
+        signs = np.frombuffer(data[begin : begin + _PART], dtype=np.uint8)
+        quotes = np.cumsum(signs == ord('"'), dtype=np.uint8)  # wraps, and stays odd or even
+        is_text = (quotes & 1) ^ is_open_text
+        is_open_text = int(is_text[-1])
+        signs = signs[is_text == 0]
+        is_open = (signs == ord("[")) | (signs == ord("{"))
+        is_close = (signs == ord("]")) | (signs == ord("}"))
+        num_values += int(np.count_nonzero(is_open) + np.count_nonzero(signs == ord(",")))
+        if num_values > MAX_VALUES:
+            raise TooMuch(f"more than {MAX_VALUES} values")
+        depths = depth + np.cumsum(np.where(is_open[is_open | is_close], 1, -1))
+        if depths.size:
+            depth = int(depths[-1])
+            if depths.max() > MAX_DEPTH:
+                raise TooMuch(f"nested too deeply, more than {MAX_DEPTH} levels")
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON number")
