@@ -64,7 +64,7 @@ HOMES = {
     "starlette": ("server",),
     "uvicorn": ("server",),
     "prometheus_client": ("server", "integrations"),
-    "yaml": ("integrations",),
+    "yaml": ("integrations", "cli/serve"),
 }
 
 
