@@ -56,8 +56,8 @@ def parsed(*arguments: str, options: Options = Options()) -> Oven:  # noqa: B008
 
 def test_a_command_gets_the_record_that_its_options_fill() -> None:
     assert parsed() == Oven()
-    arguments = "-t 200 --minutes 5 --fan --shelf a --shelf b --kind bottom --dish tart".split()
-    assert parsed(*arguments) == Oven(200.0, 5, True, ("a", "b"), "bottom")
+    arguments = ("-t", "200", "--minutes", "5", "--fan", "--shelf", "a", "--shelf", "b")
+    assert parsed(*arguments, "--kind", "bottom") == Oven(200.0, 5, True, ("a", "b"), "bottom")
 
 
 def test_a_command_may_choose_among_the_fields_and_have_defaults_of_its_own() -> None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from duodec.backends.llamacpp.caches import CACHE_TYPES
 from duodec.backends.window import DEFAULT_WINDOW, LEAST_WINDOW
 from duodec.core.parameters import Parameter, check
 from duodec.errors import BadOption
 
 DEFAULT_TARGET = "smollm2"
-DEFAULT_CONTEXT = 8192  # tokens, where the model was trained for as many
+TORCH_CONTEXT = 8192  # tokens by default in torch, where the model was trained for as many
 LLAMA_CPP, TORCH = "llama.cpp", "torch"
 BACKENDS = ("auto", LLAMA_CPP, TORCH)
 DTYPES = {
@@ -102,7 +103,7 @@ class EngineConfig:
         int | None,
         Parameter(
             "Tokens that prompt and answer may hold together; by default what the model was "
-            "trained for, up to 8192.",
+            "trained for, as far as memory holds it.",
             "Machine",
             ("--context", "-c"),
             ge=1,
@@ -145,6 +146,55 @@ class EngineConfig:
             ("--gpu-layers", "-ngl"),
         ),
     ] = -1
+    cpu_moe: Annotated[
+        bool,
+        Parameter(
+            "Keep the experts of a mixture on the CPU, and the rest on the GPU.",
+            "Machine",
+            ("--cpu-moe", "-cmoe"),
+        ),
+    ] = False
+    n_cpu_moe: Annotated[
+        int,
+        Parameter(
+            "The same, for the experts of the first N layers only.",
+            "Machine",
+            ("--n-cpu-moe", "-ncmoe"),
+            "N",
+            ge=0,
+        ),
+    ] = 0
+    override_tensor: Annotated[
+        tuple[str, ...],
+        Parameter(
+            "Keep tensors whose names match a regular expression on a device, as exps=CPU; "
+            "several by commas, or given several times. The first that matches counts.",
+            "Machine",
+            ("--override-tensor", "-ot"),
+            "PATTERN=DEVICE",
+        ),
+    ] = ()
+    cache_type_k: Annotated[
+        str,
+        Parameter(
+            "The format of the target's cached keys: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 "
+            "or iq4_nl; auto: bf16 on a CPU, else f16. See docs/exactness.md.",
+            "Machine",
+            ("--cache-type-k", "-ctk"),
+            "TYPE",
+            choices=CACHE_TYPES,
+        ),
+    ] = "auto"
+    cache_type_v: Annotated[
+        str,
+        Parameter(
+            "The same of its cached values; auto: f16.",
+            "Machine",
+            ("--cache-type-v", "-ctv"),
+            "TYPE",
+            choices=CACHE_TYPES,
+        ),
+    ] = "auto"
     device: Annotated[
         str,
         Parameter(

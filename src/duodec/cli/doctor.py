@@ -147,10 +147,9 @@ def _check_use(
     from duodec.backends.llamacpp.library import load
     from duodec.cli import checks
     from duodec.config import available_cores
-    from duodec.loading import num_context_for
     from duodec.targets import backend_of
 
-    num_context = num_context_for(config, target.model)
+    num_context = target.num_context
     backend, has_gpu = backend_of(config), checks.gpu_is_there()
     return [
         checks.check_template(target.model),
