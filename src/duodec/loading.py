@@ -191,6 +191,7 @@ def open_drafter(
     path = resolve(reference, offline=config.offline).path
     vocabulary = LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
     try:
+        vocabulary.refuse_recurrent()
         check_pair(target, vocabulary, stride=_SAMPLED_STRIDE)
     finally:
         vocabulary.close()

@@ -14,6 +14,7 @@ from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint, gpu_f
 from duodec.backends.llamacpp.header import Header
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.placement import Placement
 from duodec.config import LLAMA_CPP, TORCH, TORCH_CONTEXT, CorePlan, EngineConfig
@@ -162,6 +163,14 @@ def _load_llama(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
     placement = model.placement
 
     def start(num_context: int, plan: CorePlan) -> RunningTarget:
+        if model.is_recurrent:
+            return LlamaRecurrent(
+                model,
+                num_slots=config.num_slots,
+                num_context=num_context,
+                num_threads=plan.target_alone,
+                is_width_exact=plan.shares_cores and not config.fast,
+            )
         return LlamaTarget(
             model,
             num_context=num_context,

@@ -71,8 +71,6 @@ class LlamaModel:
             kind = "an encoder"
         elif lib.llama_model_is_diffusion(handle):
             kind = "a diffusion model"
-        elif lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle):
-            kind = "a recurrent model, whose state cannot be rolled back"
         elif self.metadata("general.architecture") in _NOT_CAUSAL:
             kind = "an embedding model"
         if kind:
@@ -96,6 +94,20 @@ class LlamaModel:
     @property
     def num_layers(self) -> int:
         return int(self.lib.llama_model_n_layer(self.handle))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Some of its layers keep a state in place of keys and values."""
+        lib, handle = self.lib, self.handle
+        return bool(lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle))
+
+    def refuse_recurrent(self) -> None:
+        """Raises ModelUnreadable for a model that cannot score branches, nor draft."""
+        if self.is_recurrent:
+            raise ModelUnreadable(
+                f"{self.path} is a recurrent model ({self.architecture}), which can be a target "
+                "and no draft: its state has no branches; use another draft, or --draft none"
+            )
 
     @property
     def placement(self) -> Placement:
@@ -240,6 +252,7 @@ def open_context(
     is_width_exact: bool,
     is_unified: bool = True,
     uses_flash_attention: bool | None = None,
+    num_snapshots: int = 0,
 ) -> Any:
     """A llama.cpp context with one unified cache, or with one a sequence, ``num_context`` being
     the cells of all of them. Raises ModelUnreadable when memory is short.
@@ -252,6 +265,7 @@ def open_context(
     not exact: its sums depend on the cells that a text lies in.
 
     ``uses_flash_attention`` of a context that need not be exact; None: llama.cpp's own choice.
+    ``num_snapshots`` of each sequence's recurrent state are kept: tokens that can be taken back.
     """
     lib = model.lib
     # a GPU's kernels are others, and computing a mixed cache there may not be possible
@@ -269,6 +283,7 @@ def open_context(
     params.n_threads = params.n_threads_batch = num_threads
     params.kv_unified = is_unified  # branches share the cells of their prefix
     params.swa_full = True  # or earlier positions could not be rolled back to
+    params.n_rs_seq = num_snapshots
     params.no_perf = True
     params.type_k, params.type_v = cache.numbers()
     if uses_flash_attention is not None:
