@@ -14,6 +14,10 @@ import numpy as np
 import pytest
 from tiny_models import write_hybrid
 
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.llamacpp.footprint import Footprint
+from duodec.backends.llamacpp.header import Header
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
 from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores, LlamaTarget
@@ -97,6 +101,18 @@ def test_a_draft_longer_than_the_snapshots_is_scored_as_far_as_they_go(model: Ll
         (scores,) = target.score([query([5, 6, 7], range(100, 130))])
         assert scores.num_rows == NUM_SNAPSHOTS + 1
         assert not has_branches(target)
+
+
+def test_states_and_snapshots_are_counted_before_loading(path: Path, model: LlamaModel) -> None:
+    header = Header.read(library.load(), path)
+    assert header is not None
+    with closing(target_of(model)) as target:
+        last_row(target, query(range(100, 140)))
+        own = model.lib.llama_state_seq_get_size_ext(target._handle, 0, 1)
+    assert 0 <= own - header.state_bytes < 1000, "what llama.cpp writes, less its heading"
+    assert header.kv_heads == (0, 0, 0, 1)
+    footprint = Footprint.of(library.load(), header, CacheTypes(), num_slots=3)
+    assert footprint.state_bytes == 3 * (1 + NUM_SNAPSHOTS) * header.state_bytes
 
 
 def test_a_conversation_reads_only_what_is_new(model: LlamaModel) -> None:

@@ -105,34 +105,38 @@ def check_cores(plan: CorePlan, num_cores: int) -> Check:
 
 def check_memory(target: LoadedTarget, draft: TargetModel | None, num_context: int) -> list[Check]:
     """Weights, caches and rows against what is free now, on each device."""
-    own = target.footprint
-    cache, rows = (
-        (own.cache_bytes_per_token * num_context, own.row_bytes)
-        if own
-        else (_cache_bytes([target.model], num_context), 0)
-    )
+    cache = _cache_bytes([target.model], num_context)
+    rows = states = 0
+    if own := target.footprint:
+        cache, rows, states = (
+            own.cache_bytes_per_token * num_context,
+            own.row_bytes,
+            own.state_bytes,
+        )
     drafts = [draft] if draft else []
     if target.free_bytes is not None:  # its weights are there already
-        gpu = _memory("GPU memory", 0, cache, rows, target.free_bytes())
+        gpu = _memory("GPU memory", target.free_bytes(), cache=cache, rows=rows, states=states)
         return [gpu, check_memory_of(drafts, num_context)]
     if not target.is_on_cpu:
         return [check_memory_of(drafts, num_context)]
     weights = _weight_bytes([target.model, *drafts])
     cache += _cache_bytes(drafts, num_context)
-    return [_memory("memory", weights, cache, rows, available_bytes())]
+    return [
+        _memory("memory", available_bytes(), weights=weights, cache=cache, rows=rows, states=states)
+    ]
 
 
 def check_memory_of(models: Sequence[TargetModel], num_context: int) -> Check:
     """This machine's own memory."""
     cache = _cache_bytes(models, num_context)
-    return _memory("memory", _weight_bytes(models), cache, 0, available_bytes())
+    return _memory("memory", available_bytes(), weights=_weight_bytes(models), cache=cache)
 
 
-def _memory(name: str, weights: int, cache: int, rows: int, free: int) -> Check:
-    parts = ((weights, "of weights"), (cache, "of cache"), (rows, "of rows"))
-    what = ", ".join(f"{size(n)} {words}" for n, words in parts if n or words == "of cache")
+def _memory(name: str, free: int, **parts: int) -> Check:
+    """What is needed, in bytes by what it is for, against what is free."""
+    what = ", ".join(f"{size(n)} of {part}" for part, n in parts.items() if n or part == "cache")
     words = f"{what}, {size(free)} free"
-    needed = weights + cache + rows
+    needed = sum(parts.values())
     if needed > free:
         remedy = "close other programs, lower --context, or take a smaller quantisation"
         return Check(name, "fail", words, remedy)

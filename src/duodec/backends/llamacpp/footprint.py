@@ -10,6 +10,7 @@ from typing import Any
 from duodec.backends.llamacpp.caches import CacheTypes
 from duodec.backends.llamacpp.header import Header, ggml
 from duodec.backends.llamacpp.overrides import CPU, Override, device_of
+from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS
 
 UNKNOWN_CONTEXT = 2048  # tokens, for the few models that do not say
 _LEAST = 2048  # tokens; fewer are chosen by a user only
@@ -27,15 +28,18 @@ class Footprint:
     weight_bytes: int
     cache_bytes_per_token: int  # of context, in all of its caches
     row_bytes: int
+    state_bytes: int = 0  # of recurrent layers: the states of all slots, and their snapshots
 
     @classmethod
     def of(cls, lib: Any, header: Header, cache: CacheTypes, num_slots: int = 1) -> Footprint:
         """A server's slots have a cache each, and a lone request one more."""
-        num_caches = 1 if num_slots == 1 else num_slots + 1
+        has_states = header.state_bytes > 0  # then a lone request has no cache of its own
+        num_caches = num_slots if num_slots == 1 or has_states else num_slots + 1
         return cls(
             weight_bytes=header.num_bytes,
             cache_bytes_per_token=num_caches * (cache.bytes_per_token(lib, header) + _MASK_BYTES),
             row_bytes=min(num_caches, 2) * _ROWS * header.num_vocab * 4,
+            state_bytes=num_slots * (1 + NUM_SNAPSHOTS) * header.state_bytes,
         )
 
     def on_gpu(self, header: Header, placed: Sequence[Override], num_layers: int) -> Footprint:
@@ -51,11 +55,12 @@ class Footprint:
 
     def most_context(self, free_bytes: int) -> int:
         """Tokens whose caches fit, if weights need not: those of a file are read again at need."""
-        return max(0, free_bytes - self.row_bytes) // self.cache_bytes_per_token
+        left = max(0, free_bytes - self.row_bytes - self.state_bytes)
+        return left // self.cache_bytes_per_token
 
     def good_context(self, free_bytes: int) -> int:
         """Tokens whose caches take no more than a share of what weights leave."""
-        left = max(0, free_bytes - self.weight_bytes - self.row_bytes)
+        left = max(0, free_bytes - self.weight_bytes - self.row_bytes - self.state_bytes)
         return max(_LEAST, int(_SHARE * left) // self.cache_bytes_per_token // _STEP * _STEP)
 
 

@@ -41,8 +41,14 @@ class Header:
     num_vocab: int
     num_context_train: int
     head_sizes: tuple[int, int]  # of keys, of values
-    kv_heads: tuple[int, ...]  # by layer
+    kv_heads: tuple[int, ...]  # by layer; 0: a recurrent one, which keeps a state instead
     tensors: Mapping[str, int]
+    state_numbers: int = 0  # of a recurrent layer
+
+    @property
+    def state_bytes(self) -> int:
+        """One state of a text, in all recurrent layers, in fp32."""
+        return 4 * self.state_numbers * sum(heads == 0 for heads in self.kv_heads)
 
     @property
     def num_bytes(self) -> int:
@@ -76,6 +82,12 @@ class Header:
         own = number("embedding_length") // max(1, heads)
         num_layers = number("block_count")
         kv_heads = numbers("attention.head_count_kv") or [heads]
+        if len(kv_heads) == 1:
+            kv_heads *= num_layers
+        if interval := number("full_attention_interval"):
+            kv_heads = [n if (i + 1) % interval == 0 else 0 for i, n in enumerate(kv_heads)]
+        inner, state = number("ssm.inner_size"), number("ssm.state_size")
+        window = max(0, number("ssm.conv_kernel") - 1)
         return cls(
             architecture=name,
             num_vocab=file.length("tokenizer.ggml.tokens") or number("vocab_size"),
@@ -84,8 +96,9 @@ class Header:
                 number("attention.key_length", own),
                 number("attention.value_length", own),
             ),
-            kv_heads=tuple(kv_heads * num_layers if len(kv_heads) == 1 else kv_heads),
+            kv_heads=tuple(kv_heads),
             tensors=tensors,
+            state_numbers=state * inner + window * (inner + 2 * number("ssm.group_count") * state),
         )
 
 
