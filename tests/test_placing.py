@@ -65,6 +65,11 @@ def test_experts_kept_on_the_cpu_give_the_same_text(mixture: Path) -> None:
         assert (logits == row).all()
 
 
+def test_one_text_or_several_are_parsed() -> None:
+    assert overrides.parse("a=CPU") == overrides.parse(["a=CPU"])
+    assert [o.pattern for o in overrides.parse(["a=CPU,b=CPU", "c=CPU"])] == ["a", "b", "c"]
+
+
 def test_a_target_on_the_cpu_loads_with_overrides(mixture: Path) -> None:
     loaded = load_target(EngineConfig(target=str(mixture), draft=None, cpu_moe=True))
     with closing(loaded.model):

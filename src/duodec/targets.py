@@ -153,7 +153,7 @@ def _load_llama(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
         footprint = Footprint.of(lib, header, cache, config.num_slots)
         if layers and can_offload():
             footprint = footprint.on_gpu(header, placed, layers)
-            free = gpu_free_bytes(lib)
+            free = gpu_free_bytes(lib) or available_bytes()  # some drivers do not tell
         else:
             free = available_bytes() - _draft_bytes(config)
         num_context = llama_context(config.context, header, footprint, free, on_warning)

@@ -104,6 +104,16 @@ def derived(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def several(*records: type) -> set[str]:
+    """Parameters of options that may be given several times."""
+    return {
+        _parameter_name(field)
+        for record in records
+        for field in fields_of(record).values()
+        if field.kind == _SEVERAL
+    }
+
+
 def _parameter_name(field: Field) -> str:
     return field.option.replace("-", "_")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from duodec.server.service import Service
 
 _SERVER = "Server"
-_LISTS = ("api_key", "cors_origin")  # options that may be given several times
+_LISTS = options.several(EngineConfig, Settings)
 
 EPILOG = f"""
 [bold]Then[/bold]

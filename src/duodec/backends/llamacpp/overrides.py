@@ -28,9 +28,10 @@ class Override:
     option: str  # that asked for it, for errors
 
 
-def parse(texts: Iterable[str]) -> list[Override]:
+def parse(texts: str | Iterable[str]) -> list[Override]:
     """What ``PATTERN=DEVICE``s say, several in a text by commas. Raises BadOption."""
     found = []
+    texts = [texts] if isinstance(texts, str) else texts
     for part in (part for text in texts for part in text.split(",")):
         pattern, sign, device = part.rpartition("=")
         if not (sign and pattern and device):
