@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from duodec.backends.llguidance import Masks
 from duodec.chat import Message, render
 from duodec.core.grammar import Mask
-from duodec.core.protocols import Datastore, Drafter, Target, has_branches
+from duodec.core.protocols import Datastore, Drafter, Target
 from duodec.core.round import Round, Stats
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.decoding.method import Method
@@ -194,7 +194,7 @@ class Engine:
             chosen = self._methods[chosen]
         if chosen.needs_draft_model and self.drafter is None:
             raise BadOption(f"method '{chosen.name}' needs a draft model; name one with --draft")
-        if chosen.reads_off_path and not has_branches(self.target):
+        if chosen.reads_off_path and getattr(self.tokenizer, "is_recurrent", False):
             raise BadOption(
                 f"method '{chosen.name}' scores branches, and this target, which is recurrent, has "
                 "none; use --method auto"
