@@ -28,6 +28,7 @@ from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Conversation, record
 from duodec.bench.simulation import SimulatedBed, simulated_stage
 from duodec.bench.tasks import TASKS, read_prompts
+from duodec.config import EngineConfig
 from duodec.core.protocols import Candidates
 from duodec.core.round import Stats
 from duodec.methods.method import Method
@@ -108,9 +109,7 @@ def main(
         max_tokens=max_tokens,
         simulate_ms=float(latencies.split(",")[0]),
         draft_ms=draft_ms,
-        datastore=datastore,
-        threads=threads,
-        exact=exact,
+        config=EngineConfig(datastore=datastore, threads=threads, exact=exact),
     )
     by_task = [read_prompts(data, [task], None) for task in TASKS]
     prompts = [

@@ -57,6 +57,7 @@ STEEP, FLAT = measured((0, 0.01), (4, 0.04)), measured((0, 0.01), (4, 0.01))
         ({"shares_cores": True, "costs": STEEP}, False),
         ({"shares_cores": True, "costs": FLAT}, True),
         ({"shares_cores": True, "pace_s": 0.1, "costs": STEEP}, True),
+        ({"shares_cores": True, "is_split": True, "costs": STEEP}, True),
     ],
 )
 def test_the_curve_and_not_the_device_decides(options: dict[str, Any], expected: bool) -> None:

@@ -135,8 +135,8 @@ def test_a_model_that_does_not_load_is_one_clear_line() -> None:
 
 
 def test_options_come_from_the_environment_and_from_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "serve.conf"
-    file.write_text("# ours\nalias: from-file\nctx-size: 123\napi-key: one\napi-key = two\n")
+    file = tmp_path / "serve.yaml"
+    file.write_text("# ours\nalias: from-file\nctx-size: 123\napi-key: [one, two]\n")
     with serving("--config", str(file), DUODEC_ALIAS="from-env") as server:
         with closing(server.wait_ready()) as http:
             assert http.get("/v1/models").status_code == 401
@@ -146,13 +146,32 @@ def test_options_come_from_the_environment_and_from_a_file(tmp_path: Path) -> No
         assert server.end(signal.SIGTERM) == 0
 
 
-def test_a_file_that_is_wrong_names_the_line(tmp_path: Path) -> None:
-    file = tmp_path / "serve.conf"
-    file.write_text("port: 1\nnonsense\n")
-    with pytest.raises(BadOption, match="line 2"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: 1\nnonsense\n", "line 2"),
+        ("nonsense\n", "no list of options"),
+        ("api-key: one\napi_key: two\n", "sets api_key twice"),
+    ],
+)
+def test_a_file_that_is_wrong_says_what_is(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    with pytest.raises(BadOption, match=words):
         read_options(file)
     with pytest.raises(BadOption, match="cannot read"):
         read_options(tmp_path / "none")
+
+
+def test_a_files_values_are_words_as_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("api-key: 0123\nn-gpu-layers: 0\nexact: true\noverride-tensor: a=CPU\n")
+    assert read_options(file) == {
+        "api_key": ["0123"],
+        "gpu_layers": "0",
+        "exact": "true",
+        "override_tensor": ["a=CPU"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -60,14 +60,22 @@ HOMES = {
     "click": ("cli",),
     "prompt_toolkit": ("cli",),
     "rich": ("cli", "models"),
-    "psutil": ("busy", "config", "cli", "bench", "backends/process", "backends/torch/placing"),
+    "psutil": (
+        "busy",
+        "config",
+        "memory",
+        "cli",
+        "bench",
+        "backends/process",
+        "backends/torch/placing",
+    ),
     "scipy": ("bench",),
     "pydantic": ("server/schemas",),
     "pydantic_core": ("server/schemas",),
     "starlette": ("server",),
     "uvicorn": ("server",),
     "prometheus_client": ("server", "integrations"),
-    "yaml": ("integrations",),
+    "yaml": ("integrations", "cli/serve"),
 }
 
 

@@ -8,12 +8,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from duodec.backends.window import LEAST_WINDOW
+from duodec.backends.llamacpp.caches import CACHE_TYPES
+from duodec.backends.window import DEFAULT_WINDOW, LEAST_WINDOW
+from duodec.core.parameters import Parameter, check
 from duodec.errors import BadOption
 
 DEFAULT_TARGET = "smollm2"
-DEFAULT_CONTEXT = 8192  # tokens, where the model was trained for as many
+TORCH_CONTEXT = 8192  # tokens by default in torch, where the model was trained for as many
 LLAMA_CPP, TORCH = "llama.cpp", "torch"
 BACKENDS = ("auto", LLAMA_CPP, TORCH)
 DTYPES = {
@@ -27,49 +30,201 @@ _DEVICE = re.compile(r"auto|cpu|cuda|cuda:\d+(,cuda:\d+)*")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What to load and how; every field is an option of the command line."""
+    """What to load and how. Every described field is an option of the command line."""
 
-    target: str = DEFAULT_TARGET
-    draft: str | None = "auto"  # "auto": the one known to suit the target; None: none
-    target_backend: str = "auto"  # what computes the target; auto: what suits its files
-    dtype: str = "auto"  # of a torch target; auto: bfloat16 on a GPU, else its files' own
-    device: str = "auto"  # a GPU where there is one
-    context: int | None = None
+    target: Annotated[
+        str,
+        Parameter(
+            "The model whose text is wanted: a GGUF file, a folder of safetensors, "
+            "hf:owner/repo[:quant], or an alias (see `duodec models`).",
+            "Models",
+            ("--target", "-m"),
+            "MODEL",
+        ),
+    ] = DEFAULT_TARGET
+    draft: Annotated[
+        str | None,
+        Parameter(
+            "The smaller model that drafts for it; auto: the one known to suit the target; "
+            "none: no draft.",
+            "Models",
+            ("--draft", "-md"),
+            "MODEL",
+        ),
+    ] = "auto"
+    target_backend: Annotated[
+        str,
+        Parameter(
+            "What computes the target: llama.cpp or torch; auto: llama.cpp for GGUF files, torch "
+            "for safetensors.",
+            "Models",
+            metavar="NAME",
+            choices=BACKENDS,
+        ),
+    ] = "auto"
+    datastore: Annotated[
+        str | None,
+        Parameter(
+            "What `rest` drafts from; auto: the one that `duodec datastore build` made for this "
+            "vocabulary.",
+            "Models",
+            metavar="FILE",
+        ),
+    ] = None
+    offline: Annotated[bool, Parameter("Use only models that are on the disk.", "Models")] = False
+    exact: Annotated[
+        bool,
+        Parameter(
+            "The same bits however many tokens are scored at once, for every kind of "
+            "quantisation; without it, attention alone has this property.",
+            "Decoding",
+        ),
+    ] = False
+    fast: Annotated[
+        bool,
+        Parameter(
+            "llama.cpp's own choice of kernels: some per cent faster on a CPU, but near ties "
+            "may fall otherwise than in plain decoding.",
+            "Decoding",
+        ),
+    ] = False
+    pace: Annotated[
+        float,
+        Parameter(
+            "Let each target forward take at least this long, as on a slower or larger model.",
+            "Decoding",
+            metavar="SECONDS",
+            ge=0,
+            lt=math.inf,
+            remedy="use seconds, 0 or more",
+        ),
+    ] = 0.0
+    context: Annotated[
+        int | None,
+        Parameter(
+            "Tokens that prompt and answer may hold together; by default what the model was "
+            "trained for, as far as memory holds it.",
+            "Machine",
+            ("--context", "-c"),
+            ge=1,
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        Parameter(
+            "Cores to use; by default all that this process may use.",
+            "Machine",
+            ("--threads", "-t"),
+            ge=1,
+        ),
+    ] = None
+    draft_threads: Annotated[
+        int | None,
+        Parameter(
+            "Cores for the draft model; by default a share of them.",
+            "Machine",
+            ("--draft-threads", "-td"),
+            ge=1,
+        ),
+    ] = None
+    draft_window: Annotated[
+        int | None,
+        Parameter(
+            f"Tokens of a text that the draft model holds at most, {LEAST_WINDOW} or more; by "
+            f"default {DEFAULT_WINDOW}. It drafts from the end of a long prompt at once and reads "
+            "older text while that pays.",
+            "Machine",
+            metavar="TOKENS",
+            ge=LEAST_WINDOW,
+        ),
+    ] = None
+    gpu_layers: Annotated[
+        int,
+        Parameter(
+            "Layers of the target to place on a GPU; -1: all, where llama.cpp was built for it.",
+            "Machine",
+            ("--gpu-layers", "-ngl"),
+        ),
+    ] = -1
+    cpu_moe: Annotated[
+        bool,
+        Parameter(
+            "Keep the experts of a mixture on the CPU, and the rest on the GPU.",
+            "Machine",
+            ("--cpu-moe", "-cmoe"),
+        ),
+    ] = False
+    n_cpu_moe: Annotated[
+        int,
+        Parameter(
+            "The same, for the experts of the first N layers only.",
+            "Machine",
+            ("--n-cpu-moe", "-ncmoe"),
+            "N",
+            ge=0,
+        ),
+    ] = 0
+    override_tensor: Annotated[
+        tuple[str, ...],
+        Parameter(
+            "Keep tensors whose names match a regular expression on a device, as exps=CPU; "
+            "several by commas, or given several times. The first that matches counts.",
+            "Machine",
+            ("--override-tensor", "-ot"),
+            "PATTERN=DEVICE",
+        ),
+    ] = ()
+    cache_type_k: Annotated[
+        str,
+        Parameter(
+            "The format of the target's cached keys: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 "
+            "or iq4_nl; auto: bf16 on a CPU, else f16. See docs/exactness.md.",
+            "Machine",
+            ("--cache-type-k", "-ctk"),
+            "TYPE",
+            choices=CACHE_TYPES,
+        ),
+    ] = "auto"
+    cache_type_v: Annotated[
+        str,
+        Parameter(
+            "The same of its cached values; auto: f16.",
+            "Machine",
+            ("--cache-type-v", "-ctv"),
+            "TYPE",
+            choices=CACHE_TYPES,
+        ),
+    ] = "auto"
+    device: Annotated[
+        str,
+        Parameter(
+            "Where the target computes: cpu, cuda (as few GPUs as hold it), cuda:1, or "
+            "cuda:0,cuda:1; auto: a GPU where there is one.",
+            "Machine",
+            metavar="NAME",
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        Parameter(
+            "Numbers of a torch target: bfloat16, float16 or float32; auto: bfloat16 on a GPU, "
+            "the files' own on the CPU.",
+            "Machine",
+            metavar="NAME",
+            choices=DTYPES,
+        ),
+    ] = "auto"
     num_slots: int = 1  # texts that a torch target keeps at once; a server's --parallel
-    threads: int | None = None
-    draft_threads: int | None = None
-    draft_window: int | None = None  # tokens of a text that the draft holds at most; None: 8192
-    gpu_layers: int = -1  # all that the build can place on a GPU
-    exact: bool = False  # bit-identical kernels throughout
-    fast: bool = False  # llama.cpp's own choice of kernels throughout
-    pace: float = 0.0  # seconds that a target forward takes at least
-    datastore: str | None = None  # for `rest`: a file, or "auto", the vocabulary's own
-    offline: bool = False
 
     def __post_init__(self) -> None:
+        check(self)
         if self.exact and self.fast:
             raise BadOption("exact and fast exclude each other; choose one")
-        for name, known in (("target_backend", BACKENDS), ("dtype", DTYPES)):
-            if getattr(self, name) not in known:
-                raise BadOption(
-                    f"unknown {name.replace('_', ' ')} '{getattr(self, name)}'; choose from: "
-                    f"{', '.join(known)}"
-                )
         if not _DEVICE.fullmatch(self.device):
             raise BadOption(
                 f"unknown device '{self.device}'; use auto, cpu, cuda, one GPU such as cuda:1, "
                 "or several as cuda:0,cuda:1"
             )
-        if not math.isfinite(self.pace):
-            raise BadOption(f"pace is {self.pace}; use a number of seconds")
-        for name, least in (
-            ("context", 1), ("threads", 1), ("draft_threads", 1), ("pace", 0),
-            ("draft_window", LEAST_WINDOW),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                flag = name.replace("_", "-")
-                raise BadOption(f"{flag} is {value}; use {least} or more")
 
     @property
     def dtype_name(self) -> str:

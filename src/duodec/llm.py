@@ -71,6 +71,7 @@ class LLM:
     shares_cores: bool = False  # drafter and target compute on the same cores
     cores_beside: int = 1  # and then the target has so many of them beside a drafter at work
     num_padded: int = 1  # rows that a forward of the target computes at least: they cost nothing
+    is_split: bool = False  # the target computes on a GPU too, while cores rest
     pace_s: float = 0.0  # the target is slowed to this many seconds a forward, for a show
     prepare: Callable[[bool], None] = lambda is_beside: None
     """Called before each answer: shares the cores, with a drafter at work beside or not."""
@@ -114,9 +115,10 @@ class LLM:
 
     @property
     def can_draft(self) -> bool:
-        """Drafting with a model can pay: beside a target that computes elsewhere, or where T(n) is
-        flat, so that the tokens of a draft are scored at the price of one."""
-        if self.can_overlap:
+        """Drafting with a model can pay: beside a target that computes elsewhere, if only in part
+        (rounds with the drafter at work and without are compared then), or where T(n) is flat, so
+        that the tokens of a draft are scored at the price of one."""
+        if self.can_overlap or self.is_split:
             return True
         is_flat = self.costs.is_flat()
         return self.num_padded > 1 if is_flat is None else is_flat
@@ -348,6 +350,11 @@ class LLM:
             chosen = self._methods[chosen]
         if chosen.needs_draft_model and self.drafter is None:
             raise BadOption(f"method '{chosen.name}' needs a draft model; name one with --draft")
+        if chosen.reads_off_path and getattr(self.tokenizer, "is_recurrent", False):
+            raise BadOption(
+                f"method '{chosen.name}' scores branches, and this target, which is recurrent, has "
+                "none; use --method auto"
+            )
         if chosen.needs_datastore and self.datastore is None:
             raise BadOption(
                 f"method '{chosen.name}' needs a datastore; make one of your texts with "

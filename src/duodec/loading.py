@@ -10,16 +10,17 @@ from pathlib import Path
 from duodec.backends.llamacpp.library import EXACT_SWITCH
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaRecipe
+from duodec.backends.placement import Placement
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.testbeds import PacedTarget
 from duodec.backends.window import DEFAULT_WINDOW
 from duodec.batching import share
-from duodec.config import DEFAULT_CONTEXT, CorePlan, available_cores, keep_to, memory_nodes
 from duodec.config import DEFAULT_TARGET as DEFAULT_TARGET
+from duodec.config import CorePlan, available_cores, keep_to, memory_nodes
 from duodec.config import EngineConfig as EngineConfig
 from duodec.core.protocols import Datastore, Target, Tokenizer
 from duodec.datastores import open_for
-from duodec.errors import ContextExceeded, DuodecError, warn
+from duodec.errors import DuodecError, warn
 from duodec.llm import LLM
 from duodec.models import ALIASES, resolve
 from duodec.pairing import check_pair
@@ -27,7 +28,6 @@ from duodec.profiling import Profile, key_of
 from duodec.targets import (
     LoadedTarget,
     RunningTarget,
-    TargetModel,
     backend_of,
     file_bytes,
     forwards_are_padded,
@@ -54,7 +54,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> L
         loaded = load_target(config, on_warning)
         model = loaded.model
         stack.callback(model.close)
-        num_context = num_context_for(config, model)
+        num_context = loaded.num_context
         plan = core_plan(config, loaded)
         drafter = _drafter(config, model, num_context, plan, on_warning)
         if drafter:
@@ -72,6 +72,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> L
             shares_cores=plan.shares_cores,
             cores_beside=plan.target_beside,
             num_padded=loaded.num_padded,
+            is_split=loaded.placement is Placement.SPLIT,
             pace_s=config.pace,
             prepare=_sharing(plan, target, stack),
             resources=stack.pop_all(),
@@ -112,6 +113,8 @@ def profile_key(config: EngineConfig) -> str:
     draft = resolve(reference, offline=True).path if reference else None
     settings = (
         config.threads, config.draft_threads, config.gpu_layers, config.exact, config.fast,
+        config.cpu_moe, config.n_cpu_moe, config.override_tensor, config.cache_type_k,
+        config.cache_type_v,
         backend_of(there), config.dtype_name, config.device, file_bytes(target),
     )  # fmt: skip
     return key_of(target.path, draft, settings)
@@ -158,19 +161,6 @@ def drafter_with(config: EngineConfig, llm: LLM, num_threads: int) -> ProcessDra
     return drafter
 
 
-def num_context_for(config: EngineConfig, model: TargetModel) -> int:
-    """Tokens that a text may reach. Raises ContextExceeded beyond what the model knows."""
-    trained = model.num_context_train
-    if config.context is None:
-        return min(trained, DEFAULT_CONTEXT)
-    if config.context > trained:
-        raise ContextExceeded(
-            f"context is {config.context} and the model was trained for {trained} tokens; "
-            f"use {trained} or less"
-        )
-    return config.context
-
-
 def _drafter(
     config: EngineConfig,
     target: Tokenizer,
@@ -203,6 +193,7 @@ def open_drafter(
     path = resolve(reference, offline=config.offline).path
     vocabulary = LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
     try:
+        vocabulary.refuse_recurrent()
         check_pair(target, vocabulary, stride=_SAMPLED_STRIDE)
     finally:
         vocabulary.close()

@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from duodec.backends.llamacpp import overrides
+from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint, gpu_free_bytes
+from duodec.backends.llamacpp.header import Header
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.config import DEFAULT_CONTEXT, LLAMA_CPP, TORCH, CorePlan, EngineConfig
+from duodec.backends.placement import Placement
+from duodec.config import LLAMA_CPP, TORCH, TORCH_CONTEXT, CorePlan, EngineConfig
 from duodec.core.protocols import Target, Tokenizer
-from duodec.errors import BackendUnavailable, BadOption, ModelUnreadable, warn
-from duodec.models import Format, ModelFile, folder_bytes, format_of, resolve, resolve_folder
+from duodec.errors import (
+    BackendUnavailable,
+    BadOption,
+    ContextExceeded,
+    DuodecError,
+    ModelUnreadable,
+    warn,
+)
+from duodec.memory import available_bytes
+from duodec.models import (
+    ALIASES,
+    Format,
+    ModelFile,
+    folder_bytes,
+    format_of,
+    resolve,
+    resolve_folder,
+)
 
 if TYPE_CHECKING:
     from duodec.backends.torch.blueprint import Blueprint
 
+_OF_LLAMA_CPP = {  # options that torch does not have, and what to do instead
+    "gpu_layers": "use --device",
+    "cpu_moe": "leave it out",
+    "n_cpu_moe": "leave it out",
+    "override_tensor": "leave it out",
+    "cache_type_k": "leave it out",
+    "cache_type_v": "leave it out",
+}
 CUDA_BUILD = 'build one with CMAKE_ARGS="-DGGML_CUDA=on" make setup'
 
 
@@ -61,11 +92,18 @@ class LoadedTarget:
     tokens, and raises ModelUnreadable when there is no memory for them."""
 
     model: TargetModel
-    is_on_cpu: bool
+    placement: Placement
+    num_context: int  # tokens that a text may reach: asked for, or as many as memory holds
     start: Callable[[int, CorePlan], RunningTarget]
     place: str  # for people: what computes it, where, and in which numbers
     free_bytes: Callable[[], int] | None = None  # of its own device's memory, where that is known
     num_padded: int = 1  # rows that a forward computes at least
+    footprint: Footprint | None = None  # where it was estimated before loading
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """It computes on cores that a drafter would use, if only in part."""
+        return self.placement.uses_cores
 
 
 def backend_of(config: EngineConfig) -> str:
@@ -106,11 +144,33 @@ def load_target(config: EngineConfig, on_warning: Callable[[str], None] = warn) 
 def _load_llama(config: EngineConfig, on_warning: Callable[[str], None]) -> LoadedTarget:
     layers = llama_layers(config)
     path = target_file(config).path
-    model = LlamaModel(path, num_gpu_layers=layers, is_exact=config.exact)
-    can_offload = bool(model.lib.llama_supports_gpu_offload())
-    is_on_cpu = not can_offload or 0 <= layers < model.num_layers
+    placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
+    lib = load_llama(is_exact=config.exact)
+    footprint, num_context = None, config.context
+    if header := Header.read(lib, path):  # else loading says what is wrong with the file
+        overrides.check(placed, path, header)
+        cache.check(lib, header)
+        footprint = Footprint.of(lib, header, cache, config.num_slots)
+        if layers and can_offload():
+            footprint = footprint.on_gpu(header, placed, layers)
+            free = gpu_free_bytes(lib) or available_bytes()  # some drivers do not tell
+        else:
+            free = available_bytes() - _draft_bytes(config)
+        num_context = llama_context(config.context, header, footprint, free, on_warning)
+    model = LlamaModel(
+        path, num_gpu_layers=layers, is_exact=config.exact, placed=placed, cache=cache
+    )
+    placement = model.placement
 
     def start(num_context: int, plan: CorePlan) -> RunningTarget:
+        if model.is_recurrent:
+            return LlamaRecurrent(
+                model,
+                num_slots=config.num_slots,
+                num_context=num_context,
+                num_threads=plan.target_alone,
+                is_width_exact=plan.shares_cores and not config.fast,
+            )
         return LlamaTarget(
             model,
             num_context=num_context,
@@ -118,10 +178,69 @@ def _load_llama(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
             is_width_exact=plan.shares_cores and not config.fast,
         )
 
-    where = "the CPU" if not can_offload or not layers else "a GPU"
-    if is_on_cpu and where != "the CPU":
-        where = f"a GPU ({layers} of {model.num_layers} layers) and the CPU"
-    return LoadedTarget(model, is_on_cpu, start, f"llama.cpp on {where}, as quantised")
+    where = {Placement.CPU: "the CPU", Placement.ELSEWHERE: "a GPU"}.get(placement)
+    if where is None:
+        part = f" ({layers} of {model.num_layers} layers)" if layers >= 0 else ""
+        where = f"a GPU{part} and the CPU"
+    place = f"llama.cpp on {where}, as quantised"
+    num_context = num_context or model.num_context_train
+    return LoadedTarget(model, placement, num_context, start, place, footprint=footprint)
+
+
+def placed_tensors(config: EngineConfig) -> list[overrides.Override]:
+    """Tensors that llama.cpp shall keep elsewhere than its layers. Raises BadOption."""
+    found = overrides.parse(config.override_tensor)
+    if config.cpu_moe:
+        found += overrides.experts(None)
+    return found + overrides.experts(config.n_cpu_moe)
+
+
+def llama_context(
+    asked: int | None,
+    header: Header,
+    footprint: Footprint,
+    free_bytes: int,
+    on_warning: Callable[[str], None],
+) -> int:
+    """Tokens that a text may reach: as many as were asked for, else as the model was trained for
+    and memory holds. Raises ContextExceeded for more than either."""
+    trained = header.num_context_train or UNKNOWN_CONTEXT
+    if asked is None:
+        num_context = min(trained, footprint.good_context(free_bytes))
+        if num_context < trained:
+            on_warning(
+                f"the context is {num_context} tokens of the {trained} that the model was trained "
+                "for, as memory is short; --context sets another"
+            )
+        return num_context
+    most = footprint.most_context(free_bytes)
+    if checked_context(asked, trained) > most:
+        raise ContextExceeded(
+            f"context is {asked}, and memory holds caches of {most} tokens; use {most} or less, "
+            "or a smaller format with --cache-type-k and --cache-type-v"
+        )
+    return asked
+
+
+def _draft_bytes(config: EngineConfig) -> int:
+    """What the draft model's weights take, where it is on this machine; its cache is small."""
+    alias = ALIASES.get(config.target.lower())
+    draft = alias.draft if alias and config.draft == "auto" else config.draft
+    if draft in (None, "none", "auto"):
+        return 0
+    with suppress(DuodecError):  # it is still to be fetched, or there is none
+        return resolve(draft, offline=True).path.stat().st_size
+    return 0
+
+
+def checked_context(num_context: int, trained: int) -> int:
+    """Raises ContextExceeded for more than the model was trained for."""
+    if num_context > trained:
+        raise ContextExceeded(
+            f"context is {num_context} and the model was trained for {trained} tokens; "
+            f"use {trained} or less"
+        )
+    return num_context
 
 
 def _blueprint(config: EngineConfig, path: Path) -> Blueprint:
@@ -133,7 +252,7 @@ def _blueprint(config: EngineConfig, path: Path) -> Blueprint:
         path,
         dtype=config.dtype_name,
         device=config.device,
-        num_context=config.context or DEFAULT_CONTEXT,
+        num_context=config.context or TORCH_CONTEXT,
         num_slots=config.num_slots,
     )
     if not config.fast:
@@ -169,9 +288,12 @@ def _load_torch(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
 
     place = f"torch on {model.place.words}, in {model.place.dtype_name}"
     is_on_cpu = model.place.is_on_cpu
+    placement = Placement.CPU if is_on_cpu else Placement.ELSEWHERE
+    asked, trained = config.context, model.num_context_train
+    num_context = checked_context(asked, trained) if asked else min(trained, TORCH_CONTEXT)
     free_bytes = None if is_on_cpu else lambda: sum(model.place.free_bytes)
     num_padded = 1 if config.fast else Extent.on("cpu" if is_on_cpu else "cuda", 0).num_rows
-    return LoadedTarget(model, is_on_cpu, start, place, free_bytes, num_padded)
+    return LoadedTarget(model, placement, num_context, start, place, free_bytes, num_padded)
 
 
 def open_vocabulary(config: EngineConfig) -> TargetModel:
@@ -230,8 +352,11 @@ def llama_layers(config: EngineConfig) -> int:
 def _require_torch(config: EngineConfig) -> None:
     """Raises BadOption for what only llama.cpp can do, and BackendUnavailable, which names the
     remedy."""
-    if config.gpu_layers != -1:
-        raise BadOption(
-            f"gpu-layers is {config.gpu_layers}, which only llama.cpp can serve; use --device"
-        )
+    default = EngineConfig()
+    for name, remedy in _OF_LLAMA_CPP.items():
+        if (value := getattr(config, name)) != getattr(default, name):
+            shown = ",".join(value) if isinstance(value, tuple) else value
+            raise BadOption(
+                f"{name.replace('_', '-')} is {shown}, which only llama.cpp can serve; {remedy}"
+            )
     import duodec.backends.torch.library  # noqa: F401

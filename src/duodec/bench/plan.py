@@ -38,14 +38,12 @@ class Entrant:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """Every field is an option of `duodec bench`."""
+    """What `duodec bench` was asked for."""
 
     methods: tuple[str, ...] = tuple(METHODS)
     targets: tuple[str, ...] = (EngineConfig.target,)
     drafts: tuple[str, ...] = ("auto",)
-    target_backend: str = EngineConfig.target_backend
-    dtype: str = EngineConfig.dtype
-    device: str = EngineConfig.device
+    config: EngineConfig = field(default_factory=lambda: EngineConfig(datastore="auto"))
     tasks: tuple[str, ...] = TASKS
     data: Path | None = None
     limit: int | None = 5  # prompts a task
@@ -58,14 +56,6 @@ class BenchPlan:
     prefill_ms: float = 0.1  # a prompt token, in a replay or a simulation
     control: str | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    datastore: str = "auto"
-    threads: int | None = None
-    draft_threads: int | None = None
-    draft_window: int | None = None
-    context: int | None = None
-    exact: bool = False
-    fast: bool = False
-    offline: bool = False
     runs_code: bool = False
 
     def __post_init__(self) -> None:
@@ -124,21 +114,8 @@ class BenchPlan:
         return [self._pair(target, draft) for target in self.targets for draft in self.drafts]
 
     def _pair(self, target: str, draft: str) -> EngineConfig:
-        config = EngineConfig(
-            target=target,
-            draft=draft,
-            target_backend=self.target_backend,
-            dtype=self.dtype,
-            device=self.device,
-            context=self.context,
-            threads=self.threads,
-            draft_threads=self.draft_threads,
-            draft_window=self.draft_window,
-            datastore=self.datastore if self.needs_datastore else None,
-            exact=self.exact,
-            fast=self.fast,
-            offline=self.offline,
-        )
+        datastore = self.config.datastore if self.needs_datastore else None
+        config = dataclasses.replace(self.config, target=target, draft=draft, datastore=datastore)
         needing = [e.label for e in self.entrants if e.new().needs_draft_model]
         takes_one = any(e.new().takes_draft_model for e in self.entrants)
         reference = draft_for(config) if takes_one else None
@@ -151,7 +128,7 @@ class BenchPlan:
 
     def settings(self, command: str, started: str, prompts: Sequence[str]) -> dict[str, Any]:
         """For the record: what was asked, and of which prompts."""
-        sampling = self.sampling
+        sampling, config = self.sampling, self.config
         return {
             "command": command,
             "started": started,
@@ -159,10 +136,10 @@ class BenchPlan:
             "baseline": self.baseline,
             "tasks": list(self.tasks),
             "targets": list(self.targets),
-            "target_backend": self.target_backend,
-            "dtype": self.dtype,
-            "device": self.device,
-            "drafts": sorted({config.draft for config in self.pairs() if config.draft}),
+            "target_backend": config.target_backend,
+            "dtype": config.dtype,
+            "device": config.device,
+            "drafts": sorted({pair.draft for pair in self.pairs() if pair.draft}),
             "data": self.data.name if self.data else "built-in",
             "prompts": list(prompts),
             "limit": self.limit,
@@ -177,15 +154,20 @@ class BenchPlan:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": sampling.seed,
-            "context": self.context,
-            "threads": self.threads,
-            "draft_threads": self.draft_threads,
-            "draft_window": self.draft_window,
+            "context": config.context,
+            "threads": config.threads,
+            "draft_threads": config.draft_threads,
+            "draft_window": config.draft_window,
             "runs_code": self.runs_code,
-            "kernels": "exact" if self.exact else "fast" if self.fast else "default",
-            "datastore": {"name": Path(self.datastore).name} if self.needs_datastore else None,
+            "kernels": "exact" if config.exact else "fast" if config.fast else "default",
+            "datastore": self._datastore_name(),
             "notes": self.notes(),
         }
+
+    def _datastore_name(self) -> dict[str, str] | None:
+        if not self.needs_datastore:
+            return None
+        return {"name": Path(self.config.datastore or "auto").name}
 
     @property
     def _is_stand_in(self) -> bool:

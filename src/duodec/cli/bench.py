@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from duodec.cli import options
 from duodec.cli.output import say, say_dim
 from duodec.cli.progress import progress_bar
 from duodec.cli.report import check_installed, show_run
+from duodec.config import EngineConfig
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.methods.registry import METHODS
@@ -52,7 +54,9 @@ _ALL = "all"
 _PANEL = "Benchmark"
 
 
+@options.derived
 def bench(
+    *,
     methods: Annotated[
         str,
         typer.Option(
@@ -175,27 +179,17 @@ def bench(
             rich_help_panel="Models",
         ),
     ] = None,
-    target_backend: options.TargetBackend = "auto",
-    datastore: options.DatastoreFile = "auto",
-    offline: options.Offline = False,
-    exact: options.Exact = False,
-    fast: options.Fast = False,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    seed: Annotated[
-        int,
-        typer.Option("--seed", "-s", help="Of every answer.", rich_help_panel="Sampling"),
-    ] = 0,
-    context: options.ContextSize = None,
-    threads: options.Threads = None,
-    draft_threads: options.DraftThreads = None,
-    draft_window: options.DraftWindow = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
     quiet: Annotated[
         bool,
         typer.Option("--quiet", "-q", help="No progress, no tables.", rich_help_panel="Output"),
     ] = False,
+    config: Annotated[
+        EngineConfig,
+        options.Options(
+            without=("target", "draft", "gpu_layers", "pace"), defaults={"datastore": "auto"}
+        ),
+    ],
+    sampling: Annotated[SamplingParams, options.Options(only=("temperature", "top_p", "seed"))],
 ) -> None:
     """Measure methods beside each other: speed, acceptance, overlap, and the same text.
 
@@ -209,14 +203,10 @@ def bench(
     if resume and output is None:
         raise BadOption("--resume needs the folder to go on with; name it with --output")
     plan = BenchPlan(
-        methods=_methods(
-            methods, datastore, target or [], offline=offline, target_backend=target_backend
-        ),
+        methods=_methods(methods, config, target or []),
         targets=tuple(target or BenchPlan.targets),
         drafts=tuple(draft or BenchPlan.drafts),
-        target_backend=target_backend,
-        dtype=dtype,
-        device=device,
+        config=config,
         tasks=tuple(tasks_named(tasks)),
         data=data,
         limit=limit or None,
@@ -227,15 +217,7 @@ def bench(
         draft_ms=draft_ms,
         prefill_ms=prefill_ms,
         control=control,
-        sampling=SamplingParams(temperature=temperature, top_p=top_p, seed=seed),
-        datastore=datastore,
-        context=context,
-        threads=threads,
-        draft_threads=draft_threads,
-        draft_window=draft_window,
-        exact=exact,
-        fast=fast,
-        offline=offline,
+        sampling=sampling,
         runs_code=run_code,
     )
     folder = output or Path(datetime.now().strftime("bench-%Y%m%d-%H%M%S"))
@@ -273,33 +255,28 @@ def _exit_status(results: Results) -> None:
         raise typer.Exit(1)
 
 
-def _methods(
-    names: str, datastore: str, targets: list[str], *, offline: bool, target_backend: str
-) -> tuple[str, ...]:
+def _methods(names: str, config: EngineConfig, targets: list[str]) -> tuple[str, ...]:
     """The methods of a list such as ``ar,sps:2``."""
     if names != _ALL:
         return tuple(name.strip() for name in names.split(",") if name.strip())
     chosen = [name for name, kind in METHODS.items() if name != "sps-rejection"]
-    if not _has_datastore(datastore, targets, offline=offline, target_backend=target_backend):
+    if not all(_has_datastore(replace(config, target=t)) for t in targets or [config.target]):
         say_dim("without `rest`: there is no datastore; see `duodec datastore build`")
         chosen.remove("rest")
     return tuple(chosen)
 
 
-def _has_datastore(
-    datastore: str, targets: list[str], *, offline: bool, target_backend: str
-) -> bool:
-    from duodec.config import DEFAULT_TARGET, EngineConfig
+def _has_datastore(config: EngineConfig) -> bool:
+    """Raises BadOption for one that was named and cannot be used."""
     from duodec.datastores import open_for
     from duodec.targets import open_vocabulary
 
-    for target in targets or [DEFAULT_TARGET]:
-        config = EngineConfig(target=target, target_backend=target_backend, offline=offline)
-        with closing(open_vocabulary(config)) as vocabulary:
-            try:
-                open_for(vocabulary, None if datastore == "auto" else Path(datastore))
-            except BadOption:
-                if datastore != "auto":
-                    raise
-                return False
+    named = None if config.datastore in (None, "auto") else Path(config.datastore)
+    with closing(open_vocabulary(config)) as vocabulary:
+        try:
+            open_for(vocabulary, named)
+        except BadOption:
+            if named is not None:
+                raise
+            return False
     return True

@@ -38,12 +38,9 @@ ReadLine = Callable[[str], str]
 """A line typed after a prompt. Raises EOFError at the end, KeyboardInterrupt on Ctrl-C."""
 
 
+@options.derived
 def chat(
-    target: options.Target = "smollm2",
-    draft: options.DraftModel = "auto",
-    target_backend: options.TargetBackend = "auto",
-    datastore: options.DatastoreFile = "auto",
-    offline: options.Offline = False,
+    *,
     method: options.MethodName = "auto",
     max_tokens: Annotated[
         int | None,
@@ -56,69 +53,29 @@ def chat(
         ),
     ] = None,
     system: options.System = None,
-    exact: options.Exact = False,
-    fast: options.Fast = False,
-    pace: options.Pace = 0.0,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    seed: options.Seed = None,
-    context: options.ContextSize = None,
-    threads: options.Threads = None,
-    draft_threads: options.DraftThreads = None,
-    draft_window: options.DraftWindow = None,
-    gpu_layers: options.GpuLayers = -1,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
     show_draft: options.ShowDraft = False,
     quiet: options.Quiet = False,
+    config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
+    sampling: Annotated[SamplingParams, options.Options(defaults={"seed": choices.random_seed})],
 ) -> None:
     """Talk with a model: the history is kept, Ctrl-C stops an answer and not the chat."""
     from duodec.loading import draft_for
 
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=choices.seed_or_random(seed),
-    )
     choices.check_length(max_tokens, ())
-    config = EngineConfig(
-        target=target,
-        draft=draft,
-        target_backend=target_backend,
-        dtype=dtype,
-        device=device,
-        context=context,
-        threads=threads,
-        draft_threads=draft_threads,
-        draft_window=draft_window,
-        gpu_layers=gpu_layers,
-        exact=exact,
-        fast=fast,
-        pace=pace,
-        offline=offline,
-        datastore=choices.datastore_or_none(datastore, method),
-    )
-    chosen = choices.method_or_none(method, draft)
+    config = choices.with_datastore(config, method)
+    chosen = choices.method_or_none(method, config.draft)
     # loaded even where it may not pay: /draft on asks for it, and until then it sleeps
     draft_name = draft_for(config) if chosen is None else choices.draft_reference(config, chosen)
     writer = AnswerWriter(show_draft=show_draft)
     with open_engine(
-        replace(config, draft=draft if draft_name else None), on_warning=writer.warn, is_quiet=quiet
+        replace(config, draft=config.draft if draft_name else None),
+        on_warning=writer.warn,
+        is_quiet=quiet,
     ) as engine:
         conversation = Conversation(
             engine=engine,
             writer=writer,
-            target=target,
+            target=config.target,
             draft=draft_name,
             sampling=sampling,
             method=chosen,
@@ -128,7 +85,7 @@ def chat(
         )
         if sys.stdin.isatty():
             if not quiet:
-                models = f"{target} with {draft_name}" if draft_name else target
+                models = config.target + (f" with {draft_name}" if draft_name else "")
                 say_dim(f"{models}, seed {sampling.seed}; /? for help, Ctrl-D leaves")
             _talk(conversation, _terminal_reader())
         else:

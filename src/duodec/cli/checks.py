@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import psutil
-
 from duodec.backends.cpu import cpu_key
 from duodec.busy import NOTABLE
 from duodec.cli.closing import rate, seconds
@@ -18,6 +16,7 @@ from duodec.cli.models import size
 from duodec.cli.speed import NUM_LEAVES, NUM_SCORED, Speed
 from duodec.config import LLAMA_CPP, TORCH, CorePlan
 from duodec.errors import BackendUnavailable, PairMismatch
+from duodec.memory import available_bytes
 from duodec.models import ModelFile
 from duodec.pairing import check_pair
 
@@ -105,31 +104,49 @@ def check_cores(plan: CorePlan, num_cores: int) -> Check:
 
 
 def check_memory(target: LoadedTarget, draft: TargetModel | None, num_context: int) -> list[Check]:
-    """Weights and caches against what is free now, on each device."""
+    """Weights, caches and rows against what is free now, on each device."""
+    cache = _cache_bytes([target.model], num_context)
+    rows = states = 0
+    if own := target.footprint:
+        cache, rows, states = (
+            own.cache_bytes_per_token * num_context,
+            own.row_bytes,
+            own.state_bytes,
+        )
     drafts = [draft] if draft else []
     if target.free_bytes is not None:  # its weights are there already
-        cache = _cache_bytes([target.model], num_context)
-        gpu = _memory("GPU memory", 0, cache, target.free_bytes())
+        gpu = _memory("GPU memory", target.free_bytes(), cache=cache, rows=rows, states=states)
         return [gpu, check_memory_of(drafts, num_context)]
-    return [check_memory_of([target.model, *drafts] if target.is_on_cpu else drafts, num_context)]
+    if not target.is_on_cpu:
+        return [check_memory_of(drafts, num_context)]
+    weights = _weight_bytes([target.model, *drafts])
+    cache += _cache_bytes(drafts, num_context)
+    return [
+        _memory("memory", available_bytes(), weights=weights, cache=cache, rows=rows, states=states)
+    ]
 
 
 def check_memory_of(models: Sequence[TargetModel], num_context: int) -> Check:
     """This machine's own memory."""
-    weights = sum(model.num_bytes for model in models if not model.is_read)
     cache = _cache_bytes(models, num_context)
-    return _memory("memory", weights, cache, psutil.virtual_memory().available)
+    return _memory("memory", available_bytes(), weights=_weight_bytes(models), cache=cache)
 
 
-def _memory(name: str, weights: int, cache: int, free: int) -> Check:
-    what = f"{size(weights)} of weights and " if weights else ""
-    words = f"{what}{size(cache)} of cache, {size(free)} free"
-    if weights + cache > free:
+def _memory(name: str, free: int, **parts: int) -> Check:
+    """What is needed, in bytes by what it is for, against what is free."""
+    what = ", ".join(f"{size(n)} of {part}" for part, n in parts.items() if n or part == "cache")
+    words = f"{what}, {size(free)} free"
+    needed = sum(parts.values())
+    if needed > free:
         remedy = "close other programs, lower --context, or take a smaller quantisation"
         return Check(name, "fail", words, remedy)
-    if weights + cache > _TIGHT * free:
+    if needed > _TIGHT * free:
         return Check(name, "warn", words, "lower --context")
     return Check(name, "ok", words)
+
+
+def _weight_bytes(models: Sequence[TargetModel]) -> int:
+    return sum(model.num_bytes for model in models if not model.is_read)
 
 
 def _cache_bytes(models: Sequence[TargetModel], num_context: int) -> int:

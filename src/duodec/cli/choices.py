@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ def grammar_or_none(json_schema: str | None, regex: str | None) -> Grammar | Non
         ) from error
 
 
-def method_or_none(name: str, draft: str) -> str | None:
+def method_or_none(name: str, draft: str | None) -> str | None:
     """A method's name; None for the default. Who names a draft wants it used. Raises BadOption,
     which lists the methods."""
     if name == "auto":
@@ -52,10 +53,10 @@ def method_or_none(name: str, draft: str) -> str | None:
     return name
 
 
-def datastore_or_none(datastore: str, method: str) -> str | None:
-    """The datastore to open: one that is named, or that this method needs."""
-    needs_one = method_named(method).needs_datastore
-    return datastore if needs_one or datastore != "auto" else None
+def with_datastore(config: EngineConfig, method: str) -> EngineConfig:
+    """The configuration with the datastore to open: one named, or one that this method needs."""
+    is_needed = method_named(method).needs_datastore or config.datastore != "auto"
+    return config if is_needed else replace(config, datastore=None)
 
 
 def draft_reference(config: EngineConfig, method: str | None) -> str | None:
@@ -85,6 +86,6 @@ def draft_reference(config: EngineConfig, method: str | None) -> str | None:
     return None
 
 
-def seed_or_random(seed: int | None) -> int:
-    """The seed asked for, or a random one of 32 bits."""
-    return secrets.randbits(32) if seed is None else seed
+def random_seed() -> int:
+    """A seed of 32 bits."""
+    return secrets.randbits(32)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duodec.cli.models import size
-from duodec.cli.options import CONTEXT_SETTINGS, Offline, Target
+from duodec.cli.options import CONTEXT_SETTINGS, Options, derived
 from duodec.cli.output import is_terminal, put, put_table, say_dim, warn
 from duodec.config import EngineConfig
 from duodec.errors import DatastoreUnreadable
@@ -41,7 +41,9 @@ def datastore(context: typer.Context) -> None:
 
 
 @app.command(context_settings=CONTEXT_SETTINGS)
+@derived
 def build(
+    *,
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -50,7 +52,6 @@ def build(
             show_default=False,
         ),
     ],
-    target: Target = "smollm2",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -61,14 +62,14 @@ def build(
             show_default=False,
         ),
     ] = None,
-    offline: Offline = False,
+    config: Annotated[EngineConfig, Options(only=("target", "offline"))],
 ) -> None:
     """Build a datastore of text and chats, in the target's tokens; its path to stdout."""
     from duodec import datastores
     from duodec.targets import open_vocabulary
 
     begin_s = time.perf_counter()
-    with closing(open_vocabulary(EngineConfig(target=target, offline=offline))) as vocabulary:
+    with closing(open_vocabulary(config)) as vocabulary:
         place = output or datastores.default_path(datastores.fingerprint(vocabulary))
         with _progress() as on_progress:
             built = datastores.build(files, vocabulary, place, on_progress=on_progress)

@@ -12,13 +12,14 @@ import typer
 
 from duodec.cli import options
 from duodec.cli.output import coloured, put, status
+from duodec.config import EngineConfig
 from duodec.errors import DuodecError
 
 if TYPE_CHECKING:
     from duodec.backends.llamacpp.model import LlamaModel
     from duodec.cli.checks import Check
     from duodec.cli.speed import Speed
-    from duodec.config import CorePlan, EngineConfig
+    from duodec.config import CorePlan
     from duodec.models import ModelFile
     from duodec.targets import LoadedTarget
 
@@ -38,17 +39,9 @@ _CHECK_FAILED = 3
 _SCHEMA_VERSION = 1
 
 
+@options.derived
 def doctor(
-    target: options.Target = "smollm2",
-    draft: options.DraftModel = "auto",
-    target_backend: options.TargetBackend = "auto",
-    offline: options.Offline = False,
-    context: options.ContextSize = None,
-    threads: options.Threads = None,
-    draft_threads: options.DraftThreads = None,
-    gpu_layers: options.GpuLayers = -1,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    *,
     vllm: Annotated[
         bool,
         typer.Option(
@@ -62,6 +55,10 @@ def doctor(
         bool,
         typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
     ] = False,
+    config: Annotated[
+        EngineConfig,
+        options.Options(without=("datastore", "draft_window", "exact", "fast", "pace")),
+    ],
 ) -> None:
     """Check a target and a draft before use: files, vocabularies, cores, memory, speed."""
     from duodec.loading import draft_for
@@ -69,28 +66,16 @@ def doctor(
     from duodec.targets import target_file
 
     if vllm:
-        checks = _examine_vllm(target, draft, offline)
-        _report(checks, None, target, draft, json)
+        checks = _examine_vllm(config.target, config.draft, config.offline)
+        _report(checks, None, config.target, config.draft, json)
         return
-    config = EngineConfig(
-        target=target,
-        draft=draft,
-        target_backend=target_backend,
-        dtype=dtype,
-        device=device,
-        context=context,
-        threads=threads,
-        draft_threads=draft_threads,
-        gpu_layers=gpu_layers,
-        offline=offline,
-    )
     draft_name = draft_for(config)
     files = {"target": target_file(config)}
     if draft_name:
-        files["draft"] = resolve(draft_name, offline=offline)
+        files["draft"] = resolve(draft_name, offline=config.offline)
     with status("looking at the models and measuring"):
         checks, speed = _examine(config, files)
-    _report(checks, speed, target, draft_name, json)
+    _report(checks, speed, config.target, draft_name, json)
 
 
 def _report(
@@ -115,13 +100,13 @@ def _report(
         raise typer.Exit(_CHECK_FAILED)
 
 
-def _examine_vllm(target: str, draft: str, offline: bool) -> list[Check]:
+def _examine_vllm(target: str, draft: str | None, offline: bool) -> list[Check]:
     """What vLLM and our drafter beside it need; a draft named here wins over the settings."""
     from duodec.cli.vllm import checks
     from duodec.integrations.vllm.settings import Settings
 
     settings = Settings.read()
-    if draft != "auto":
+    if draft not in (None, "auto"):
         settings = replace(settings, draft=draft)
     return checks(target, settings, offline=offline)
 
@@ -162,10 +147,9 @@ def _check_use(
     from duodec.backends.llamacpp.library import load
     from duodec.cli import checks
     from duodec.config import available_cores
-    from duodec.loading import num_context_for
     from duodec.targets import backend_of
 
-    num_context = num_context_for(config, target.model)
+    num_context = target.num_context
     backend, has_gpu = backend_of(config), checks.gpu_is_there()
     return [
         checks.check_template(target.model),

@@ -44,18 +44,15 @@ _INTERRUPTED = 130
 _READ_FROM_STDIN = "-"
 
 
+@options.derived
 def generate(
+    *,
     prompt: Annotated[
         str | None,
         typer.Argument(
             help="What to answer; read from standard input when absent.", show_default=False
         ),
     ] = None,
-    target: options.Target = "smollm2",
-    draft: options.DraftModel = "auto",
-    target_backend: options.TargetBackend = "auto",
-    datastore: options.DatastoreFile = "auto",
-    offline: options.Offline = False,
     method: options.MethodName = "auto",
     max_tokens: Annotated[
         int,
@@ -96,24 +93,6 @@ def generate(
             show_default=False,
         ),
     ] = None,
-    exact: options.Exact = False,
-    fast: options.Fast = False,
-    pace: options.Pace = 0.0,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    seed: options.Seed = None,
-    context: options.ContextSize = None,
-    threads: options.Threads = None,
-    draft_threads: options.DraftThreads = None,
-    draft_window: options.DraftWindow = None,
-    gpu_layers: options.GpuLayers = -1,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
     show_draft: options.ShowDraft = False,
     json: Annotated[
         bool,
@@ -124,6 +103,8 @@ def generate(
         ),
     ] = False,
     quiet: options.Quiet = False,
+    config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
+    sampling: Annotated[SamplingParams, options.Options(defaults={"seed": choices.random_seed})],
 ) -> None:
     """Answer a prompt: the text to stdout, everything else to stderr.
 
@@ -131,40 +112,13 @@ def generate(
 
     The text is the target's own; draft and method only change the speed.
     """
-
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        grammar=choices.grammar_or_none(json_schema, regex),
-        seed=choices.seed_or_random(seed),
-    )
+    sampling = replace(sampling, grammar=choices.grammar_or_none(json_schema, regex))
     choices.check_length(max_tokens, stop or ())
-    config = EngineConfig(
-        target=target,
-        draft=draft,
-        target_backend=target_backend,
-        dtype=dtype,
-        device=device,
-        context=context,
-        threads=threads,
-        draft_threads=draft_threads,
-        draft_window=draft_window,
-        gpu_layers=gpu_layers,
-        exact=exact,
-        fast=fast,
-        pace=pace,
-        offline=offline,
-        datastore=choices.datastore_or_none(datastore, method),
-    )
-    chosen = choices.method_or_none(method, draft)
+    config = choices.with_datastore(config, method)
+    chosen = choices.method_or_none(method, config.draft)
     draft_name = choices.draft_reference(config, chosen)
-    if draft_name is None and draft not in ("auto", "none"):
-        warn(f"method '{method}' uses no draft model: --draft {draft} is not loaded")
+    if draft_name is None and config.draft not in ("auto", "none"):
+        warn(f"method '{method}' uses no draft model: --draft {config.draft} is not loaded")
     if raw and system is not None:
         raise BadOption("--system needs the chat template that --raw leaves out; choose one")
     text = _prompt_text(prompt)
@@ -174,7 +128,7 @@ def generate(
         warn("--show-draft has no effect: stdout is not a terminal")
     try:
         with open_engine(
-            replace(config, draft=draft if draft_name else None),
+            replace(config, draft=config.draft if draft_name else None),
             on_warning=writer.warn,
             is_quiet=quiet,
         ) as engine:
@@ -193,7 +147,11 @@ def generate(
             writer.end()
             if json:
                 line = to_json(
-                    done, target=target, draft=draft_name, seed=sampling.seed, pace_s=pace
+                    done,
+                    target=config.target,
+                    draft=draft_name,
+                    seed=sampling.seed,
+                    pace_s=config.pace,
                 )
                 put(f"{line}\n")
             if not quiet:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from duodec.cli.options import CONTEXT_SETTINGS, Offline
+from duodec.cli.options import CONTEXT_SETTINGS, Options, derived
 from duodec.cli.output import put, put_table, say_dim
+from duodec.config import EngineConfig
 
 _SCHEMA_VERSION = 1
 
@@ -63,17 +64,19 @@ def models(
 
 
 @app.command(context_settings=CONTEXT_SETTINGS)
+@derived
 def pull(
+    *,
     name: Annotated[
         str, typer.Argument(help="An alias, or hf:owner/repo\\[/file.gguf]\\[:quant]\\[@rev].")
     ],
-    offline: Offline = False,
+    config: Annotated[EngineConfig, Options(only=("offline",))],
 ) -> None:
     """Fetch a model, unless it is on the disk; its path to stdout."""
     from duodec.models import format_of, resolve, resolve_folder
 
-    is_folder = format_of(name, offline=offline) == "safetensors"
-    file = (resolve_folder if is_folder else resolve)(name, offline=offline)
+    is_folder = format_of(name, offline=config.offline) == "safetensors"
+    file = (resolve_folder if is_folder else resolve)(name, offline=config.offline)
     say_dim(f"{file.source}, licence {file.license or 'unknown'}")
     put(f"{file.path}\n")
 

@@ -1,17 +1,25 @@
-"""The options that commands share: one spelling, one meaning, one help text each."""
+"""Derive the options of commands from the dataclasses that they fill, and share the others."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 
+from duodec.core.parameters import Field, fields_of
 from duodec.methods.registry import METHODS
 
-_MODELS, _DECODING, _SAMPLING = "Models", "Decoding", "Sampling"
-_MACHINE, _OUTPUT, _PROMPTS = "Machine", "Output", "Prompts"
+_DECODING, _OUTPUT, _PROMPTS = "Decoding", "Output", "Prompts"
+_PANELS = (  # in the order in which help shows them
+    None, "Server", "Limits", "Access", "Benchmark", "Plan", "Drafter", _PROMPTS, "Models",
+    _DECODING, "Sampling", "Machine", _OUTPUT,
+)  # fmt: skip
+
+_SEVERAL = tuple[str, ...]  # the type of fields whose options may be given several times
 
 # How llama.cpp, vLLM and transformers spell what we have under another name.
 _OTHER_SPELLINGS = {
@@ -56,76 +64,91 @@ def _first_line(kind: object) -> str:
     return (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n")[0]
 
 
-# Models
+@dataclass(frozen=True)
+class Options:
+    """Which fields of a dataclass are options of a command, and defaults of its own for some."""
 
-Target = Annotated[
-    str,
-    typer.Option(
-        "--target",
-        "-m",
-        help="The model whose text is wanted: a GGUF file, a folder of safetensors, "
-        "hf:owner/repo\\[:quant], or an alias (see `duodec models`).",
-        metavar="MODEL",
-        rich_help_panel=_MODELS,
-    ),
-]
-DraftModel = Annotated[
-    str,
-    typer.Option(
-        "--draft",
-        "-md",
-        help="The smaller model that drafts for it; auto: the one known to suit the target; "
-        "none: no draft.",
-        metavar="MODEL",
-        rich_help_panel=_MODELS,
-    ),
-]
-TargetBackend = Annotated[
-    str,
-    typer.Option(
-        "--target-backend",
-        help="What computes the target: llama.cpp or torch; auto: llama.cpp for GGUF files, torch "
-        "for safetensors.",
-        metavar="NAME",
-        rich_help_panel=_MODELS,
-    ),
-]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        help="Numbers of a torch target: bfloat16, float16 or float32; auto: bfloat16 on a GPU, "
-        "the files' own on the CPU.",
-        metavar="NAME",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        help="Where the target computes: cpu, cuda (as few GPUs as hold it), cuda:1, or "
-        "cuda:0,cuda:1; auto: a GPU where there is one.",
-        metavar="NAME",
-        rich_help_panel=_MACHINE,
-    ),
-]
-Offline = Annotated[
-    bool,
-    typer.Option(
-        "--offline", help="Use only models that are on the disk.", rich_help_panel=_MODELS
-    ),
-]
-DatastoreFile = Annotated[
-    str,
-    typer.Option(
-        "--datastore",
-        help="What `rest` drafts from; auto: the one that `duodec datastore build` made for this "
-        "vocabulary.",
-        metavar="FILE",
-        rich_help_panel=_MODELS,
-    ),
-]
+    only: tuple[str, ...] = ()  # none: every described field
+    without: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # values, or functions that find one
+
+    def of(self, record: type) -> list[Field]:
+        fields = [f for f in fields_of(record).values() if f.name not in self.without]
+        return [f for f in fields if not self.only or f.name in self.only]
+
+
+def derived(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with options in place of each parameter that is `Annotated` with `Options`: one
+    a field of its dataclass, which the command is called with."""
+    parameters: list[inspect.Parameter] = []
+    records: dict[str, tuple[type, dict[str, Field]]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        record, *notes = get_args(parameter.annotation) or (parameter.annotation,)
+        options = next((note for note in notes if isinstance(note, Options)), None)
+        if options is None:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        own = [(_parameter_name(f), f) for f in options.of(record)]
+        records[parameter.name] = (record, dict(own))
+        parameters += [_option(name, f, record, options.defaults) for name, f in own]
+    parameters.sort(key=lambda parameter: _PANELS.index(_panel(parameter)))
+
+    def run(**values: Any) -> None:
+        for name, (record, own) in records.items():
+            values[name] = record(**{f.name: _value(f, values.pop(o)) for o, f in own.items()})
+        command(**values)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def several(*records: type) -> set[str]:
+    """Parameters of options that may be given several times."""
+    return {
+        _parameter_name(field)
+        for record in records
+        for field in fields_of(record).values()
+        if field.kind == _SEVERAL
+    }
+
+
+def _parameter_name(field: Field) -> str:
+    return field.option.replace("-", "_")
+
+
+def _option(
+    name: str, field: Field, record: type, defaults: Mapping[str, Any]
+) -> inspect.Parameter:
+    """A field as typer wants to see it."""
+    default = defaults.get(field.name, getattr(record, field.name))
+    kind: Any = field.kind
+    if kind == _SEVERAL:
+        kind, default = list[str] | None, list(default) or None
+    is_shown = default is not None and not callable(default)
+    option = typer.Option(
+        *field.flags,
+        help=field.parameter.help.replace("[", "\\["),  # rich would read it as markup
+        metavar=field.parameter.metavar,
+        show_default=is_shown,
+        rich_help_panel=field.parameter.panel or None,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, option], default=default
+    )
+
+
+def _value(field: Field, given: Any) -> Any:
+    """An option's value as its field keeps it."""
+    return tuple(given or ()) if field.kind == _SEVERAL else given
+
+
+def _panel(parameter: inspect.Parameter) -> str | None:
+    """The part of the help that a command's own parameter is in."""
+    infos = getattr(parameter.annotation, "__metadata__", ())
+    return next((info.rich_help_panel for info in infos), None)
+
 
 # Decoding
 
@@ -136,33 +159,6 @@ MethodName = Annotated[
         help="How to decode; auto: whatever pays on this machine and text, plain decoding "
         "included; stream where you name a draft. All of them are listed below.",
         metavar="NAME",
-        rich_help_panel=_DECODING,
-    ),
-]
-Exact = Annotated[
-    bool,
-    typer.Option(
-        "--exact",
-        help="The same bits however many tokens are scored at once, for every kind of "
-        "quantisation; without it, attention alone has this property.",
-        rich_help_panel=_DECODING,
-    ),
-]
-Fast = Annotated[
-    bool,
-    typer.Option(
-        "--fast",
-        help="llama.cpp's own choice of kernels: some per cent faster on a CPU, but near ties "
-        "may fall otherwise than in plain decoding.",
-        rich_help_panel=_DECODING,
-    ),
-]
-Pace = Annotated[
-    float,
-    typer.Option(
-        "--pace",
-        help="Let each target forward take at least this long, as on a slower or larger model.",
-        metavar="SECONDS",
         rich_help_panel=_DECODING,
     ),
 ]
@@ -210,6 +206,8 @@ PromptFolder = Annotated[
     ),
 ]
 
+# Simulations
+
 DraftCosts = Annotated[
     str | None,
     typer.Option(
@@ -219,122 +217,6 @@ DraftCosts = Annotated[
         metavar="1:1.3,4:2.5,...",
         show_default=False,
         rich_help_panel="Benchmark",
-    ),
-]
-
-# Sampling
-
-Temperature = Annotated[
-    float,
-    typer.Option("--temperature", help="0 takes the likeliest token.", rich_help_panel=_SAMPLING),
-]
-TopK = Annotated[
-    int,
-    typer.Option("--top-k", help="Only the K likeliest; 0: off.", rich_help_panel=_SAMPLING),
-]
-TopP = Annotated[
-    float,
-    typer.Option(
-        "--top-p",
-        help="Only the likeliest that hold this part of the probability; 1: off.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        "--min-p",
-        help="Only those at least this likely, next to the likeliest; 0: off.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-RepetitionPenalty = Annotated[
-    float,
-    typer.Option(
-        "--repetition-penalty",
-        help="Divides the scores of tokens already seen; 1: off.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-PresencePenalty = Annotated[
-    float,
-    typer.Option(
-        "--presence-penalty",
-        help="Taken from tokens that the answer holds; 0: off.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-FrequencyPenalty = Annotated[
-    float,
-    typer.Option(
-        "--frequency-penalty",
-        help="Taken from a token each time that the answer holds it; 0: off.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        "--seed",
-        "-s",
-        help="One seed gives one text, whatever the method and the draft; taken at random and "
-        "reported if absent.",
-        show_default=False,
-        rich_help_panel=_SAMPLING,
-    ),
-]
-
-# Machine
-
-ContextSize = Annotated[
-    int | None,
-    typer.Option(
-        "--context",
-        "-c",
-        help="Tokens that prompt and answer may hold together; by default what the model was "
-        "trained for, up to 8192.",
-        show_default=False,
-        rich_help_panel=_MACHINE,
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        "-t",
-        help="Cores to use; by default all that this process may use.",
-        show_default=False,
-        rich_help_panel=_MACHINE,
-    ),
-]
-DraftThreads = Annotated[
-    int | None,
-    typer.Option(
-        "--draft-threads",
-        "-td",
-        help="Cores for the draft model; by default a share of them.",
-        show_default=False,
-        rich_help_panel=_MACHINE,
-    ),
-]
-DraftWindow = Annotated[
-    int | None,
-    typer.Option(
-        "--draft-window",
-        help="Tokens of a text that the draft model holds at most, 128 or more; by default 8192. "
-        "It drafts from the end of a long prompt at once and reads older text while that pays.",
-        metavar="TOKENS",
-        show_default=False,
-        rich_help_panel=_MACHINE,
-    ),
-]
-GpuLayers = Annotated[
-    int,
-    typer.Option(
-        "--gpu-layers",
-        "-ngl",
-        help="Layers of the target to place on a GPU; -1: all, where llama.cpp was built for it.",
-        rich_help_panel=_MACHINE,
     ),
 ]
 

@@ -10,6 +10,7 @@ import typer
 from duodec.cli import options
 from duodec.cli.progress import progress_bar
 from duodec.cli.report import check_installed, show_run
+from duodec.config import EngineConfig
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 
@@ -32,7 +33,9 @@ Drafts are computed for real, but time passes on a virtual clock, as the cost ta
 _PANEL = "Plan"
 
 
+@options.derived
 def plan(
+    *,
     target_ms: Annotated[
         float,
         typer.Option(
@@ -63,11 +66,6 @@ def plan(
         int,
         typer.Option("--max-tokens", "-n", help="Tokens of an answer.", rich_help_panel=_PANEL),
     ] = 96,
-    target: options.Target = "smollm2",
-    draft: options.DraftModel = "auto",
-    target_backend: options.TargetBackend = "auto",
-    offline: options.Offline = False,
-    draft_threads: options.DraftThreads = None,
     draft_ms: options.DraftCosts = None,
     draft_speed: Annotated[
         float,
@@ -77,10 +75,22 @@ def plan(
             rich_help_panel=_PANEL,
         ),
     ] = 1.0,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    temperature: options.Temperature = 0.0,
     quiet: options.Quiet = False,
+    config: Annotated[
+        EngineConfig,
+        options.Options(
+            only=(
+                "target",
+                "draft",
+                "target_backend",
+                "offline",
+                "draft_threads",
+                "device",
+                "dtype",
+            )
+        ),
+    ],
+    sampling: Annotated[SamplingParams, options.Options(only=("temperature",))],
 ) -> None:
     """Forecast the speed of methods for a target of a given latency."""
     from duodec.bench.plan import BenchPlan
@@ -92,11 +102,9 @@ def plan(
         raise BadOption(f"--target-ms is {target_ms}; use milliseconds, 0 or more")
     asked = BenchPlan(
         methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
-        targets=(target,),
-        drafts=(draft,),
-        target_backend=target_backend,
-        dtype=dtype,
-        device=device,
+        targets=(config.target,),
+        drafts=(config.draft or "none",),
+        config=config,
         tasks=tuple(tasks_named(tasks)),
         data=data,
         limit=limit,
@@ -105,9 +113,7 @@ def plan(
         draft_ms=draft_ms,
         draft_speed=draft_speed,
         prefill_ms=prefill_ms,
-        sampling=SamplingParams(temperature=temperature),
-        draft_threads=draft_threads,
-        offline=offline,
+        sampling=sampling,
     )
     prompts = read_prompts(asked.data, asked.tasks, asked.limit)
     with progress_bar(is_quiet=quiet) as on_progress:

@@ -38,19 +38,9 @@ _BAR = 40
 _SCHEMA_VERSION = 1
 
 
+@options.derived
 def profile(
-    target: options.Target = "smollm2",
-    draft: options.DraftModel = "auto",
-    target_backend: options.TargetBackend = "auto",
-    offline: options.Offline = False,
-    exact: options.Exact = False,
-    fast: options.Fast = False,
-    context: options.ContextSize = None,
-    threads: options.Threads = None,
-    draft_threads: options.DraftThreads = None,
-    gpu_layers: options.GpuLayers = -1,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    *,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -65,26 +55,13 @@ def profile(
         bool,
         typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
     ] = False,
+    config: Annotated[EngineConfig, options.Options(without=("datastore", "draft_window", "pace"))],
 ) -> None:
     """Measure the curves T(n) and d(k) of a pair and keep them for the planner."""
     from duodec.loading import profile_key
 
     if plot and not plot.resolve().parent.is_dir():
         raise BadOption(f"--plot {plot}: there is no such folder; create it first")
-    config = EngineConfig(
-        target=target,
-        draft=draft,
-        target_backend=target_backend,
-        dtype=dtype,
-        device=device,
-        context=context,
-        threads=threads,
-        draft_threads=draft_threads,
-        gpu_layers=gpu_layers,
-        exact=exact,
-        fast=fast,
-        offline=offline,
-    )
     with open_engine(config, on_warning=warn) as engine:
         from duodec import profiling
         from duodec.config import available_cores
@@ -92,9 +69,9 @@ def profile(
 
         key = profile_key(config if engine.drafter else replace(config, draft=None))
         with progress_bar(is_quiet=False) as on_progress:
-            names = (target, draft_for(config) if engine.drafter else None)
+            names = (config.target, draft_for(config) if engine.drafter else None)
             found = profiling.measure(engine, key, names, on_progress)
-            if engine.drafter and not engine.shares_cores and draft_threads is None:
+            if engine.drafter and not engine.shares_cores and config.draft_threads is None:
                 engine.prepare(False)  # all cores are ours again
                 swept = profiling.sweep_threads(
                     lambda count: drafter_with(config, engine, count),

@@ -14,12 +14,14 @@ from duodec.cli import choices, options
 from duodec.cli.output import say, warn
 from duodec.config import EngineConfig
 from duodec.errors import BackendUnavailable, BadOption
+from duodec.server.settings import Settings
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
     from duodec.server.service import Service
 
-_SERVER, _LIMITS, _ACCESS = "Server", "Limits", "Access"
+_SERVER = "Server"
+_LISTS = options.several(EngineConfig, Settings)
 
 EPILOG = f"""
 [bold]Then[/bold]
@@ -40,7 +42,7 @@ duodec serve --host 0.0.0.0 --api-key "$KEY" --cors-origin https://chat.example.
 
 DUODEC_PORT=9000 duodec serve     every option can come from the environment
 
-duodec serve --config serve.conf     or from a file: `port: 9000`, one option a line
+duodec serve --config serve.yaml     or from a YAML file: `port: 9000`
 
 {options.methods_help()}
 """
@@ -61,37 +63,39 @@ def _defaults(context: typer.Context, file: Path | None) -> Path | None:
 
 
 def read_options(file: Path) -> dict[str, object]:
-    """The options of a file: `name: value` or `name = value` a line, # begins a comment. Raises
-    BadOption, which names the line."""
-    found: dict[str, object] = {}
+    """The options of a YAML file, by parameter; values stay words, or lists of words. Raises
+    BadOption."""
+    import yaml
+
     try:
-        lines = file.read_text("utf-8").splitlines()
+        node = yaml.compose(file.read_text("utf-8"), yaml.BaseLoader)
+        pairs = yaml.BaseLoader("").construct_pairs(node, deep=True) if node else []
     except (OSError, UnicodeDecodeError) as error:
-        raise BadOption(f"cannot read {file} ({error}); name a text file with --config") from error
-    for number, line in enumerate(lines, 1):
-        words = line.split(" #")[0].strip()
-        if not words or words.startswith("#"):
-            continue
-        at = min((i for i in (words.find(":"), words.find("=")) if i > 0), default=-1)
-        if at < 0:
-            raise BadOption(f"line {number} of {file} is '{words}'; write, say, port: 9000")
-        name = options.canonical(words[:at].strip().lstrip("-")).replace("-", "_")
-        value = words[at + 1 :].strip().strip("\"'")
-        if name in ("api_key", "cors_origin"):  # may be given several times
-            known = found.get(name, [])
-            assert isinstance(known, list)
-            found[name] = [*known, value]
-        else:
-            found[name] = value
+        raise BadOption(f"cannot read {file} ({error}); name a YAML file with --config") from error
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise BadOption(f"{file} is no list of options ({reason}); write, say, port: 9000") from (
+            error
+        )
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        name = options.canonical(str(name)).replace("-", "_")
+        if name in found:
+            raise BadOption(f"{file} sets {name} twice; write several values as a list: [A, B]")
+        is_list = name in _LISTS and not isinstance(value, list)
+        found[name] = [value] if is_list else value
     return found
 
 
+@options.derived
 def serve(
+    *,
     config_file: Annotated[
         Path | None,
         typer.Option(
             "--config",
-            help="A file with options, one a line; the command line and the environment win.",
+            help="A YAML file with options, by their long names; the command line and the "
+            "environment win.",
             metavar="FILE",
             callback=_defaults,
             is_eager=True,
@@ -99,11 +103,6 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = None,
-    host: Annotated[
-        str,
-        typer.Option(help="Where to listen; 0.0.0.0: everywhere.", rich_help_panel=_SERVER),
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any free one.", rich_help_panel=_SERVER)] = 8000,
     alias: Annotated[
         str | None,
         typer.Option(
@@ -122,130 +121,9 @@ def serve(
             "--log-format", help="text or json, a line an event.", rich_help_panel=_SERVER
         ),
     ] = "text",
-    metrics_prefix: Annotated[
-        str,
-        typer.Option(
-            "--metrics-prefix",
-            help="Of the names on /metrics: duodec, or vllm for its dashboards.",
-            rich_help_panel=_SERVER,
-        ),
-    ] = "duodec",
-    parallel: Annotated[
-        int,
-        typer.Option("--parallel", "-np", help="Answers in work at once.", rich_help_panel=_LIMITS),
-    ] = 4,
-    queue: Annotated[
-        int,
-        typer.Option(
-            "--queue",
-            help="Answers that may wait; beyond them clients are told to come back (429).",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 64,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            help="Seconds that a request may take, once it is sent.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 600.0,
-    grace: Annotated[
-        float,
-        typer.Option(
-            "--grace",
-            help="Seconds that answers in work are given when the server is told to stop.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 30.0,
-    max_body: Annotated[
-        int,
-        typer.Option("--max-body", help="Bytes of a request at most.", rich_help_panel=_LIMITS),
-    ] = 16 << 20,
-    max_header: Annotated[
-        int,
-        typer.Option(
-            "--max-header", help="Bytes of a request's headers at most.", rich_help_panel=_LIMITS
-        ),
-    ] = 64 << 10,
-    max_connections: Annotated[
-        int,
-        typer.Option(
-            "--max-connections",
-            help="Connections at most; the one that has waited longest for its client makes room.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 512,
-    header_timeout: Annotated[
-        float,
-        typer.Option(
-            "--header-timeout", help="Seconds to send headers in.", rich_help_panel=_LIMITS
-        ),
-    ] = 10.0,
-    body_timeout: Annotated[
-        float,
-        typer.Option("--body-timeout", help="Seconds to send a body in.", rich_help_panel=_LIMITS),
-    ] = 30.0,
-    idle_timeout: Annotated[
-        float,
-        typer.Option(
-            "--idle-timeout",
-            help="Seconds between two requests of a connection.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 75.0,
-    grammar_timeout: Annotated[
-        float,
-        typer.Option(
-            "--grammar-timeout",
-            help="Seconds to compile a request's JSON schema or other grammar in.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 2.0,
-    grammar_memory: Annotated[
-        int,
-        typer.Option(
-            "--grammar-memory",
-            help="Bytes of memory that compiling it may take.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 256 << 20,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--api-key",
-            help="Ask clients for this key (Authorization: Bearer KEY); several may be given.",
-            metavar="KEY",
-            show_default=False,
-            rich_help_panel=_ACCESS,
-        ),
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--cors-origin",
-            help="Pages of this origin may ask too; *: all. Pages of this machine always may.",
-            metavar="ORIGIN",
-            show_default=False,
-            rich_help_panel=_ACCESS,
-        ),
-    ] = None,
-    target: options.Target = "smollm2",
-    draft: options.DraftModel = "auto",
-    target_backend: options.TargetBackend = "auto",
-    datastore: options.DatastoreFile = "auto",
-    offline: options.Offline = False,
     method: options.MethodName = "auto",
-    exact: options.Exact = False,
-    fast: options.Fast = False,
-    pace: options.Pace = 0.0,
-    context: options.ContextSize = None,
-    threads: options.Threads = None,
-    draft_threads: options.DraftThreads = None,
-    draft_window: options.DraftWindow = None,
-    gpu_layers: options.GpuLayers = -1,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
+    config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
+    settings: Annotated[Settings, options.Options()],
 ) -> None:
     """Serve a model to programs that speak OpenAI's interface, and a chat page to people.
 
@@ -253,37 +131,25 @@ def serve(
 
     Nothing is sent anywhere: no telemetry, no look for updates.
     """
-
     try:
         from duodec.server import logs, running
         from duodec.server.service import Service
-        from duodec.server.settings import Settings
     except ImportError as error:
         raise BackendUnavailable(
             f"the server needs {error.name}, which is not installed; pip install 'duodec[server]'"
         ) from error
 
-    config = EngineConfig(
-        target=target, draft=draft, target_backend=target_backend, dtype=dtype, device=device,
-        context=context, threads=threads, draft_threads=draft_threads, draft_window=draft_window,
-        gpu_layers=gpu_layers, exact=exact, fast=fast, pace=pace, offline=offline,
-        num_slots=parallel, datastore=choices.datastore_or_none(datastore, method),
-    )  # fmt: skip
-    chosen = choices.method_or_none(method, draft)
-    settings = Settings(
-        model=alias or _name(target), host=host, port=port, api_keys=tuple(api_key or ()),
-        cors_origins=tuple(cors_origin or ()), num_slots=parallel, num_queued=queue,
-        max_body_bytes=max_body, timeout_s=timeout, grace_s=grace, method=chosen,
-        metrics_prefix=metrics_prefix, max_header_bytes=max_header,
-        max_connections=max_connections, header_s=header_timeout, body_s=body_timeout,
-        idle_s=idle_timeout, grammar_s=grammar_timeout, grammar_bytes=grammar_memory,
-    )  # fmt: skip
+    config = choices.with_datastore(replace(config, num_slots=settings.num_slots), method)
+    chosen = choices.method_or_none(method, config.draft)
+    settings = replace(settings, model=alias or _name(config.target), method=chosen)
     logs.set_up(_log_format(log_format))
     sock = running.listen(settings)
     service = Service(settings)
     say(f"serving {settings.model} at {_url(sock.getsockname())}, loading; Ctrl-C ends it")
     if not settings.is_loopback and not settings.api_keys:
-        warn(f"anybody who reaches {host} can use this server; ask for a key with --api-key")
+        warn(
+            f"anybody who reaches {settings.host} can use this server; ask for a key with --api-key"
+        )
     running.serve(service, _loader(config, chosen), sock)
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core import noise
 from duodec.core.grammar import Grammar, Mask
+from duodec.core.parameters import Parameter, by_name, check
 from duodec.core.rows import HEAD, Row, descending, log_normaliser, masked, nucleus, top
 from duodec.errors import BadOption
 
@@ -34,44 +36,106 @@ class SamplingParams:
     Raises BadOption on values that make no law.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # on prompt and answer, as in transformers
-    presence_penalty: float = 0.0  # on the answer, as in OpenAI's interface
-    frequency_penalty: float = 0.0
+    temperature: Annotated[
+        float,
+        Parameter(
+            "0 takes the likeliest token.",
+            "Sampling",
+            ge=0,
+            lt=math.inf,
+            remedy="use 0 (greedy) or more",
+        ),
+    ] = 0.0
+    top_k: Annotated[
+        int,
+        Parameter("Only the K likeliest; 0: off.", "Sampling", ge=0, remedy="use 0 (off) or more"),
+    ] = 0
+    top_p: Annotated[
+        float,
+        Parameter(
+            "Only the likeliest that hold this part of the probability; 1: off.",
+            "Sampling",
+            gt=0,
+            le=1,
+            remedy="use a value above 0 and up to 1 (off)",
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        Parameter(
+            "Only those at least this likely, next to the likeliest; 0: off.",
+            "Sampling",
+            ge=0,
+            le=1,
+            remedy="use a value from 0 (off) to 1",
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[  # as in transformers
+        float,
+        Parameter(
+            "Divides the scores of tokens already seen; 1: off.",
+            "Sampling",
+            gt=0,
+            lt=math.inf,
+            remedy="use 1 (off) or more",
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[  # as in OpenAI's interface
+        float,
+        Parameter(
+            "Taken from tokens that the answer holds; 0: off.",
+            "Sampling",
+            gt=-math.inf,
+            lt=math.inf,
+            remedy="use 0 (off)",
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        Parameter(
+            "Taken from a token each time that the answer holds it; 0: off.",
+            "Sampling",
+            gt=-math.inf,
+            lt=math.inf,
+            remedy="use 0 (off)",
+        ),
+    ] = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: Grammar | None = None  # that the answer must match
-    seed: int = 0
+    seed: Annotated[
+        int,
+        Parameter(
+            "One seed gives one text, whatever the method and the draft; a random one is "
+            "taken and reported where no default is shown.",
+            "Sampling",
+            ("--seed", "-s"),
+            ge=0,
+            lt=1 << 64,
+            remedy="use a whole number from 0 to 2**64 - 1",
+        ),
+    ] = 0
     max_tokens: int | None = None  # of the completion; None: as many as the context holds
     stop: Sequence[str] = ()  # texts that end the completion, and are no part of it
     logprobs: int | None = None  # alternatives to each token, told with its log probability
 
     def __post_init__(self) -> None:
-        def check(name: str, is_good: bool, remedy: str) -> None:
-            if not is_good:
-                raise BadOption(f"{name} is {getattr(self, name)}; {remedy}")
-
-        # `not (x >= y)` rather than `x < y`: NaN is refused too
-        check("temperature", 0 <= self.temperature < math.inf, "use 0 (greedy) or more")
-        check("top_k", self.top_k >= 0, "use 0 (off) or more")
-        check("top_p", 0 < self.top_p <= 1, "use a value above 0 and up to 1 (off)")
-        check("min_p", 0 <= self.min_p <= 1, "use a value from 0 (off) to 1")
-        check("repetition_penalty", 0 < self.repetition_penalty < math.inf, "use 1 (off) or more")
-        check("presence_penalty", math.isfinite(self.presence_penalty), "use 0 (off)")
-        check("frequency_penalty", math.isfinite(self.frequency_penalty), "use 0 (off)")
-        is_good_bias = all(t >= 0 and b < math.inf for t, b in self.logit_bias.items())
-        check("logit_bias", is_good_bias, "use tokens of the vocabulary and numbers (-inf bans)")
+        check(self, by_name)
+        if not all(t >= 0 and b < math.inf for t, b in self.logit_bias.items()):
+            raise BadOption(
+                f"logit_bias is {self.logit_bias}; use tokens of the vocabulary and numbers "
+                "(-inf bans)"
+            )
         object.__setattr__(
             self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         )
-        check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "use 1 or more")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise BadOption(f"max_tokens is {self.max_tokens}; use 1 or more")
         if any(not text for text in self.stop):
             raise BadOption("a stop string is empty; leave it out")
-        is_good_number = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
-        check("logprobs", is_good_number, f"use a number from 0 to {MAX_LOGPROBS}, or None")
-        check("seed", 0 <= self.seed < 1 << 64, "use a whole number from 0 to 2**64 - 1")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise BadOption(
+                f"logprobs is {self.logprobs}; use a number from 0 to {MAX_LOGPROBS}, or None"
+            )
 
     @property
     def is_greedy(self) -> bool:

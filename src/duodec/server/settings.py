@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
+from duodec.core.parameters import Parameter, check
 from duodec.errors import BadOption
 
 DEFAULT_PORT = 8000
@@ -14,41 +16,136 @@ _VISIBLE = re.compile(r"[!-~]+")
 
 @dataclass(frozen=True)
 class Settings:
-    """Fields are options of `duodec serve`, but for the two that time a stream's events."""
+    """What is not an option of `duodec serve` is one of decoding, or times a stream's events."""
 
-    model: str  # the name that clients ask for
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    api_keys: tuple[str, ...] = ()  # none: nobody is asked for one
-    cors_origins: tuple[str, ...] = ()  # besides pages of this machine; "*": all
-    num_slots: int = 4  # answers in work at once
-    num_queued: int = 64  # that wait for one of them
-    max_body_bytes: int = 16 << 20
-    max_header_bytes: int = 64 << 10  # of a request's address and headers
-    max_connections: int = 512
-    header_s: float = 10.0  # for a request's headers
-    body_s: float = 30.0  # for its body
-    idle_s: float = 75.0  # between two requests of a connection
-    timeout_s: float = 600.0  # of a request from the end of its body, the queue included
-    grammar_s: float = 2.0  # to compile a request's grammar
-    grammar_bytes: int = 256 << 20  # of memory, while it is compiled
-    grace_s: float = 30.0  # that answers in work get when the server is told to stop
+    model: str = ""  # the name that clients ask for
+    host: Annotated[str, Parameter("Where to listen; 0.0.0.0: everywhere.", "Server")] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Parameter(
+            "0: any free one.",
+            "Server",
+            ge=0,
+            lt=1 << 16,
+            remedy="use 0 (any free one) to 65535",
+        ),
+    ] = DEFAULT_PORT
+    metrics_prefix: Annotated[
+        str,
+        Parameter("Of the names on /metrics: duodec, or vllm for its dashboards.", "Server"),
+    ] = "duodec"
+    num_slots: Annotated[
+        int, Parameter("Requests that run at once.", "Limits", ("--parallel", "-np"), ge=1)
+    ] = 4
+    num_queued: Annotated[
+        int,
+        Parameter(
+            "Requests that may wait; beyond them clients are told to come back (429).",
+            "Limits",
+            ("--queue",),
+            ge=0,
+        ),
+    ] = 64
+    timeout_s: Annotated[
+        float,
+        Parameter(
+            "Seconds that a request may take, once it is sent.",
+            "Limits",
+            ("--timeout",),
+            ge=0.001,
+            lt=math.inf,
+        ),
+    ] = 600.0
+    grace_s: Annotated[
+        float,
+        Parameter(
+            "Seconds that running requests are given when the server is told to stop.",
+            "Limits",
+            ("--grace",),
+            ge=0,
+            lt=math.inf,
+        ),
+    ] = 30.0
+    max_body_bytes: Annotated[
+        int, Parameter("Bytes of a request at most.", "Limits", ("--max-body",), ge=1)
+    ] = 16 << 20
+    max_header_bytes: Annotated[
+        int,
+        Parameter("Bytes of a request's headers at most.", "Limits", ("--max-header",), ge=1024),
+    ] = 64 << 10
+    max_connections: Annotated[
+        int,
+        Parameter(
+            "Connections at most; the one that has waited longest for its client makes room.",
+            "Limits",
+            ge=1,
+        ),
+    ] = 512
+    header_s: Annotated[
+        float,
+        Parameter(
+            "Seconds to send headers in.", "Limits", ("--header-timeout",), ge=0.001, lt=math.inf
+        ),
+    ] = 10.0
+    body_s: Annotated[
+        float,
+        Parameter(
+            "Seconds to send a body in.", "Limits", ("--body-timeout",), ge=0.001, lt=math.inf
+        ),
+    ] = 30.0
+    idle_s: Annotated[
+        float,
+        Parameter(
+            "Seconds between two requests of a connection.",
+            "Limits",
+            ("--idle-timeout",),
+            ge=0.001,
+            lt=math.inf,
+        ),
+    ] = 75.0
+    grammar_s: Annotated[
+        float,
+        Parameter(
+            "Seconds to compile a request's JSON schema or other grammar in.",
+            "Limits",
+            ("--grammar-timeout",),
+            ge=0.001,
+            lt=math.inf,
+        ),
+    ] = 2.0
+    grammar_bytes: Annotated[
+        int,
+        Parameter(
+            "Bytes of memory that compiling it may take.",
+            "Limits",
+            ("--grammar-memory",),
+            ge=1 << 20,
+        ),
+    ] = 256 << 20
+    api_keys: Annotated[
+        tuple[str, ...],
+        Parameter(
+            "Ask clients for this key (Authorization: Bearer KEY); several may be given.",
+            "Access",
+            ("--api-key",),
+            "KEY",
+        ),
+    ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Parameter(
+            "Pages of this origin may ask too; *: all. Pages of this machine always may.",
+            "Access",
+            ("--cors-origin",),
+            "ORIGIN",
+        ),
+    ] = ()
     method: str | None = None  # where a request names none
-    metrics_prefix: str = "duodec"
     interval_s: float = 0.03  # between two events of a stream, whose text people read
     ping_s: float = 15.0  # silence after which a stream says that it lives
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("num_slots", 1), ("num_queued", 0), ("max_body_bytes", 1), ("timeout_s", 0.001),
-            ("grace_s", 0), ("max_header_bytes", 1024), ("max_connections", 1), ("header_s", 0.001),
-            ("body_s", 0.001), ("idle_s", 0.001), ("grammar_s", 0.001), ("grammar_bytes", 1 << 20),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= least):
-                raise BadOption(f"{_OPTIONS[name]} is {value}; use {least} or more")
-        if not 0 <= self.port < 1 << 16:
-            raise BadOption(f"port is {self.port}; use 0 (any free one) to 65535")
+        check(self)
         if any(not key for key in self.api_keys):
             raise BadOption("an API key is empty; leave it out, or name one")
         if not all(_VISIBLE.fullmatch(key) for key in self.api_keys):
@@ -61,19 +158,3 @@ class Settings:
     def is_loopback(self) -> bool:
         """Only programs of this machine can connect."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
-
-
-_OPTIONS = {
-    "num_slots": "parallel",
-    "num_queued": "queue",
-    "max_body_bytes": "max-body",
-    "timeout_s": "timeout",
-    "grace_s": "grace",
-    "max_header_bytes": "max-header",
-    "max_connections": "max-connections",
-    "header_s": "header-timeout",
-    "body_s": "body-timeout",
-    "idle_s": "idle-timeout",
-    "grammar_s": "grammar-timeout",
-    "grammar_bytes": "grammar-memory",
-}

@@ -42,6 +42,7 @@ class LlamaContext:
         uses_flash_attention: bool | None = None,
         num_first: int = 0,
     ) -> None:
+        model.refuse_recurrent()
         self._max_rows = max_rows
         self._num_first = num_first
         self.num_threads = num_threads  # of a forward that continues a text

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from duodec.backends.llamacpp import library
-from duodec.errors import ModelUnreadable
+from duodec.backends.llamacpp import library, overrides
+from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.placement import Placement
+from duodec.errors import BadOption, ModelUnreadable
 
 _KV_BYTES = 2  # of a number in the cache
 
@@ -16,7 +19,9 @@ _KV_BYTES = 2  # of a number in the cache
 class LlamaModel:
     """A causal language model in a GGUF file.
 
-    ``vocabulary_only`` reads no weights. Raises ModelUnreadable.
+    ``vocabulary_only`` reads no weights. ``placed`` tensors lie on devices of their own; contexts
+    keep keys and values in the formats of ``cache``. Raises ModelUnreadable, and BadOption for a
+    device that is not there.
     """
 
     def __init__(
@@ -26,8 +31,12 @@ class LlamaModel:
         num_gpu_layers: int = -1,
         is_exact: bool = False,
         vocabulary_only: bool = False,
+        placed: Sequence[overrides.Override] = (),
+        cache: CacheTypes = CacheTypes(),  # noqa: B008  frozen
     ) -> None:
         self.path = path
+        self.cache = cache
+        self._placed, self._num_gpu_layers = placed, num_gpu_layers
         self.lib = lib = library.load(is_exact=is_exact)
         params = lib.llama_model_default_params()
         params.n_gpu_layers = num_gpu_layers
@@ -37,6 +46,9 @@ class LlamaModel:
             params.main_gpu = -1
         # repacked weights are computed by kernels that depend on the number of rows
         params.use_extra_bufts = not is_exact and not library.has_amx(lib)
+        if placed:
+            tensors = overrides.as_array(lib, placed)
+            params.tensor_buft_overrides = ctypes.addressof(tensors)
         self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             if (kind := declared_architecture(path)) in _NOT_CAUSAL:
@@ -59,8 +71,6 @@ class LlamaModel:
             kind = "an encoder"
         elif lib.llama_model_is_diffusion(handle):
             kind = "a diffusion model"
-        elif lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle):
-            kind = "a recurrent model, whose state cannot be rolled back"
         elif self.metadata("general.architecture") in _NOT_CAUSAL:
             kind = "an embedding model"
         if kind:
@@ -84,6 +94,31 @@ class LlamaModel:
     @property
     def num_layers(self) -> int:
         return int(self.lib.llama_model_n_layer(self.handle))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Some of its layers keep a state in place of keys and values."""
+        lib, handle = self.lib, self.handle
+        return bool(lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle))
+
+    def refuse_recurrent(self) -> None:
+        """Raises ModelUnreadable for a model that cannot score branches, nor draft."""
+        if self.is_recurrent:
+            raise ModelUnreadable(
+                f"{self.path} is a recurrent model ({self.architecture}), which can be a target "
+                "and no draft: its state has no branches; use another draft, or --draft none"
+            )
+
+    @property
+    def placement(self) -> Placement:
+        """Where forward passes are computed."""
+        num_layers = self._num_gpu_layers
+        if not self.lib.llama_supports_gpu_offload() or not num_layers:
+            return Placement.CPU
+        is_split = 0 <= num_layers < self.num_layers
+        if is_split or any(override.device == overrides.CPU for override in self._placed):
+            return Placement.SPLIT
+        return Placement.ELSEWHERE
 
     @property
     def num_params(self) -> int:
@@ -203,7 +238,6 @@ def declared_architecture(path: Path) -> str | None:
     return value[8 : 8 + length].decode("utf-8", "replace") or None
 
 
-_BF16 = 30  # ggml's number of the type
 _FLASH_ATTENTION = {False: 0, True: 1}  # llama_flash_attn_type
 
 
@@ -218,6 +252,7 @@ def open_context(
     is_width_exact: bool,
     is_unified: bool = True,
     uses_flash_attention: bool | None = None,
+    num_snapshots: int = 0,
 ) -> Any:
     """A llama.cpp context with one unified cache, or with one a sequence, ``num_context`` being
     the cells of all of them. Raises ModelUnreadable when memory is short.
@@ -230,8 +265,16 @@ def open_context(
     not exact: its sums depend on the cells that a text lies in.
 
     ``uses_flash_attention`` of a context that need not be exact; None: llama.cpp's own choice.
+    ``num_snapshots`` of each sequence's recurrent state are kept: tokens that can be taken back.
     """
     lib = model.lib
+    # a GPU's kernels are others, and computing a mixed cache there may not be possible
+    is_exact = is_width_exact and model.placement is Placement.CPU
+    cache = model.cache.resolved(is_width_exact=is_exact)
+    if cache.needs_flash_attention:
+        if uses_flash_attention is False:
+            raise BadOption(f"cache-type-v is {cache.values}, which needs flash attention; use f16")
+        uses_flash_attention = True
     params = lib.llama_context_default_params()
     params.n_ctx = num_context
     params.n_batch = params.n_ubatch = num_batch
@@ -240,9 +283,9 @@ def open_context(
     params.n_threads = params.n_threads_batch = num_threads
     params.kv_unified = is_unified  # branches share the cells of their prefix
     params.swa_full = True  # or earlier positions could not be rolled back to
+    params.n_rs_seq = num_snapshots
     params.no_perf = True
-    if is_width_exact:
-        params.type_k = _BF16
+    params.type_k, params.type_v = cache.numbers()
     if uses_flash_attention is not None:
         params.flash_attn_type = _FLASH_ATTENTION[uses_flash_attention]
     handle = lib.llama_init_from_model(model.handle, params)

@@ -22,14 +22,14 @@ from duodec.core.protocols import Query, Scores
 from duodec.core.sampling import Tokens
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
-_NUM_BATCH = 512  # tokens of a forward
-_MAX_ROWS = 2 * MAX_WIDTH
+NUM_BATCH = 512  # tokens of a forward
+MAX_ROWS = 2 * MAX_WIDTH
 _PAD = 256  # cells that llama.cpp rounds a stream up to
-_NOTHING: Tokens = np.empty(0, dtype=np.int32)
+NOTHING: Tokens = np.empty(0, dtype=np.int32)
 
 
 @dataclass
-class _Work:
+class Work:
     """What a query lacks: the rest of its text, and then a chain, every row of which is wanted."""
 
     query: Query
@@ -99,6 +99,7 @@ class LlamaStreams:
         num_threads: int,
         is_width_exact: bool = True,
         pass_rows: int = 1,
+        num_snapshots: int = 0,
     ) -> None:
         """Raises BadOption and ModelUnreadable."""
         if num_slots > (most := int(model.lib.llama_max_parallel_sequences())):
@@ -116,19 +117,20 @@ class LlamaStreams:
             num_context=num_slots * cells,
             num_sequences=num_slots,
             num_threads=num_threads,
-            num_batch=_NUM_BATCH,
-            max_rows=max(_MAX_ROWS, num_slots),
+            num_batch=NUM_BATCH,
+            max_rows=max(MAX_ROWS, num_slots),
             is_width_exact=is_width_exact,
             is_unified=False,
+            num_snapshots=num_snapshots,
         )
         self._memory = self._lib.llama_get_memory(self._handle)
         self._threads = Threads(self._lib, self._handle)
-        self._batch = Batch(self._lib, _NUM_BATCH, 1)
+        self._batch = Batch(self._lib, NUM_BATCH, 1)
         self._held: dict[int, Tokens] = {}  # by slot, the tokens in its cells
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Raises ContextExceeded and ComputeFailed; then what these slots held is forgotten."""
-        most = _MAX_ROWS // len(queries) - 1 if queries else 0
+        most = MAX_ROWS // len(queries) - 1 if queries else 0
         works = {query.slot: self._fit(query, max(0, most)) for query in queries}
         try:
             self._read_long(works)
@@ -163,31 +165,31 @@ class LlamaStreams:
 
     # --- parts
 
-    def _fit(self, query: Query, most: int) -> _Work:
+    def _fit(self, query: Query, most: int) -> Work:
         """Keep what the slot's cells have of the text, free the rest."""
-        held = self._held.get(query.slot, _NOTHING)
+        held = self._held.get(query.slot, NOTHING)
         begin = min(common_prefix(held, query.text), len(query.text) - 1)
         if begin < len(held):
             self._lib.llama_memory_seq_rm(self._memory, query.slot, begin, -1)
             self._held[query.slot] = held[:begin]
-        return _Work(query, chain_of(query.draft)[:most], begin)
+        return Work(query, chain_of(query.draft)[:most], begin)
 
-    def _read_long(self, works: dict[int, _Work]) -> None:
+    def _read_long(self, works: dict[int, Work]) -> None:
         """Parts of long texts, until the rest of all fits in a forward."""
-        while (excess := sum(work.num_new for work in works.values()) - _NUM_BATCH) > 0:
+        while (excess := sum(work.num_new for work in works.values()) - NUM_BATCH) > 0:
             work = max(works.values(), key=lambda work: len(work.query.text) - work.begin)
             num_left = len(work.query.text) - 1 - work.begin
             slot, text = work.query.slot, work.query.text
-            self._decode(work.part(min(num_left, _NUM_BATCH, max(1, excess))))
+            self._decode(work.part(min(num_left, NUM_BATCH, max(1, excess))))
             self._held[slot] = text[: work.begin]
 
-    def _even(self, works: dict[int, _Work]) -> None:
+    def _even(self, works: dict[int, Work]) -> None:
         """Pad what is as short as a chain, where passes that are saved cost more than the rows."""
         lengths = [works[s].num_new if s in works else 0 for s in range(self.num_slots)]
         most = 1 + max((len(work.chain) for work in works.values()), default=0)
         level = max((length for length in lengths if length <= most), default=0)
         even = [length and max(length, level) for length in lengths]
-        if sum(even) <= _NUM_BATCH and self._cost(even) < self._cost(lengths):
+        if sum(even) <= NUM_BATCH and self._cost(even) < self._cost(lengths):
             for slot, work in works.items():
                 work.num_padded = even[slot] - lengths[slot]
 

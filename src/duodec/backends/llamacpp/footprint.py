@@ -1,0 +1,79 @@
+"""Estimate the memory that a target takes in llama.cpp, before anything is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.llamacpp.header import Header, ggml
+from duodec.backends.llamacpp.overrides import CPU, Override, device_of
+from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS
+
+UNKNOWN_CONTEXT = 2048  # tokens, for the few models that do not say
+_LEAST = 2048  # tokens; fewer are chosen by a user only
+_ROWS = 3 * 80  # of logits, as measured: those of a widest forward pass, and work of that size
+_MASK_BYTES = 1 << 10  # for a token of context: who may see it, while a prompt is read
+_SHARE = 0.5  # of what weights leave, that caches take where nobody named a context
+_STEP = 256  # tokens, to which llama.cpp rounds up
+_GPUS = (1, 2)  # ggml_backend_dev_type: with memory of its own, and with the machine's
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that a target takes."""
+
+    weight_bytes: int
+    cache_bytes_per_token: int  # of context, in all of its caches
+    row_bytes: int
+    state_bytes: int = 0  # of recurrent layers: the states of all slots, and their snapshots
+
+    @classmethod
+    def of(cls, lib: Any, header: Header, cache: CacheTypes, num_slots: int = 1) -> Footprint:
+        """A server's slots have a cache each, and a lone request one more."""
+        has_states = header.state_bytes > 0  # then a lone request has no cache of its own
+        num_caches = num_slots if num_slots == 1 or has_states else num_slots + 1
+        return cls(
+            weight_bytes=header.num_bytes,
+            cache_bytes_per_token=num_caches * (cache.bytes_per_token(lib, header) + _MASK_BYTES),
+            row_bytes=min(num_caches, 2) * _ROWS * header.num_vocab * 4,
+            state_bytes=num_slots * (1 + NUM_SNAPSHOTS) * header.state_bytes,
+        )
+
+    def on_gpu(self, header: Header, placed: Sequence[Override], num_layers: int) -> Footprint:
+        """The part that lies on a GPU when it computes so many layers (-1: all of them)."""
+        most = max(1, len(header.kv_heads))
+        part = 1.0 if num_layers < 0 else min(1.0, num_layers / most)
+        kept = sum(n for name, n in header.tensors.items() if device_of(placed, name) == CPU)
+        return replace(
+            self,
+            weight_bytes=int(part * (self.weight_bytes - kept)),
+            cache_bytes_per_token=max(1, int(part * self.cache_bytes_per_token)),
+        )
+
+    def most_context(self, free_bytes: int) -> int:
+        """Tokens whose caches fit, if weights need not: those of a file are read again at need."""
+        left = max(0, free_bytes - self.row_bytes - self.state_bytes)
+        return left // self.cache_bytes_per_token
+
+    def good_context(self, free_bytes: int) -> int:
+        """Tokens whose caches take no more than a share of what weights leave."""
+        left = max(0, free_bytes - self.weight_bytes - self.row_bytes - self.state_bytes)
+        return max(_LEAST, int(_SHARE * left) // self.cache_bytes_per_token // _STEP * _STEP)
+
+
+def gpu_free_bytes(lib: Any) -> int:
+    """Free memory of the GPUs that llama.cpp can use, together."""
+    count = ggml(lib, "ggml_backend_dev_count", ctypes.c_size_t)
+    device = ggml(lib, "ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    kind = ggml(lib, "ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+    sizes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t))
+    memory = ggml(lib, "ggml_backend_dev_memory", None, *sizes)
+    found = 0
+    for gpu in (d for d in map(device, range(count())) if kind(d) in _GPUS):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        memory(gpu, ctypes.byref(free), ctypes.byref(total))
+        found += free.value
+    return found

@@ -1,0 +1,184 @@
+"""Read what a GGUF file says of a model, without its weights.
+
+Parsed by ggml's own reader, so that whatever llama.cpp loads can be read here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PARTS = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+_ARRAY, _TEXT = 9, 8  # gguf_type
+_NUMBERS: dict[int, tuple[str, Any]] = {
+    0: ("u8", ctypes.c_uint8),
+    1: ("i8", ctypes.c_int8),
+    2: ("u16", ctypes.c_uint16),
+    3: ("i16", ctypes.c_int16),
+    4: ("u32", ctypes.c_uint32),
+    5: ("i32", ctypes.c_int32),
+    10: ("u64", ctypes.c_uint64),
+    11: ("i64", ctypes.c_int64),
+}
+
+
+class _Params(ctypes.Structure):
+    """gguf_init_params."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+@dataclass(frozen=True)
+class Header:
+    """A model's sizes, and its tensors by name with their bytes; a file in parts counts whole."""
+
+    architecture: str
+    num_vocab: int
+    num_context_train: int
+    head_sizes: tuple[int, int]  # of keys, of values
+    kv_heads: tuple[int, ...]  # by layer; 0: a recurrent one, which keeps a state instead
+    tensors: Mapping[str, int]
+    state_numbers: int = 0  # of a recurrent layer
+
+    @property
+    def state_bytes(self) -> int:
+        """One state of a text, in all recurrent layers, in fp32."""
+        return 4 * self.state_numbers * sum(heads == 0 for heads in self.kv_heads)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all weights."""
+        return sum(self.tensors.values())
+
+    @classmethod
+    def read(cls, lib: Any, path: Path) -> Header | None:
+        """None for a file that ggml cannot parse: loading it tells why."""
+        tensors: dict[str, int] = {}
+        found: Header | None = None
+        for part in _parts(path):
+            with _File(lib, part) as file:
+                if not file.handle:
+                    return None
+                tensors |= file.tensors()
+                found = found or cls._of(file, tensors)
+        return found
+
+    @classmethod
+    def _of(cls, file: _File, tensors: Mapping[str, int]) -> Header:
+        name = file.text("general.architecture")
+
+        def numbers(key: str) -> list[int]:
+            return file.numbers(f"{name}.{key}")
+
+        def number(key: str, default: int = 0) -> int:
+            return max(numbers(key), default=default)
+
+        heads = number("attention.head_count", 1)
+        own = number("embedding_length") // max(1, heads)
+        num_layers = number("block_count")
+        kv_heads = numbers("attention.head_count_kv") or [heads]
+        if len(kv_heads) == 1:
+            kv_heads *= num_layers
+        if interval := number("full_attention_interval"):
+            kv_heads = [n if (i + 1) % interval == 0 else 0 for i, n in enumerate(kv_heads)]
+        inner, state = number("ssm.inner_size"), number("ssm.state_size")
+        window = max(0, number("ssm.conv_kernel") - 1)
+        return cls(
+            architecture=name,
+            num_vocab=file.length("tokenizer.ggml.tokens") or number("vocab_size"),
+            num_context_train=number("context_length"),
+            head_sizes=(
+                number("attention.key_length", own),
+                number("attention.value_length", own),
+            ),
+            kv_heads=tuple(kv_heads),
+            tensors=tensors,
+            state_numbers=state * inner + window * (inner + 2 * number("ssm.group_count") * state),
+        )
+
+
+def _parts(path: Path) -> list[Path]:
+    """All files of a model, the one that was named first."""
+    match = _PARTS.search(path.name)
+    if not match:
+        return [path]
+    stem = path.name[: match.start()]
+    return [path, *(p for p in sorted(path.parent.glob(f"{stem}-*.gguf")) if p != path)]
+
+
+class _File:
+    """An open GGUF file; its handle is None where ggml cannot parse it."""
+
+    def __init__(self, lib: Any, path: Path) -> None:
+        self._lib = lib
+        opened = self._call("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, _Params)
+        self.handle = opened(os.fsencode(path), _Params(True, None))
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.handle:
+            self._call("gguf_free", None, ctypes.c_void_p)(self.handle)
+
+    def tensors(self) -> dict[str, int]:
+        count = self._of("gguf_get_n_tensors", ctypes.c_int64)()
+        name = self._of("gguf_get_tensor_name", ctypes.c_char_p, ctypes.c_int64)
+        size = self._of("gguf_get_tensor_size", ctypes.c_size_t, ctypes.c_int64)
+        return {name(i).decode("utf-8", "replace"): size(i) for i in range(count)}
+
+    def text(self, key: str) -> str:
+        """A text of the metadata; empty where there is none."""
+        at = self._find(key)
+        if at < 0 or self._kind(at) != _TEXT:
+            return ""
+        value = self._of("gguf_get_val_str", ctypes.c_char_p, ctypes.c_int64)(at)
+        return str(value.decode("utf-8", "replace"))
+
+    def numbers(self, key: str) -> list[int]:
+        """Whole numbers of the metadata: one, those of an array, or none."""
+        at = self._find(key)
+        kind = self._kind(at) if at >= 0 else None
+        if kind in _NUMBERS:
+            name, number = _NUMBERS[kind]
+            return [self._of(f"gguf_get_val_{name}", number, ctypes.c_int64)(at)]
+        if kind != _ARRAY:
+            return []
+        of = self._of("gguf_get_arr_type", ctypes.c_int, ctypes.c_int64)(at)
+        if of not in _NUMBERS:
+            return []
+        data = self._of("gguf_get_arr_data", ctypes.c_void_p, ctypes.c_int64)(at)
+        return list((_NUMBERS[of][1] * self.length(key)).from_address(data))
+
+    def length(self, key: str) -> int:
+        """How many an array of the metadata holds; 0 where there is none."""
+        at = self._find(key)
+        if at < 0 or self._kind(at) != _ARRAY:
+            return 0
+        return int(self._of("gguf_get_arr_n", ctypes.c_size_t, ctypes.c_int64)(at))
+
+    def _find(self, key: str) -> int:
+        return int(self._of("gguf_find_key", ctypes.c_int64, ctypes.c_char_p)(key.encode()))
+
+    def _kind(self, at: int) -> int:
+        return int(self._of("gguf_get_kv_type", ctypes.c_int, ctypes.c_int64)(at))
+
+    def _of(self, name: str, result: Any, *arguments: Any) -> Any:
+        """A function of ggml on this file."""
+        function = self._call(name, result, ctypes.c_void_p, *arguments)
+        return lambda *values: function(self.handle, *values)
+
+    def _call(self, name: str, result: Any, *arguments: Any) -> Any:
+        return ggml(self._lib, name, result, *arguments)
+
+
+def ggml(lib: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """A function of ggml, which the bindings of llama.cpp leave out."""
+    function = getattr(lib._lib, name)
+    function.restype, function.argtypes = result, arguments
+    return function
