@@ -43,6 +43,7 @@ class EngineConfig:
     exact: bool = False  # bit-identical kernels throughout
     fast: bool = False  # llama.cpp's own choice of kernels throughout
     pace: float = 0.0  # seconds that a target forward takes at least
+    parse_special: bool = False  # users' texts may spell control tokens
     datastore: str | None = None  # for `rest`: a file, or "auto", the vocabulary's own
     offline: bool = False
 

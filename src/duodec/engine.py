@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from duodec.backends.llguidance import Masks
-from duodec.chat import Message, render
+from duodec.chat import Message
 from duodec.core.grammar import Mask
 from duodec.core.protocols import Datastore, Drafter, Target
 from duodec.core.round import Round, Stats
@@ -26,6 +26,7 @@ from duodec.decoding.session import NoDatastore, NoDrafter, Session
 from duodec.errors import BadOption, ContextExceeded
 from duodec.events import Delta, Event, Finished, FinishReason, Segment, Started
 from duodec.planning.costs import Costs
+from duodec.prompting import chat_tokens
 from duodec.text import TextStream
 
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -65,6 +66,7 @@ class Engine:
     cores_beside: int = 1  # and then the target has so many of them beside a drafter at work
     num_padded: int = 1  # rows that a forward of the target computes at least: they cost nothing
     pace_s: float = 0.0  # the target is slowed to this many seconds a forward, for a show
+    parse_special: bool = False  # control tokens that users' texts spell are control tokens
     prepare: Callable[[bool], None] = lambda is_beside: None
     """Called before each answer: shares the cores, with a drafter at work beside or not."""
     on_chunk: Callable[[], None] = lambda: None
@@ -114,7 +116,7 @@ class Engine:
         """The tokens of a prompt; messages go through the model's chat template, which is shown
         the ``tools`` that the model may call."""
         if isinstance(prompt, str):
-            return self.tokenizer.tokenize(prompt, is_templated=False)
+            return self.tokenizer.tokenize(prompt, is_templated=self.parse_special)
         tokens = [item for item in prompt if isinstance(item, int)]
         if len(tokens) == len(prompt):
             bad = [token for token in tokens if not 0 <= token < self.tokenizer.num_vocab]
@@ -122,15 +124,7 @@ class Engine:
                 raise BadOption(f"token {bad[0]} is outside the model's vocabulary")
             return tokens
         messages = [item for item in prompt if not isinstance(item, int)]
-        template = self.tokenizer.chat_template
-        if template is None:
-            raise BadOption("the model has no chat template; give the text as it is with --raw")
-        bos, eos = (
-            self.tokenizer.token_text(token).decode("utf-8", "replace") if token >= 0 else ""
-            for token in (self.tokenizer.bos, self.tokenizer.eos)
-        )
-        text = render(template, messages, bos=bos, eos=eos, tools=tools)
-        return self.tokenizer.tokenize(text, is_templated=True)
+        return chat_tokens(self.tokenizer, messages, tools=tools, parse_special=self.parse_special)
 
     def generate(
         self,

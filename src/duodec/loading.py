@@ -72,6 +72,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
             cores_beside=plan.target_beside,
             num_padded=loaded.num_padded,
             pace_s=config.pace,
+            parse_special=config.parse_special,
             prepare=_sharing(plan, target, stack),
             resources=stack.pop_all(),
         )

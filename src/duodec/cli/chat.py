@@ -58,6 +58,7 @@ def chat(
     exact: options.Exact = False,
     fast: options.Fast = False,
     pace: options.Pace = 0.0,
+    parse_special: options.ParseSpecial = False,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
@@ -104,6 +105,7 @@ def chat(
         exact=exact,
         fast=fast,
         pace=pace,
+        parse_special=parse_special,
         offline=offline,
         datastore=choices.datastore_or_none(datastore, method),
     )

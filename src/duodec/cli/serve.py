@@ -187,6 +187,7 @@ def serve(
     exact: options.Exact = False,
     fast: options.Fast = False,
     pace: options.Pace = 0.0,
+    parse_special: options.ParseSpecial = False,
     context: options.ContextSize = None,
     threads: options.Threads = None,
     draft_threads: options.DraftThreads = None,
@@ -216,7 +217,8 @@ def serve(
         target=target, draft=draft, target_backend=target_backend, dtype=dtype, device=device,
         context=context, threads=threads, draft_threads=draft_threads, draft_window=draft_window,
         gpu_layers=gpu_layers, exact=exact, fast=fast, pace=pace, offline=offline,
-        num_slots=parallel, datastore=choices.datastore_or_none(datastore, method),
+        parse_special=parse_special, num_slots=parallel,
+        datastore=choices.datastore_or_none(datastore, method),
     )  # fmt: skip
     chosen = choices.method_or_none(method, draft)
     settings = Settings(

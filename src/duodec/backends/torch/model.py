@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from duodec.backends.torch.library import torch, transformers
 from duodec.backends.torch.rope import add_rope
 from duodec.backends.torch.tokenizer import FolderTokenizer
 from duodec.backends.torch.weights import read_weights
+from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import ModelUnreadable
 
 
@@ -145,6 +147,15 @@ class TorchModel:
     def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
         """Tokens of a text; see `LlamaModel.tokenize`."""
         return self.vocabulary.tokenize(text, is_templated=is_templated)
+
+    def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
+        """Tokens of a templated text in which these are the only control tokens."""
+        return self.vocabulary.tokenize_around(text, controls)
+
+    @property
+    def controls(self) -> SpecialTokens:
+        """Tokens that direct the model: no text of a user's stands for them."""
+        return self.vocabulary.controls
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the text; none for control tokens."""
