@@ -34,6 +34,7 @@ from duodec.targets import (
     target_file,
     target_is_elsewhere,
 )
+from duodec.vetting import vetted
 
 _DRAFT_TOKENS = 1 << 14  # that a draft keeps of several texts together
 _SAMPLED_STRIDE = 16  # tokens compared at load; `duodec doctor` compares all of them
@@ -199,7 +200,7 @@ def open_drafter(
     wrong with it, or with the pair."""
     reference = draft_for(config)
     assert reference, "somebody asked for a draft"
-    path = resolve(reference, offline=config.offline).path
+    path = vetted(resolve(reference, offline=config.offline)).path
     vocabulary = LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
     try:
         check_pair(target, vocabulary, stride=_SAMPLED_STRIDE)

@@ -17,7 +17,7 @@ from duodec.cli.closing import rate, seconds
 from duodec.cli.models import size
 from duodec.cli.speed import NUM_LEAVES, NUM_SCORED, Speed
 from duodec.config import LLAMA_CPP, TORCH, CorePlan
-from duodec.errors import BackendUnavailable, PairMismatch
+from duodec.errors import BackendUnavailable, DuodecError, PairMismatch
 from duodec.models import ModelFile
 from duodec.pairing import check_pair
 
@@ -45,6 +45,12 @@ NO_DRAFT = Check(
     "none is known for this target: it decodes plainly, or drafts by lookup",
     "name a small model of the target's own family with --draft",
 )
+
+
+def failed(error: DuodecError) -> Check:
+    """What kept the pair from being used."""
+    words, _, remedy = str(error).rpartition("; ")
+    return Check("use", "fail", words or remedy, remedy if words else "")
 
 
 def check_model(role: str, file: ModelFile, model: TargetModel) -> Check:

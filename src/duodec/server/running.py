@@ -23,6 +23,7 @@ from duodec.server.settings import Settings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MARGIN_S = 5.0  # for what is left when all answers have ended
+_LOADING_MARGIN_S = 0.5  # for a model that is loading still
 
 Load = Callable[[Service], Callable[[], None]]
 """Loads and starts the service; what it returns frees what was loaded."""
@@ -66,7 +67,7 @@ def serve(service: Service, load: Load, sock: socket.socket) -> None:
     try:
         server.run(sockets=[sock])
     finally:
-        loader.join(_MARGIN_S)
+        loader.join(_LOADING_MARGIN_S)
         if loader.is_alive():  # in a library that knows no interruption: nobody is served yet
             log.info("ended while loading")
             logging.shutdown()

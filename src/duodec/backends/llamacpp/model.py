@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from duodec.backends.interrupts import FLAG, callback, interruptible
 from duodec.backends.llamacpp import library
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import ModelUnreadable
@@ -45,7 +46,10 @@ class LlamaModel:
             params.main_gpu = -1
         # repacked weights are computed by kernels that depend on the number of rows
         params.use_extra_bufts = not is_exact and not library.has_amx(lib)
-        self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+        self.handle = interruptible(
+            lambda: lib.llama_model_load_from_file(os.fsencode(path), params),
+            lambda handle: handle and lib.llama_model_free(handle),
+        )
         if not self.handle:
             if (kind := declared_architecture(path)) in _NOT_CAUSAL:
                 raise ModelUnreadable(
@@ -321,7 +325,15 @@ def open_context(
         params.type_k = _BF16
     if uses_flash_attention is not None:
         params.flash_attn_type = _FLASH_ATTENTION[uses_flash_attention]
-    handle = lib.llama_init_from_model(model.handle, params)
+    params.abort_callback = callback(lib.ggml_abort_callback)
+    params.abort_callback_data = FLAG.address
+    try:
+        handle = interruptible(
+            lambda: lib.llama_init_from_model(model.handle, params), lambda handle: None
+        )
+    except KeyboardInterrupt:  # it is still being made: what it is made of is never freed
+        model.handle = None
+        raise
     if not handle:
         raise ModelUnreadable(
             f"no memory for a context of {num_context} tokens of {model.path}; "

@@ -9,6 +9,7 @@ from typing import Any
 
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.torch.blueprint import Blueprint, name_of, num_context_train
+from duodec.backends.torch.configuration import Source, read_config
 from duodec.backends.torch.library import torch, transformers
 from duodec.backends.torch.rope import add_rope
 from duodec.backends.torch.tokenizer import FolderTokenizer
@@ -160,6 +161,13 @@ class TorchModel:
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the text; none for control tokens."""
         return self.vocabulary.piece(token)
+
+
+def vocabulary_of(folder: Path) -> FolderTokenizer:
+    """A folder's vocabulary, without its weights. Raises ModelUnreadable."""
+    config = read_config(Source(folder))
+    num_rows = int(config.get_text_config(decoder=True).vocab_size)
+    return FolderTokenizer.open(folder, num_rows, _ends(folder, config))
 
 
 def _ends(folder: Path, config: Any) -> frozenset[int]:

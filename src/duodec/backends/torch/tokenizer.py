@@ -86,6 +86,9 @@ class FolderTokenizer:
             token.special = True
         backend.add_special_tokens(unmarked)
 
+    def close(self) -> None:
+        """There is nothing to free."""
+
     @property
     def _backend(self) -> Any:
         return self.tokenizer.backend_tokenizer
