@@ -10,15 +10,17 @@ import os
 import struct
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
+from fakes import FakeTokenizer
 
-from duodec import vetting
+from duodec import Engine, vetting
 from duodec.backends.llamacpp.header import check_header
+from duodec.backends.table import TableModel, TableTarget
 from duodec.core.rows import check_finite
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.errors import ComputeFailed, ModelUnreadable
@@ -50,15 +52,14 @@ def changed(folder: Path, *changes: tuple[str, str, Any]) -> Path:
     return path
 
 
-def damaged(folder: Path, name: str) -> Path:
-    """The draft with a tensor of NaN."""
-    reader = gguf.GGUFReader(DRAFT)
-    (tensor,) = (t for t in reader.tensors if t.name == name)
-    data = bytearray(DRAFT.read_bytes())
-    begin = int(tensor.data_offset)
-    data[begin : begin + int(tensor.n_bytes)] = b"\xff" * int(tensor.n_bytes)
+LAST_TENSOR = 576 * 1536 // 32 * 18  # bytes of the last block's ffn_up, in Q4_0
+
+
+def damaged(folder: Path) -> Path:
+    """The draft with a tensor whose numbers are none: scales of NaN."""
+    data = DRAFT.read_bytes()
     path = folder / "damaged.gguf"
-    path.write_bytes(data)
+    path.write_bytes(data[:-LAST_TENSOR] + b"\xff" * LAST_TENSOR)
     return path
 
 
@@ -208,6 +209,30 @@ def test_tokens_that_are_banned_by_the_model_are_no_fault() -> None:
     assert Sampler().draw(row, Context(np.array([1], dtype=np.int32))).token == 3
 
 
+@dataclass(frozen=True)
+class Broken(TableModel):
+    """Computes what is no number."""
+
+    def logits(self, context: Context) -> np.ndarray[Any, Any]:
+        return np.full(self.num_vocab, NAN, dtype=np.float32)
+
+
+def test_an_answer_of_logits_that_are_no_numbers_ends_with_an_error() -> None:
+    engine = Engine(TableTarget(Broken()), FakeTokenizer(), 100)
+    with pytest.raises(ComputeFailed, match="no numbers"):
+        list(engine.generate([1, 2, 3], max_tokens=4))
+
+
+def test_the_server_finds_them_before_it_has_clients() -> None:
+    service = pytest.importorskip("duodec.server.service")
+    settings = pytest.importorskip("duodec.server.settings")
+    engine = Engine(TableTarget(Broken()), FakeTokenizer(), 100)
+    served = service.Service(settings.Settings("broken", port=0))
+    with pytest.raises(ComputeFailed, match="no numbers"):
+        served.start(engine, engine.target)
+    assert not served.is_ready
+
+
 def duodec(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "duodec", *arguments],
@@ -217,7 +242,7 @@ def duodec(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_doctor_and_generate_tell_of_damaged_tensors(tmp_path: Path) -> None:
-    path = str(damaged(tmp_path, "blk.3.ffn_down.weight"))
+    path = str(damaged(tmp_path))
     done = duodec(tmp_path, "doctor", "-m", path, "--draft", "none", "--json")
     assert done.returncode == 3, done.stderr
     checks = json.loads(done.stdout)["checks"]

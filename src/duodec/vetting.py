@@ -29,7 +29,7 @@ arguments, sys.path[:] = sys.argv[1:4], sys.argv[4:]
 from duodec.backends.llamacpp.trial import main
 main(*arguments)
 """
-_REFUSAL = "error loading model: "  # in llama.cpp's log
+_OF_HEADER, _REFUSAL = "gguf_init_from_reader: ", "error loading model: "  # in llama.cpp's log
 _BY_LLAMA = "cannot be loaded by llama.cpp"  # in our message
 _LONGEST = 160  # characters of its words
 
@@ -89,9 +89,10 @@ def _told(words: str, log: str) -> DuodecError:
     name, message = json.loads(words.strip().splitlines()[-1])
     kind = getattr(errors, name)
     assert issubclass(kind, DuodecError), name
-    said = _telling_line(log, _REFUSAL)
-    if said:
-        message = message.replace(_BY_LLAMA, f"{_BY_LLAMA} ({said.rpartition(_REFUSAL)[2]})")
+    for telling in (_OF_HEADER, _REFUSAL):
+        if said := _telling_line(log, telling).rpartition(telling)[2]:
+            message = message.replace(_BY_LLAMA, f"{_BY_LLAMA} ({said})", 1)
+            break
     found: DuodecError = kind(message)
     return found
 
@@ -105,6 +106,7 @@ def _reason(log: str, code: int) -> str:
 
 
 def _telling_line(log: str, words: str) -> str:
-    """The last line of a log that holds these words, or its end."""
-    lines = [" ".join(line.split()) for line in log.splitlines() if words in line]
-    return lines[-1][-_LONGEST:] if lines else ""
+    """The first line of a log that holds these words, from there on, fit for a terminal."""
+    line = next((line for line in log.splitlines() if words in line), "")
+    shown = "".join(c if c.isprintable() else " " for c in line[line.find(words) :])
+    return " ".join(shown[:_LONGEST].split())

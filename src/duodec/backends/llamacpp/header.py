@@ -124,6 +124,11 @@ class _Array(NamedTuple):
 _FEW = 4096
 
 
+def _shown(words: object) -> str:
+    """What a file says, fit for a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in str(words)[:100])
+
+
 class _Reader:
     """Reads a header from its beginning; nothing beyond the file's end. Raises ModelUnreadable."""
 
@@ -132,7 +137,7 @@ class _Reader:
 
     def wrong(self, field: str, value: object, wanted: str) -> ModelUnreadable:
         return ModelUnreadable(
-            f"{self._path} says that {field[:100]} is {str(value)[:100]}, which should be "
+            f"{self._path} says that {_shown(field)} is {_shown(value)}, which should be "
             f"{wanted}: it is damaged; download it again"
         )
 
