@@ -253,6 +253,20 @@ def test_doctor_and_generate_tell_of_damaged_tensors(tmp_path: Path) -> None:
     assert "no numbers" in done.stderr
 
 
+def test_doctor_tries_the_template(tmp_path: Path) -> None:
+    data = DRAFT.read_bytes()
+    begin = data.index(b"{% for message in messages %}")
+    end = data.index(b"{% if add_generation_prompt %}")
+    loop = b"{{ 7 ** (10 ** 10) }}"
+    path = tmp_path / "template.gguf"
+    path.write_bytes(data[:begin] + loop.ljust(end - begin) + data[end:])
+    done = duodec(tmp_path, "doctor", "-m", str(path), "--draft", "none", "--json")
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["chat template"]["verdict"] == "warn"
+    assert "takes longer than 5 s" in checks["chat template"]["words"]
+    assert "--raw" in checks["chat template"]["remedy"]
+
+
 def test_doctor_and_generate_survive_a_damaged_header(tmp_path: Path) -> None:
     path = str(changed(tmp_path, ("llama.block_count", "I", 0)))
     for command in (["doctor", "--draft", "none"], ["generate", "hi"]):

@@ -18,7 +18,7 @@ from threading import Lock, Thread, current_thread, main_thread
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-_PATIENCE_S = 0.4  # of a forward pass, after Ctrl-C
+_PATIENCE_S = 0.2  # of a forward pass, after Ctrl-C
 
 
 class _Call(Generic[T]):

@@ -17,9 +17,10 @@ from duodec.cli.closing import rate, seconds
 from duodec.cli.models import size
 from duodec.cli.speed import NUM_LEAVES, NUM_SCORED, Speed
 from duodec.config import LLAMA_CPP, TORCH, CorePlan
-from duodec.errors import BackendUnavailable, DuodecError, PairMismatch
+from duodec.errors import BackendUnavailable, BadOption, DuodecError, PairMismatch
 from duodec.models import ModelFile
 from duodec.pairing import check_pair
+from duodec.prompting import chat_tokens
 
 if TYPE_CHECKING:
     from duodec.targets import LoadedTarget, TargetModel
@@ -78,6 +79,11 @@ def check_vocabularies(target: TargetModel, draft: TargetModel) -> Check:
 
 def check_template(target: TargetModel) -> Check:
     if target.chat_template:
+        try:
+            chat_tokens(target, [{"role": "user", "content": "hi"}])
+        except BadOption as error:
+            words, _, remedy = str(error).rpartition("; ")
+            return Check("chat template", "warn", words, remedy)
         return Check("chat template", "ok", "in the target's file")
     return Check(
         "chat template",
