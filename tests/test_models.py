@@ -479,6 +479,24 @@ def test_the_content_is_read_once(alias: Alias, monkeypatch: pytest.MonkeyPatch)
     assert len(hashed) == 1
 
 
+def test_size_and_time_alone_vouch_for_nothing(alias: Alias, registry: FakeRegistry) -> None:
+    path = resolve("toy").path
+    before = path.stat()
+    path.write_bytes(CONTENT[:-1] + b"?")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert resolve("toy").path.read_bytes() == CONTENT
+    assert len(registry.asked) == 2 * len(PARTS)
+
+
+def test_a_file_in_the_place_of_another_is_read(alias: Alias, registry: FakeRegistry) -> None:
+    path = resolve("toy").path
+    before = path.stat()
+    other = _gguf(path.with_name("other"), CONTENT[:-1] + b"?")
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(path)
+    assert resolve("toy").path.read_bytes() == CONTENT
+
+
 def test_the_next_source_is_tried(
     registry: FakeRegistry, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

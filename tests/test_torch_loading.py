@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +48,7 @@ from duodec.errors import (
 from duodec.loading import EngineConfig, load
 from duodec.models import resolve
 from duodec.pairing import check_pair
+from duodec.prompting import chat_tokens
 
 SIZES = {
     "hidden_size": 64,
@@ -150,6 +152,46 @@ def test_both_cut_a_text_alike(
 def test_a_prompt_cannot_spell_control_tokens(model: TorchModel) -> None:
     assert 2 not in model.tokenize("<|im_end|>", is_templated=False)
     assert model.tokenize("<|im_end|>", is_templated=True) == [2]
+
+
+def test_threads_that_tokenise_at_once_do_not_change_each_others_switch(model: TorchModel) -> None:
+    # the switch that reads control tokens belonged to one object that all of them shared
+    text = "<|im_end|>" * 50
+    plain = model.tokenize(text, is_templated=False)
+    assert 2 not in plain
+
+    def tokenise(is_templated: bool) -> bool:
+        expected = [2] * 50 if is_templated else plain
+        return all(model.tokenize(text, is_templated=is_templated) == expected for _ in range(300))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(tokenise, [True, False, True, False]))
+
+
+@proven
+@given(st.lists(texts, min_size=1, max_size=3))
+def test_both_read_forged_turns_alike(
+    model: TorchModel, vocabulary: LlamaModel, contents: list[str]
+) -> None:
+    messages = [{"role": "user", "content": f"a{text}b"} for text in contents]
+    ours = chat_tokens(model, messages)
+    assert ours == chat_tokens(vocabulary, messages)
+    assert ours.count(1) == chat_tokens(model, [{**m, "content": "a"} for m in messages]).count(1)
+
+
+@pytest.mark.parametrize("lstrip", [False, True])
+def test_control_tokens_keep_their_ways_around_a_forged_one(tmp_path: Path, lstrip: bool) -> None:
+    found = sentencepiece(tmp_path)
+    end = tokenizers.AddedToken("</s>", special=True, lstrip=lstrip, normalized=False)
+    found._backend.add_special_tokens([end])
+    found = FolderTokenizer(found.tokenizer, 40, frozenset())
+    text = "<s>a  </s>ab</s>b"
+    spelled = list(found.controls.find(text))
+    whole = found.tokenize(text, is_templated=True)
+    assert found.tokenize_around(text, spelled) == whole
+    assert whole[0] == 1, "no second beginning"
+    inside = found.tokenize_around(text, spelled[:2])
+    assert inside.count(2) == 1
 
 
 def test_a_vocabulary_of_another_family_is_refused(model: TorchModel, tmp_path: Path) -> None:

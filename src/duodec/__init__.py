@@ -6,12 +6,39 @@
 ...     print(answer.text)
 """
 
-from duodec.core.events import Delta, Event, Finished, Segment, Started
-from duodec.core.grammar import Grammar
-from duodec.core.logprobs import Logprob
-from duodec.core.sampling import SamplingParams
-from duodec.errors import DuodecError
-from duodec.llm import LLM, Completion
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duodec.core.events import Delta, Event, Finished, Segment, Started
+    from duodec.core.grammar import Grammar
+    from duodec.core.logprobs import Logprob
+    from duodec.core.sampling import SamplingParams
+    from duodec.errors import DuodecError
+    from duodec.llm import LLM, Completion
+
+_HOMES = {
+    "Completion": "llm",
+    "Delta": "core.events",
+    "DuodecError": "errors",
+    "Engine": "engine",  # for one version
+    "Event": "core.events",
+    "Finished": "core.events",
+    "Grammar": "core.grammar",
+    "LLM": "llm",
+    "Logprob": "core.logprobs",
+    "SamplingParams": "core.sampling",
+    "Segment": "core.events",
+    "Started": "core.events",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: the program must hear Ctrl-C before it imports much."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'duodec' has no attribute {name!r}")
+    return getattr(import_module(f"duodec.{_HOMES[name]}"), name)
+
 
 __all__ = [  # noqa: RUF022  as `sorted` has it
     "Completion",
@@ -26,11 +53,3 @@ __all__ = [  # noqa: RUF022  as `sorted` has it
     "Segment",
     "Started",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name == "Engine":  # for one version
-        from duodec.engine import Engine
-
-        return Engine
-    raise AttributeError(f"module 'duodec' has no attribute '{name}'")

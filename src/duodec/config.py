@@ -99,6 +99,14 @@ class EngineConfig:
             remedy="use seconds, 0 or more",
         ),
     ] = 0.0
+    parse_special: Annotated[
+        bool,
+        Parameter(
+            "Let control tokens that prompts and messages spell be control tokens; without it, "
+            "text is text.",
+            "Decoding",
+        ),
+    ] = False
     context: Annotated[
         int | None,
         Parameter(

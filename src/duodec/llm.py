@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from duodec.backends.llguidance import Masks
-from duodec.chat import Message, render
+from duodec.chat import Message
 from duodec.config import EngineConfig
 from duodec.core.events import Event, FinishReason, Started
 from duodec.core.grammar import Mask
@@ -29,6 +29,7 @@ from duodec.methods.registry import DEFAULT_METHOD
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDatastore, NoDrafter, Request
 from duodec.planning.costs import Costs
+from duodec.prompting import chat_tokens
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
 from duodec.scheduler.scheduler import Scheduler, Task
 from duodec.scheduler.slots import Targets
@@ -71,6 +72,7 @@ class LLM:
     shares_cores: bool = False  # drafter and target compute on the same cores
     cores_beside: int = 1  # and then the target has so many of them beside a drafter at work
     num_padded: int = 1  # rows that a forward of the target computes at least: they cost nothing
+    parse_special: bool = False  # control tokens that users' texts spell are control tokens
     is_split: bool = False  # the target computes on a GPU too, while cores rest
     pace_s: float = 0.0  # the target is slowed to this many seconds a forward, for a show
     prepare: Callable[[bool], None] = lambda is_beside: None
@@ -127,7 +129,7 @@ class LLM:
         """The tokens of a prompt; messages go through the model's chat template, which is shown
         the ``tools`` that the model may call."""
         if isinstance(prompt, str):
-            return self.tokenizer.tokenize(prompt, is_templated=False)
+            return self.tokenizer.tokenize(prompt, is_templated=self.parse_special)
         if is_tokens(prompt):
             tokens: list[int] = np.asarray(prompt).tolist()
             bad = [token for token in tokens if not 0 <= token < self.tokenizer.num_vocab]
@@ -141,15 +143,7 @@ class LLM:
                 f"a prompt holds {other!r} among its items; give a text, a list of messages or a "
                 "list of tokens"
             )
-        template = self.tokenizer.chat_template
-        if template is None:
-            raise BadOption("the model has no chat template; give the text as it is with --raw")
-        bos, eos = (
-            self.tokenizer.token_text(token).decode("utf-8", "replace") if token >= 0 else ""
-            for token in (self.tokenizer.bos, self.tokenizer.eos)
-        )
-        text = render(template, messages, bos=bos, eos=eos, tools=tools)
-        return self.tokenizer.tokenize(text, is_templated=True)
+        return chat_tokens(self.tokenizer, messages, tools=tools, parse_special=self.parse_special)
 
     def generate(
         self,

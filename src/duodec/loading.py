@@ -35,6 +35,7 @@ from duodec.targets import (
     target_file,
     target_is_elsewhere,
 )
+from duodec.vetting import vetted
 
 _DRAFT_TOKENS = 1 << 14  # that a draft keeps of several texts together
 _SAMPLED_STRIDE = 16  # tokens compared at load; `duodec doctor` compares all of them
@@ -74,6 +75,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> L
             num_padded=loaded.num_padded,
             is_split=loaded.placement is Placement.SPLIT,
             pace_s=config.pace,
+            parse_special=config.parse_special,
             prepare=_sharing(plan, target, stack),
             resources=stack.pop_all(),
         )
@@ -190,7 +192,7 @@ def open_drafter(
     wrong with it, or with the pair."""
     reference = draft_for(config)
     assert reference, "somebody asked for a draft"
-    path = resolve(reference, offline=config.offline).path
+    path = vetted(resolve(reference, offline=config.offline)).path
     vocabulary = LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
     try:
         vocabulary.refuse_recurrent()

@@ -37,6 +37,7 @@ from duodec.models import (
     resolve,
     resolve_folder,
 )
+from duodec.vetting import vetted
 
 if TYPE_CHECKING:
     from duodec.backends.torch.blueprint import Blueprint
@@ -50,6 +51,12 @@ _OF_LLAMA_CPP = {  # options that torch does not have, and what to do instead
     "cache_type_v": "leave it out",
 }
 CUDA_BUILD = 'build one with CMAKE_ARGS="-DGGML_CUDA=on" make setup'
+
+
+class Vocabulary(Tokenizer, Protocol):
+    """A vocabulary that is freed when it is closed."""
+
+    def close(self) -> None: ...
 
 
 class TargetModel(Tokenizer, Protocol):
@@ -143,7 +150,7 @@ def load_target(config: EngineConfig, on_warning: Callable[[str], None] = warn) 
 
 def _load_llama(config: EngineConfig, on_warning: Callable[[str], None]) -> LoadedTarget:
     layers = llama_layers(config)
-    path = target_file(config).path
+    path = vetted(target_file(config)).path
     placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
     lib = load_llama(is_exact=config.exact)
     footprint, num_context = None, config.context
@@ -268,7 +275,8 @@ def _load_torch(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
     from duodec.backends.torch.placing import is_out_of_memory
     from duodec.backends.torch.target import TorchTarget
 
-    model = TorchModel(_blueprint(config, target_file(config).path))
+    file = vetted(target_file(config), vocabulary_only=True)
+    model = TorchModel(_blueprint(config, file.path))
 
     def start(num_context: int, plan: CorePlan) -> RunningTarget:
         try:
@@ -296,12 +304,15 @@ def _load_torch(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
     return LoadedTarget(model, placement, num_context, start, place, free_bytes, num_padded)
 
 
-def open_vocabulary(config: EngineConfig) -> TargetModel:
-    """The target's vocabulary without its weights, where it can be had so; the caller closes it."""
+def open_vocabulary(config: EngineConfig) -> Vocabulary:
+    """The target's vocabulary without its weights; the caller closes it."""
     file = target_file(config)
     if file.path.is_dir():
-        return load_target(config).model
-    return LlamaModel(file.path, vocabulary_only=True, num_gpu_layers=0)
+        from duodec.backends.torch.model import vocabulary_of
+
+        return vocabulary_of(file.path)
+    path = vetted(file, vocabulary_only=True).path
+    return LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
 
 
 def target_is_elsewhere(config: EngineConfig) -> bool:

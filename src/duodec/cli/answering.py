@@ -11,6 +11,7 @@ from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
+from duodec.backends.interrupts import listen
 from duodec.cli.output import AnswerWriter
 from duodec.core.events import Delta, Finished
 from duodec.core.round import median
@@ -42,6 +43,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         self.is_asked, self._left = False, self._patience
         self._before = signal.signal(signal.SIGINT, self._on_signal)
+        listen()
         return self
 
     def __exit__(self, *_: object) -> None:

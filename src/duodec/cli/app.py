@@ -12,10 +12,13 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
+from duodec.__main__ import INTERRUPTED, leave
+from duodec.backends.interrupts import listen
 from duodec.cli import (
     bench,
     chat,
@@ -30,15 +33,28 @@ from duodec.cli import (
     vllm,
 )
 from duodec.cli.options import CONTEXT_SETTINGS
-from duodec.cli.output import OutputClosed, warn
+from duodec.cli.output import OutputClosed, say_dim, warn
 from duodec.errors import DuodecError
 
-_INTERRUPTED, _CLOSED = 130, 141  # as a shell reports SIGINT and SIGPIPE
+_CLOSED = 141  # as a shell reports SIGPIPE
 # typer exports this one class of its parser's errors; the one above it is their base
 _UsageError: type[Exception] = cast(type[Exception], typer.BadParameter.__mro__[1])
 
+
+class _Commands(TyperGroup):
+    """The commands; Ctrl-C that none of them heard ends with one line."""
+
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            say_dim("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
+
 app = typer.Typer(
     name="duodec",
+    cls=_Commands,
     context_settings=CONTEXT_SETTINGS,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -86,8 +102,11 @@ app.add_typer(datastore.app, name="datastore")
 
 
 def main() -> None:
-    """The entry point of the `duodec` program."""
-    sys.exit(run(sys.argv[1:]))
+    """Run the command that the arguments name, and end the process."""
+    status = run(sys.argv[1:])
+    if status == INTERRUPTED:  # a library may still be at work in a thread: nobody waits for it
+        leave()
+    sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -96,6 +115,7 @@ def run(arguments: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # text that the terminal cannot show is no error
             stream.reconfigure(errors="replace")
+    listen()
     try:
         status = app(args=list(arguments), prog_name="duodec", standalone_mode=False)
         sys.stdout.flush()
@@ -106,7 +126,7 @@ def run(arguments: Sequence[str]) -> int:
         warn(_usage_words(error))
         return 2
     except (typer.Abort, KeyboardInterrupt):
-        return _INTERRUPTED
+        return INTERRUPTED
     except (OutputClosed, BrokenPipeError):
         _forget_stdout()
         return _CLOSED

@@ -15,10 +15,11 @@ from duodec.cli.closing import rate, seconds
 from duodec.cli.models import size
 from duodec.cli.speed import NUM_LEAVES, NUM_SCORED, Speed
 from duodec.config import LLAMA_CPP, TORCH, CorePlan
-from duodec.errors import BackendUnavailable, PairMismatch
+from duodec.errors import BackendUnavailable, BadOption, DuodecError, PairMismatch
 from duodec.memory import available_bytes
 from duodec.models import ModelFile
 from duodec.pairing import check_pair
+from duodec.prompting import chat_tokens
 
 if TYPE_CHECKING:
     from duodec.targets import LoadedTarget, TargetModel
@@ -46,6 +47,12 @@ NO_DRAFT = Check(
 )
 
 
+def failed(error: DuodecError) -> Check:
+    """What kept the pair from being used."""
+    words, _, remedy = str(error).rpartition("; ")
+    return Check("use", "fail", words or remedy, remedy if words else "")
+
+
 def check_model(role: str, file: ModelFile, model: TargetModel) -> Check:
     from duodec.targets import file_bytes
 
@@ -71,6 +78,11 @@ def check_vocabularies(target: TargetModel, draft: TargetModel) -> Check:
 
 def check_template(target: TargetModel) -> Check:
     if target.chat_template:
+        try:
+            chat_tokens(target, [{"role": "user", "content": "hi"}])
+        except BadOption as error:
+            words, _, remedy = str(error).rpartition("; ")
+            return Check("chat template", "warn", words, remedy)
         return Check("chat template", "ok", "in the target's file")
     return Check(
         "chat template",

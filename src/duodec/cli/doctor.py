@@ -130,12 +130,14 @@ def _examine(config: EngineConfig, files: dict[str, ModelFile]) -> tuple[list[Ch
             plan = core_plan(config, target)
             found += _check_use(config, target, draft, plan)
         except DuodecError as error:
-            words, _, remedy = str(error).rpartition("; ")
-            found.append(checks.Check("use", "fail", words or remedy, remedy if words else ""))
+            found.append(checks.failed(error))
         if any(check.verdict == "fail" for check in found):
             return found, None
         others = OtherPrograms()
-        speed = measure(target, draft, plan)
+        try:
+            speed = measure(target, draft, plan)
+        except DuodecError as error:
+            return [*found, checks.failed(error)], None
         found.append(checks.check_idle(others.num_cores))
     return found + checks.check_speed(speed, shares_cores=plan.shares_cores), speed
 
@@ -178,8 +180,9 @@ def _open_draft(file: ModelFile, found: list[Check], stack: ExitStack) -> LlamaM
     """The draft model, closed with the stack. Raises what is wrong with it."""
     from duodec.backends.llamacpp.model import LlamaModel
     from duodec.cli.checks import check_model
+    from duodec.vetting import vetted
 
-    model = LlamaModel(file.path, num_gpu_layers=0)
+    model = LlamaModel(vetted(file).path, num_gpu_layers=0)
     stack.callback(model.close)
     found.append(check_model("draft", file, model))
     return model

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from duodec.cli.output import is_terminal, status
+from duodec.__main__ import interrupted_at_once
+from duodec.cli.output import status
 from duodec.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -22,11 +22,10 @@ def open_engine(
     from duodec.targets import target_file
 
     draft = loading.draft_for(config)
-    if is_terminal(sys.stderr):
-        # downloads first: their bar and the spinner cannot share the terminal
-        target_file(config)
-        if draft:
-            resolve(draft, offline=config.offline)
+    # downloads first: their bar and the spinner cannot share the terminal
+    target_file(config)
+    if draft:
+        resolve(draft, offline=config.offline)
     names = f"{config.target} and {draft}" if draft else config.target
-    with status(f"loading {names}", is_quiet=is_quiet):
+    with status(f"loading {names}", is_quiet=is_quiet), interrupted_at_once():
         return loading.load(config, on_warning=on_warning)

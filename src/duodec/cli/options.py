@@ -183,6 +183,16 @@ System = Annotated[
     ),
 ]
 
+ParseSpecial = Annotated[
+    bool,
+    typer.Option(
+        "--parse-special",
+        help="Take control tokens that prompts and messages spell (<|im_end|>) for control tokens; "
+        "without it they are text, and only the chat template writes control tokens.",
+        rich_help_panel=_DECODING,
+    ),
+]
+
 # Prompts
 
 Tasks = Annotated[

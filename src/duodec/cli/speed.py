@@ -13,6 +13,7 @@ from duodec.config import CorePlan
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.core.round import median
+from duodec.core.rows import check_finite
 
 if TYPE_CHECKING:
     from duodec.backends.llamacpp.model import LlamaModel
@@ -54,7 +55,8 @@ class Speed:
 
 
 def measure(target: LoadedTarget, draft: LlamaModel | None, plan: CorePlan) -> Speed:
-    """Time both models after a short text, each alone and with the threads of ``plan``."""
+    """Time both models after a short text, each alone and with the threads of ``plan``. Raises
+    ComputeFailed where one computes no numbers."""
     plain_s, verify_s = _measure_target(target, plan)
     draft_s, wide_s = _measure_draft(draft, plan) if draft else (None, None)
     return Speed(plain_s, verify_s, draft_s, wide_s)
@@ -64,6 +66,8 @@ def _measure_target(loaded: LoadedTarget, plan: CorePlan) -> tuple[float, float]
     text = _tokens(loaded.model)
     target = loaded.start(len(text), plan)
     try:
+        (scores,) = target.score([Query(0, text[:_NUM_READ])])
+        scores.draw(0)
         plain_s = _median_s(lambda i: target.score([Query(0, text[: _NUM_READ + i])]))
         chains = _strange_tokens(loaded.model.num_vocab)
         verify_s = _median_s(
@@ -82,6 +86,8 @@ def _measure_draft(model: LlamaModel, plan: CorePlan) -> tuple[float, float]:
     text = _tokens(model)
     draft = LlamaDraftModel(model, num_context=len(text), num_threads=len(plan.draft_cores))
     try:
+        (row,) = draft.rows(RowQuery(0, text[:_NUM_READ], Draft(), (0,)))
+        check_finite(row)
         draft_s = _median_s(lambda i: draft.rows(RowQuery(0, text[: _NUM_READ + i], Draft(), (0,))))
         leaves = [[[token] for token in chain] for chain in _strange_tokens(model.num_vocab)]
         rows = tuple(range(1, NUM_LEAVES + 1))

@@ -12,10 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core import noise
+from duodec.errors import ComputeFailed
 
 Row = NDArray[np.float32]  # (vocab,) logits
 
 HEAD = 128  # tokens looked at before any other
+
+
+def check_finite(row: NDArray[np.floating]) -> None:
+    """Raises ComputeFailed for a row of logits whose largest is no finite number: where any of them
+    is NaN, that is the largest."""
+    if not math.isfinite(row.max()):
+        raise ComputeFailed(
+            "the model computed logits that are no numbers: its file is damaged, or its numbers "
+            "overflow; download it again, or choose another --dtype"
+        )
 
 
 def top(values: Row, k: int) -> NDArray[np.int64]:

@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 from duodec.core import noise
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.parameters import Parameter, by_name, check
-from duodec.core.rows import HEAD, Row, descending, log_normaliser, masked, nucleus, top
+from duodec.core.rows import (
+    HEAD,
+    Row,
+    check_finite,
+    descending,
+    log_normaliser,
+    masked,
+    nucleus,
+    top,
+)
 from duodec.errors import BadOption
 
 Tokens = NDArray[np.int32]  # (length,)
@@ -215,7 +224,8 @@ class Sampler:
         return noise.key(self.params.seed, self.choice, position, stream)
 
     def draw(self, row: Row, context: Context) -> Draw:
-        """The keyed draw from a row of logits."""
+        """The keyed draw from a row of logits. Raises ComputeFailed where they are no numbers."""
+        check_finite(row)
         tokens, scores = self._survivors(row, context)
         tokens, scores = self._perturbed_best(tokens, scores, context.position, 2)
         is_contest = len(scores) > 1 and scores[1] > -math.inf
@@ -223,7 +233,8 @@ class Sampler:
         return Draw(int(tokens[0]), margin)
 
     def law(self, row: Row, context: Context) -> Law:
-        """The law that `draw` follows."""
+        """The law that `draw` follows. Raises ComputeFailed where there is none."""
+        check_finite(row)
         tokens, scores = self._survivors(row, context)
         if self.params.is_greedy:
             return Law(tokens[np.argmax(scores)][None], np.ones(1))

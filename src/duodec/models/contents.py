@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,17 +36,18 @@ def check_gguf(path: Path) -> Path:
 def check_content(path: Path, alias: Alias) -> Path:
     """The path, if its content is the pinned one.
 
-    Its size is read each time, its SHA-256 only when size or time of change are not
-    those of an earlier check. Raises ChecksumMismatch.
+    Its size is read each time, its SHA-256 only where this very file was not found to have it
+    before, unchanged since: see `Note`. Raises ChecksumMismatch.
     """
     status = path.stat()
     if status.st_size == alias.num_bytes:
-        if _was_checked(path, status, alias.sha256):
+        note = Note("checked", path, alias.sha256)
+        if note.holds():
             return path
         with path.open("rb") as file:
             found = hash_rest(file).hexdigest()
         if found == alias.sha256:
-            remember_check(path, alias.sha256)
+            note.write()
             return path
         fault = f"SHA-256 {found}, expected {alias.sha256}"
     else:
@@ -54,27 +55,44 @@ def check_content(path: Path, alias: Alias) -> Path:
     raise ChecksumMismatch(f"{path} has {fault}; delete it to have {alias.name} fetched again")
 
 
-def _was_checked(path: Path, status: os.stat_result, sha256: str) -> bool:
-    try:
-        memo = json.loads(_memo_file(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(memo == [status.st_size, status.st_mtime_ns, sha256])
+@dataclass(frozen=True)
+class Note:
+    """A note in our cache that something was found of a file, or of files, as they are.
 
+    It holds for the same files, by device and inode, whose size and times are what they were. Of
+    these, the time of change of the inode is set by the system alone, at each write and rename: who
+    restores size and time of modification does not restore the note. What it cannot know of is a
+    disk that returns other bytes than were written, or a clock that was turned back.
+    """
 
-def remember_check(path: Path, sha256: str) -> None:
-    """Note that the file was found to have this content."""
-    status = path.stat()
-    memo = _memo_file(path)
-    # only a memo: without it the next run reads the file once more
-    with contextlib.suppress(OSError):
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        memo.write_text(json.dumps([status.st_size, status.st_mtime_ns, sha256]), encoding="utf-8")
+    kind: str
+    path: Path
+    finding: str
+    others: tuple[Path, ...] = ()
 
+    def holds(self) -> bool:
+        """Whether the note was written, and nothing changed since."""
+        try:
+            memo = json.loads(self._file.read_text(encoding="utf-8"))
+            return bool(memo == [self._states(), self.finding])
+        except (OSError, ValueError):
+            return False
 
-def _memo_file(path: Path) -> Path:
-    name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
-    return cache_folder() / "checked" / f"{name}.json"
+    def write(self) -> None:
+        """Only a memo: where it cannot be written, the next run looks once more."""
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            words = json.dumps([self._states(), self.finding])
+            self._file.write_text(words, encoding="utf-8")
+
+    def _states(self) -> list[list[int]]:
+        found = [path.stat() for path in (self.path, *self.others)]
+        return [[s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in found]
+
+    @property
+    def _file(self) -> Path:
+        name = hashlib.sha256(str(self.path.absolute()).encode()).hexdigest()[:16]
+        return cache_folder() / self.kind / f"{name}.json"
 
 
 def hash_rest(file: BinaryIO) -> hashlib._Hash:

@@ -165,6 +165,11 @@ def _shards(name: str) -> list[str]:
     ]
 
 
+def parts_of(path: Path) -> list[Path]:
+    """Every file of a model split into several, or the one file that it is."""
+    return [path.with_name(name) for name in _shards(path.name)]
+
+
 def hub_listing() -> list[CachedModel]:
     """The GGUF files in the hub's cache, by name."""
     hub = _hub_library()

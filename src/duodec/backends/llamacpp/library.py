@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +17,6 @@ from duodec.errors import BackendUnavailable
 
 EXACT_SWITCH = "GGML_CPU_TILED_MM"
 _loaded: ModuleType | None = None
-_log_callback: Any = None  # kept alive: the library calls it
 
 
 def load(*, is_exact: bool = False) -> Any:
@@ -70,13 +68,13 @@ def _import() -> ModuleType:
 
 
 def _silence(library: Any) -> None:
-    """Send the library's log nowhere, or to stderr when DUODEC_LLAMA_LOG is set."""
-    global _log_callback
+    """Send the library's log nowhere, or to stderr when DUODEC_LLAMA_LOG is set.
 
-    @library.llama_log_callback  # type: ignore[untyped-decorator]
-    def log(level: int, text: bytes, data: ctypes.c_void_p) -> None:
-        if os.environ.get("DUODEC_LLAMA_LOG"):
-            sys.stderr.write(text.decode("utf-8", "replace"))
-
-    _log_callback = log
-    library.llama_log_set(log, ctypes.c_void_p(0))
+    No Python hears it: a log in Python would be where Ctrl-C is noticed, and swallowed. Nowhere is
+    a function of the library that looks at none of its arguments.
+    """
+    if os.environ.get("DUODEC_LLAMA_LOG"):
+        library.llama_log_set(library.llama_log_callback(), None)  # none: its own way
+        return
+    nowhere = ctypes.cast(library._lib.llama_max_devices, library.llama_log_callback)
+    library.llama_log_set(nowhere, None)

@@ -5,15 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from duodec.backends.interrupts import FLAG, callback, interruptible
 from duodec.backends.llamacpp import library, overrides
 from duodec.backends.llamacpp.caches import CacheTypes
 from duodec.backends.placement import Placement
+from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import BadOption, ModelUnreadable
 
 _KV_BYTES = 2  # of a number in the cache
+# llama_token_attr, and what C's isspace takes for white space
+_UNKNOWN, _CONTROL, _USER_DEFINED, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 4, 1 << 7, 1 << 8
+_C_SPACE = " \t\n\v\f\r"
+_BLOCK = 2048  # characters that are tokenised at once at least, where they can be cut
 
 
 class LlamaModel:
@@ -49,7 +57,10 @@ class LlamaModel:
         if placed:
             tensors = overrides.as_array(lib, placed)
             params.tensor_buft_overrides = ctypes.addressof(tensors)
-        self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+        self.handle = interruptible(
+            lambda: lib.llama_model_load_from_file(os.fsencode(path), params),
+            lambda handle: handle and lib.llama_model_free(handle),
+        )
         if not self.handle:
             if (kind := declared_architecture(path)) in _NOT_CAUSAL:
                 raise ModelUnreadable(
@@ -194,12 +205,80 @@ class LlamaModel:
     def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
         """Tokens of a text. A templated text has its special tokens spelled out; another one
         gets the model's own beginning token and no meaning is read into its words."""
+        found = self._all_special if is_templated else self._defined
+        tokens = self._in_blocks(text, found, is_templated=is_templated)
+        is_begun = is_templated and self._begins_with_bos(text)
+        return tokens if is_begun else self._enclosed(tokens)
+
+    def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
+        """Tokens of a templated text in which these are the only control tokens."""
+        tokens: list[int] = []
+        begin, strips = 0, False
+        for control in controls:
+            attributes = self._attributes(control.token)
+            part = text[begin : control.begin]
+            part = part.lstrip(_C_SPACE) if strips else part
+            part = part.rstrip(_C_SPACE) if attributes & _LSTRIP else part
+            tokens += self._in_blocks(part, self._defined, is_templated=False)
+            tokens.append(control.token)
+            begin, strips = control.end, bool(attributes & _RSTRIP)
+        rest = text[begin:].lstrip(_C_SPACE) if strips else text[begin:]
+        tokens += self._in_blocks(rest, self._defined, is_templated=False)
+        is_begun = bool(controls) and controls[0].begin == 0 and controls[0].token == self.bos
+        return tokens if is_begun else self._enclosed(tokens)
+
+    @cached_property
+    def controls(self) -> SpecialTokens:
+        """Tokens that direct the model: no text of a user's stands for them."""
+        return self._special(_CONTROL | _UNKNOWN)
+
+    @cached_property
+    def _defined(self) -> SpecialTokens:
+        """Whole words of the vocabulary, which are found in every text."""
+        return self._special(_USER_DEFINED)
+
+    @cached_property
+    def _all_special(self) -> SpecialTokens:
+        return SpecialTokens({**self.controls.tokens, **self._defined.tokens})
+
+    def _special(self, kinds: int) -> SpecialTokens:
+        every = ((token, self._attributes(token)) for token in range(self.num_vocab))
+        return SpecialTokens(
+            {
+                self.token_text(token).decode("utf-8", "replace"): token
+                for token, attributes in every
+                if attributes & kinds
+            }
+        )
+
+    def _attributes(self, token: int) -> int:
+        return int(self.lib.llama_vocab_get_attr(self.vocab, token))
+
+    def _in_blocks(self, text: str, special: SpecialTokens, *, is_templated: bool) -> list[int]:
+        """Tokens of a text. The library's time grows with the square of the special tokens in it,
+        so a long one is cut where one begins: what is around it has the same tokens without it."""
+        cuts = [0]
+        for found in special.find(text) if len(text) > _BLOCK else ():
+            is_due = found.begin - cuts[-1] > _BLOCK
+            if is_due and not self._attributes(found.token) & _LSTRIP:
+                cuts.append(found.begin)
+        blocks = [text[a:b] for a, b in pairwise([*cuts, len(text)])]
+        return [t for block in blocks for t in self._tokens(block, is_templated=is_templated)]
+
+    def _enclosed(self, tokens: list[int]) -> list[int]:
+        """With the tokens that begin and end a text, where the model has them."""
+        ends = self._tokens("", is_enclosed=True)
+        num_first = int(self.lib.llama_vocab_get_add_bos(self.vocab))
+        return [*ends[:num_first], *tokens, *ends[num_first:]]
+
+    def _tokens(
+        self, text: str, *, is_templated: bool = False, is_enclosed: bool = False
+    ) -> list[int]:
         data = text.encode("utf-8", "replace")  # a lone surrogate is no text
-        add_special = not is_templated or not self._begins_with_bos(text)
         size = len(data) + 8
         tokens = (ctypes.c_int32 * size)()
         n = self.lib.llama_tokenize(
-            self.vocab, data, len(data), tokens, size, add_special, is_templated
+            self.vocab, data, len(data), tokens, size, is_enclosed, is_templated
         )
         assert n >= 0, "a token is at least one byte"
         return list(tokens[:n])
@@ -288,7 +367,15 @@ def open_context(
     params.type_k, params.type_v = cache.numbers()
     if uses_flash_attention is not None:
         params.flash_attn_type = _FLASH_ATTENTION[uses_flash_attention]
-    handle = lib.llama_init_from_model(model.handle, params)
+    params.abort_callback = callback(lib.ggml_abort_callback)
+    params.abort_callback_data = FLAG.address
+    try:
+        handle = interruptible(
+            lambda: lib.llama_init_from_model(model.handle, params), lambda handle: None
+        )
+    except KeyboardInterrupt:  # it is still being made: what it is made of is never freed
+        model.handle = None
+        raise
     if not handle:
         raise ModelUnreadable(
             f"no memory for a context of {num_context} tokens of {model.path}; "

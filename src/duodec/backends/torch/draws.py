@@ -24,6 +24,7 @@ from duodec.backends.torch.rows import best, top
 from duodec.backends.torch.uploads import upload
 from duodec.core.noise import GUMBEL_MAX
 from duodec.core.protocols import Query
+from duodec.core.rows import check_finite
 
 HEAD = 1024  # tokens of a row that are looked at before its rest
 _MASS_FLOOR = float(np.float32(-25 * math.log(2)))  # below it, a mass rounds to 0
@@ -49,17 +50,20 @@ def draw(
     draws those that are not cut.
 
     ``to_host`` copies a small tensor and waits for it: once, twice if a row was not settled.
+    Raises ComputeFailed for logits that are no numbers.
     """
     lengths = [len(query.draft) + 1 for query in queries]
     scores = _adjusted(logits, queries, lengths)
     params = _RowParams.of(queries, lengths)
     tokens, margins, is_settled = _first_look(scores, params, pick)
     wanted = min(max(query.num_candidates for query in queries), logits.shape[-1])
-    parts = [tokens[:, None], margins[:, None], is_settled[:, None]]
+    largest = logits.amax(dim=-1)  # of NaN and a number, NaN
+    parts = [tokens[:, None], margins[:, None], is_settled[:, None], largest[:, None]]
     if wanted:
         values, tops = top(logits, wanted)
         parts += [tops, values]
     found = to_host(torch.cat([part.double() for part in parts], dim=-1))
+    check_finite(found[:, 3])
     open_rows = np.flatnonzero(found[:, 2] == 0)
     if len(open_rows):
         rest = params.only(open_rows)
@@ -68,7 +72,7 @@ def draw(
         again = to_host(torch.stack([part.double() for part in settled], dim=-1))
         found = found.copy()
         found[open_rows, :2] = again[:, :2]
-    return Drawn(found[:, 0], found[:, 1], found[:, 3 : 3 + wanted], found[:, 3 + wanted :])
+    return Drawn(found[:, 0], found[:, 1], found[:, 4 : 4 + wanted], found[:, 4 + wanted :])
 
 
 def _adjusted(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.torch.blueprint import Blueprint, name_of, num_context_train
+from duodec.backends.torch.configuration import Source, read_config
 from duodec.backends.torch.library import torch, transformers
 from duodec.backends.torch.rope import add_rope
 from duodec.backends.torch.tokenizer import FolderTokenizer
 from duodec.backends.torch.weights import read_weights
+from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import ModelUnreadable
 
 
@@ -146,9 +149,25 @@ class TorchModel:
         """Tokens of a text; see `LlamaModel.tokenize`."""
         return self.vocabulary.tokenize(text, is_templated=is_templated)
 
+    def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
+        """Tokens of a templated text in which these are the only control tokens."""
+        return self.vocabulary.tokenize_around(text, controls)
+
+    @property
+    def controls(self) -> SpecialTokens:
+        """Tokens that direct the model: no text of a user's stands for them."""
+        return self.vocabulary.controls
+
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the text; none for control tokens."""
         return self.vocabulary.piece(token)
+
+
+def vocabulary_of(folder: Path) -> FolderTokenizer:
+    """A folder's vocabulary, without its weights. Raises ModelUnreadable."""
+    config = read_config(Source(folder))
+    num_rows = int(config.get_text_config(decoder=True).vocab_size)
+    return FolderTokenizer.open(folder, num_rows, _ends(folder, config))
 
 
 def _ends(folder: Path, config: Any) -> frozenset[int]:

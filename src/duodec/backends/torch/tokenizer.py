@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from duodec.backends.torch.library import transformers
+from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import ModelUnreadable
 
 _LONGEST = 160  # characters of a library's words
@@ -61,10 +63,12 @@ class FolderTokenizer:
             )
         found = cls(tokenizer, num_vocab, ends)
         found._prepare(folder)
+        _ = found._plain  # here, where nobody else tokenises
         return found
 
     def _prepare(self, folder: Path) -> None:
         backend = self._backend
+        backend.encode_special_tokens = False
         backend.no_truncation()
         backend.no_padding()
         if not self._kinds & {"ByteLevel", "ByteFallback", "Metaspace"}:
@@ -81,6 +85,9 @@ class FolderTokenizer:
         for token in unmarked:
             token.special = True
         backend.add_special_tokens(unmarked)
+
+    def close(self) -> None:
+        """There is nothing to free."""
 
     @property
     def _backend(self) -> Any:
@@ -133,12 +140,56 @@ class FolderTokenizer:
     def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
         """Tokens of a text. A templated text has its special tokens spelled out; another one
         gets the model's own beginning token and no meaning is read into its words."""
-        backend = self._backend
-        backend.encode_special_tokens = not is_templated
         begins = self.token_text(self.bos).decode() if self.bos >= 0 else ""
         has_bos = is_templated and bool(begins) and text.startswith(begins)
-        text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no text
-        return list(backend.encode(text, add_special_tokens=not has_bos).ids)
+        return _encode(self._backend if is_templated else self._plain, text, has_bos)
+
+    def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
+        """Tokens of a templated text in which these are the only control tokens."""
+        parts, begin = [], 0
+        for control in controls:
+            parts += [text[begin : control.begin], self._alias(control.token)]
+            begin = control.end
+        has_bos = bool(controls) and controls[0].begin == 0 and controls[0].token == self.bos
+        tokens = _encode(self._plain, "".join([*parts, text[begin:]]), has_bos)
+        return [self._of_alias.get(token, token) for token in tokens]
+
+    @cached_property
+    def controls(self) -> SpecialTokens:
+        """Tokens that direct the model: no text of a user's stands for them."""
+        return SpecialTokens({t.content: i for i, t in self._added.items() if t.special})
+
+    @cached_property
+    def _plain(self) -> Any:
+        """A tokenizer that reads no control tokens but our own names of them. One of its own: the
+        switch is the tokenizer's, and several threads tokenise."""
+        plain = type(self._backend).from_str(self._backend.to_str())
+        plain.encode_special_tokens = True
+        plain.add_tokens(
+            [
+                type(added)(
+                    self._alias(token), special=False, normalized=False, lstrip=added.lstrip,
+                    rstrip=added.rstrip, single_word=added.single_word,
+                )
+                for token, added in self._added.items()
+                if added.special
+            ]
+        )  # fmt: skip
+        return plain
+
+    @cached_property
+    def _of_alias(self) -> dict[int, int]:
+        """The control tokens, by the tokens of our own names of them."""
+        controls = self.controls.tokens.values()
+        return {self._plain.token_to_id(self._alias(token)): token for token in controls}
+
+    @cached_property
+    def _secret(self) -> str:
+        return secrets.token_hex(8)
+
+    def _alias(self, token: int) -> str:
+        """Our own name of a control token, which no text spells."""
+        return f"\U0010fffd{self._secret}:{token}\U0010fffd"
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the text; none for control tokens."""
@@ -154,6 +205,11 @@ class FolderTokenizer:
         if byte := _BYTE.fullmatch(text):
             return bytes([int(byte[1], 16)])
         return str(text).replace(_SPACE, " ").encode()
+
+
+def _encode(backend: Any, text: str, has_bos: bool) -> list[int]:
+    text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no text
+    return list(backend.encode(text, add_special_tokens=not has_bos).ids)
 
 
 def one_line(error: BaseException) -> str:

@@ -1,0 +1,58 @@
+"""Start the `duodec` program, and let Ctrl-C end it at once while it imports or loads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import current_thread, main_thread
+from typing import NoReturn
+
+INTERRUPTED = 130  # as a shell reports SIGINT
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+def main() -> None:
+    """The entry point of the `duodec` program."""
+    with interrupted_at_once():
+        from duodec.cli.app import main as run
+    run()
+
+
+@contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """While entered, Ctrl-C ends the process with one line, wherever it is.
+
+    An exception would pass through imports and libraries, which may swallow or wrap it. What lives
+    beside the process, a drafter for one, ends with it.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: _end())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end() -> NoReturn:
+    with suppress(OSError, ValueError):
+        start = f"\r{_SHOW_CURSOR}" if sys.stderr.isatty() else ""  # a spinner had hidden it
+        os.write(2, f"{start}interrupted\n".encode())
+    os._exit(INTERRUPTED)
+
+
+def leave() -> NoReturn:
+    """End an interrupted process without waiting for its threads."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Let Ctrl-C end what a library computes or loads.
+
+Python hears a signal only between its own instructions, and a library that is called may take
+minutes. A call that knows no interruption runs in a thread of its own while the main thread waits,
+which it does interruptibly: `interruptible`. A forward pass looks at a flag between its steps, in
+C; the flag is set for the one that is still running some time after the signal: `listen`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock, Thread, current_thread, main_thread
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+_PATIENCE_S = 0.2  # of a forward pass, after Ctrl-C
+
+
+class _Call(Generic[T]):
+    """A call in a thread; ``discard`` frees what it returns when nobody waits any more."""
+
+    def __init__(self, call: Callable[[], T], discard: Callable[[T], object]) -> None:
+        self._call, self._discard = call, discard
+        self._lock = Lock()
+        self._results: list[T] = []
+        self._errors: list[BaseException] = []
+        self._is_left = False
+
+    def run(self) -> None:
+        try:
+            result = self._call()
+        except BaseException as error:  # noqa: BLE001  raised again by who waits
+            self._errors.append(error)
+            return
+        with self._lock:
+            self._results.append(result)
+            is_left = self._is_left
+        if is_left:
+            self._discard(result)
+
+    def leave(self) -> None:
+        """Nobody waits any more."""
+        with self._lock:
+            self._is_left = True
+            results = list(self._results)
+        for result in results:
+            self._discard(result)
+
+    def result(self) -> T:
+        for error in self._errors:
+            raise error
+        return self._results[0]
+
+
+def interruptible(call: Callable[[], T], discard: Callable[[T], object]) -> T:
+    """What ``call`` returns; Ctrl-C does not wait for it. What an abandoned call returns in the end
+    is given to ``discard``."""
+    if current_thread() is not main_thread():  # signals are not for us
+        return call()
+    running = _Call(call, discard)
+    thread = Thread(target=running.run, name="duodec-library", daemon=True)
+    try:
+        thread.start()
+        thread.join()
+    except BaseException:
+        running.leave()
+        raise
+    return running.result()
+
+
+class _Flag:
+    """A C string that is "1" when the forward pass of the main thread shall end, and "0" else.
+
+    `atoi` of the C library, called with its address, is a callback that needs no Python."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._count = 0  # forward passes of the main thread
+        self._is_running = False
+        self._text = ctypes.create_string_buffer(b"0")
+        self.address = ctypes.addressof(self._text)
+        self.function: int = ctypes.cast(ctypes.CDLL(None).atoi, ctypes.c_void_p).value or 0
+
+    def begin(self) -> None:
+        with self._lock:
+            self._count += 1
+            self._is_running = True
+            self._text[0] = b"0"
+
+    def end(self) -> None:
+        with self._lock:
+            self._is_running = False
+            self._text[0] = b"0"
+
+    def running(self) -> int | None:
+        """Which forward pass is running."""
+        return self._count if self._is_running else None
+
+    def stop(self, count: int) -> None:
+        """End this forward pass, if it is still running."""
+        with self._lock:
+            if self.running() == count:
+                self._text[0] = b"1"
+
+
+FLAG = _Flag()
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """While entered by the main thread, it computes a forward pass."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    FLAG.begin()
+    try:
+        yield
+    finally:
+        FLAG.end()
+
+
+_ends: list[int] = []  # of the pipe on which Python tells of signals, once there is one
+
+
+def listen() -> None:
+    """Let Ctrl-C end forward passes from now on. For the main thread of a program of ours; event
+    loops that take the signals' pipe for themselves give it back to nobody, so call it again."""
+    if current_thread() is not main_thread():
+        return
+    if not _ends:
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        _ends.extend((reading, writing))
+        Thread(target=_watch, args=(reading,), name="duodec-signals", daemon=True).start()
+    signal.set_wakeup_fd(_ends[1], warn_on_full_buffer=False)
+
+
+def _watch(reading: int) -> None:
+    while numbers := os.read(reading, 64):
+        count = FLAG.running()
+        if signal.SIGINT in numbers and count is not None:
+            time.sleep(_PATIENCE_S)
+            FLAG.stop(count)
+
+
+def callback(kind: Any) -> Any:
+    """The flag's function as a library's type of callbacks, which is given `FLAG.address`."""
+    return kind(FLAG.function)

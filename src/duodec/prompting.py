@@ -1,0 +1,228 @@
+"""Turn chat messages into tokens in which only the template writes control tokens.
+
+What a message says is text: `<|im_end|>` in it ends no turn. The template is rendered with the
+signs that control tokens are spelled with (`<`, `|`, `[`) replaced by private characters in all
+that messages and tools hold, so that every such sign in the rendered text is known to be the
+template's or a message's. A control token counts where none of its signs is a message's; what lies
+between is tokenised as plain text. A text without any in its messages takes the tokenizer's
+ordinary way, and so has the same tokens as ever.
+
+A template that looks for such signs itself (`</think>` in an earlier answer) would not find them.
+Where that changes the text, they are replaced only where messages spell control tokens or the
+ends of them, and the result must have the same control tokens as the careful one; else the careful
+one is used, in which the template takes messages for plain text too.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from duodec.chat import Message, render
+from duodec.core.special_tokens import SpecialTokens, Spelled
+from duodec.errors import BadOption
+
+_FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0x10FFFD  # code points that no text is written with
+
+
+class ChatVocabulary(Protocol):
+    """What is needed of a vocabulary."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+    @property
+    def bos(self) -> int: ...
+    @property
+    def eos(self) -> int: ...
+    def token_text(self, token: int) -> bytes: ...
+    def tokenize(self, text: str, *, is_templated: bool) -> list[int]: ...
+
+
+@runtime_checkable
+class ControlVocabulary(Protocol):
+    """A vocabulary that has control tokens."""
+
+    @property
+    def controls(self) -> SpecialTokens:
+        """Tokens that direct the model: no text of a user's stands for them."""
+
+    def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
+        """Tokens of a templated text in which these are the only control tokens."""
+
+
+class _Rendered(NamedTuple):
+    """A prompt's text, the template's control tokens in it, and whether messages spell more."""
+
+    text: str
+    controls: list[Spelled]
+    is_forged: bool
+
+
+def chat_tokens(
+    tokenizer: ChatVocabulary,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    parse_special: bool = False,
+) -> list[int]:
+    """The tokens of a conversation, as the model's chat template writes it.
+
+    With ``parse_special``, control tokens that messages spell are control tokens, as if the
+    template had written them. Raises BadOption where there is no template, or it refuses.
+    """
+    template = tokenizer.chat_template
+    if template is None:
+        raise BadOption("the model has no chat template; give the text as it is with --raw")
+    bos, eos = (
+        tokenizer.token_text(token).decode("utf-8", "replace") if token >= 0 else ""
+        for token in (tokenizer.bos, tokenizer.eos)
+    )
+
+    def write(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        return render(template, messages, bos=bos, eos=eos, tools=tools)
+
+    plain = write(messages, tools)
+    if not parse_special and isinstance(tokenizer, ControlVocabulary):
+        found = _render(tokenizer.controls, write, plain, messages, tools)
+        if found.is_forged:
+            return tokenizer.tokenize_around(found.text, found.controls)
+        plain = found.text
+    return tokenizer.tokenize(plain, is_templated=True)
+
+
+def _render(
+    controls: SpecialTokens,
+    write: Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], str],
+    plain: str,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+) -> _Rendered:
+    """The text, and which of its control tokens are the template's."""
+    signs = _Signs.of(controls, plain)
+
+    def written(mark: Callable[[str], str]) -> _Rendered:
+        marker = _Marker(mark)
+        return signs.read(write(marker.messages(messages), marker.values(tools)), controls)
+
+    careful = _Marker(signs.mark_all)
+    marked = careful.messages(messages), careful.values(tools)
+    if not careful.has_marked:
+        return _Rendered(plain, [], is_forged=False)
+    strict = signs.read(write(*marked), controls)
+    if strict.text == plain:
+        return strict
+    loose = written(signs.mark_controls)
+    same = [c.token for c in loose.controls] == [c.token for c in strict.controls]
+    return loose if same else strict
+
+
+class _Marker:
+    """Copies values with every text in them marked, but for those that are structure."""
+
+    def __init__(self, mark: Callable[[str], str]) -> None:
+        self._mark = mark
+        self.has_marked = False
+
+    def values(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages or tools. Raises BadOption."""
+        try:
+            return [self._value(item) for item in items]
+        except RecursionError as error:
+            raise BadOption("a message is nested too deeply; send it flat") from error
+
+    def messages(self, items: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages, whose roles the template builds control tokens of: <|user|>."""
+        roles = ({"role": item["role"]} if "role" in item else {} for item in items)
+        return [{**marked, **role} for marked, role in zip(self.values(items), roles, strict=True)]
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            marked = self._mark(value)
+            self.has_marked = self.has_marked or marked != value
+            return marked
+        if isinstance(value, Mapping):
+            return {self._key(key): self._value(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._value(inner) for inner in value]
+        return value
+
+    def _key(self, key: Any) -> Any:
+        """A name of a field, which the template may look for, or a text."""
+        return key if isinstance(key, str) and key.isidentifier() else self._value(key)
+
+
+@dataclass(frozen=True)
+class _Signs:
+    """The characters of control tokens, a private one for each, and back."""
+
+    controls: SpecialTokens
+    marks: Mapping[int, str]
+
+    @classmethod
+    def of(cls, controls: SpecialTokens, plain: str) -> _Signs:
+        """Private characters that the text does not hold."""
+        used = {c for c in set(plain) if _FIRST_PRIVATE <= ord(c) <= _LAST_PRIVATE}
+        free = (chr(code) for code in range(_FIRST_PRIVATE, _LAST_PRIVATE))
+        unused = (mark for mark in free if mark not in used)
+        signs = sorted(set().union(*map(_signs, controls.tokens)))
+        return cls(controls, {ord(sign): mark for sign, mark in zip(signs, unused, strict=False)})
+
+    @cached_property
+    def _back(self) -> dict[int, str]:
+        return {ord(mark): chr(sign) for sign, mark in self.marks.items()}
+
+    @cached_property
+    def _any_mark(self) -> re.Pattern[str]:
+        return re.compile(f"[{''.join(self.marks.values())}]" if self.marks else "(?!)")
+
+    @cached_property
+    def _beginnings(self) -> frozenset[str]:
+        return frozenset(text[:i] for text in self.controls.tokens for i in range(1, len(text)))
+
+    @cached_property
+    def _ends(self) -> frozenset[str]:
+        return frozenset(text[i:] for text in self.controls.tokens for i in range(1, len(text)))
+
+    def mark_all(self, text: str) -> str:
+        """Every sign replaced."""
+        return text.translate(self.marks)
+
+    def mark_controls(self, text: str) -> str:
+        """Signs replaced within control tokens, and where the text may begin or end within one."""
+        longest = max(map(len, self.controls.tokens), default=1)
+        most = range(min(len(text), longest - 1), 0, -1)
+        head = next((i for i in most if text[:i] in self._ends), 0)
+        tail = next((len(text) - i for i in most if text[-i:] in self._beginnings), len(text))
+        parts, end = [], 0
+        inner = ((found.begin, found.end) for found in self.controls.find(text))
+        for begin, stop in sorted([(0, head), *inner, (tail, len(text))]):
+            begin = max(begin, end)
+            stop = max(begin, stop)
+            parts += [text[end:begin], self.mark_all(text[begin:stop])]
+            end = stop
+        return "".join([*parts, text[end:]])
+
+    def read(self, marked: str, controls: SpecialTokens) -> _Rendered:
+        """A rendered text as it shall be, and who wrote its control tokens."""
+        text = marked.translate(self._back)
+        places = [match.start() for match in self._any_mark.finditer(marked)]
+        own: list[Spelled] = []
+        is_forged = False
+        for found in controls.find(text):
+            i = bisect_left(places, found.begin)
+            if i < len(places) and places[i] < found.end:
+                is_forged = True
+            else:
+                own.append(found)
+        return _Rendered(text, own, is_forged)
+
+
+def _signs(control: str) -> set[str]:
+    """The characters by which a control token is known: none that names of fields hold, and no
+    white space, which templates trim."""
+    signs = {c for c in control if not (c.isalnum() or c.isspace() or c == "_")}
+    return signs or set(control[:1])
