@@ -5,13 +5,16 @@ RUN_SETUP = $(or $(PYTHON),python3) scripts/setup.py $(if $(PYTHON),--this-pytho
 BIN = .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-torch setup-vllm demo test test-torch test-vllm lint clean
+.PHONY: help setup setup-use setup-torch setup-vllm demo test test-torch test-vllm lint clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make .venv, with llama.cpp built for this machine
 	@$(RUN_SETUP)
+
+setup-use:  ## the same without what only the tests and the benchmark need: quicker
+	@$(RUN_SETUP) --use
 
 setup-torch:  ## the same with torch and transformers, for targets in safetensors
 	@$(RUN_SETUP) --torch

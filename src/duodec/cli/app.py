@@ -26,6 +26,7 @@ from duodec.cli import (
     profile,
     report,
     serve,
+    setup,
     vllm,
 )
 from duodec.cli.options import CONTEXT_SETTINGS
@@ -79,6 +80,7 @@ app.command(epilog=bench.EPILOG, context_settings=CONTEXT_SETTINGS)(bench.bench)
 app.command(epilog=profile.EPILOG, context_settings=CONTEXT_SETTINGS)(profile.profile)
 app.command(epilog=plan.EPILOG, context_settings=CONTEXT_SETTINGS)(plan.plan)
 app.command(epilog=report.EPILOG, context_settings=CONTEXT_SETTINGS)(report.report)
+app.command(epilog=setup.EPILOG, context_settings=CONTEXT_SETTINGS)(setup.setup)
 app.command(epilog=vllm.EPILOG, context_settings=CONTEXT_SETTINGS)(vllm.vllm)
 app.add_typer(models.app, name="models")
 app.add_typer(datastore.app, name="datastore")
