@@ -9,10 +9,11 @@ from pathlib import Path
 
 from duodec.backends.llamacpp.library import EXACT_SWITCH
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaRecipe
+from duodec.backends.llamacpp.target import LlamaRecipe, LlamaTarget
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.testbeds import PacedTarget
 from duodec.backends.window import DEFAULT_WINDOW
+from duodec.busy import SpareCores
 from duodec.config import DEFAULT_CONTEXT, CorePlan, available_cores, keep_to, memory_nodes
 from duodec.config import DEFAULT_TARGET as DEFAULT_TARGET
 from duodec.config import EngineConfig as EngineConfig
@@ -60,6 +61,8 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
             stack.callback(drafter.close)
         target = loaded.start(num_context, plan)
         stack.callback(target.close)
+        if isinstance(target, LlamaTarget) and plan.shares_cores and config.threads is None:
+            target.context.most_threads = SpareCores(plan.target_alone)
         drafter = _when_ready(drafter, config, on_warning)
         shown: Target = PacedTarget(target, config.pace) if config.pace else target
         engine = Engine(
