@@ -22,9 +22,8 @@ setup-torch:  ## the same with torch and transformers, for targets in safetensor
 setup-vllm:  ## make .venv-vllm, with vLLM for the CPU and our drafter beside it
 	@$(RUN_SETUP) --vllm
 
-demo: setup  ## answer a prompt while a second model drafts
-	@$(BIN)/duodec generate --method duo --seed 1 --max-tokens 160 $$(test -t 1 && echo --show-draft) \
-		"Explain in a few sentences why the sky is blue."
+demo: setup-use  ## the same prompt plainly and with drafts, at the pace of a larger model
+	@$(BIN)/duodec demo
 
 test: setup  ## run the tests
 	@$(BIN)/python -m pytest

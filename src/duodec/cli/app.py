@@ -19,6 +19,7 @@ from duodec.cli import (
     bench,
     chat,
     datastore,
+    demo,
     doctor,
     generate,
     models,
@@ -70,6 +71,7 @@ def root(
         typer.echo(context.get_help())
 
 
+app.command(epilog=demo.EPILOG, context_settings=CONTEXT_SETTINGS)(demo.demo)
 app.command(epilog=generate.EPILOG, context_settings=CONTEXT_SETTINGS)(generate.generate)
 app.command(epilog=chat.EPILOG, context_settings=CONTEXT_SETTINGS)(chat.chat)
 app.command(
