@@ -13,7 +13,6 @@ import pytest
 
 from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp import build, kernels, native
-from duodec.cli import setup as setup_command
 from duodec.cli.app import run
 from duodec.errors import BackendUnavailable
 
@@ -158,7 +157,7 @@ def test_the_command_builds_installs_and_checks(
 
     monkeypatch.setattr(kernels, "check", check)
     monkeypatch.setattr(native, "install", install)
-    monkeypatch.setattr(setup_command, "_pip", fake)
+    monkeypatch.setattr(native, "pip_command", fake)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert run(["setup"]) == 0
     assert checked == [False, True]
@@ -174,9 +173,9 @@ def test_an_environment_without_pip_gets_one_for_the_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As those of uv and pipx are."""
-    found = setup_command.importlib.util.find_spec
+    found = native.importlib.util.find_spec
     monkeypatch.setattr(
-        setup_command.importlib.util, "find_spec",
+        native.importlib.util, "find_spec",
         lambda name: None if name == "pip" else found(name),
     )  # fmt: skip
     made: list[list[str]] = []
@@ -188,8 +187,8 @@ def test_an_environment_without_pip_gets_one_for_the_moment(
         made.append(command)
         return Done()
 
-    monkeypatch.setattr(setup_command.subprocess, "run", run_)
-    with setup_command._pip() as pip:
+    monkeypatch.setattr(native.subprocess, "run", run_)
+    with native.pip_command() as pip:
         assert pip[1:4] == ["-m", "pip", "--python"]
         assert pip[4] == sys.executable
         assert pip[0] != sys.executable

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -50,10 +45,11 @@ def setup(
         else:
             say_dim(f"llama.cpp ({native.PACKAGE} {native.VERSION}) is installed and works")
             return
-    if rebuild:
-        native.forget(cpu_key(), cmake_args)
     try:
-        with _pip() as pip:
+        if rebuild:
+            native.check_compiler(cmake_args)
+            native.forget(cpu_key(), cmake_args)
+        with native.pip_command() as pip:
             wheel = native.find_or_build(pip, cpu_key(), cmake_args, warn)
             native.install(wheel, pip)
     except native.BuildFailed as error:
@@ -62,26 +58,3 @@ def setup(
     importlib.invalidate_caches()
     kernels.check()
     say_dim(f"llama.cpp ({native.PACKAGE} {native.VERSION}) is installed and works")
-
-
-@contextmanager
-def _pip() -> Iterator[list[str]]:
-    """A command that runs pip for this environment. One of uv or pipx has none of its own: pip
-    runs in an environment made for that, and works on this one. Raises BuildFailed."""
-    from duodec.backends.llamacpp.native import BuildFailed
-
-    if importlib.util.find_spec("pip"):
-        yield [sys.executable, "-m", "pip"]
-        return
-    with tempfile.TemporaryDirectory(prefix="duodec-pip-") as folder:
-        command = [sys.executable, "-m", "venv", folder]
-        made = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
-        if made.returncode:
-            release = "python{}.{}".format(*sys.version_info[:2])
-            raise BuildFailed(
-                f"this environment has no pip, and {release} cannot make one; apt install "
-                f"{release}-venv (Debian, Ubuntu), or put pip into it: uv pip install pip"
-            )
-        yield [str(Path(folder) / "bin" / "python"), "-m", "pip", "--python", sys.executable]
