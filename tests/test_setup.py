@@ -276,3 +276,13 @@ def test_the_package_tells_what_an_index_shows() -> None:
     assert not any("llama" in name for name in project["dependencies"]), (
         "pip would build in silence"
     )
+
+
+def test_a_report_is_written_without_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    from duodec.bench import card
+
+    def version(name: str) -> str:
+        raise card.PackageNotFoundError(name)
+
+    monkeypatch.setattr(card, "version", version)
+    assert card.environment()["packages"]["llama-cpp-python"] == "not installed"
