@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 
 import pytest
 
-from duodec import config, profiling
+from duodec import busy, config, profiling
 from duodec.busy import SpareCores
 from duodec.cli.app import run
 from duodec.config import EngineConfig
@@ -76,6 +78,25 @@ def test_what_ran_in_a_pause_changes_nothing() -> None:
     machine.decode(spare, 1.0)
     machine.pause(3600, busy=2.0)
     assert spare() == 2
+
+
+def test_what_ran_while_the_models_loaded_counts_at_once() -> None:
+    machine = Machine(2)
+    spare = machine.spare()
+    machine.pause(1.0, busy=1.0)
+    assert spare() == 1
+
+
+def test_processes_of_our_own_are_no_other_programs() -> None:
+    """A drafter that starts after the first look."""
+    own_s = busy._OwnTime()
+    before_s = own_s()
+    code = "import time\nwhile time.process_time() < 0.4: pass\nprint('done', flush=True)\ninput()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:  # type: ignore[call-overload]
+        assert child.stdout.readline().strip() == b"done"
+        assert own_s() - before_s >= 0.3
+        child.communicate(b"\n")
 
 
 def test_other_programs_are_seen_by_the_system_too() -> None:

@@ -11,7 +11,8 @@ from duodec.config import available_cores
 
 NOTABLE = 0.5  # cores: from here on a timing is not to be trusted
 _EVERY_S = 0.25  # between two looks at what others take
-_AT_WORK = 0.25  # of our threads' time: below, the window held a pause and tells nothing of now
+_RECENT_S = 2.0  # a longer window may have held a pause, and then tells nothing of now
+_AT_WORK = 0.25  # of our threads' time in it: there was none
 _CHILDREN_S = 5.0  # between two searches for our processes, which take milliseconds
 _TAKEN = 0.3  # of a core: a program is at work there
 _FREE = 0.8  # of a core: nobody else is
@@ -63,7 +64,7 @@ class SpareCores:
         busy_s, own_s = self._seen
         self._look()
         used_s = self._seen[1] - own_s
-        if used_s >= _AT_WORK * self._limit * elapsed_s:
+        if elapsed_s <= _RECENT_S or used_s >= _AT_WORK * self._limit * elapsed_s:
             others_s = self._seen[0] - busy_s - used_s
             self._limit = self._fitting(max(0.0, others_s / elapsed_s))
         return self._limit
@@ -90,12 +91,15 @@ class _OwnTime:
         self._searched_s = float("-inf")
         self._total_s = 0.0
         self._before: dict[int, float] = {}
+        self._num_searches = 0
 
     def __call__(self) -> float:
-        if perf_counter() - self._searched_s > _CHILDREN_S:
+        # twice at first: the drafter starts after the first look
+        if self._num_searches < 2 or perf_counter() - self._searched_s > _CHILDREN_S:
             here = psutil.Process()
             self._processes = [here, *here.children(recursive=True)]
             self._searched_s = perf_counter()
+            self._num_searches += 1
         now: dict[int, float] = {}
         for process in self._processes:
             try:
@@ -103,8 +107,8 @@ class _OwnTime:
             except psutil.Error:  # it ended
                 continue
             now[process.pid] = times.user + times.system
-        # sums of differences: a process that ends takes nothing away
-        self._total_s += sum(s - self._before.get(pid, s) for pid, s in now.items())
+        # sums of differences: a process that ends takes nothing away, one that is new counts whole
+        self._total_s += sum(s - self._before.get(pid, 0.0) for pid, s in now.items())
         self._before = now
         return self._total_s
 

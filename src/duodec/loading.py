@@ -50,6 +50,7 @@ def draft_for(config: EngineConfig) -> str | None:
 
 def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> Engine:
     """An engine for this machine. Raises what is wrong with the models or the pair."""
+    spare = SpareCores(len(available_cores()))  # looks at the cores while the models load
     with ExitStack() as stack:
         loaded = load_target(config, on_warning)
         model = loaded.model
@@ -62,7 +63,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> E
         target = loaded.start(num_context, plan)
         stack.callback(target.close)
         if isinstance(target, LlamaTarget) and plan.shares_cores and config.threads is None:
-            target.context.most_threads = SpareCores(plan.target_alone)
+            target.context.most_threads = spare
         drafter = _when_ready(drafter, config, on_warning)
         shown: Target = PacedTarget(target, config.pace) if config.pace else target
         engine = Engine(
