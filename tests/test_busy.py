@@ -7,11 +7,14 @@ import sys
 from dataclasses import dataclass, replace
 
 import pytest
+from fakes import Letters
 
-from duodec import busy, config, profiling
+from duodec import busy, config, loading, profiling
+from duodec.backends.table import TableModel, TableTarget
 from duodec.busy import SpareCores
 from duodec.cli.app import run
 from duodec.config import EngineConfig
+from duodec.engine import Engine
 from duodec.errors import BadOption
 from duodec.profiling import Forward, Profile, Step
 
@@ -173,3 +176,17 @@ def test_what_cannot_be_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(profiling, "OtherPrograms", Noisy)
     flaw = profiling.measure_soundly(None, "key", ("t", None))[1]  # type: ignore[arg-type]
     assert flaw == "other programs kept 1.2 of these cores busy"
+
+
+def test_a_flawed_profile_is_shown_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Engine(TableTarget(TableModel()), Letters(), 400)
+    monkeypatch.setattr(loading, "load", lambda config, on_warning: engine)
+    monkeypatch.setattr(loading, "profile_key", lambda config: "key")
+    monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (SOUND, "it cannot be"))
+    monkeypatch.setattr(Profile, "write", lambda profile: pytest.fail("it was kept"))
+    assert run(["profile", "--draft", "none"]) == 3
+    shown = capsys.readouterr()
+    assert "not kept: it cannot be; measure again on a quiet machine" in shown.err
+    assert "draft tokens" in shown.out
