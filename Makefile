@@ -5,7 +5,7 @@ RUN_SETUP = $(or $(PYTHON),python3) scripts/setup.py $(if $(PYTHON),--this-pytho
 BIN = .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-torch setup-vllm demo test test-torch test-vllm lint clean
+.PHONY: help setup setup-use setup-torch setup-vllm demo test test-torch test-vllm lint clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,15 +13,17 @@ help:  ## show this list
 setup:  ## make .venv, with llama.cpp built for this machine
 	@$(RUN_SETUP)
 
+setup-use:  ## the same without what only the tests and the benchmark need: quicker
+	@$(RUN_SETUP) --use
+
 setup-torch:  ## the same with torch and transformers, for targets in safetensors
 	@$(RUN_SETUP) --torch
 
 setup-vllm:  ## make .venv-vllm, with vLLM for the CPU and our drafter beside it
 	@$(RUN_SETUP) --vllm
 
-demo: setup  ## answer a prompt while a second model drafts
-	@$(BIN)/duodec generate --method duo --seed 1 --max-tokens 160 $$(test -t 1 && echo --show-draft) \
-		"Explain in a few sentences why the sky is blue."
+demo: setup-use  ## the same prompt plainly and with drafts, at the pace of a larger model
+	@$(BIN)/duodec demo
 
 test: setup  ## run the tests
 	@$(BIN)/python -m pytest

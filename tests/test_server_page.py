@@ -34,7 +34,7 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.mark.parametrize("size", [(1100, 800), (390, 780)])
+@pytest.mark.parametrize("size", [(1280, 800), (390, 780), (844, 390)])
 def test_a_conversation(
     server: Running, browser: Any, size: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -70,14 +70,47 @@ def test_a_conversation(
     page.locator("#send").click()
     api.expect(page.locator("#live")).to_contain_text("tokens/s", timeout=20_000)
     page.screenshot(path=tmp_path / f"live-{size[0]}.png")
-    page.locator("#send").click()
+    page.locator("#stop").click()
     api.expect(page.locator("#send")).to_have_text("Send")
+    api.expect(page.locator(".facts").last).to_have_text("stopped")
+    # a reload keeps the conversation
+    num_messages = page.locator(".message").count()
+    page.reload()
+    api.expect(page.locator(".message")).to_have_count(num_messages)
     # an error is said
     page.locator("#text").fill("x" * 5000)
     page.locator("#send").click()
+    api.expect(page.locator("#text")).to_have_value("x" * 5000)
     api.expect(page.locator(".error")).to_contain_text("context holds 4000")
+    page.locator("#text").fill("")
+    assert page.locator("main").bounding_box()["height"] >= size[1] * 0.4, "messages have room"
     page.locator("#clear").click()
     assert page.locator(".message").count() == 0
     assert all(url.startswith((server.url, "data:")) for url in asked)
     assert not wrong
     page.close()
+
+
+def test_markdown_and_a_missing_key(browser: Any, tmp_path: Path) -> None:
+    with running(engine_on_tables(), api_keys=("secret",)) as server:
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": 844, "height": 390}, color_scheme=scheme)
+            page.goto(server.url)
+            api.expect(page.locator("#ask")).to_be_visible()
+            page.evaluate(
+                "words => localStorage.setItem('duodec.chat', JSON.stringify("
+                "[{role: 'user', content: 'hi'}, {role: 'assistant', content: words}]))",
+                "# Title\n\n- **one**\n- two\n\n```js\nlet a = 1;\n```\n\n<b>no</b>"
+                "\n\n| a | b |\n|---|---|\n| 1 | 2 |",
+            )
+            page.reload()
+            api.expect(page.locator("main strong")).to_have_text("one")
+            api.expect(page.locator("main pre code")).to_have_text("let a = 1;\n")
+            assert page.locator("main b").count() == 0
+            page.screenshot(path=tmp_path / f"markdown-{scheme}.png")
+            page.locator("#key").fill("secret")
+            page.locator("#key").press("Tab")
+            api.expect(page.locator("#ask")).to_be_hidden()
+            api.expect(page.locator("#model")).to_contain_text("tables")
+            page.screenshot(path=tmp_path / f"across-{scheme}.png")
+            page.close()

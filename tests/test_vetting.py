@@ -220,7 +220,7 @@ class Broken(TableModel):
 def test_an_answer_of_logits_that_are_no_numbers_ends_with_an_error() -> None:
     engine = LLM(TableTarget(Broken()), FakeTokenizer(), 100)
     with pytest.raises(ComputeFailed, match="no numbers"):
-        list(engine.generate([1, 2, 3], max_tokens=4))
+        engine.generate([[1, 2, 3]], SamplingParams(max_tokens=4))
 
 
 def test_the_server_finds_them_before_it_has_clients() -> None:
@@ -229,7 +229,7 @@ def test_the_server_finds_them_before_it_has_clients() -> None:
     engine = LLM(TableTarget(Broken()), FakeTokenizer(), 100)
     served = service.Service(settings.Settings("broken", port=0))
     with pytest.raises(ComputeFailed, match="no numbers"):
-        served.start(engine, engine.target)
+        served.start(engine)
     assert not served.is_ready
 
 

@@ -234,6 +234,15 @@ class EngineConfig:
                 "or several as cuda:0,cuda:1"
             )
 
+        num_cores = len(available_cores())
+        for name in ("threads", "draft_threads"):
+            if (getattr(self, name) or 0) > num_cores:
+                raise BadOption(
+                    f"{name.replace('_', '-')} is {getattr(self, name)} and this process may use "
+                    f"{num_cores} cores: more threads than cores slow each other down tenfold; "
+                    f"use {num_cores} or less"
+                )
+
     @property
     def dtype_name(self) -> str:
         """Spelled out: `bf16` is bfloat16."""

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from duodec.backends.llamacpp.library import EXACT_SWITCH
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaRecipe
+from duodec.backends.llamacpp.target import LlamaRecipe, LlamaTarget
 from duodec.backends.placement import Placement
 from duodec.backends.process import ProcessDrafter
 from duodec.backends.testbeds import PacedTarget
 from duodec.backends.window import DEFAULT_WINDOW
 from duodec.batching import share
+from duodec.busy import SpareCores
 from duodec.config import DEFAULT_TARGET as DEFAULT_TARGET
 from duodec.config import CorePlan, available_cores, keep_to, memory_nodes
 from duodec.config import EngineConfig as EngineConfig
@@ -51,6 +52,7 @@ def draft_for(config: EngineConfig) -> str | None:
 
 def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> LLM:
     """A model for this machine. Raises what is wrong with the models or the pair."""
+    spare = SpareCores(len(available_cores()))  # looks at the cores while the models load
     with ExitStack() as stack:
         loaded = load_target(config, on_warning)
         model = loaded.model
@@ -62,6 +64,8 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> L
             stack.callback(drafter.close)
         target = loaded.start(num_context, plan)
         stack.callback(target.close)
+        if isinstance(target, LlamaTarget) and plan.shares_cores and config.threads is None:
+            target.context.most_threads = spare
         drafter = _when_ready(drafter, config, on_warning)
         shown: Target = PacedTarget(target, config.pace) if config.pace else target
         llm = LLM(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duodec.backends.cpu import cpu_key
+from duodec.busy import NOTABLE, OtherPrograms
 from duodec.config import available_cores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafter, DraftRequest, Plan, Query, Target
@@ -42,6 +43,8 @@ _STEPS, _STEPS_WAIT_S = 8, 20.0
 _SWEPT_LEAVES = 4
 _ENOUGH = 1.05  # of the fastest step: more threads are not worth their cores
 ATTENTION_TEXTS, ATTENTION_LEAVES = (64, 1024), (1, 4, 8)
+_TRIES = 2  # of a whole measurement
+_PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # that less work may take longer by: noise
 _AS_MANY = 3  # observations that a measured median counts as
 
 
@@ -118,6 +121,35 @@ class Profile:
         ratios = [f.beside_s / f.seconds for f in self.forwards if f.beside_s]
         return median(ratios) if ratios else None
 
+    @property
+    def flaw(self) -> str | None:
+        """What cannot be: less work that takes much longer, as on a machine that was busy for a
+        while. None where nothing is wrong."""
+        curves = [
+            (f"a forward pass of {{}} draft tokens after {context}", points)
+            for context in sorted({f.context for f in self.forwards})
+            for points in (
+                [(f.width, f.seconds) for f in self.forwards if f.context == context],
+                [(f.width, f.beside_s) for f in self.forwards
+                 if f.context == context and f.beside_s is not None],
+            )
+        ]  # fmt: skip
+        curves += [
+            (f"a draft step of {{}} leaves after {context}",
+             [(s.leaves, s.seconds) for s in self.steps if s.context == context])
+            for context in sorted({s.context for s in self.steps})
+        ]  # fmt: skip
+        for words, points in curves:
+            points = sorted(points)
+            for i, (few, seconds) in enumerate(points):
+                for many, more_s in points[i + 1 :]:
+                    if seconds > _PLAUSIBLE * more_s + _PLAUSIBLE_S:
+                        return (
+                            f"{words.format(few)} took {seconds * 1e3:.0f} ms, one of {many} "
+                            f"{more_s * 1e3:.0f} ms"
+                        )
+        return None
+
     def costs(self, *, is_beside: bool) -> Costs:
         """What the planner starts with; ``is_beside``: the drafter will be at work."""
         costs = Costs()
@@ -151,9 +183,10 @@ class Profile:
             steps = tuple(Step(**s) for s in record.pop("steps"))
             threads = tuple(Threads(**t) for t in record.pop("threads"))
             attention = tuple(Attention(**a) for a in record.pop("attention"))
-            return cls(
+            found = cls(
                 **record, forwards=forwards, steps=steps, threads=threads, attention=attention
             )
+            return found if found.flaw is None else None  # kept by an older version
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -195,6 +228,24 @@ def measure(
             forwards.append(forward)
             on_progress("measuring", len(forwards) + len(steps), total)
     return Profile(key, *names, tuple(forwards), tuple(steps))
+
+
+def measure_soundly(
+    engine: LLM,
+    key: str,
+    names: tuple[str, str | None],
+    on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
+) -> tuple[Profile, str | None]:
+    """`measure`, once more where the result cannot be, and what still speaks against keeping it."""
+    for _ in range(_TRIES):
+        others = OtherPrograms()
+        found = measure(engine, key, names, on_progress)
+        flaw = found.flaw
+        if flaw is None and (num_cores := others.num_cores) >= NOTABLE:
+            flaw = f"other programs kept {num_cores:.1f} of these cores busy"
+        if flaw is None:
+            break
+    return found, flaw
 
 
 def _forwards(engine: LLM, text: Tokens) -> Iterator[Forward]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from datetime import datetime, timezone
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import psutil
@@ -22,8 +22,15 @@ def environment() -> dict[str, Any]:
         "gpu": None,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in ("duodec", "llama-cpp-python", "numpy")},
+        "packages": {name: _version(name) for name in ("duodec", "llama-cpp-python", "numpy")},
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # llama.cpp, where a target on torch is drafted for by text
+        return "not installed"
 
 
 def _cpu_name() -> str:

@@ -23,6 +23,7 @@ from duodec.cli import (
     bench,
     chat,
     datastore,
+    demo,
     doctor,
     generate,
     models,
@@ -30,6 +31,7 @@ from duodec.cli import (
     profile,
     report,
     serve,
+    setup,
     vllm,
 )
 from duodec.cli.options import CONTEXT_SETTINGS
@@ -86,6 +88,7 @@ def root(
         typer.echo(context.get_help())
 
 
+app.command(epilog=demo.EPILOG, context_settings=CONTEXT_SETTINGS)(demo.demo)
 app.command(epilog=generate.EPILOG, context_settings=CONTEXT_SETTINGS)(generate.generate)
 app.command(epilog=chat.EPILOG, context_settings=CONTEXT_SETTINGS)(chat.chat)
 app.command(
@@ -96,6 +99,7 @@ app.command(epilog=bench.EPILOG, context_settings=CONTEXT_SETTINGS)(bench.bench)
 app.command(epilog=profile.EPILOG, context_settings=CONTEXT_SETTINGS)(profile.profile)
 app.command(epilog=plan.EPILOG, context_settings=CONTEXT_SETTINGS)(plan.plan)
 app.command(epilog=report.EPILOG, context_settings=CONTEXT_SETTINGS)(report.report)
+app.command(epilog=setup.EPILOG, context_settings=CONTEXT_SETTINGS)(setup.setup)
 app.command(epilog=vllm.EPILOG, context_settings=CONTEXT_SETTINGS)(vllm.vllm)
 app.add_typer(models.app, name="models")
 app.add_typer(datastore.app, name="datastore")

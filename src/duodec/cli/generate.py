@@ -197,10 +197,10 @@ def _compare(engine: LLM, done: Answer, sampling: SamplingParams, others: OtherP
         plain_s = plain_seconds(engine, done, sampling)
     except KeyboardInterrupt:  # the answer is complete: only its comparison is given up
         return
-    stats = done.finished.stats
-    say_dim(comparison(stats, plain_s, shares_cores=engine.shares_cores))
     if plain_s is not None and (num_cores := others.num_cores) >= NOTABLE:
         say_dim(busy_line(num_cores))
+        return
+    say_dim(comparison(done.finished.stats, plain_s, shares_cores=engine.shares_cores))
 
 
 def _prompt_text(prompt: str | None) -> str:

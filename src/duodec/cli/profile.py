@@ -30,12 +30,15 @@ duodec profile     the default pair, kept for the planner
 
 duodec profile -m T.gguf -md D.gguf --plot curves.svg
 
-Measure on a quiet machine. A profile is found again by the processor, its cores and the two
-files; the planner learns the same without one, a few answers later.
+Measure on a quiet machine: what cannot be is measured again, and not kept.
+
+A profile is found again by the processor, its cores and the two files; the planner learns the same
+without one, a few answers later.
 """
 
 _BAR = 40
 _SCHEMA_VERSION = 1
+_NOT_KEPT = 3  # the exit status of a check that failed
 
 
 @options.derived
@@ -70,7 +73,7 @@ def profile(
         key = profile_key(config if engine.drafter else replace(config, draft=None))
         with progress_bar(is_quiet=False) as on_progress:
             names = (config.target, draft_for(config) if engine.drafter else None)
-            found = profiling.measure(engine, key, names, on_progress)
+            found, flaw = profiling.measure_soundly(engine, key, names, on_progress)
             if engine.drafter and not engine.shares_cores and config.draft_threads is None:
                 engine.prepare(False)  # all cores are ours again
                 swept = profiling.sweep_threads(
@@ -81,7 +84,7 @@ def profile(
                 found = replace(found, threads=swept)
             if engine.drafter:
                 found = replace(found, attention=_attention(config, found, on_progress))
-    path = found.write()
+    path = None if flaw else found.write()
     if plot:
         _write_plot(found, plot)
     if json:
@@ -89,6 +92,9 @@ def profile(
         put(f"{json_format.dumps(record)}\n")
     else:
         _show(found)
+    if path is None:
+        warn(f"not kept: {flaw}; measure again on a quiet machine")
+        raise typer.Exit(_NOT_KEPT)
     say_dim(f"kept in {path}")
 
 

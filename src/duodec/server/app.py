@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,6 +22,7 @@ from duodec.server.guard import guarded, too_large
 from duodec.server.jsons import parse_object
 from duodec.server.logs import log
 from duodec.server.meters import CONTENT_TYPE
+from duodec.server.page import chat_page, content_policy
 from duodec.server.service import Service
 from duodec.server.stream import ClientGone, EventStream, or_gone, whole
 
@@ -68,7 +68,7 @@ class Routes:
         return JSONResponse(self._service.slots())
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(files("duodec.server").joinpath("page.html").read_text("utf-8"))
+        return HTMLResponse(chat_page(), headers={"content-security-policy": content_policy()})
 
     # --- parts
 

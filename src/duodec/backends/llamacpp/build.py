@@ -1,7 +1,7 @@
 """Was llama.cpp built for this processor? Asked before the library is touched.
 
 A native build dies with an illegal instruction on a processor that lacks what the builder's
-had, so it is never loaded blindly: `make setup` leaves a note of the processor it built for.
+had, so it is never loaded blindly: `make setup` and `duodec setup` leave a note of the processor.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def check_build(folder: Path = Path(sys.prefix)) -> None:
     """Raises BackendUnavailable when the installed build was made for another processor."""
     note = folder / NOTE
     if not note.is_file():
-        return  # not installed by `make setup`: a package index's build, or the user's own
+        return  # not installed by us: a package index's build, or the user's own
     built_for = note.read_text().strip()
     if built_for != cpu_key():
         raise BackendUnavailable(
             f"llama.cpp was built for another processor ({built_for}, this one is {cpu_key()}); "
-            "run `make setup` to build it for this one"
+            "run `make setup` (in a checkout) or `duodec setup` to build it for this one"
         )

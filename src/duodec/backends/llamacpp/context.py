@@ -48,6 +48,7 @@ class LlamaContext:
         self._num_first = num_first
         self.num_threads = num_threads  # of a forward that continues a text
         self.num_prompt_threads = num_threads  # of one that reads a prompt
+        self.most_threads: Callable[[], int] | None = None  # now, as others leave cores; None: all
         self.model = model
         self.num_context = num_context
         self.num_computed = 0  # tokens, of all forward passes so far
@@ -150,7 +151,8 @@ class LlamaContext:
     def _set_threads(self, num_text_tokens: int) -> None:
         """Nobody drafts after a prompt that was not read yet, so reading may use every thread."""
         is_prompt = num_text_tokens > _SHORT_TEXT
-        self._threads.use(self.num_prompt_threads if is_prompt else self.num_threads)
+        wanted = self.num_prompt_threads if is_prompt else self.num_threads
+        self._threads.use(min(wanted, self.most_threads()) if self.most_threads else wanted)
 
     # --- cells, for SlotCache
 

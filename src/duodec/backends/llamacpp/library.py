@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from duodec.backends.allocator import keep_freed_memory
+from duodec.backends.llamacpp import kernels
 from duodec.backends.llamacpp.build import check_build
 from duodec.errors import BackendUnavailable
 
@@ -57,12 +58,12 @@ def _prepare_environment(is_exact: bool) -> None:
 
 def _import() -> ModuleType:
     check_build()
+    kernels.check()
     try:
         import llama_cpp
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         raise BackendUnavailable(
-            f"llama-cpp-python cannot be loaded ({error}); run `make setup`, or "
-            "`pip install --force-reinstall llama-cpp-python`"
+            f"llama-cpp-python cannot be loaded ({error}); {kernels.REMEDY}"
         ) from error
     return llama_cpp.llama_cpp
 

@@ -1,0 +1,113 @@
+"""`duodec demo`: decode one prompt plainly and with drafts, at the pace of a larger model."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duodec.busy import NOTABLE, OtherPrograms
+from duodec.cli.answering import Answer, Interruption, Stopped, answer
+from duodec.cli.closing import rate
+from duodec.cli.opening import open_engine
+from duodec.cli.output import AnswerWriter, put, say, say_dim, warn
+from duodec.core.sampling import SamplingParams
+from duodec.llm import LLM
+
+if TYPE_CHECKING:
+    pass
+
+EPILOG = """
+[bold]Examples[/bold]
+
+duodec demo
+
+duodec demo --pace 0.1 "Explain recursion with an example."
+"""
+
+PROMPT = "Write a Python function that reverses a list, and explain it."
+_INTERRUPTED, _DIFFERENT = 130, 3
+_YOUR_OWN = 'duodec generate -m MODEL.gguf -md SMALL_MODEL_OF_ITS_FAMILY.gguf "Your question"'
+
+
+def demo(
+    prompt: Annotated[str, typer.Argument(help="What to answer.")] = PROMPT,
+    pace: Annotated[
+        float,
+        typer.Option(
+            "--pace", min=0.001, help="Seconds that a forward pass of the target takes at least."
+        ),
+    ] = 0.05,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=8, help="Tokens of each answer at most.")
+    ] = 128,
+) -> None:
+    """Decode a prompt twice, plainly and as duodec does, and compare speed and text.
+
+    The target is a small model, slowed down: a stand-in for a larger one on a GPU. Its drafts are
+    made in real time on this processor.
+    """
+    from duodec.config import EngineConfig
+
+    try:
+        with open_engine(EngineConfig(pace=pace), on_warning=warn) as engine:
+            say_dim(
+                f"SmolLM2 135M, slowed to {pace * 1e3:.0f} ms a forward pass: a stand-in for a "
+                "larger model on a GPU; drafts are made on this CPU meanwhile"
+            )
+            others = OtherPrograms()
+            _title("Plain decoding")
+            plain = _decode(engine, prompt, "ar", max_tokens)
+            _title("duodec, what was drafted is underlined")
+            drafted = _decode(engine, prompt, None, max_tokens)
+            busy = others.num_cores
+    except (Stopped, KeyboardInterrupt):
+        say_dim("interrupted")
+        raise typer.Exit(_INTERRUPTED) from None
+    if plain.is_interrupted or drafted.is_interrupted:
+        raise typer.Exit(_INTERRUPTED)
+    if plain.finished.tokens != drafted.finished.tokens:
+        warn("the two texts differ, which must never happen; please report it")
+        raise typer.Exit(_DIFFERENT)
+    say("")
+    say(result_line(plain, drafted, busy))
+    say_dim(f"With your own model: {_YOUR_OWN}")
+
+
+def result_line(plain: Answer, drafted: Answer, num_busy: float) -> str:
+    """Both speeds and their ratio, or why there is none."""
+    slow, fast = plain.finished.stats, drafted.finished.stats
+    same = f"the same {len(plain.finished.tokens)} tokens"
+    if num_busy >= NOTABLE:
+        return (
+            f"{same}; no ratio: other programs kept {num_busy:.1f} cores busy meanwhile, which "
+            "slows drafts most; try again when they are done"
+        )
+    return (
+        f"{rate(slow.tokens_per_second)} plainly, {rate(fast.tokens_per_second)} with drafts: "
+        f"{fast.tokens_per_second / slow.tokens_per_second:.2f}x, {same}; "
+        f"{fast.mean_accepted:.1f} tokens a forward pass"
+    )
+
+
+def _decode(engine: LLM, prompt: str, method: str | None, max_tokens: int) -> Answer:
+    writer = AnswerWriter(show_draft=True)
+    done = answer(
+        engine,
+        engine.tokens_of([{"role": "user", "content": prompt}]),
+        SamplingParams(seed=1),
+        method=method,
+        max_tokens=max_tokens,
+        writer=writer,
+        interruption=Interruption(patience=0),
+    )
+    writer.end()
+    say_dim(rate(done.finished.stats.tokens_per_second))
+    return done
+
+
+def _title(words: str) -> None:
+    sys.stdout.flush()
+    say("")
+    put(f"{words}\n\n")

@@ -1,0 +1,265 @@
+"use strict";
+/* The conversation: asks the server, shows what streams, and keeps everything in this browser. */
+const $ = id => document.getElementById(id);
+const chat = $("chat");
+const CHAT = "duodec.chat", KEY = "duodec.key";
+const SAVED = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "method", "max_draft", "system"];
+const SAVE_EVERY_MS = 500, NEAR_END_PX = 60;
+const WAITING = "Your message goes out when this answer ends. Escape takes it back.";
+const NEEDS_KEY = "This server asks for an API key. Whoever runs it has one for you.";
+const WRONG_KEY = "The server does not know this API key. Check it and send your message again.";
+
+/* [{ role, content, drafted?, facts? }]: `drafted` are the ranges of an answer that drafts supplied. */
+let messages = [];
+let running = null;  // stops the answer that streams
+let isQueued = false;  // a message waits for the answer to end
+
+// --- what the browser keeps
+
+function read(store, name) { try { return store.getItem(name); } catch { return null; } }
+function write(store, name, value) { try { store.setItem(name, value); } catch { /* full or forbidden: it works without */ } }
+function save() { write(localStorage, CHAT, JSON.stringify(messages)); }
+function restore() {
+  let kept = null;
+  try { kept = JSON.parse(read(localStorage, CHAT)); } catch { /* of another version */ }
+  if (!Array.isArray(kept)) return;
+  messages = kept.filter(m => m && ["user", "assistant"].includes(m.role) && typeof m.content === "string");
+  for (const message of messages) show(message);
+}
+
+for (const id of SAVED) {
+  const value = read(localStorage, "duodec." + id);
+  if (value !== null) $(id).value = value;
+  $(id).addEventListener("change", () => write(localStorage, "duodec." + id, $(id).value));
+}
+$("key").value = read(sessionStorage, KEY) || "";
+$("key").addEventListener("change", () => { write(sessionStorage, KEY, $("key").value); ready(); });
+
+// --- what is shown
+
+function put(kind, text = "") {
+  const node = document.createElement("div");
+  node.className = kind;
+  node.textContent = text;
+  chat.append(node);
+  chat.scrollTop = chat.scrollHeight;
+  return node;
+}
+function show(message) {
+  if (message.role === "user") return put("message user", message.content);
+  const node = put("message assistant");
+  render(node, message);
+  if (message.facts) put("facts", message.facts);
+  return node;
+}
+function render(node, message) {
+  const isAtEnd = chat.scrollHeight - chat.scrollTop - chat.clientHeight < NEAR_END_PX;
+  node.replaceChildren(renderMarkdown(message.content, message.drafted));
+  for (const box of node.querySelectorAll(".code")) box.append(copyButton(box));
+  if (isAtEnd) chat.scrollTop = chat.scrollHeight;
+}
+function copyButton(box) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "quiet copy";
+  button.textContent = "copy";
+  button.addEventListener("click", async () => {
+    try { await navigator.clipboard.writeText(box.querySelector("code").textContent); button.textContent = "copied"; } catch { button.textContent = "not allowed here"; }
+  });
+  return button;
+}
+function forgetError() { for (const node of chat.querySelectorAll(".error")) node.remove(); }
+function askForKey(why) { $("why").textContent = why; $("ask").hidden = false; $("key").focus(); }
+function grow() { const t = $("text"); t.style.height = "auto"; t.style.height = t.scrollHeight + 2 + "px"; }
+function setText(text) { $("text").value = text; grow(); }
+function queue(is) {
+  isQueued = is;
+  $("live").textContent = is ? WAITING : "";
+}
+
+// --- what is done
+
+$("tint").addEventListener("change", () => document.body.classList.toggle("tinted", $("tint").checked));
+$("clear").addEventListener("click", () => {
+  running?.abort();
+  idle();
+  messages = [];
+  chat.replaceChildren();
+  queue(false);
+  save();
+});
+$("text").addEventListener("input", grow);
+$("text").addEventListener("keydown", event => {
+  const isPhone = matchMedia("(pointer: coarse)").matches;
+  if (event.key === "Escape" && isQueued) queue(false);
+  if (event.key === "Enter" && !event.shiftKey && !isPhone && !event.isComposing) { event.preventDefault(); $("form").requestSubmit(); }
+});
+$("stop").addEventListener("click", () => { queue(false); running?.abort(); });
+$("form").addEventListener("submit", event => {
+  event.preventDefault();
+  const text = $("text").value.trim();
+  if (!text) return;
+  if (running) { queue(true); return; }
+  setText("");
+  ask(text);
+});
+
+function headers() {
+  const key = $("key").value;
+  return { "Content-Type": "application/json", ...(key ? { Authorization: "Bearer " + key } : {}) };
+}
+function number(id) { const text = $(id).value.trim(); return text === "" ? undefined : Number(text); }
+function body() {
+  const system = $("system").value.trim();
+  const said = messages.map(({ role, content }) => ({ role, content }));
+  return {
+    messages: system ? [{ role: "system", content: system }, ...said] : said,
+    stream: true, stream_options: { include_usage: true },
+    temperature: number("temperature"), top_p: number("top_p"), top_k: number("top_k"), min_p: number("min_p"),
+    seed: number("seed"), max_tokens: number("max_tokens"),
+    speculation: { show_drafted: true, method: $("method").value || undefined, max_draft: $("method").value === "ar" ? undefined : number("max_draft") },
+  };
+}
+
+async function ask(text) {
+  const own = messages, message = { role: "assistant", content: "", drafted: [], facts: "stopped" };
+  forgetError();
+  own.push({ role: "user", content: text });
+  save();
+  const asked = put("message user", text), node = put("message assistant"), asking = new AbortController();
+  busy(asking);
+  const request = body();
+  own.push(message);
+  let first = 0, last = null, savedAt = -Infinity, drawn = 0, failure = null;
+  const draw = () => { drawn = 0; render(node, message); };
+  try {
+    const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(request), signal: asking.signal });
+    if (!response.ok) throw await refusal(response);
+    $("ask").hidden = true;
+    for await (const chunk of events(response.body)) {
+      if (chunk.error) throw new Error(chunk.error.message);
+      if (chunk.metrics) last = chunk;
+      const choice = chunk.choices[0];
+      if (!choice) continue;
+      const said = choice.delta.content || "";
+      if (said && !first) first = performance.now();
+      for (const part of choice.segments || (said ? [{ text: said, is_drafted: false }] : [])) add(message, part);
+      if (said && !drawn && own === messages) drawn = requestAnimationFrame(draw);
+      if (chunk.timings && !chunk.metrics && !isQueued && own === messages) live(chunk.timings, first);
+      if (performance.now() - savedAt > SAVE_EVERY_MS && own === messages) { savedAt = performance.now(); save(); }
+    }
+    message.facts = last ? facts(last) : "";
+  } catch (error) {
+    if (error.name !== "AbortError") failure = error;
+  }
+  if (drawn) cancelAnimationFrame(drawn);
+  if (own !== messages) return;  // a new chat was begun meanwhile
+  end(own, message, text, { asked, node }, failure);
+  idle();
+  const goesOn = isQueued && !failure;
+  queue(false);
+  if (goesOn) $("form").requestSubmit();
+}
+function busy(asking) {
+  running = asking;
+  $("stop").hidden = false;
+  $("send").textContent = "Send next";
+  chat.setAttribute("aria-busy", "true");
+  $("live").textContent = "";
+}
+function idle() {
+  running = null;
+  $("stop").hidden = true;
+  $("send").textContent = "Send";
+  chat.setAttribute("aria-busy", "false");
+}
+
+/* What stays of an answer that ended, was stopped, or broke off. */
+function end(own, message, text, nodes, failure) {
+  if (failure && message.content) message.facts = "broken off: " + failure.message;
+  if (message.content) {
+    render(nodes.node, message);
+    if (message.facts) put("facts", message.facts);
+  } else {
+    nodes.node.remove();
+    own.pop();
+    if (failure) {  // it was not answered at all: the words go back to where they were typed
+      nodes.asked.remove();
+      own.pop();
+      const typed = $("text").value;
+      setText(typed.trim() ? text + "\n\n" + typed : text);
+      if (failure.why) askForKey(failure.why);
+    } else if (message.facts) put("facts", message.facts);
+  }
+  if (failure) put("message error", failure.why || failure.message).setAttribute("role", "alert");
+  save();
+}
+function add(message, part) {
+  const from = message.content.length, to = from + part.text.length;
+  message.content += part.text;
+  if (!part.is_drafted || from === to) return;
+  const before = message.drafted[message.drafted.length - 1];
+  if (before && before[1] === from) before[1] = to;
+  else message.drafted.push([from, to]);
+}
+async function refusal(response) {
+  let words = "the server answered " + response.status;
+  try { words = (await response.json()).error.message; } catch { /* of a proxy: no JSON */ }
+  const error = new Error(words);
+  if (response.status === 401) error.why = $("key").value ? WRONG_KEY : NEEDS_KEY;
+  return error;
+}
+
+function live(counts, first) {
+  const seconds = (performance.now() - first) / 1000;
+  const words = [counts.predicted_n + " tokens"];
+  if (seconds > 0.2) words.push((counts.predicted_n / seconds).toFixed(1) + " tokens/s");
+  if (counts.draft_n) words.push(Math.round(100 * counts.draft_n_accepted / counts.draft_n) + "% of " + counts.draft_n + " drafts accepted");
+  if (counts.rounds) words.push((counts.predicted_n / counts.rounds).toFixed(2) + " tokens a forward");
+  $("live").textContent = words.join(" · ");
+}
+function facts(chunk) {
+  const m = chunk.metrics, t = chunk.timings, own = chunk.duodec;
+  const words = [t.predicted_n + " tokens"];
+  if (m.tokens_per_second) words.push(m.tokens_per_second.toFixed(1) + " tokens/s");
+  words.push("first after " + Math.round(m.time_to_first_token_ms) + " ms");
+  words.push(t.draft_n ? t.draft_n_accepted + " of " + t.draft_n + " drafts accepted" : "no drafts");
+  words.push(own.method, "seed " + own.seed);
+  return words.join(" · ");
+}
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      held += value;
+      const lines = held.split("\n");
+      held = lines.pop();
+      for (const line of lines) {
+        if (!line.startsWith("data: ")) continue;
+        const data = line.slice(6);
+        if (data === "[DONE]") return;
+        yield JSON.parse(data);
+      }
+    }
+  } finally { reader.cancel().catch(() => {}); }
+}
+async function ready() {
+  for (;;) {
+    try {
+      const health = await (await fetch("health")).json();
+      if (health.status === "ok") break;
+      $("model").textContent = health.status + " …";
+    } catch { $("model").textContent = "no server"; }
+    await new Promise(resolve => setTimeout(resolve, 1000));
+  }
+  const asked = await fetch("v1/models", { headers: headers() });
+  if (asked.status === 401) return askForKey($("key").value ? WRONG_KEY : NEEDS_KEY);
+  $("ask").hidden = true;
+  const props = await (await fetch("props", { headers: headers() })).json();
+  $("model").textContent = props.model + (props.speculation.has_draft_model ? " with a draft model" : "");
+}
+restore();
+ready();

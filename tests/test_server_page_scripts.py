@@ -1,0 +1,55 @@
+"""The chat page's scripts, under Node on a document of our own, and what a browser lets them do."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="starlette is not installed: pip install '.[server,dev]'")
+
+from duodec.server.page import chat_page, content_policy
+
+HERE = Path(__file__).parent
+NODE = shutil.which("node")
+TESTS = re.findall(
+    r"^  (?:async )?(\w+)\(\) \{$", (HERE / "page_tests.cjs").read_text(), re.MULTILINE
+)
+
+
+@pytest.mark.skipif(NODE is None, reason="no node on this machine")
+@pytest.mark.parametrize("name", TESTS)
+def test_under_node(name: str) -> None:
+    assert NODE is not None
+    done = subprocess.run(
+        [NODE, str(HERE / "page_tests.cjs"), name], capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_page_is_whole_and_fetches_nothing_from_elsewhere() -> None:
+    page = chat_page()
+    assert "renderMarkdown" in page
+    assert "/*" + "page.css*/" not in page
+    assert not re.search(r"""(?:src|href)=["'](?!data:)""", page)
+    assert "innerHTML" not in page, "an answer never becomes HTML"
+
+
+def test_a_browser_runs_our_scripts_and_no_others() -> None:
+    policy = content_policy()
+    for script in re.findall(r"<script>(.*?)</script>", chat_page(), re.DOTALL):
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
+
+
+def test_a_phone_held_across_is_thought_of() -> None:
+    assert "@media (max-height:" in chat_page()
+    assert "width=device-width" in chat_page()
