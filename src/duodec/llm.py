@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -88,14 +91,32 @@ class LLM:
     _methods: dict[str, Method] = field(default_factory=dict)  # with what they have learned
     _masks: Masks | None = None  # the tokenizer's, which copies of this object share
     _scheduler: Scheduler | None = field(default=None, init=False)
+    _worker: ThreadPoolExecutor | None = field(default=None, init=False)  # for asyncio
 
     def __post_init__(self) -> None:
         self._masks = self._masks or Masks(self.tokenizer)
 
     @classmethod
     def load(cls, target: str = "smollm2", draft: str | None = "auto", **options: Any) -> LLM:
-        """An engine for these models on this machine: see `duodec.loading.EngineConfig`."""
-        # the other way round at the top of the file: loading builds engines
+        """Load a target and its draft model on this machine.
+
+        Args:
+            target: A GGUF file, a folder of safetensors, ``hf:owner/repo``, or an alias.
+            draft: A smaller model of the same vocabulary; ``auto`` takes the one that is known to
+                suit the target, None drafts from earlier text only.
+            options: Fields of `EngineConfig`, below.
+
+        Raises:
+            ModelNotFound: A name leads to no model; says what was looked for.
+            ModelUnreadable: A file is no model that can be used.
+            PairMismatch: Draft and target do not fit.
+            BadOption: An option has a value that cannot be served.
+
+        Example:
+            >>> with LLM.load("smollm2", num_slots=4) as llm:
+            ...     llm.generate(["One", "Two"], SamplingParams(max_tokens=8))
+        """
+        # not at the top of the file: loading makes objects of this class
         from duodec.loading import load
 
         return load(EngineConfig(target=target, draft=draft, **options))
@@ -250,6 +271,39 @@ class LLM:
             prompt, params, method=method, say=heard.append, choice=choice, should_stop=should_stop
         )
         return self._events(task, heard)
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        method: str | Method | None = None,
+        choice: int = 0,
+    ) -> AsyncIterator[Event]:
+        """`stream` for asyncio: the model computes in a thread of its own.
+
+        Several may run at once; they share forward passes as prompts of `generate` do.
+
+        Example:
+            >>> async for event in llm.astream("Once upon a time"):
+            ...     print(event)
+        """
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, "duodec")
+            self.resources.callback(self._worker.shutdown)
+        run = asyncio.get_running_loop().run_in_executor
+        events = cast(
+            Generator[Event, None, None],
+            await run(
+                self._worker,
+                partial(self.stream, prompt, params, method=method, choice=choice),
+            ),
+        )
+        try:
+            while (event := await run(self._worker, next, events, None)) is not None:
+                yield event
+        finally:
+            await run(self._worker, events.close)
 
     def _events(self, task: Task, heard: list[Output]) -> Iterator[Event]:
         scheduler, request = self.scheduler, task.request

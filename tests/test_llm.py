@@ -1,0 +1,186 @@
+"""The public API: one prompt or many, whole or as it comes, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import LETTERS, Letters, plain_text
+
+import duodec
+from duodec import LLM, Completion, Delta, Finished, SamplingParams
+from duodec.backends.table import TableModel, TableTarget
+from duodec.drafting.inline import InlineDrafter
+from duodec.errors import BadOption, ContextExceeded
+
+TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2], [6, 5]]
+PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=20)
+
+
+def llm(num_slots: int = 1) -> LLM:
+    drafter = InlineDrafter(replace(TABLE, noise=0.2).load())
+    return LLM(TableTarget(TABLE), Letters(), 200, drafter, num_slots=num_slots)
+
+
+def expected(prompt: list[int], params: SamplingParams = PARAMS) -> list[int]:
+    """By plain decoding, up to the end token."""
+    tokens = plain_text(TABLE, params, params.max_tokens or 0, prompt)
+    end = next((i + 1 for i, t in enumerate(tokens) if Letters().is_end(t)), len(tokens))
+    return tokens[:end]
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_many_prompts_are_completed_in_order(num_slots: int) -> None:
+    found = llm(num_slots).generate(PROMPTS, PARAMS)
+    assert all(isinstance(one, Completion) for one in found)
+    assert [list(one.tokens) for one in found] == [expected(prompt) for prompt in PROMPTS]
+    assert found[0].finish_reason in ("length", "stop")
+    assert found[0].seed == 3
+    assert found[0].method == "auto"
+
+
+def test_prompts_share_forward_passes() -> None:
+    model = llm(3)
+    model.generate(PROMPTS, replace(PARAMS, max_tokens=10), method="ar")
+    assert model.scheduler.num_forwards <= 12
+
+
+def test_each_prompt_may_have_its_own_params() -> None:
+    each = [replace(PARAMS, seed=i) for i in range(3)]
+    found = llm(2).generate(PROMPTS, each)
+    assert [list(one.tokens) for one in found] == [
+        expected(prompt, own) for prompt, own in zip(PROMPTS, each, strict=True)
+    ]
+    with pytest.raises(BadOption, match="3 prompts and 2 params"):
+        llm().generate(PROMPTS, each[:2])
+
+
+def test_a_text_and_tokens_of_numpy_are_one_prompt() -> None:
+    model = llm()
+    (by_array,) = model.generate(np.array(PROMPTS[0]), PARAMS)
+    (by_items,) = model.generate([np.int64(token) for token in PROMPTS[0]], PARAMS)
+    assert list(by_array.tokens) == list(by_items.tokens) == expected(PROMPTS[0])
+    assert len(model.generate("hello", PARAMS)) == 1
+
+
+def test_lists_that_mix_tokens_and_messages_are_refused() -> None:
+    with pytest.raises(BadOption, match="a list of messages or a list of tokens"):
+        llm().chat([{"role": "user", "content": "hi"}, 3])  # type: ignore[list-item]
+
+
+def test_bad_prompts_and_params_are_refused_before_anything_is_computed() -> None:
+    model = llm()
+    with pytest.raises(ContextExceeded, match="the context holds 200"):
+        model.generate([[1] * 300], PARAMS)
+    with pytest.raises(BadOption, match="the prompt is empty"):
+        model.stream([], PARAMS)
+    for fields, words in (
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"stop": [""]}, "a stop string is empty"),
+        ({"logprobs": 50}, "logprobs is 50"),
+    ):
+        with pytest.raises(BadOption, match=words):
+            SamplingParams(**fields)  # type: ignore[arg-type]
+    assert model.scheduler.num_forwards == 0
+
+
+def test_logprobs_are_those_of_the_tokens() -> None:
+    (found,) = llm().generate([PROMPTS[0]], replace(PARAMS, logprobs=2))
+    assert found.logprobs is not None
+    assert [one.token for one in found.logprobs] == [
+        token for token in found.tokens if not Letters().is_end(token)
+    ]
+    assert all(one.logprob <= 0 and len(one.tops) == 2 for one in found.logprobs)
+    (without,) = llm().generate([PROMPTS[0]], PARAMS)
+    assert without.logprobs is None
+
+
+def test_a_stream_says_what_generate_returns() -> None:
+    events = list(llm().stream(PROMPTS[1], PARAMS))
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert "".join(e.text for e in events if isinstance(e, Delta)) == last.text
+    assert list(last.tokens) == expected(PROMPTS[1])
+
+
+def test_a_stop_string_ends_the_text_before_it() -> None:
+    (whole,) = llm().generate([PROMPTS[1]], PARAMS)
+    stop = whole.text[5:7]
+    (cut,) = llm().generate([PROMPTS[1]], replace(PARAMS, stop=stop))
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason == "stop"
+    assert len(cut.tokens) < len(whole.tokens)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_streams_may_be_read_in_turns(num_slots: int) -> None:
+    model = llm(num_slots)
+    streams = [model.stream(prompt, PARAMS) for prompt in PROMPTS[:2]]
+    found: list[list[object]] = [[], []]
+    is_open = [True, True]
+    while any(is_open):
+        for i, events in enumerate(streams):
+            event = next(events, None)
+            is_open[i] = event is not None
+            if event is not None:
+                found[i].append(event)
+    for events_, prompt in zip(found, PROMPTS, strict=False):
+        last = events_[-1]
+        assert isinstance(last, Finished)
+        assert list(last.tokens) == expected(prompt)
+
+
+def test_a_stream_that_is_closed_frees_its_slot() -> None:
+    model = llm()
+    events = model.stream(PROMPTS[0], replace(PARAMS, max_tokens=100))
+    next(events), next(events)
+    events.close()  # type: ignore[attr-defined]
+    assert not model.scheduler.has_work
+    assert list(model.generate([PROMPTS[2]], PARAMS)[0].tokens) == expected(PROMPTS[2])
+
+
+def test_a_stream_may_be_told_to_end() -> None:
+    num_rounds = iter(range(100))
+    *_, last = llm().stream(
+        PROMPTS[0], PARAMS, method="ar", should_stop=lambda: next(num_rounds) > 3
+    )
+    assert isinstance(last, Finished)
+    assert list(last.tokens) == expected(PROMPTS[0])[:5]
+
+
+def test_several_streams_run_in_one_event_loop() -> None:
+    async def text(model: LLM, prompt: list[int]) -> list[int]:
+        async for event in model.astream(prompt, PARAMS):
+            if isinstance(event, Finished):
+                return list(event.tokens)
+        raise AssertionError
+
+    async def main() -> list[list[int]]:
+        with llm(2) as model:
+            return list(await asyncio.gather(*(text(model, prompt) for prompt in PROMPTS)))
+
+    assert asyncio.run(main()) == [expected(prompt) for prompt in PROMPTS]
+
+
+def test_the_engine_of_before_warns_and_works() -> None:
+    with pytest.deprecated_call(match="duodec.LLM"):
+        engine = duodec.Engine(TableTarget(TABLE), Letters(), 200)
+    *_, last = engine.generate(PROMPTS[0], SamplingParams(temperature=0.8, seed=3), max_tokens=20)
+    assert isinstance(last, Finished)
+    assert list(last.tokens) == expected(PROMPTS[0])
+
+
+def test_the_page_of_the_api_is_that_of_the_docstrings() -> None:
+    folder = Path(__file__).parents[1]
+    sys.path.insert(0, str(folder / "scripts"))
+    try:
+        import api_page
+    finally:
+        sys.path.pop(0)
+    written = (folder / "docs" / "api.md").read_text("utf-8")
+    assert written == api_page.page(), "run python scripts/api_page.py"
