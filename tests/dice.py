@@ -1,7 +1,7 @@
 """Scripted dice: every outcome of a random procedure, once, with its exact probability.
 
 `outcomes` runs a function again and again. Each run asks its dice for choices; the answers
-are scripted depth first, so that all of them occur. `LawTable` is a model whose rows are
+are scripted depth first, so that all of them occur. `DistributionTable` is a model whose rows are
 probabilities, and `DiceSampler` draws from such rows with the dice instead of noise. As with
 keyed noise, a position is thrown once: the target's draws and the drafter's candidates there
 share the throw.
@@ -24,7 +24,7 @@ from duodec.core import noise
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Drafted
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Draw, Law, Sampler
+from duodec.core.sampling import Context, Distribution, Draw, Sampler
 from duodec.core.verify import rejection, verify
 from duodec.drafting import plans
 from duodec.drafting.growth import Tree
@@ -62,9 +62,9 @@ class ScriptedDice:
             self._cells[position] = self.choice([1 / num_cells] * num_cells)
         return self._cells[position]
 
-    def pick(self, law: Law) -> int:
-        """A token from ``law``, a throw of its own."""
-        return int(law.tokens[self.choice(law.probs.tolist())])
+    def pick(self, distribution: Distribution) -> int:
+        """A token from ``distribution``, a throw of its own."""
+        return int(distribution.tokens[self.choice(distribution.probs.tolist())])
 
     # --- what the rejection rule asks; each position is settled once, in order
 
@@ -74,9 +74,9 @@ class ScriptedDice:
             self._settle(position)
         return is_accepted
 
-    def draw(self, position: int, law: Law) -> int:
+    def draw(self, position: int, distribution: Distribution) -> int:
         self._settle(position)
-        return self.pick(law)
+        return self.pick(distribution)
 
     def _settle(self, position: int) -> None:
         assert not self._settled or position == self._settled[-1] + 1, "a position skipped"
@@ -99,23 +99,23 @@ def outcomes(run: Callable[[ScriptedDice], T]) -> Iterator[tuple[float, T]]:
         script[-1] += 1
 
 
-def law_of(run: Callable[[ScriptedDice], T]) -> dict[T, float]:
-    """The law of what ``run`` returns."""
-    law: dict[T, float] = defaultdict(float)
+def distribution_of(run: Callable[[ScriptedDice], T]) -> dict[T, float]:
+    """The distribution of what ``run`` returns."""
+    distribution: dict[T, float] = defaultdict(float)
     for probability, result in outcomes(run):
-        law[result] += probability
-    return dict(law)
+        distribution[result] += probability
+    return dict(distribution)
 
 
-def assert_same_law(found: Mapping[T, float], wanted: Mapping[T, float]) -> None:
+def assert_same_distribution(found: Mapping[T, float], wanted: Mapping[T, float]) -> None:
     for outcome in {*found, *wanted}:
         difference = abs(found.get(outcome, 0.0) - wanted.get(outcome, 0.0))
         assert difference < 1e-12, f"{outcome}: {found.get(outcome)} is not {wanted.get(outcome)}"
 
 
 @dataclass(frozen=True)
-class LawTable(TableModel):
-    """A model whose row is the law itself: a function of the last ``order`` tokens.
+class DistributionTable(TableModel):
+    """A model whose row is the distribution itself: a function of the last ``order`` tokens.
 
     Every probability is a multiple of 1 / ``num_cells``. ``rule`` says how many cells each token
     has after a prefix.
@@ -136,22 +136,22 @@ class LawTable(TableModel):
         cells = self.cells(context.tokens().tolist())
         return np.array(cells, dtype=np.float32) / np.float32(self.num_cells)
 
-    def product_law(
+    def product_distribution(
         self, prompt: Sequence[int], num_tokens: int, mask: Rule = lambda answer: (1,) * 99
     ) -> dict[Tokens, float]:
-        """The law of the first tokens after a prompt, by multiplication. Where tokens are masked,
-        the others share their part."""
-        law = {(): 1.0}
+        """The distribution of the first tokens after a prompt, by multiplication. Where tokens are
+        masked, the others share their part."""
+        distribution = {(): 1.0}
         for _ in range(num_tokens):
             longer = {}
-            for tokens, p in law.items():
+            for tokens, p in distribution.items():
                 cells = self.cells((*prompt, *tokens))
                 kept = [count * may for count, may in zip(cells, mask(tokens), strict=False)]
                 for token, count in enumerate(kept):
                     if count:
                         longer[(*tokens, token)] = p * count / sum(kept)
-            law = longer
-        return law
+            distribution = longer
+        return distribution
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class ScriptedKey:
 
 @dataclass(frozen=True)
 class DiceSampler(Sampler):
-    """Draws from rows that are laws, by the throw of the position."""
+    """Draws from rows that are distributions, by the throw of the position."""
 
     dice: ScriptedDice = field(default_factory=lambda: ScriptedDice(()))
     num_cells: int = 4
@@ -185,10 +185,10 @@ class DiceSampler(Sampler):
     def draw(self, row: Row, context: Context) -> Draw:
         return Draw(self._drawn(self._masked(row, context), context), float("inf"))
 
-    def law(self, row: Row, context: Context) -> Law:
+    def distribution(self, row: Row, context: Context) -> Distribution:
         row = self._masked(row, context)
         tokens = np.flatnonzero(row)
-        return Law(tokens, row[tokens].astype(np.float64))
+        return Distribution(tokens, row[tokens].astype(np.float64))
 
     def candidates(self, row: Row, context: Context, k: int):
         """The coupled guess first, then the others by probability."""
@@ -240,9 +240,9 @@ class Case:
     """A target's table and a draft's, and how far to look."""
 
     name: str
-    target: LawTable
-    draft: LawTable
-    num_tokens: int = 4  # whose law is compared
+    target: DistributionTable
+    draft: DistributionTable
+    num_tokens: int = 4  # whose distribution is compared
     room: int = 4  # tokens that the text may get
     budget: int = 6
     prompt: Tokens = (0, 1, 0, 1, 0)
@@ -260,7 +260,7 @@ class Witness:
     longest: int = 0  # draft in a forward
     widest: int = 0  # sequences in a draft
     num_branches_taken: int = 0  # an alternative, not the likeliest sequence, went on
-    law: dict[Tokens, float] = field(default_factory=dict)
+    distribution: dict[Tokens, float] = field(default_factory=dict)
 
 
 def instance(name: str, dice: ScriptedDice) -> Method:
@@ -339,38 +339,38 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
         return tuple(tokens[: case.num_tokens])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plans, "draw_from", lambda law, key: key.dice.pick(law))
-        witness.law = law_of(run)
+        patch.setattr(plans, "draw_from", lambda distribution, key: key.dice.pick(distribution))
+        witness.distribution = distribution_of(run)
     return witness
 
 
 def assert_exact(name: str, case: Case, *, is_taught: bool = False) -> Witness:
-    """The law of a method's first tokens is the target's product law."""
+    """The distribution of a method's first tokens is the target's product distribution."""
     witness = survey(name, case, is_taught=is_taught)
     masked = {"mask": case.mask} if case.mask else {}
-    wanted = case.target.product_law(case.prompt, case.num_tokens, **masked)
-    assert_same_law(witness.law, wanted)
+    wanted = case.target.product_distribution(case.prompt, case.num_tokens, **masked)
+    assert_same_distribution(witness.distribution, wanted)
     return witness
 
 
 # --- the rejection rule over trees
 
 
-def law(*probs: float) -> Law:
-    return Law(np.flatnonzero(probs), np.array([p for p in probs if p]))
+def distribution(*probs: float) -> Distribution:
+    return Distribution(np.flatnonzero(probs), np.array([p for p in probs if p]))
 
 
-def assert_siblings_exact(p: Law, proposals: Callable[[ScriptedDice], Draft]) -> None:
-    """The rule's token follows p, whatever siblings a draw from their laws proposed."""
+def assert_siblings_exact(p: Distribution, proposals: Callable[[ScriptedDice], Draft]) -> None:
+    """The rule's token follows p, whatever siblings a draw from their distributions proposed."""
 
     @dataclass(frozen=True)
     class OneRow:
         num_rows: int = 1
 
         def draw(self, row: int) -> Draw:
-            raise AssertionError("the rule with laws needs no keyed draw")
+            raise AssertionError("the rule with distributions needs no keyed draw")
 
-        def law(self, row: int) -> Law:
+        def distribution(self, row: int) -> Distribution:
             assert row == 0
             return p
 
@@ -380,31 +380,31 @@ def assert_siblings_exact(p: Law, proposals: Callable[[ScriptedDice], Draft]) ->
         return token
 
     wanted = dict(zip(p.tokens.tolist(), p.probs.tolist(), strict=True))
-    assert_same_law(law_of(run), wanted)
+    assert_same_distribution(distribution_of(run), wanted)
 
 
-def independent_siblings(*laws: Law) -> Callable[[ScriptedDice], Draft]:
-    """Children drawn one after the other, each from its law; equal tokens may occur."""
+def independent_siblings(*distributions: Distribution) -> Callable[[ScriptedDice], Draft]:
+    """Children drawn one after the other, each from its distribution; equal tokens may occur."""
 
     def draw(dice: ScriptedDice) -> Draft:
-        tokens = tuple(dice.pick(q) for q in laws)
-        return Draft(tokens, (ROOT,) * len(tokens), laws)
+        tokens = tuple(dice.pick(q) for q in distributions)
+        return Draft(tokens, (ROOT,) * len(tokens), distributions)
 
     return draw
 
 
-def distinct_siblings(q: Law, num_siblings: int) -> Callable[[ScriptedDice], Draft]:
+def distinct_siblings(q: Distribution, num_siblings: int) -> Callable[[ScriptedDice], Draft]:
     """Children drawn without replacement: each from q without those before."""
 
     def draw(dice: ScriptedDice) -> Draft:
         tokens: list[int] = []
-        laws: list[Law] = []
+        distributions: list[Distribution] = []
         for _ in range(num_siblings):
             is_left = ~np.isin(q.tokens, tokens)
             probs = q.probs[is_left]
-            laws.append(Law(q.tokens[is_left], probs / probs.sum()))
-            tokens.append(dice.pick(laws[-1]))
-        return Draft(tuple(tokens), (ROOT,) * num_siblings, tuple(laws))
+            distributions.append(Distribution(q.tokens[is_left], probs / probs.sum()))
+            tokens.append(dice.pick(distributions[-1]))
+        return Draft(tuple(tokens), (ROOT,) * num_siblings, tuple(distributions))
 
     return draw
 
@@ -413,7 +413,7 @@ def distinct_siblings(q: Law, num_siblings: int) -> Callable[[ScriptedDice], Dra
 
 
 def _scrambled(seed: int, num_vocab: int, num_cells: int) -> Callable[[Tokens], Sequence[int]]:
-    """Laws without a pattern, some with zeros: cells thrown over the tokens."""
+    """Distributions without a pattern, some with zeros: cells thrown over the tokens."""
 
     def rule(prefix: Tokens) -> Sequence[int]:
         generator = np.random.default_rng([seed, *prefix])
@@ -439,28 +439,29 @@ def _constant(*cells: int) -> Callable[[Tokens], Sequence[int]]:
 
 
 def _turned(*cells: int) -> Callable[[Tokens], Sequence[int]]:
-    """One law, turned by the last token: the rows of a text differ."""
+    """One distribution, turned by the last token: the rows of a text differ."""
     return lambda prefix: tuple(np.roll(cells, prefix[-1]).tolist())
 
 
 def _in_threes(answer: Tokens) -> Sequence[int]:
     """Every token, then two of those after the last one, then the last or the one before it: of
-    four, whose laws (2, 1, 1, 0) are turned by the last token, whole cells are left each time."""
+    four, whose distributions (2, 1, 1, 0) are turned by the last token, whole cells are left each
+    time."""
     turn = len(answer) % 3
     allowed = [(1, 1, 1, 1), (0, 1, 1, 0), (1, 0, 0, 1)][turn]
     return tuple(np.roll(allowed, answer[-1]).tolist()) if turn else allowed
 
 
-def _three(rule: Callable[[Tokens], Sequence[int]], num_cells: int = 4) -> LawTable:
-    return LawTable(num_vocab=3, num_cells=num_cells, rule=rule)
+def _three(rule: Callable[[Tokens], Sequence[int]], num_cells: int = 4) -> DistributionTable:
+    return DistributionTable(num_vocab=3, num_cells=num_cells, rule=rule)
 
 
 FULL_SUPPORT = Case("full support", _three(_turned(2, 1, 1)), _three(_turned(1, 1, 2)))
 
 MASKED = Case(
     "masked",
-    LawTable(rule=_turned(2, 1, 1, 0)),
-    LawTable(rule=_turned(1, 1, 1, 1)),
+    DistributionTable(rule=_turned(2, 1, 1, 0)),
+    DistributionTable(rule=_turned(1, 1, 1, 1)),
     mask=_in_threes,
 )
 
@@ -468,13 +469,23 @@ CASES = [
     Case("draft is target", _three(_scrambled(3, 3, 4)), _three(_scrambled(3, 3, 4))),
     Case("unrelated", _three(_scrambled(5, 3, 4)), _three(_scrambled(6, 3, 4))),
     Case("one-hot draft", _three(_turned(2, 1, 1)), _three(_turned(0, 4, 0))),
-    Case("one-hot target", LawTable(rule=_one_hot), LawTable(rule=_turned(2, 1, 1, 0))),
+    Case(
+        "one-hot target",
+        DistributionTable(rule=_one_hot),
+        DistributionTable(rule=_turned(2, 1, 1, 0)),
+    ),
     Case(
         "disjoint",
-        LawTable(rule=_constant(3, 1, 0, 0)),
-        LawTable(rule=_constant(0, 0, 2, 2)),
+        DistributionTable(rule=_constant(3, 1, 0, 0)),
+        DistributionTable(rule=_constant(0, 0, 2, 2)),
     ),
-    Case("uniform draft", LawTable(rule=_scrambled(8, 4, 4)), LawTable(), num_tokens=3, room=4),
+    Case(
+        "uniform draft",
+        DistributionTable(rule=_scrambled(8, 4, 4)),
+        DistributionTable(),
+        num_tokens=3,
+        room=4,
+    ),
     replace(FULL_SUPPORT, name="late drafter", is_late=True),
     FULL_SUPPORT,
     replace(FULL_SUPPORT, name="wide", num_tokens=3, room=5),

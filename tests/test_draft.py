@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.sampling import Draw, Law
+from duodec.core.sampling import Distribution, Draw
 from duodec.core.verify import verify
 
 tokens = st.integers(0, 3)
@@ -157,16 +157,22 @@ def test_parents_precede_children(tokens, parents) -> None:
         Draft(tokens, parents)
 
 
-def test_laws_go_with_their_tokens() -> None:
-    laws = [Law(np.array([i]), np.ones(1)) for i in range(4)]
-    tree = Draft.chain([0, 1], laws[:2]).graft(0, Draft.chain([2, 3], laws[2:]))
-    assert [law.prob(token) for law, token in zip(tree.laws, tree.tokens, strict=True)] == [1] * 4
+def test_distributions_go_with_their_tokens() -> None:
+    distributions = [Distribution(np.array([i]), np.ones(1)) for i in range(4)]
+    tree = Draft.chain([0, 1], distributions[:2]).graft(0, Draft.chain([2, 3], distributions[2:]))
+    assert [
+        distribution.prob(token)
+        for distribution, token in zip(tree.distributions, tree.tokens, strict=True)
+    ] == [1] * 4
     below = tree.subtree(0)
-    assert [law.prob(token) for law, token in zip(below.laws, below.tokens, strict=True)] == [1] * 3
+    assert [
+        distribution.prob(token)
+        for distribution, token in zip(below.distributions, below.tokens, strict=True)
+    ] == [1] * 3
     with pytest.raises(AssertionError):
-        Draft.chain([0], laws[:1]).graft(0, Draft.chain([1]))
+        Draft.chain([0], distributions[:1]).graft(0, Draft.chain([1]))
     with pytest.raises(AssertionError):
-        Draft.chain([0, 1], laws[:1])
+        Draft.chain([0, 1], distributions[:1])
 
 
 # --- verification
@@ -187,8 +193,8 @@ class DrawnScores:
         assert 0 <= row < self.num_rows
         return Draw(self.drawn[row], self.margins[row])
 
-    def law(self, row: int) -> Law:
-        raise AssertionError("keyed verification needs no laws")
+    def distribution(self, row: int) -> Distribution:
+        raise AssertionError("keyed verification needs no distributions")
 
 
 @proven

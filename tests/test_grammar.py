@@ -221,10 +221,10 @@ def test_few_tokens_of_a_large_row_are_drawn_among_themselves(tokens, top_k: int
         draw = sampler.draw(row, context)
         drawn.add(draw.token)
         assert (draw.margin == np.inf) == (len(tokens) == 1)
-        law = sampler.law(row, context)
-        assert law.tokens.tolist() == list(tokens)
+        distribution = sampler.distribution(row, context)
+        assert distribution.tokens.tolist() == list(tokens)
         weights = np.exp(row[list(tokens)].astype(np.float64) / 2)
-        assert law.probs == pytest.approx(weights / weights.sum(), rel=1e-6)
+        assert distribution.probs == pytest.approx(weights / weights.sum(), rel=1e-6)
     assert drawn == set(tokens)
 
 

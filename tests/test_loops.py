@@ -392,7 +392,7 @@ def test_sequences_follow_the_uncertainty_rule_at_any_budget(budget: int) -> Non
     """2503.00784: a sequence for every first token likelier than the best two-token path."""
     seen = set()
     for seed in range(25):
-        spread = (0.0, 0.5, 0.8)[seed % 3]  # blending two tables makes flatter laws
+        spread = (0.0, 0.5, 0.8)[seed % 3]  # blending two tables makes flatter distributions
         model = TableModel(num_vocab=24, seed=seed, noise=spread)
         text = [1, 2, seed % 24]
         q = table_likelihoods(model, text)
@@ -474,10 +474,13 @@ def test_plans_of_no_tokens_draft_nothing() -> None:
     assert [query.rows for query in model.queries] == [()]
 
 
-def test_sampled_chains_come_with_their_laws() -> None:
+def test_sampled_chains_come_with_their_distributions() -> None:
     tree = grown(SampledChain(5), TARGET, [1, 2], SamplingParams(temperature=1.0, top_p=0.9))
-    assert len(tree) == len(tree.laws) == 5
-    assert all(law.prob(token) > 0 for law, token in zip(tree.laws, tree.tokens, strict=True))
+    assert len(tree) == len(tree.distributions) == 5
+    assert all(
+        distribution.prob(token) > 0
+        for distribution, token in zip(tree.distributions, tree.tokens, strict=True)
+    )
 
 
 # --- n-grams

@@ -20,13 +20,13 @@ from dice import (
     assert_exact,
     assert_siblings_exact,
     distinct_siblings,
-    law,
+    distribution,
 )
 from fakes import assert_decodes_like_ar, assert_perfect_drafts_are_kept
 
 from duodec.core import verify
 from duodec.core.draft import Draft
-from duodec.core.sampling import Law, SamplingParams
+from duodec.core.sampling import Distribution, SamplingParams
 from duodec.drafting import growth
 from duodec.methods import loops
 from duodec.methods.request import Request
@@ -38,15 +38,15 @@ CAUGHT = (AssertionError, IndexError, ZeroDivisionError)
 ALL_CASES = {case.name: case for case in [*CASES, *DEEP_CASES]}
 
 
-def exact_laws(name: str, case: str = "full support") -> Callable[[], None]:
-    """The exact law test of one method."""
+def exact_distributions(name: str, case: str = "full support") -> Callable[[], None]:
+    """The exact distribution test of one method."""
     return partial(assert_exact, name, ALL_CASES[case])
 
 
 def siblings() -> None:
-    """The exact law test of the rejection rule over several children."""
-    q = law(0.125, 0.125, 0.25, 0.5)
-    assert_siblings_exact(law(0.5, 0.25, 0.125, 0.125), distinct_siblings(q, 3))
+    """The exact distribution test of the rejection rule over several children."""
+    q = distribution(0.125, 0.125, 0.25, 0.5)
+    assert_siblings_exact(distribution(0.5, 0.25, 0.125, 0.125), distinct_siblings(q, 3))
 
 
 def identity(name: str) -> Callable[[], None]:
@@ -56,7 +56,7 @@ def identity(name: str) -> Callable[[], None]:
 
 def perfection(name: str) -> Callable[[], None]:
     """Good drafts are kept. Keyed draws leave the text right whatever is drafted, so drafts made
-    for another place are caught here or by `identity`, never by a law."""
+    for another place are caught here or by `identity`, never by a distribution."""
     return partial(assert_perfect_drafts_are_kept, name)
 
 
@@ -107,8 +107,8 @@ def counts_add_up() -> None:
         assert all(done.num_accepted <= done.num_drafted for done in rounds)
 
 
-KEYED_LAWS = tuple(exact_laws(name) for name in ("sps", "pearl", "duo"))
-REJECTION_LAW = exact_laws("sps-rejection")
+KEYED_DISTRIBUTIONS = tuple(exact_distributions(name) for name in ("sps", "pearl", "duo"))
+REJECTION_DISTRIBUTION = exact_distributions("sps-rejection")
 PERFECT = tuple(perfection(name) for name in ("sps", "pearl", "duo"))
 TWO_LOOPS = (identity("pearl"), identity("duo"))
 
@@ -119,21 +119,21 @@ MUTANTS = [
         verify.keyed,
         "scores.draw(node + 1)",
         "scores.draw(max(node, 0))",
-        (*KEYED_LAWS, identity("sps"), *TWO_LOOPS),
+        (*KEYED_DISTRIBUTIONS, identity("sps"), *TWO_LOOPS),
     ),
     Mutant(
         "row off by one: the row below",
         verify.keyed,
         "scores.draw(node + 1)",
         "scores.draw(min(node + 2, scores.num_rows - 1))",
-        (*KEYED_LAWS, identity("sps"), *TWO_LOOPS),
+        (*KEYED_DISTRIBUTIONS, identity("sps"), *TWO_LOOPS),
     ),
     Mutant(
         "a child is accepted without comparing",
         verify.keyed,
         "draft.child(node, draw.token)",
         "next(draft.children(node), None)",
-        (*KEYED_LAWS, identity("sps"), *TWO_LOOPS),
+        (*KEYED_DISTRIBUTIONS, identity("sps"), *TWO_LOOPS),
     ),
     Mutant(
         "a child is accepted for what it proposes",
@@ -141,7 +141,7 @@ MUTANTS = [
         "Step(draw.token, draft.child(node, draw.token), draw.margin)",
         "Step(next((draft.tokens[i] for i in draft.children(node)), draw.token), "
         "next(draft.children(node), None), draw.margin)",
-        (*KEYED_LAWS, identity("sps"), *TWO_LOOPS),
+        (*KEYED_DISTRIBUTIONS, identity("sps"), *TWO_LOOPS),
     ),
     # --- the walk
     Mutant(
@@ -149,21 +149,21 @@ MUTANTS = [
         verify.verify,
         "node, step.token, margin)",
         "node, None, margin)",
-        (*KEYED_LAWS, exact_laws("ar"), REJECTION_LAW),
+        (*KEYED_DISTRIBUTIONS, exact_distributions("ar"), REJECTION_DISTRIBUTION),
     ),
     Mutant(
         "the final token is dropped after accepted ones",
         verify.Verdict.tokens.fget,
         "if self.final is None else",
         "if self.final is None or self.accepted else",
-        (REJECTION_LAW, *PERFECT),
+        (REJECTION_DISTRIBUTION, *PERFECT),
     ),
     Mutant(
         "the final token comes twice",
         verify.Verdict.tokens.fget,
         "(*self.accepted, self.final)",
         "(*self.accepted, self.final, self.final)",
-        (*KEYED_LAWS, exact_laws("ar"), REJECTION_LAW, identity("sps")),
+        (*KEYED_DISTRIBUTIONS, exact_distributions("ar"), REJECTION_DISTRIBUTION, identity("sps")),
     ),
     Mutant(
         "the walk goes on past what was scored",
@@ -177,92 +177,92 @@ MUTANTS = [
         verify.verify,
         "while node + 1 < scores.num_rows:",
         "while node + 2 < scores.num_rows:",
-        (*KEYED_LAWS, exact_laws("ar"), REJECTION_LAW),
+        (*KEYED_DISTRIBUTIONS, exact_distributions("ar"), REJECTION_DISTRIBUTION),
     ),
     Mutant(
         "the walk skips a node",
         verify.verify,
         "node = step.child\n",
         "node = len(draft) - 1\n",
-        (exact_laws("sps"), identity("sps")),
+        (exact_distributions("sps"), identity("sps")),
     ),
-    # --- the rule with laws
+    # --- the rule with distributions
     Mutant(
         "p and q swapped",
         verify.rejection,
         "p.prob(token) / q.prob(token)",
         "q.prob(token) / p.prob(token)",
-        (REJECTION_LAW, siblings),
+        (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "always accepted",
         verify.rejection,
         "min(1.0, p.prob(token) / q.prob(token))",
         "1.0",
-        (REJECTION_LAW, siblings),
+        (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "accepted with probability p",
         verify.rejection,
         "p.prob(token) / q.prob(token)",
         "p.prob(token)",
-        (REJECTION_LAW, siblings),
+        (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "wrong residual: p itself",
         verify.rejection,
         "p = p.residual(q)",
         "pass",
-        (REJECTION_LAW, siblings),
+        (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "wrong residual: of q",
         verify.rejection,
         "p = p.residual(q)",
         "p = q.residual(p)",
-        (REJECTION_LAW, siblings),
+        (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "the residual is not updated between siblings",
         verify.rejection,
         "p = p.residual(q)",
-        "p = scores.law(node + 1).residual(q)",
+        "p = scores.distribution(node + 1).residual(q)",
         (siblings,),
     ),
     Mutant(
         "the residual is not normalised",
-        Law.residual,
+        Distribution.residual,
         "probs / total",
         "probs",
-        (REJECTION_LAW, siblings),
+        (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "the residual is the difference either way",
-        Law.residual,
+        Distribution.residual,
         "np.maximum(",
         "np.hypot(",
-        (REJECTION_LAW, siblings),
+        (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
-        "laws of the row above",
+        "distributions of the row above",
         verify.rejection,
-        "p = scores.law(node + 1)",
-        "p = scores.law(max(node, 0))",
-        (REJECTION_LAW,),
+        "p = scores.distribution(node + 1)",
+        "p = scores.distribution(max(node, 0))",
+        (REJECTION_DISTRIBUTION,),
     ),
     Mutant(
-        "laws of another node",
+        "distributions of another node",
         verify.rejection,
-        "draft.tokens[child], laws[child]",
-        "draft.tokens[child], laws[-1 - child]",
-        (REJECTION_LAW, siblings),
+        "draft.tokens[child], distributions[child]",
+        "draft.tokens[child], distributions[-1 - child]",
+        (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "every position of a draft takes the same dice",
         verify.rejection,
         "num_text_tokens + len(draft.path(node))",
         "num_text_tokens",
-        (REJECTION_LAW,),
+        (REJECTION_DISTRIBUTION,),
     ),
     # --- the loops
     Mutant(
@@ -271,7 +271,7 @@ MUTANTS = [
         "draft = Draft()\n        if request.num_rounds and",
         "draft = draft if request.num_rounds > 1 else Draft()\n"
         "        if request.num_rounds == 1 and",
-        (REJECTION_LAW, identity("sps")),
+        (REJECTION_DISTRIBUTION, identity("sps")),
     ),
     Mutant(
         "stale scores: another draft is verified than the one that was scored",
@@ -279,7 +279,7 @@ MUTANTS = [
         "verdict = verify(draft, forward.scores, rule(request))",
         "forward = yield Score(Draft.chain(draft.tokens[::-1])); "
         "verdict = verify(draft, forward.scores, rule(request))",
-        (exact_laws("sps", "deep, branches taken"), identity("sps")),
+        (exact_distributions("sps", "deep, branches taken"), identity("sps")),
     ),
     Mutant(
         "a refused chain stays in flight",
@@ -329,14 +329,14 @@ MUTANTS = [
         Request.query,
         "Query(self.slot, self.text, need.draft,",
         "Query(self.slot, self.text[: -self.num_rounds or None], need.draft,",
-        (*KEYED_LAWS, exact_laws("ar"), REJECTION_LAW, *TWO_LOOPS),
+        (*KEYED_DISTRIBUTIONS, exact_distributions("ar"), REJECTION_DISTRIBUTION, *TWO_LOOPS),
     ),
     Mutant(
         "the last token of a round does not join the text",
         Request.commit,
         "self._length += len(tokens)",
         "self._length += len(tokens) - (len(tokens) > 1)",
-        (*KEYED_LAWS, REJECTION_LAW, *TWO_LOOPS),
+        (*KEYED_DISTRIBUTIONS, REJECTION_DISTRIBUTION, *TWO_LOOPS),
     ),
     # --- the tree that never stops growing
     Mutant(
@@ -366,7 +366,7 @@ MUTANTS = [
         Draft.child,
         "if self.tokens[i] == token",
         "if True",
-        (*KEYED_LAWS, identity("sps"), *TWO_LOOPS),
+        (*KEYED_DISTRIBUTIONS, identity("sps"), *TWO_LOOPS),
     ),
     Mutant(
         "nothing is left out of a subtree",
@@ -399,6 +399,6 @@ def test_the_unchanged_code_passes_every_check() -> None:
 
 
 def test_full_support_is_where_p_and_q_can_be_swapped() -> None:
-    """No division by zero: the swap is caught by the law itself."""
+    """No division by zero: the swap is caught by the distribution itself."""
     tables = (FULL_SUPPORT.target, FULL_SUPPORT.draft)
     assert all(min(table.cells((token,))) > 0 for table in tables for token in range(3))

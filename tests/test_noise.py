@@ -1,4 +1,4 @@
-"""The noise is a pure function, its streams are independent, its law is Gumbel's.
+"""The noise is a pure function, its streams are independent, its distribution is Gumbel's.
 
 Chance was thrown once, in the choice of the keys: every run sees the same numbers.
 """

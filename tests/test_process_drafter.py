@@ -238,13 +238,15 @@ def drafts_again(drafter: ProcessDrafter) -> bool:
 
 
 def same(a: Draft, b: Draft) -> bool:
-    laws = [
+    distributions = [
         np.array_equal(p.tokens, q.tokens) and np.array_equal(p.probs, q.probs)
-        for p, q in zip(a.laws or (), b.laws or (), strict=True)
+        for p, q in zip(a.distributions or (), b.distributions or (), strict=True)
     ]
-    return (a.tokens, a.parents, a.laws is None) == (b.tokens, b.parents, b.laws is None) and all(
-        laws
-    )
+    return (a.tokens, a.parents, a.distributions is None) == (
+        b.tokens,
+        b.parents,
+        b.distributions is None,
+    ) and all(distributions)
 
 
 def kill(drafter: ProcessDrafter, number: int = signal.SIGKILL) -> None:
@@ -308,7 +310,7 @@ def test_answers_larger_than_a_socket_arrive_whole(start: Start) -> None:
     drafter, twin = start(table), InlineDrafter(table.load())
     for seed in range(2):
         sampler = Sampler(SamplingParams(temperature=1.0, seed=seed))
-        asked = request(PROMPT, SampledChain(3), sampler=sampler)  # 1.6 MB of law a token
+        asked = request(PROMPT, SampledChain(3), sampler=sampler)  # 1.6 MB of distribution a token
         assert same(finished(drafter, asked).draft, finished(twin, asked).draft)
 
 

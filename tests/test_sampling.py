@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from duodec.core import noise
 from duodec.core.rows import log_normaliser, top
-from duodec.core.sampling import Context, Law, Sampler, SamplingParams
+from duodec.core.sampling import Context, Distribution, Sampler, SamplingParams
 from duodec.errors import BadOption
 
 # --- the oracle
@@ -43,20 +43,20 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class OracleLaw:
+class OracleDistribution:
     probs: np.ndarray  # (vocab,) float64
     scores: np.ndarray  # (vocab,) logits over temperature
     doubt: float  # how far the nearest boundary is
 
 
-def oracle(row: np.ndarray, context: Context, sampler: Sampler) -> OracleLaw:
+def oracle(row: np.ndarray, context: Context, sampler: Sampler) -> OracleDistribution:
     p = sampler.params
     logits = adjusted(row, context, sampler)
     if p.temperature == 0:
         best = np.argsort(-logits, kind="stable")[:2]
         probs = np.zeros(len(row))
         probs[best[0]] = 1.0
-        return OracleLaw(probs, logits, float(logits[best[0]] - logits[best[-1]]))
+        return OracleDistribution(probs, logits, float(logits[best[0]] - logits[best[-1]]))
     scores = logits / p.temperature
     order = np.argsort(-scores, kind="stable")
     gaps = [math.inf]
@@ -75,12 +75,12 @@ def oracle(row: np.ndarray, context: Context, sampler: Sampler) -> OracleLaw:
         others = probs[is_kept][probs[is_kept] < probs.max()]
         gaps.append(float(np.abs(others / probs.max() - p.min_p).min()) if len(others) else 1.0)
         is_kept &= probs >= p.min_p * probs.max()
-    return OracleLaw(softmax(np.where(is_kept, scores, -np.inf)), scores, min(gaps))
+    return OracleDistribution(softmax(np.where(is_kept, scores, -np.inf)), scores, min(gaps))
 
 
-def dense(law: Law, num_vocab: int) -> np.ndarray:
+def dense(distribution: Distribution, num_vocab: int) -> np.ndarray:
     probs = np.zeros(num_vocab)
-    probs[law.tokens] = law.probs
+    probs[distribution.tokens] = distribution.probs
     return probs
 
 
@@ -98,7 +98,7 @@ def shown(params: SamplingParams) -> str:
     return ",".join(f"{k}={v}" for k, v in vars(params).items() if v != usual[k])
 
 
-# --- laws
+# --- distributions
 
 
 @st.composite
@@ -125,17 +125,17 @@ def situations(draw) -> tuple[np.ndarray, Context, Sampler]:
 
 @proven
 @given(situations())
-def test_the_law_is_the_oracles(situation) -> None:
+def test_the_distribution_is_the_oracles(situation) -> None:
     row, context, sampler = situation
     before = row.copy()
     wanted = oracle(row, context, sampler)
     assume(wanted.doubt > 3e-5)
-    law = sampler.law(row, context)
+    distribution = sampler.distribution(row, context)
     assert np.array_equal(row, before)
-    assert (np.diff(law.tokens) > 0).all()
-    assert law.tokens.tolist() == np.flatnonzero(wanted.probs).tolist()
-    assert np.abs(dense(law, len(row)) - wanted.probs).max() < 1e-5
-    assert law.probs.sum() == pytest.approx(1, abs=1e-12)
+    assert (np.diff(distribution.tokens) > 0).all()
+    assert distribution.tokens.tolist() == np.flatnonzero(wanted.probs).tolist()
+    assert np.abs(dense(distribution, len(row)) - wanted.probs).max() < 1e-5
+    assert distribution.probs.sum() == pytest.approx(1, abs=1e-12)
 
 
 @proven
@@ -151,7 +151,7 @@ def test_the_draw_is_the_best_of_score_and_noise(situation) -> None:
     assert drawn.margin == pytest.approx(margin, abs=1e-4)
 
 
-def naive_draw(wanted: OracleLaw, context: Context, sampler: Sampler) -> tuple[int, float]:
+def naive_draw(wanted: OracleDistribution, context: Context, sampler: Sampler) -> tuple[int, float]:
     """The winner over the whole row and what it won by, noise made for every token."""
     scores = wanted.scores.copy()
     if sampler.params.temperature > 0:
@@ -231,19 +231,19 @@ def test_a_flat_row_is_drawn_right_too() -> None:
     ],
     ids=shown,
 )
-def test_draws_follow_the_law_over_seeds(params: SamplingParams) -> None:
+def test_draws_follow_the_distribution_over_seeds(params: SamplingParams) -> None:
     """The seeds are fixed, so chance was thrown once: alpha 1e-6."""
     row, context, num_seeds = random_row(4, 12, 1.5), context_of(1, 2, 3, 2), 20_000
-    law = Sampler(params).law(row, context)
-    assert len(law.tokens) > 2
+    distribution = Sampler(params).distribution(row, context)
+    assert len(distribution.tokens) > 2
     counts = Counter(
         Sampler(replace(params, seed=seed)).draw(row, context).token for seed in range(num_seeds)
     )
-    assert set(counts) == set(law.tokens.tolist())
-    expected = law.probs * num_seeds
-    found = np.array([counts[token] for token in law.tokens.tolist()])
+    assert set(counts) == set(distribution.tokens.tolist())
+    expected = distribution.probs * num_seeds
+    found = np.array([counts[token] for token in distribution.tokens.tolist()])
     chi_square = float(((found - expected) ** 2 / expected).sum())
-    assert chi_square < chi_square_limit(len(law.tokens) - 1)
+    assert chi_square < chi_square_limit(len(distribution.tokens) - 1)
 
 
 def test_draws_of_neighbouring_positions_and_choices_are_independent() -> None:
@@ -280,9 +280,9 @@ def test_temperature_0_takes_the_best_and_the_lowest_among_equals() -> None:
     sampler = Sampler(SamplingParams())
     assert sampler.draw(row, context_of()).token == 1
     assert sampler.draw(row, context_of()).margin == 0
-    law = sampler.law(row, context_of())
-    assert law.tokens.tolist() == [1]
-    assert law.probs.tolist() == [1.0]
+    distribution = sampler.distribution(row, context_of())
+    assert distribution.tokens.tolist() == [1]
+    assert distribution.probs.tolist() == [1.0]
     row[3] = 1.5
     assert sampler.draw(row, context_of()).margin == 0.5
     large = np.zeros(100_000, dtype=np.float32)
@@ -307,8 +307,8 @@ def test_a_banned_token_is_never_drawn() -> None:
     row = np.array([9.0, 1.0, -np.inf, 0.0], dtype=np.float32)
     for temperature in (0.0, 1.0, 5.0):
         params = SamplingParams(temperature=temperature, logit_bias={0: -np.inf})
-        law = Sampler(params).law(row, context_of())
-        assert law.prob(0) == law.prob(2) == 0
+        distribution = Sampler(params).distribution(row, context_of())
+        assert distribution.prob(0) == distribution.prob(2) == 0
         drawn = {
             Sampler(replace(params, seed=seed)).draw(row, context_of()).token for seed in range(200)
         }
@@ -319,8 +319,8 @@ def test_penalties_fork_with_the_branch() -> None:
     row = np.zeros(6, dtype=np.float32)
     params = SamplingParams(temperature=1.0, frequency_penalty=1.0)
     sampler = Sampler(params, num_prompt_tokens=2)
-    law = sampler.law(row, context_of(0, 0, 1, tail=(2, 2)))
-    logits = np.log(law.probs) - np.log(law.prob(5))
+    distribution = sampler.distribution(row, context_of(0, 0, 1, tail=(2, 2)))
+    logits = np.log(distribution.probs) - np.log(distribution.prob(5))
     assert logits.tolist() == pytest.approx([0, -1, -2, 0, 0, 0], abs=1e-6)
 
 
@@ -410,18 +410,21 @@ def test_log_normaliser(num_vocab: int) -> None:
 
 @proven
 @given(st.integers(0, 10**6))
-def test_laws_answer_and_leave_residuals(seed: int) -> None:
+def test_distributions_answer_and_leave_residuals(seed: int) -> None:
     generator = np.random.default_rng(seed)
     p, q = (generator.dirichlet(np.ones(9)) * (generator.random(9) < 0.7) for _ in range(2))
     assume(p.sum() > 0)
     assume(q.sum() > 0)
     p, q = p / p.sum(), q / q.sum()
     assume(np.maximum(p - q, 0).sum() > 1e-6)
-    laws = [Law(np.flatnonzero(x), x[x > 0]) for x in (p, q)]
-    assert [laws[0].prob(token) for token in range(10)] == [*p.tolist(), 0.0]
+    distributions = [Distribution(np.flatnonzero(x), x[x > 0]) for x in (p, q)]
+    assert [distributions[0].prob(token) for token in range(10)] == [*p.tolist(), 0.0]
     rest = np.maximum(p - q, 0)
-    assert np.abs(dense(laws[0].residual(laws[1]), 9) - rest / rest.sum()).max() < 1e-12
-    assert np.array_equal(dense(laws[0].residual(laws[0]), 9), p)
+    assert (
+        np.abs(dense(distributions[0].residual(distributions[1]), 9) - rest / rest.sum()).max()
+        < 1e-12
+    )
+    assert np.array_equal(dense(distributions[0].residual(distributions[0]), 9), p)
 
 
 # --- parameters

@@ -231,11 +231,13 @@ def test_logprobs_are_the_models_own(server: Running, speculation: Any, temperat
     for i, entry in enumerate(content):
         tokens = [*prompt, *Letters().tokenize(text[:i], is_templated=False)]
         row = TABLE.logits(Context(np.array(tokens, dtype=np.int32))).astype(np.float64)
-        laws = row - np.log(np.exp(row - row.max()).sum()) - row.max()
-        assert entry["logprob"] == pytest.approx(laws[prompt_token(entry["token"])], abs=1e-6)
+        distributions = row - np.log(np.exp(row - row.max()).sum()) - row.max()
+        assert entry["logprob"] == pytest.approx(
+            distributions[prompt_token(entry["token"])], abs=1e-6
+        )
         assert entry["bytes"] == list(entry["token"].encode())
         assert len(entry["top_logprobs"]) == 3
-        assert entry["top_logprobs"][0]["logprob"] == pytest.approx(laws.max(), abs=1e-6)
+        assert entry["top_logprobs"][0]["logprob"] == pytest.approx(distributions.max(), abs=1e-6)
     chunks = events(
         server.chat(
             logprobs=True, top_logprobs=3, speculation=speculation, temperature=temperature,

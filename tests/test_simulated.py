@@ -344,7 +344,7 @@ def test_rows_are_the_real_targets_and_computed_once_for_each_place() -> None:
     ]
     assert [scores.draw(row).token for row in range(3)] == [*right, int(text[at + 2])]
     assert scores.draw(4) == expected.draw(4)  # off the text: the target's own
-    assert scores.law(4).probs.tolist() == expected.law(4).probs.tolist()
+    assert scores.distribution(4).probs.tolist() == expected.distribution(4).probs.tolist()
 
 
 def test_a_text_that_left_the_recording_is_the_targets_own() -> None:

@@ -15,7 +15,7 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.drafting.inline import InlineDrafter
-from duodec.errors import LawUnavailable
+from duodec.errors import DistributionUnavailable
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Request
 
@@ -59,11 +59,11 @@ def test_a_replay_knows_nothing_beside_its_text() -> None:
     wrong = int(text[10]) ^ 1
     (scores,) = target.score([Query(0, known, Draft.sequences([text[10:12].tolist(), [wrong]]))])
     assert [scores.draw(row).token for row in range(3)] == text[10:13].tolist()
-    with pytest.raises(LawUnavailable, match="beside the recorded text"):
+    with pytest.raises(DistributionUnavailable, match="beside the recorded text"):
         scores.draw(3)
-    with pytest.raises(LawUnavailable, match="no laws"):
-        scores.law(0)
-    with pytest.raises(LawUnavailable):
+    with pytest.raises(DistributionUnavailable, match="no distributions"):
+        scores.distribution(0)
+    with pytest.raises(DistributionUnavailable):
         list(decode_rounds(method("sps-rejection"), session(target)))
 
 
@@ -121,7 +121,7 @@ def test_a_pace_is_kept() -> None:
 
 
 def test_a_clocked_target_reports_its_curve() -> None:
-    """Real rows, laws included; on its own clock 20 forwards of 50 ms take a second."""
+    """Real rows, distributions included; on its own clock 20 forwards of 50 ms take a second."""
     clocked = ClockedTarget(TableTarget(MODEL), LatencyCurve(0.05))
     plain = session(clocked, 20, clock=clocked.clock)
     begin, real = clocked.clock(), perf_counter()

@@ -41,7 +41,7 @@ from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Candidates
-from duodec.core.sampling import Law
+from duodec.core.sampling import Distribution
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 
@@ -357,15 +357,15 @@ def _raising(error: Exception) -> Any:
     return forward
 
 
-def test_laws_are_those_of_the_rows() -> None:
+def test_distributions_are_those_of_the_rows() -> None:
     target = target_of("llama")
     query = query_of(random_text(20), Draft.chain([3, 4]), num_prompt=20)
     (scores,) = target.score([query])
     assert isinstance(scores, TorchScores)
-    law = scores.law(2)
-    expected = query.sampler.law(scores.logits[2].numpy(), query.context(2))
-    assert isinstance(law, Law)
-    assert law.tokens.tolist() == expected.tokens.tolist()
+    distribution = scores.distribution(2)
+    expected = query.sampler.distribution(scores.logits[2].numpy(), query.context(2))
+    assert isinstance(distribution, Distribution)
+    assert distribution.tokens.tolist() == expected.tokens.tolist()
     assert scores.num_rows == 3
     with pytest.raises(AssertionError, match="row"):
         scores.draw(3)

@@ -197,7 +197,7 @@ def test_nothing_is_drawn_of_logits_that_are_no_numbers(
     row = np.zeros(5000, dtype=np.float32)
     row[4321] = value
     context = Context(np.array([1], dtype=np.int32))
-    for draw in (Sampler(params).draw, Sampler(params).law):
+    for draw in (Sampler(params).draw, Sampler(params).distribution):
         with pytest.raises(ComputeFailed, match="no numbers"):
             draw(row, context)
 

@@ -108,17 +108,17 @@ def test_vllms_own_counters_count_our_drafts(ours: Mapping[str, Any]) -> None:
     assert ours["steps"] > 0  # in the same registry
 
 
-def test_sampled_answers_follow_the_same_law(
+def test_sampled_answers_follow_the_same_distribution(
     plain: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> None:
     """The tokens of each place, counted: a difference as large as chance brings once in a million
     times would be one."""
     for place in range(6):
         counts = [Counter(t[place] for t in found["sampled"]) for found in (plain, ours)]
-        assert_same_law(*counts)
+        assert_same_distribution(*counts)
 
 
-def assert_same_law(ours: Counter[int], theirs: Counter[int]) -> None:
+def assert_same_distribution(ours: Counter[int], theirs: Counter[int]) -> None:
     """Two samples of one size: chi-square over all tokens that were seen often, the rest as one."""
     common = [t for t in set(ours) | set(theirs) if ours[t] + theirs[t] >= 10]
     pairs = [(ours[t], theirs[t]) for t in common]

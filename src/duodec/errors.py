@@ -11,7 +11,7 @@
     │   └── VocabularyMismatch
     ├── ContextExceeded      the prompt does not fit the context
     ├── ComputeFailed        the library failed in the middle of a forward
-    ├── LawUnavailable       a law was asked of a target that has none (replay)
+    ├── DistributionUnavailable       a distribution was asked of a target that has none (replay)
     ├── BackendUnavailable   a library is missing or was built for another machine
     ├── ResultsUnreadable    a benchmark's result file that is broken or of another version
     └── DatastoreUnreadable  a datastore that is broken, or made for another vocabulary
@@ -73,8 +73,8 @@ class ComputeFailed(DuodecError):
     exit_status = 1
 
 
-class LawUnavailable(DuodecError):
-    """A probability law asked of a target that only knows its text."""
+class DistributionUnavailable(DuodecError):
+    """A probability distribution asked of a target that only knows its text."""
 
 
 class BackendUnavailable(DuodecError):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from duodec.core.prefix import common_prefix
-from duodec.core.sampling import Law, Tokens
+from duodec.core.sampling import Distribution, Tokens
 from duodec.errors import BackendUnavailable, DuodecError
 
 NO_SLOT = -1  # frames about the process itself
@@ -66,7 +66,7 @@ class Progress:
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] = ()
-    laws: Sequence[Law] | None = None
+    distributions: Sequence[Distribution] | None = None
     confidences: Sequence[float] | None = None  # of a tree of candidates
     read_s: float = 0.0
     draft_s: float = 0.0

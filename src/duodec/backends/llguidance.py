@@ -3,7 +3,7 @@
 The library follows one beginning at a time and can take back what it followed, so the branches of
 a draft are asked about one after the other, each from where it parts from the last. It would
 also prescribe how a text that the grammar forces is cut into tokens; that is the model's choice
-here, so its law is the plain one, renormalised over the tokens that go on with some word.
+here, so its distribution is the plain one, renormalised over the tokens that go on with some word.
 """
 
 from __future__ import annotations

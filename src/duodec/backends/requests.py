@@ -13,7 +13,7 @@ from duodec.backends.supervision import Pace, Silence
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftRequest
-from duodec.core.sampling import Law, Tokens
+from duodec.core.sampling import Distribution, Tokens
 
 _NOTHING = np.empty(0, dtype=np.int32)
 
@@ -25,7 +25,7 @@ class _Answer:
     epoch: int
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    laws: list[Law] = field(default_factory=list)
+    distributions: list[Distribution] = field(default_factory=list)
     draft: Draft = field(default_factory=Draft)
     tree: CandidateTree | None = None
     num_steps: int = 0
@@ -40,7 +40,7 @@ class _Answer:
         if progress.confidences is None:
             self.tokens += progress.tokens
             self.parents += progress.parents
-            self.laws += progress.laws or ()
+            self.distributions += progress.distributions or ()
         else:
             self.tree = self.tree or CandidateTree()
             self.tree.extend(progress.tokens, progress.parents, progress.confidences)
@@ -59,8 +59,8 @@ class _Answer:
 
     def drafted(self, busy_s: float) -> Drafted:
         if len(self.draft) != len(self.tokens):
-            laws = tuple(self.laws) if self.laws else None
-            self.draft = Draft(tuple(self.tokens), tuple(self.parents), laws)
+            distributions = tuple(self.distributions) if self.distributions else None
+            self.draft = Draft(tuple(self.tokens), tuple(self.parents), distributions)
         return Drafted(
             self.draft,
             self.tree,

@@ -31,7 +31,7 @@ from duodec.core.protocols import (
     Target,
 )
 from duodec.core.rows import Row
-from duodec.core.sampling import Draw, Law, Tokens
+from duodec.core.sampling import Distribution, Draw, Tokens
 from duodec.errors import BadOption
 
 _T = TypeVar("_T")
@@ -211,8 +211,8 @@ class _SimulatedScores:
             return Draw(int(self._owner.recording[position]), math.inf)
         return self._all_rows().draw(row)
 
-    def law(self, row: int) -> Law:
-        return self._all_rows().law(row)
+    def distribution(self, row: int) -> Distribution:
+        return self._all_rows().distribution(row)
 
     def candidates(self, row: int) -> Candidates:
         owner, place = self._owner, self._places[row]

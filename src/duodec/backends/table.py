@@ -14,7 +14,7 @@ import numpy as np
 
 from duodec.core.protocols import Candidates, Query, RowQuery, Scores
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Draw, Law
+from duodec.core.sampling import Context, Distribution, Draw
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TableModel:
 
 @dataclass(frozen=True)
 class TableScores:
-    """Draws and laws straight from the table."""
+    """Draws and distributions straight from the table."""
 
     model: TableModel
     query: Query
@@ -64,9 +64,9 @@ class TableScores:
         logits = self.model.logits(self.query.context(row))
         return Candidates.of(logits, self.query.num_candidates)
 
-    def law(self, row: int) -> Law:
+    def distribution(self, row: int) -> Distribution:
         context = self.query.context(row)
-        return self.query.sampler.law(self.model.logits(context), context)
+        return self.query.sampler.distribution(self.model.logits(context), context)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import numpy as np
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Candidates, Launched, Query, Scores, Target, has_branches
-from duodec.core.sampling import Draw, Law, Tokens
-from duodec.errors import LawUnavailable
+from duodec.core.sampling import Distribution, Draw, Tokens
+from duodec.errors import DistributionUnavailable
 
 _SPIN_S = 0.0002  # the last moments of a wait are spun: sleeping is not that exact
 
@@ -80,7 +80,7 @@ class ReplayTarget:
     """Replays one recorded text (prompt and answer) at a given latency.
 
     It enforces the text, so it proves nothing about exactness. A row beside the recorded
-    text, and any law, raises LawUnavailable.
+    text, and any distribution, raises DistributionUnavailable.
     """
 
     recording: Tokens
@@ -132,7 +132,7 @@ class ReplayScores:
     def draw(self, row: int) -> Draw:
         position = self._position(row)
         if position is None:
-            raise LawUnavailable(
+            raise DistributionUnavailable(
                 f"row {row} lies beside the recorded text, which a replay knows nothing of; "
                 "run this method on a real target"
             )
@@ -152,9 +152,9 @@ class ReplayScores:
         )
         return position if is_on else None
 
-    def law(self, row: int) -> Law:
-        raise LawUnavailable(
-            "a replayed text has no laws; run this method on a real or a clocked target"
+    def distribution(self, row: int) -> Distribution:
+        raise DistributionUnavailable(
+            "a replayed text has no distributions; run this method on a real or a clocked target"
         )
 
 
@@ -231,8 +231,8 @@ class _DrawnScores:
     def candidates(self, row: int) -> Candidates:
         return self.tops[row]
 
-    def law(self, row: int) -> Law:
-        return self.scores.law(row)
+    def distribution(self, row: int) -> Distribution:
+        return self.scores.distribution(row)
 
 
 @dataclass
@@ -261,11 +261,11 @@ class _EnforcedScores:
     def draw(self, row: int) -> Draw:
         try:
             return self.replayed.draw(row)
-        except LawUnavailable:  # beside the recorded text
+        except DistributionUnavailable:  # beside the recorded text
             return self.scores.draw(row)
 
     def candidates(self, row: int) -> Candidates:
         return self.scores.candidates(row)
 
-    def law(self, row: int) -> Law:
-        return self.scores.law(row)
+    def distribution(self, row: int) -> Distribution:
+        return self.scores.distribution(row)

@@ -235,11 +235,11 @@ class Worker:
         progress = Progress(read_s=job.read_s, draft_s=job.draft_s, busy_s=self._busy_s)
         if tree is not None:
             new = slice(job.num_sent, None)
-            laws = None if tree.laws is None else tree.laws[new]
+            distributions = None if tree.distributions is None else tree.distributions[new]
             progress = Progress(
                 tree.tokens[new],
                 tree.parents[new],
-                laws,
+                distributions,
                 tree.confidences[new] if isinstance(tree, CandidateTree) else None,
                 job.read_s,
                 job.draft_s,

@@ -225,7 +225,7 @@ class Runner:
         stats = answer.stats
         is_sampled = self.plan.sampling.temperature > 0
         proves_text = bed.name in ("real", "clocked")  # others enforce the recorded text
-        is_exempt = method.name == "sps-rejection" and is_sampled  # exact in law only
+        is_exempt = method.name == "sps-rejection" and is_sampled  # exact in distribution only
         is_identical = answer.tokens == turn.answer if proves_text and not is_exempt else None
         ceiling = stats.mean_accepted / bed.forward_s if bed.forward_s else None
         is_last = turn.number == len(prompt.turns)

@@ -74,7 +74,7 @@ def _ratio(*columns: np.ndarray, axis: int = -1) -> np.ndarray:
 
 def slow_outliers(seconds: Sequence[float]) -> list[int]:
     """Which of these durations are far longer than the others: by more than 5 deviations
-    (median absolute deviation, scaled to a normal law's) and by more than a quarter.
+    (median absolute deviation, scaled to a normal distribution's) and by more than a quarter.
 
     Short ones are nothing to warn of. Of fewer than five nothing can be said.
     """

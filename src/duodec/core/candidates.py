@@ -20,7 +20,7 @@ class CandidateTree:
         self.parents: list[int] = []
         self.confidences: list[float] = []
         self.ranks: list[int] = []  # among siblings
-        self.laws = None  # candidates are chosen, not drawn
+        self.distributions = None  # candidates are chosen, not drawn
         self._children: dict[int, list[int]] = {}  # of the nodes that are expanded, best first
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from duodec.core.sampling import Law
+from duodec.core.sampling import Distribution
 
 ROOT = -1
 
@@ -19,28 +19,32 @@ ROOT = -1
 class Draft:
     """A token tree under a text; immutable, parents precede children.
 
-    ``laws[i]`` is the draft law that token i was *drawn* from; ``laws`` is None when
-    tokens were chosen, not drawn.
+    ``distributions[i]`` is what token i was *drawn* from; ``distributions`` is None when tokens
+    were chosen, not drawn.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
-    laws: tuple[Law, ...] | None = None
+    distributions: tuple[Distribution, ...] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), "one parent a token"
         assert all(ROOT <= p < i for i, p in enumerate(self.parents)), "parents precede children"
-        assert self.laws is None or len(self.laws) == len(self.tokens), "one law a token"
+        assert self.distributions is None or len(self.distributions) == len(self.tokens), (
+            "one distribution a token"
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def chain(cls, tokens: Iterable[int], laws: Iterable[Law] | None = None) -> Draft:
+    def chain(
+        cls, tokens: Iterable[int], distributions: Iterable[Distribution] | None = None
+    ) -> Draft:
         """One sequence: every token the only child of the one before."""
         tokens = tuple(tokens)
         parents = tuple(range(ROOT, len(tokens) - 1))
-        return cls(tokens, parents, None if laws is None else tuple(laws))
+        return cls(tokens, parents, None if distributions is None else tuple(distributions))
 
     @classmethod
     def sequences(cls, sequences: Iterable[Sequence[int]]) -> Draft:
@@ -102,13 +106,13 @@ class Draft:
 
     def graft(self, node: int, other: Draft) -> Draft:
         """This tree with ``other`` under ``node``; tokens already there are not repeated."""
-        if self.laws is not None or other.laws is not None:
-            assert self.laws is not None, "laws on both sides or none"
-            assert other.laws is not None, "laws on both sides or none"
+        if self.distributions is not None or other.distributions is not None:
+            assert self.distributions is not None, "distributions on both sides or none"
+            assert other.distributions is not None, "distributions on both sides or none"
         if not len(self) and node == ROOT:
             return other
         tokens, parents = list(self.tokens), list(self.parents)
-        laws = None if self.laws is None else list(self.laws)
+        distributions = None if self.distributions is None else list(self.distributions)
         index = {(p, t): i for i, (p, t) in enumerate(zip(parents, tokens, strict=True))}
         placed = {ROOT: node}
         for i, (token, parent) in enumerate(zip(other.tokens, other.parents, strict=True)):
@@ -117,10 +121,12 @@ class Draft:
                 index[key] = len(tokens)
                 tokens.append(token)
                 parents.append(key[0])
-                if laws is not None and other.laws is not None:
-                    laws.append(other.laws[i])
+                if distributions is not None and other.distributions is not None:
+                    distributions.append(other.distributions[i])
             placed[i] = index[key]
-        return Draft(tuple(tokens), tuple(parents), None if laws is None else tuple(laws))
+        return Draft(
+            tuple(tokens), tuple(parents), None if distributions is None else tuple(distributions)
+        )
 
     def depths(self) -> list[int]:
         """Tokens from the root down to each node, its own included."""
@@ -154,7 +160,7 @@ class Draft:
         return Draft(
             tuple(self.tokens[i] for i in kept),
             tuple(placed[self.parents[i]] for i in kept),
-            None if self.laws is None else tuple(self.laws[i] for i in kept),
+            None if self.distributions is None else tuple(self.distributions[i] for i in kept),
         )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from duodec.core.protocols import Query, Scores
-from duodec.core.sampling import Law, Sampler, SamplingParams
-from duodec.errors import LawUnavailable
+from duodec.core.sampling import Distribution, Sampler, SamplingParams
+from duodec.errors import DistributionUnavailable
 
 _PLAIN = Sampler(SamplingParams(temperature=1.0))
 _LOWEST = -9999.0  # in place of minus infinity, which JSON cannot say
@@ -27,22 +27,22 @@ class Logprob:
 
 
 def logprob(scores: Scores, row: int, token: int, num_tops: int) -> Logprob:
-    """That of a token drawn from a row. Raises LawUnavailable where the target gives none."""
-    plain = plain_law(scores, row)
+    """That of a token drawn from a row. Raises DistributionUnavailable."""
+    plain = plain_distribution(scores, row)
     best = np.argsort(-plain.probs, kind="stable")[:num_tops]
     tops = tuple((int(plain.tokens[i]), _log(float(plain.probs[i]))) for i in best)
     return Logprob(token, _log(plain.prob(token)), tops)
 
 
-def plain_law(scores: Scores, row: int) -> Law:
+def plain_distribution(scores: Scores, row: int) -> Distribution:
     """The model's own distribution: no temperature, no penalties, no cuts."""
     sampled: Any = scores
     query = getattr(sampled, "query", None)
     if not (is_dataclass(sampled) and isinstance(query, Query)):
-        raise LawUnavailable("this target does not tell logprobs; ask without them")
+        raise DistributionUnavailable("this target does not tell logprobs; ask without them")
     plain: Any = replace(sampled, query=replace(query, sampler=_PLAIN))  # type: ignore[type-var]
-    law: Law = plain.law(row)
-    return law
+    distribution: Distribution = plain.distribution(row)
+    return distribution
 
 
 def _log(prob: float) -> float:

@@ -23,7 +23,7 @@ GUMBEL_MAX: Final = np.float32(16.6356)
 
 # What a stream of noise is used for; streams of one seed are independent.
 DRAW: Final = 0
-DRAFT: Final = 1  # tokens drawn from the draft's law, `sps-rejection` only
+DRAFT: Final = 1  # tokens drawn from the draft's distribution, `sps-rejection` only
 COIN: Final = 2  # acceptance of such a token
 
 _MASK: Final = (1 << 64) - 1

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.rows import Row, top
-from duodec.core.sampling import Context, Draw, Law, Sampler, Tokens
+from duodec.core.sampling import Context, Distribution, Draw, Sampler, Tokens
 
 
 @dataclass(frozen=True)
 class Query:
-    """Score ``draft`` after ``text``, under the laws of ``sampler``."""
+    """Score ``draft`` after ``text``, under the distributions of ``sampler``."""
 
     slot: int
     text: Tokens  # (length,) int32, at least one token
@@ -74,8 +74,8 @@ class Scores(Protocol):
         the target does not know them. On a GPU they come with the draws; elsewhere each costs a
         pass over the row, unless the scores say ``candidates_are_ready``."""
 
-    def law(self, row: int) -> Law:
-        """The law of a row. Raises LawUnavailable where the target has none."""
+    def distribution(self, row: int) -> Distribution:
+        """The distribution of a row. Raises DistributionUnavailable where the target has none."""
 
 
 class Tokenizer(Protocol):

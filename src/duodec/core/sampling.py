@@ -1,8 +1,8 @@
-"""From a row of logits to a token: the samplers, the keyed draw, the law.
+"""From a row of logits to a token: the samplers, the keyed draw, the distribution.
 
 The order is that of transformers: mask, bias and penalties, temperature, top-k, top-p, min-p.
 The keyed draw is ``argmax(score + gumbel)`` over the tokens that survive (Gumbel-max), so
-it follows the law exactly and depends on nothing but the row and the key. Everything that
+it follows the distribution exactly and depends on nothing but the row and the key. Everything that
 decides a token is a comparison, a fixed-order fp32 operation or an integer sum: another
 library given the same row picks the same token.
 """
@@ -42,7 +42,7 @@ MAX_LOGPROBS = 20
 class SamplingParams:
     """How an answer is sampled. ``temperature=0`` takes the most likely token.
 
-    Raises BadOption on values that make no law.
+    Raises BadOption on values that make no distribution.
     """
 
     temperature: Annotated[
@@ -173,7 +173,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Law:
+class Distribution:
     """A distribution over the vocabulary, zero outside ``tokens``."""
 
     tokens: NDArray[np.int64]  # (n,) ascending
@@ -184,8 +184,8 @@ class Law:
         found = i < len(self.tokens) and self.tokens[i] == token
         return float(self.probs[i]) if found else 0.0
 
-    def residual(self, q: Law) -> Law:
-        """norm(max(p - q, 0)): what is left of this law when a draw from q was refused."""
+    def residual(self, q: Distribution) -> Distribution:
+        """norm(max(p - q, 0)): what is left of this distribution when a draw from q was refused."""
         probs = self.probs.copy()
         _, ours, theirs = np.intersect1d(
             self.tokens, q.tokens, assume_unique=True, return_indices=True
@@ -193,7 +193,7 @@ class Law:
         probs[ours] = np.maximum(probs[ours] - q.probs[theirs], 0.0)
         total = probs.sum()
         # p == q leaves nothing, and then no refusal was possible: only rounding gets here
-        return self if total <= 0 else Law(self.tokens, probs / total)
+        return self if total <= 0 else Distribution(self.tokens, probs / total)
 
 
 @dataclass(frozen=True)
@@ -232,14 +232,14 @@ class Sampler:
         margin = float(scores[0] - scores[1]) if is_contest else math.inf
         return Draw(int(tokens[0]), margin)
 
-    def law(self, row: Row, context: Context) -> Law:
-        """The law that `draw` follows. Raises ComputeFailed where there is none."""
+    def distribution(self, row: Row, context: Context) -> Distribution:
+        """The distribution that `draw` follows. Raises ComputeFailed where there is none."""
         check_finite(row)
         tokens, scores = self._survivors(row, context)
         if self.params.is_greedy:
-            return Law(tokens[np.argmax(scores)][None], np.ones(1))
+            return Distribution(tokens[np.argmax(scores)][None], np.ones(1))
         weights = np.exp(scores.astype(np.float64) - scores.max())
-        return Law(tokens, weights / weights.sum())
+        return Distribution(tokens, weights / weights.sum())
 
     def candidates(
         self, row: Row, context: Context, k: int
@@ -247,7 +247,7 @@ class Sampler:
         """The draft's k best guesses of the target's draw, best first, and its confidence.
 
         Ordered by log q + g with the target's own noise g. Confidence is the softmax of
-        these scores; at temperature 0, the law q at temperature 1. Both shapes (k,).
+        these scores; at temperature 0, the distribution q at temperature 1. Both shapes (k,).
         """
         row = self._adjusted(row, context)
         if self.params.is_greedy:

@@ -17,7 +17,7 @@ import numpy as np
 from duodec.core import noise
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Scores
-from duodec.core.sampling import Law, Sampler
+from duodec.core.sampling import Distribution, Sampler
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,23 @@ class Dice(Protocol):
     def accept(self, position: int, token: int, probability: float) -> bool:
         """True with ``probability``."""
 
-    def draw(self, position: int, law: Law) -> int:
-        """A token from ``law``."""
+    def draw(self, position: int, distribution: Distribution) -> int:
+        """A token from ``distribution``."""
 
 
 def rejection(dice: Dice, num_text_tokens: int) -> Rule:
-    """The rule of speculative sampling with laws (2211.17192; several children: 2305.09781).
+    """The rule of speculative sampling (2211.17192; several children: 2305.09781).
 
-    Needs drafts that were drawn from their ``laws``, and targets that give theirs.
+    Needs drafts that were drawn from their ``distributions``, and targets that give theirs.
     """
 
     def decide(draft: Draft, scores: Scores, node: int) -> Step:
-        laws = draft.laws or ()
-        assert len(laws) == len(draft), "rejection needs the drafts' laws"
+        distributions = draft.distributions or ()
+        assert len(distributions) == len(draft), "rejection needs the drafts' distributions"
         position = num_text_tokens + len(draft.path(node))
-        p = scores.law(node + 1)
+        p = scores.distribution(node + 1)
         for child in draft.children(node):
-            token, q = draft.tokens[child], laws[child]
+            token, q = draft.tokens[child], distributions[child]
             if dice.accept(position, token, min(1.0, p.prob(token) / q.prob(token))):
                 return Step(token, child, math.inf)
             # siblings are tried in order: a refusal changes p for the next
@@ -114,12 +114,12 @@ class KeyedDice:
         key = self.sampler.key(position, noise.COIN)
         return bool(noise.uniform(key, np.array([token]))[0] < probability)
 
-    def draw(self, position: int, law: Law) -> int:
-        return draw_from(law, self.sampler.key(position, noise.DRAW))
+    def draw(self, position: int, distribution: Distribution) -> int:
+        return draw_from(distribution, self.sampler.key(position, noise.DRAW))
 
 
-def draw_from(law: Law, key: int) -> int:
-    """The keyed draw from a law."""
+def draw_from(distribution: Distribution, key: int) -> int:
+    """The keyed draw from a distribution."""
     with np.errstate(divide="ignore"):  # log 0 = -inf: never drawn
-        scores = np.log(law.probs)
-    return int(law.tokens[np.argmax(scores + noise.gumbel(key, law.tokens))])
+        scores = np.log(distribution.probs)
+    return int(distribution.tokens[np.argmax(scores + noise.gumbel(key, distribution.tokens))])

@@ -13,7 +13,7 @@ from duodec.core import noise
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Law
+from duodec.core.sampling import Context, Distribution
 from duodec.core.verify import draw_from
 
 MAX_SEQUENCES = 8
@@ -47,19 +47,21 @@ class Chain:
 
 @dataclass(frozen=True)
 class SampledChain:
-    """One sequence drawn from the draft's own law, which goes with it."""
+    """One sequence drawn from the draft's own distribution, which goes with it."""
 
     num_tokens: int
 
     def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft]:
         tokens: list[int] = []
-        laws: list[Law] = []
+        distributions: list[Distribution] = []
         for _ in range(self.num_tokens):
             tree = Draft.chain(tokens)
             ((row, context),) = rows_after(model, request, tree, [tree.leaf()])
-            laws.append(request.sampler.law(row, context))
-            tokens.append(draw_from(laws[-1], request.sampler.key(context.position, noise.DRAFT)))
-            yield Draft.chain(tokens, laws)
+            distributions.append(request.sampler.distribution(row, context))
+            tokens.append(
+                draw_from(distributions[-1], request.sampler.key(context.position, noise.DRAFT))
+            )
+            yield Draft.chain(tokens, distributions)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class Method(ABC):
     is_overlapped: ClassVar[bool] = False
     """The drafter computes while the target does."""
     reads_off_path: ClassVar[bool] = False
-    """Laws or rows beside the text are read, which a replayed text cannot answer."""
+    """Distributions or rows beside the text are read, which a replayed text cannot answer."""
     learns: ClassVar[bool] = False
     """Later answers are drafted with what earlier ones taught."""
 

@@ -14,7 +14,7 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class RejectionSampling(Method):
-    """2211.17192 with laws: exact in law, exempt from "one seed, one text"."""
+    """2211.17192 with distributions: exact in distribution, exempt from "one seed, one text"."""
 
     name = "sps-rejection"
     needs_draft_model = True

@@ -13,8 +13,8 @@ from duodec.errors import (
     BadOption,
     ComputeFailed,
     ContextExceeded,
+    DistributionUnavailable,
     DuodecError,
-    LawUnavailable,
 )
 
 FINAL: Mapping[str, str] = {"x-should-retry": "false"}
@@ -90,7 +90,7 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, ContextExceeded):
         return ApiError(400, str(error), param="messages", code="context_length_exceeded")
-    if isinstance(error, BadOption | LawUnavailable):
+    if isinstance(error, BadOption | DistributionUnavailable):
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, ComputeFailed):
         return ApiError(500, str(error), kind="server_error", code="compute_failed", headers=FINAL)

@@ -23,7 +23,7 @@ from duodec.backends.window import (
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import Candidates, Query, RowQuery, Scores
 from duodec.core.rows import Row
-from duodec.core.sampling import Draw, Law, Tokens
+from duodec.core.sampling import Distribution, Draw, Tokens
 
 MAX_WIDTH = 80  # draft tokens that a forward of the target may score
 NUM_EXTRA_CELLS = 4 * MAX_WIDTH + NUM_FIRST  # of a draft's cache, for each text beyond its window
@@ -48,8 +48,8 @@ class LlamaScores:
     def candidates(self, row: int) -> Candidates:
         return Candidates.of(self.rows[row], self.query.num_candidates)
 
-    def law(self, row: int) -> Law:
-        return self.query.sampler.law(self.rows[row], self.query.context(row))
+    def distribution(self, row: int) -> Distribution:
+        return self.query.sampler.distribution(self.rows[row], self.query.context(row))
 
 
 class LlamaTarget:

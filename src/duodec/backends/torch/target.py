@@ -22,7 +22,7 @@ from duodec.backends.torch.picking import picker
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query, Scores
-from duodec.core.sampling import Draw, Law, Sampler, SamplingParams
+from duodec.core.sampling import Distribution, Draw, Sampler, SamplingParams
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 MAX_WIDTH = TAIL  # draft tokens that a forward may score
@@ -60,10 +60,10 @@ class TorchScores:
         weights = np.exp(likely - likely[0])
         return Candidates(tuple(tokens), tuple((weights / weights.sum()).tolist()))
 
-    def law(self, row: int) -> Law:
+    def distribution(self, row: int) -> Distribution:
         """Copies the row's logits to the host."""
         logits = self.logits[self._checked(row)].cpu().numpy()
-        return self.query.sampler.law(logits, self.query.context(row))
+        return self.query.sampler.distribution(logits, self.query.context(row))
 
     def _checked(self, row: int) -> int:
         assert 0 <= row < self.num_rows, "a row of this draft"

@@ -1,4 +1,4 @@
-"""Every method's law is the target's, exactly: all outcomes of scripted dice are added up.
+"""Every method's distribution is the target's, exactly: all outcomes of scripted dice are added up.
 
 No seeds and no tolerance for chance. A new method in the registry is tested by being there.
 """
@@ -16,14 +16,14 @@ from dice import (
     DEEP_CASES,
     FULL_SUPPORT,
     Case,
-    LawTable,
+    DistributionTable,
     Witness,
     assert_exact,
     assert_siblings_exact,
     distinct_siblings,
+    distribution,
+    distribution_of,
     independent_siblings,
-    law,
-    law_of,
     outcomes,
 )
 from fakes import Session, chi_square_limit, decode_rounds
@@ -49,17 +49,17 @@ def case_named(name: str) -> Case:
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("name", METHODS)
-def test_first_tokens_follow_the_targets_product_law(name: str, case: Case) -> None:
+def test_first_tokens_follow_the_targets_product_distribution(name: str, case: Case) -> None:
     exact(name, case)
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("name", LEARNING)
-def test_what_earlier_completions_taught_leaves_the_law(name: str, case: Case) -> None:
+def test_what_earlier_completions_taught_leaves_the_distribution(name: str, case: Case) -> None:
     exact(name, case, is_taught=True)
 
 
-# --- the law tests above test something
+# --- the distribution tests above test something
 
 
 @pytest.mark.parametrize("name", LEARNING)
@@ -109,26 +109,30 @@ def test_duo_drafts_several_sequences_and_goes_on_with_other_ones_than_the_likel
 
 # --- the rejection rule over several children (2305.09781)
 
-P = law(0.5, 0.25, 0.125, 0.125)
-SIBLING_LAWS = [
-    (law(0.25, 0.25, 0.25, 0.25),) * 2,
-    (law(0.25, 0.25, 0.25, 0.25),) * 3,
-    (law(0.125, 0.125, 0.25, 0.5), law(0.0, 0.75, 0.25, 0.0)),
-    (law(0.0, 0.0, 0.0, 1.0), law(0.0, 0.0, 0.5, 0.5), law(0.5, 0.5, 0.0, 0.0)),
-    (P, law(0.25, 0.25, 0.25, 0.25)),
+P = distribution(0.5, 0.25, 0.125, 0.125)
+SIBLING_DISTRIBUTIONS = [
+    (distribution(0.25, 0.25, 0.25, 0.25),) * 2,
+    (distribution(0.25, 0.25, 0.25, 0.25),) * 3,
+    (distribution(0.125, 0.125, 0.25, 0.5), distribution(0.0, 0.75, 0.25, 0.0)),
+    (
+        distribution(0.0, 0.0, 0.0, 1.0),
+        distribution(0.0, 0.0, 0.5, 0.5),
+        distribution(0.5, 0.5, 0.0, 0.0),
+    ),
+    (P, distribution(0.25, 0.25, 0.25, 0.25)),
     (),
 ]
 
 
-@pytest.mark.parametrize("laws", SIBLING_LAWS, ids=len)
-def test_siblings_drawn_independently_leave_the_law(laws) -> None:
-    assert_siblings_exact(P, independent_siblings(*laws))
-    assert_siblings_exact(law(0.0, 0.0, 0.5, 0.5), independent_siblings(*laws))
+@pytest.mark.parametrize("distributions", SIBLING_DISTRIBUTIONS, ids=len)
+def test_siblings_drawn_independently_leave_the_distribution(distributions) -> None:
+    assert_siblings_exact(P, independent_siblings(*distributions))
+    assert_siblings_exact(distribution(0.0, 0.0, 0.5, 0.5), independent_siblings(*distributions))
 
 
 @pytest.mark.parametrize("num_siblings", [1, 2, 3, 4])
-def test_siblings_drawn_without_replacement_leave_the_law(num_siblings: int) -> None:
-    q = law(0.125, 0.125, 0.25, 0.5)
+def test_siblings_drawn_without_replacement_leave_the_distribution(num_siblings: int) -> None:
+    q = distribution(0.125, 0.125, 0.25, 0.5)
     assert_siblings_exact(P, distinct_siblings(q, num_siblings))
     assert_siblings_exact(q, distinct_siblings(q, num_siblings))
 
@@ -137,9 +141,9 @@ def test_siblings_drawn_without_replacement_leave_the_law(num_siblings: int) -> 
 
 
 class LogTable(TableModel):
-    """The laws of a `LawTable` as logits."""
+    """The distributions of a `DistributionTable` as logits."""
 
-    def __init__(self, table: LawTable) -> None:
+    def __init__(self, table: DistributionTable) -> None:
         super().__init__(num_vocab=table.num_vocab)
         object.__setattr__(self, "table", table)
 
@@ -148,7 +152,7 @@ class LogTable(TableModel):
             return np.log(self.table.logits(context))
 
 
-def test_rejection_with_keyed_dice_follows_the_law_over_seeds() -> None:
+def test_rejection_with_keyed_dice_follows_the_distribution_over_seeds() -> None:
     """Chance was thrown once, in the choice of the seeds: alpha 1e-6, the same each run."""
     case, num_seeds, num_tokens = FULL_SUPPORT, 3000, 3
     target, drafter = TableTarget(LogTable(case.target)), InlineDrafter(LogTable(case.draft).load())
@@ -165,7 +169,7 @@ def test_rejection_with_keyed_dice_follows_the_law_over_seeds() -> None:
         rounds = list(decode_rounds(method("sps-rejection"), session))
         num_refused += sum(done.num_accepted < done.num_scored for done in rounds)
         counts[tuple(session.text[len(case.prompt) :].tolist())] += 1
-    wanted = case.target.product_law(case.prompt, num_tokens)
+    wanted = case.target.product_distribution(case.prompt, num_tokens)
     assert num_refused > 100
     assert set(counts) <= set(wanted)
     chi_square = sum(
@@ -193,12 +197,12 @@ def test_every_outcome_is_visited_once_with_its_probability() -> None:
 
 
 def test_a_position_is_thrown_once() -> None:
-    found = law_of(lambda dice: (dice.cell(4, 2), dice.cell(5, 2), dice.cell(4, 2)))
+    found = distribution_of(lambda dice: (dice.cell(4, 2), dice.cell(5, 2), dice.cell(4, 2)))
     assert found == {(a, b, a): 0.25 for a in (0, 1) for b in (0, 1)}
 
 
-def test_product_laws_sum_to_one() -> None:
+def test_product_distributions_sum_to_one() -> None:
     for case in ALL_CASES:
         for table in (case.target, case.draft):
-            total = math.fsum(table.product_law(case.prompt, 3).values())
+            total = math.fsum(table.product_distribution(case.prompt, 3).values())
             assert total == pytest.approx(1, abs=1e-12)
