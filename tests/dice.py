@@ -235,6 +235,19 @@ class WitnessDrafter(InlineDrafter):
         return drafted
 
 
+class WitnessTarget(TableTarget):
+    """A target that remembers how many drafts had been asked for at each forward pass."""
+
+    def __init__(self, model, drafter: WitnessDrafter) -> None:
+        super().__init__(model)
+        self._drafter = drafter
+        self.num_drafts: list[int] = []
+
+    def score(self, queries):
+        self.num_drafts.append(len(self._drafter.drafts))
+        return super().score(queries)
+
+
 @dataclass(frozen=True)
 class Case:
     """A target's table and a draft's, and how far to look."""
@@ -302,8 +315,9 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
 
     def run(dice: ScriptedDice) -> Tokens:
         drafter = WitnessDrafter(case.draft.load(), is_late=case.is_late)
+        target = WitnessTarget(case.target, drafter)
         session = Session(
-            target=TableTarget(case.target),
+            target=target,
             prompt=case.prompt,
             capacity=len(case.prompt) + case.room,
             drafter=NoDrafter() if teacher else drafter,
@@ -320,7 +334,7 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
         tokens: list[int] = []
         guess: int | None = None  # the likeliest first token of the last draft
         method = deepcopy(teacher) if teacher else instance(name, dice)
-        for done in decode_rounds(method, session):
+        for num_rounds, done in enumerate(decode_rounds(method, session)):
             assert done.tokens, "a round without a token"
             witness.num_accepted += done.num_accepted
             witness.num_scored += done.num_scored
@@ -328,7 +342,9 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
             witness.num_refused += done.num_accepted < done.num_scored
             if done.num_scored and guess is not None and guess != tokens[-1]:
                 witness.num_branches_taken += 1
-            ahead = drafter.drafts[-1] if drafter.drafts else Draft()
+            # what was asked for before this round's forward pass
+            num_drafts = target.num_drafts[num_rounds]
+            ahead = drafter.drafts[num_drafts - 1] if num_drafts else Draft()
             guess = ahead.tokens[0] if method.is_overlapped and len(ahead) else None
             tokens += done.tokens
             if len(tokens) >= case.num_tokens:

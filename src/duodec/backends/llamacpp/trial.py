@@ -12,8 +12,9 @@ import numpy as np
 
 from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.recurrent import LlamaRecurrent
 from duodec.core.draft import Draft
-from duodec.core.protocols import RowQuery
+from duodec.core.protocols import Query, RowQuery
 from duodec.errors import DuodecError
 
 REFUSED = 3  # the exit status of a model that was refused with a word of ours
@@ -49,10 +50,17 @@ def _try(path: Path, num_bytes: int, is_vocabulary_only: bool) -> None:
         assert model.chat_template is not None or tokens is not None
         if is_vocabulary_only:
             return
+        text = np.array([*tokens, 0][:8], dtype=np.int32)
+        is_computed = num_bytes <= _MOST_COMPUTED_BYTES
+        if model.is_recurrent:
+            target = LlamaRecurrent(model, num_slots=1, num_context=_NUM_CONTEXT, num_threads=2)
+            with closing(target):
+                if is_computed:
+                    target.score([Query(0, text)])
+            return
         context = LlamaContext(
             model, num_context=_NUM_CONTEXT, num_sequences=2, num_threads=2, max_rows=2
         )
         with closing(context):
-            if num_bytes <= _MOST_COMPUTED_BYTES:
-                text = np.array([*tokens, 0][:8], dtype=np.int32)
+            if is_computed:
                 context.rows([RowQuery(0, text, Draft(), (0,))])
