@@ -18,7 +18,7 @@ from duodec.planning.acceptance import Acceptance
 from duodec.planning.selection import Source
 
 _MAX_DEPTH = 24
-_FACTOR = 2.0  # draft tokens a matched token
+_FACTOR = 4.0  # draft tokens a matched token
 _MIN_SHARE = 0.05
 _LENGTHS = (1, 2, 4, 8)  # matches that are judged apart: of one token, 2 or 3, 4 to 7, more
 _MAX_SPAN, _MIN_SPAN = 16, 2  # tokens of a suffix that a datastore is searched for
