@@ -26,7 +26,7 @@ demo: setup-use  ## the same prompt plainly and with drafts, at the pace of a la
 	@$(BIN)/duodec demo
 
 test: setup  ## run the tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-torch: setup-torch  ## run the tests of targets on torch
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_torch_*.py

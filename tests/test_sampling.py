@@ -455,3 +455,14 @@ def test_extreme_but_good_parameters_are_taken() -> None:
         temperature=100.0, top_k=10**9, top_p=1.0, min_p=1.0, presence_penalty=-2, seed=2**64 - 1
     )
     SamplingParams(top_p=1e-9, repetition_penalty=1e-3)
+
+
+def test_a_bias_that_bans_all_that_a_mask_allows_is_not_followed() -> None:
+    class OnlyFirst:
+        def allowed(self, answer: object) -> np.ndarray:
+            return np.array([True, False, False])
+
+    params = SamplingParams(temperature=0.7, top_p=0.5, logit_bias={0: -math.inf}, seed=3)
+    sampler = Sampler(params, mask=OnlyFirst())  # type: ignore[arg-type]
+    row = np.array([0.5, 2.0, 1.0], dtype=np.float32)
+    assert sampler.draw(row, Context(np.array([1], dtype=np.int32))).token == 0

@@ -7,9 +7,9 @@ and what of it was already computed is the other side's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +109,6 @@ class Launched(Protocol):
         """Wait for its end. Raises what `Target.score` raises."""
 
 
-@runtime_checkable
 class Launching(Protocol):
     """A target that computes elsewhere: it can be told to start, and is waited for later."""
 
@@ -131,9 +130,8 @@ class InThisThread:
 
 def launch(target: Target, queries: Sequence[Query]) -> Launched:
     """Start a forward pass, where the target computes elsewhere."""
-    if isinstance(target, Launching):
-        return target.launch(queries)
-    return InThisThread(target, queries)
+    start: Callable[[Sequence[Query]], Launched] | None = getattr(target, "launch", None)
+    return InThisThread(target, queries) if start is None else start(queries)
 
 
 def has_branches(target: Target) -> bool:

@@ -219,7 +219,8 @@ class Scheduler:
 
     def drop_aborted(self) -> None:
         """End what nobody waits for any more."""
-        self.drop_waiting()
+        if self.waiting:
+            self.drop_waiting()
         for task in [task for task in self.running if task.is_aborted]:
             self._end(task, "abort")
 
