@@ -222,7 +222,7 @@ class EngineConfig:
             choices=DTYPES,
         ),
     ] = "auto"
-    num_slots: int = 1  # texts that a torch target keeps at once; a server's --parallel
+    num_slots: int = 1  # requests that run at once, in the same forward passes; --parallel of serve
 
     def __post_init__(self) -> None:
         check(self)
