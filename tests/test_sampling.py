@@ -457,12 +457,8 @@ def test_extreme_but_good_parameters_are_taken() -> None:
     SamplingParams(top_p=1e-9, repetition_penalty=1e-3)
 
 
-def test_a_bias_that_bans_all_that_a_mask_allows_is_not_followed() -> None:
-    class OnlyFirst:
-        def allowed(self, answer: object) -> np.ndarray:
-            return np.array([True, False, False])
-
-    params = SamplingParams(temperature=0.7, top_p=0.5, logit_bias={0: -math.inf}, seed=3)
-    sampler = Sampler(params, mask=OnlyFirst())  # type: ignore[arg-type]
+def test_the_nucleus_of_what_is_all_banned_is_all_of_it() -> None:
+    bans = dict.fromkeys(range(3), -math.inf)
+    sampler = Sampler(SamplingParams(temperature=0.7, top_p=0.5, logit_bias=bans, seed=3))
     row = np.array([0.5, 2.0, 1.0], dtype=np.float32)
     assert sampler.draw(row, Context(np.array([1], dtype=np.int32))).token == 0

@@ -209,3 +209,10 @@ def test_top_is_the_cores(seed: int, num_values: int, k: int) -> None:
     for row in range(2):
         assert indices[row].tolist() == rows.top(values[row], k).tolist()
         assert np.array_equal(best[row].numpy(), values[row][indices[row].numpy()])
+
+
+def test_rows_whose_tokens_are_all_banned_are_drawn_as_numpy_draws_them() -> None:
+    bans = dict.fromkeys(range(6), -np.inf)
+    params = SamplingParams(temperature=0.3, top_p=0.2, logit_bias=bans)
+    query = Query(0, np.array([2, 1], dtype=np.int32), Draft(), Sampler(params))
+    assert_drawn_like_numpy(np.array([[0.5, 3, 0, -2, 1, -3]], dtype=np.float32), [query])

@@ -90,6 +90,8 @@ def nucleus(scores: Row, tokens: NDArray[np.int64] | None, top_p: float) -> NDAr
     best = scores.max() if tokens is None else scores[tokens].max()
     if tokens is None:
         tokens = np.flatnonzero(scores >= best + _MASS_FLOOR)
+    if best == -np.inf:  # all of them are banned
+        return tokens
     heavy = scores[tokens]
     mass = exp_mass(heavy - best)
     wanted = math.ceil(top_p * int(mass.sum(dtype=np.float64)))

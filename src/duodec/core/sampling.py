@@ -265,12 +265,10 @@ class Sampler:
         if self.mask is not None:
             row = masked(row, self.mask.allowed(context.answer(self.num_prompt_tokens)))
         if p.logit_bias:
-            biased = row.copy()
+            row = row.copy()
             for token, bias in p.logit_bias.items():
                 if token < len(row):  # a draft's vocabulary may be the shorter one
-                    biased[token] += np.float32(bias)
-            # a bias that bans all that the mask allows is not followed
-            row = biased if biased.max() > -np.inf else row
+                    row[token] += np.float32(bias)
         if p.repetition_penalty != 1:
             row = row.copy()
             seen = np.unique(context.tokens())

@@ -37,11 +37,7 @@ def adjust(logits: torch.Tensor, query: Query) -> None:
     bias = [(t, b) for t, b in params.logit_bias.items() if t < num_vocab]
     if bias:
         biased = _on(logits, [token for token, _ in bias])
-        changed = logits.clone()
-        changed[:, biased] += _on(logits, [value for _, value in bias], torch.float32)
-        # a bias that bans all that the mask allows is not followed
-        has_any = changed.amax(-1, keepdim=True) > -torch.inf
-        logits.copy_(torch.where(has_any, changed, logits))
+        logits[:, biased] += _on(logits, [value for _, value in bias], torch.float32)
     penalise = _Penalties(params, logits)
     if not penalise:
         return
