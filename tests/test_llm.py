@@ -15,7 +15,8 @@ import duodec
 from duodec import LLM, Completion, Delta, Finished, SamplingParams
 from duodec.backends.table import TableModel, TableTarget
 from duodec.drafting.inline import InlineDrafter
-from duodec.errors import BadOption, ContextExceeded
+from duodec.errors import BadOption, ComputeFailed, ContextExceeded
+from duodec.scheduler.outputs import Done, Failed
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2], [6, 5]]
@@ -165,6 +166,87 @@ def test_several_streams_run_in_one_event_loop() -> None:
             return list(await asyncio.gather(*(text(model, prompt) for prompt in PROMPTS)))
 
     assert asyncio.run(main()) == [expected(prompt) for prompt in PROMPTS]
+
+
+def test_a_stream_ends_with_its_own_text_and_not_with_that_of_others() -> None:
+    model = llm(2)
+    short = model.stream(PROMPTS[0], replace(PARAMS, max_tokens=3), method="ar")
+    long = model.stream(PROMPTS[1], replace(PARAMS, max_tokens=18), method="ar")
+    next(short), next(long), next(long)
+    assert isinstance(list(short)[-1], Finished)
+    assert model.scheduler.has_work, "the other one has not come to its end"
+    assert list(model.generate([PROMPTS[2]], PARAMS)[0].tokens) == expected(PROMPTS[2])
+    *_, last = long
+    assert isinstance(last, Finished)
+
+
+def test_of_two_in_an_event_loop_none_waits_for_the_others_end() -> None:
+    order: list[str] = []
+
+    async def follow(model: LLM, name: str, prompt: list[int], num_tokens: int) -> None:
+        params = replace(PARAMS, max_tokens=num_tokens)
+        async for event in model.astream(prompt, params, method="ar"):
+            order.append(name + type(event).__name__[0])  # noqa: PERF401  as they come
+
+    async def main() -> None:
+        with llm(2) as model:
+            await asyncio.gather(
+                follow(model, "a", PROMPTS[0], 20), follow(model, "b", PROMPTS[1], 20)
+            )
+
+    asyncio.run(main())
+    first_end = min(order.index("aF"), order.index("bF"))
+    assert {"aD", "bD"} <= set(order[:first_end])
+
+
+class Raising:
+    """A target that computes when it is launched, and fails on one prompt."""
+
+    def __init__(self) -> None:
+        self._target = TableTarget(TABLE)
+
+    def launch(self, queries: object) -> object:
+        scores = self.score(queries)
+
+        class Ready:
+            def result(self) -> object:
+                return scores
+
+        return Ready()
+
+    def score(self, queries: object) -> object:
+        if any(query.text[0] == PROMPTS[1][0] for query in queries):  # type: ignore[attr-defined]
+            raise ComputeFailed("this prompt burns")
+        return self._target.score(queries)  # type: ignore[arg-type]
+
+
+def test_who_fails_at_the_launch_fails_alone() -> None:
+    model = LLM(Raising(), Letters(), 200, num_slots=3)  # type: ignore[arg-type]
+    heard: list[list[object]] = [[], [], []]
+    tasks = [
+        model.task(prompt, PARAMS, say=own.append)
+        for prompt, own in zip(PROMPTS, heard, strict=True)
+    ]
+    model.scheduler.submit(tasks)
+    while model.scheduler.step():
+        pass
+    ends = [own[-1] for own in heard]
+    assert isinstance(ends[1], Failed)
+    assert sum(isinstance(output, Failed) for output in heard[1]) == 1
+    for i in (0, 2):
+        assert isinstance(ends[i], Done)
+        assert list(ends[i].finished.tokens) == expected(PROMPTS[i])
+
+
+def test_who_left_in_flight_is_no_company_any_more() -> None:
+    model = llm(2)
+    streams = [model.stream(prompt, PARAMS, method="ar") for prompt in PROMPTS[:2]]
+    for events in streams:
+        next(events), next(events)
+    streams[1].close()  # type: ignore[attr-defined]
+    *_, last = streams[0]
+    assert isinstance(last, Finished)
+    assert not model.scheduler.budget._rows
 
 
 def test_the_engine_of_before_warns_and_works() -> None:

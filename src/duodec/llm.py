@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -205,7 +205,7 @@ class LLM:
         scheduler = self.scheduler
         try:
             scheduler.submit(tasks)
-            while scheduler.step():
+            while not all(task.is_over for task in tasks) and scheduler.step():
                 pass
         finally:
             _abort(scheduler, tasks)
@@ -291,19 +291,22 @@ class LLM:
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "duodec")
             self.resources.callback(self._worker.shutdown)
-        run = asyncio.get_running_loop().run_in_executor
-        events = cast(
-            Generator[Event, None, None],
-            await run(
-                self._worker,
-                partial(self.stream, prompt, params, method=method, choice=choice),
-            ),
-        )
+        run = partial(asyncio.get_running_loop().run_in_executor, self._worker)
+        heard: list[Output] = []
+        make = partial(self.task, prompt, params, method=method, say=heard.append, choice=choice)
+        task: Task = await run(make)
+        yield Started(task.method.name, task.request.sampler.params.seed, len(task.request.prompt))
+        scheduler = self.scheduler
         try:
-            while (event := await run(self._worker, next, events, None)) is not None:
-                yield event
+            scheduler.submit([task])
+            while not task.is_over:
+                # one forward pass at a time: others take turns in the same thread
+                for step in (scheduler.launch, scheduler.land):
+                    await run(step)
+                    for event in self._given_out(heard, task.request):
+                        yield event
         finally:
-            await run(self._worker, events.close)
+            await run(_abort, scheduler, [task])
 
     def _events(self, task: Task, heard: list[Output]) -> Iterator[Event]:
         scheduler, request = self.scheduler, task.request
@@ -311,7 +314,7 @@ class LLM:
         yield Started(task.method.name, seed, len(request.prompt))
         try:
             scheduler.submit([task])
-            while scheduler.launch():
+            while not task.is_over and scheduler.launch():
                 yield from self._given_out(heard, request)
                 scheduler.land()
                 yield from self._given_out(heard, request)

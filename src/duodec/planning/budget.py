@@ -92,7 +92,7 @@ class BatchBudget:
         self._num_drafted[level(len(rows))] += is_drafted
         if len(rows) == 1:
             self._costs.observe_forward(seconds, num_rows - 1)
-        self._rows.update(rows)
+        self._rows.update((slot, num) for slot, num in rows.items() if slot in self._rows)
 
     def took(self, num_tokens: int) -> None:
         """Tokens that a forward brought an answer."""

@@ -66,6 +66,7 @@ class Task:
         self.arrive_s = self.start_s = request.clock()
         self.counts = Counts()
         self.is_aborted = False
+        self.is_over = False  # all is said
         self.need: Need | None = None  # what it waits for
         self.deadline_s = 0.0  # of a `Wait`
         self.part: Tokens | None = None  # of a long prompt, in the next forward pass
@@ -154,7 +155,7 @@ class Scheduler:
             if batch := self._batch():
                 break
         else:
-            return False
+            return self.launch() if self.waiting else False
         self._share_cores()
         try:
             self._flight = self._launched(batch)
@@ -178,6 +179,10 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001  whoever caused it is told
             self._blame(flight.tasks, error)
             return
+        except BaseException:  # an interrupt: what these slots hold is not known
+            for task in flight.tasks:
+                task.slot.forget()
+            raise
         self._landed(flight, scores)
         for task in list(self.running):
             if isinstance(task.need, Wait):  # its text does not wait with it
@@ -223,6 +228,8 @@ class Scheduler:
             self.drop_waiting()
         for task in [task for task in self.running if task.is_aborted]:
             self._end(task, "abort")
+        if not self.running and self._flight is not None and self._flight.is_here:
+            self._flight = None  # nobody wants what it would compute
 
     def _admit(self) -> None:
         """Waiting tasks into idle slots, first come, first served."""
@@ -230,6 +237,8 @@ class Scheduler:
             used = [task.slot for task in self.running]
             idle = [slot for slot in self.slots if slot not in used]
             with self.changed:
+                if not self.waiting:  # aborted meanwhile
+                    return
                 task = self.waiting.popleft()
                 task.slot = best_slot(idle, task.request.text)
                 task.request.slot = task.slot.number
@@ -246,8 +255,12 @@ class Scheduler:
         if self.num_slots > 1:
             request.costs = self.budget.costs(slot.number)
         self.budget.begin(slot.number)
-        task.loop = task.method.decode(request)
-        self._advance(task, None)
+        try:
+            task.loop = task.method.decode(request)
+        except Exception as error:  # noqa: BLE001  one request ends, the others go on
+            self._fail(task, error)
+        else:
+            self._advance(task, None)
 
     def _target_of(self, task: Task) -> Target:
         return self.targets.of(
@@ -297,7 +310,10 @@ class Scheduler:
                 if self.clock() >= end_s:
                     return
             for task in waiting:
-                self._poll(task)
+                try:
+                    self._poll(task)
+                except Exception as error:  # noqa: BLE001  one request ends, the others go on
+                    self._fail(task, error)
 
     def _poll(self, task: Task) -> None:
         request, need, begin_s = task.request, task.need, self.clock()
@@ -372,13 +388,18 @@ class Scheduler:
 
     def _blame(self, tasks: Sequence[Task], error: Exception) -> None:
         """Alone, each of them shows whose fault it was; the others go on."""
+        tasks = [task for task in tasks if task in self.running]
         for task in tasks:
             task.slot.forget()
         if len(tasks) == 1:
             self._fail(tasks[0], error)
             return
         for task in tasks:
-            self._flight = self._launched([task])
+            try:
+                self._flight = self._launched([task])
+            except Exception as own:  # noqa: BLE001  of a target that computes at once
+                self._flight = None
+                self._fail(task, own)
             self.land()
 
     def _share_cores(self) -> None:
@@ -412,6 +433,7 @@ class Scheduler:
             self._fail(task, error)
             return
         finished = self._finished(task)
+        task.is_over = True
         self.on_end(task, finished.finish_reason)
         if segments := request.take_segments():
             task.say(Piece(Delta(segments), (), task.counts))
@@ -454,6 +476,7 @@ class Scheduler:
 
     def _end(self, task: Task, reason: str) -> None:
         """It does not come to its end."""
+        task.is_over = True
         with suppress(Exception):
             self._leave(task)
         self.on_end(task, reason)
@@ -487,4 +510,6 @@ def _query(task: Task) -> Query:
 
 def _reads_prompt(task: Task, query: Query) -> bool:
     """More than a round's tokens are unread: a prompt, or a text that another target knew."""
-    return not len(task.slot.known) or len(query.text) <= query.sampler.num_prompt_tokens
+    if len(query.text) <= query.sampler.num_prompt_tokens or not len(task.slot.known):
+        return True
+    return len(query.text) - task.slot.num_known(query.text) > task.request.max_width + 1

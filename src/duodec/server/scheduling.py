@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Thread
 
 from duodec.errors import BadOption
@@ -111,4 +112,5 @@ class SchedulerThread:
                 while scheduler.step():
                     pass
             except Exception as error:  # noqa: BLE001  a mistake of ours must not end this thread
-                scheduler.close(error)
+                with suppress(Exception):  # whoever can be told is
+                    scheduler.close(error)
