@@ -122,7 +122,8 @@ def test_a_grammar_that_is_too_complex_is_the_clients_fault(server: Running) -> 
     wide = {"type": "object", "properties": properties}
     response = server.chat(structured_outputs={"json": wide})
     assert response.status_code == 400
-    assert "too complex" in response.json()["error"]["message"]
+    message = response.json()["error"]["message"]  # whichever limit is reached first
+    assert "too complex" in message or "to compile; simplify it" in message
 
 
 def test_any_object(server: Running) -> None:
