@@ -29,6 +29,7 @@ from duodec.backends.window import NUM_FIRST
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.errors import ContextExceeded, ModelUnreadable
+from duodec.methods import request
 from duodec.methods.registry import METHODS
 from duodec.models import resolve
 from duodec.planning.costs import Costs
@@ -401,7 +402,11 @@ def test_a_long_prompt_is_drafted_for_from_its_end_and_changes_nothing(engine: L
         assert ours.stats.num_draft_tokens > 0
 
 
-def test_the_rejection_rule_is_reproducible_too(engine: LLM) -> None:
+def test_the_rejection_rule_is_reproducible_too(
+    engine: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where every draft is waited for: this rule's text depends on what was drafted."""
+    monkeypatch.setattr(request, "PATIENCE", 200.0)
     first, second = (
         answer(engine, chat(QUESTIONS[0]), "sps-rejection", temperature=0.8, seed=2)
         for _ in range(2)
