@@ -178,6 +178,8 @@ def test_a_round_is_given_out_as_soon_as_it_is_drawn(name: str) -> None:
         if line.startswith("round"):
             since = log[len(log[:i]) - log[:i][::-1].index(f"score {line[6:]}") : i]
             assert "wait" not in since
+            assert not any(event.startswith("score") for event in since)
+            assert sum(event.startswith("submit") for event in since) <= 1, "the next one, at once"
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -23,23 +23,11 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from duodec.chat import Message, render
+from duodec.core.protocols import Tokenizer
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import BadOption
 
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0x10FFFD  # code points that no text is written with
-
-
-class ChatVocabulary(Protocol):
-    """What is needed of a vocabulary."""
-
-    @property
-    def chat_template(self) -> str | None: ...
-    @property
-    def bos(self) -> int: ...
-    @property
-    def eos(self) -> int: ...
-    def token_text(self, token: int) -> bytes: ...
-    def tokenize(self, text: str, *, is_templated: bool) -> list[int]: ...
 
 
 @runtime_checkable
@@ -63,7 +51,7 @@ class _Rendered(NamedTuple):
 
 
 def chat_tokens(
-    tokenizer: ChatVocabulary,
+    tokenizer: Tokenizer,
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, Any]] = (),

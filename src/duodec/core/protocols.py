@@ -109,14 +109,6 @@ class Launched(Protocol):
         """Wait for its end. Raises what `Target.score` raises."""
 
 
-class Launching(Protocol):
-    """A target that computes elsewhere: it can be told to start, and is waited for later."""
-
-    def launch(self, queries: Sequence[Query]) -> Launched:
-        """Start one forward pass over every query's draft. Only one is in flight at a time, and
-        earlier scores whose candidates are not ready end with it."""
-
-
 @dataclass(frozen=True)
 class InThisThread:
     """A forward pass that is computed when its result is wanted."""
@@ -129,7 +121,12 @@ class InThisThread:
 
 
 def launch(target: Target, queries: Sequence[Query]) -> Launched:
-    """Start a forward pass, where the target computes elsewhere."""
+    """Start one forward pass over every query's draft.
+
+    A target that computes elsewhere has a ``launch`` of its own; only one pass is in flight at a
+    time, and earlier scores whose candidates are not ready end with it. Any other target computes
+    when the result is wanted.
+    """
     start: Callable[[Sequence[Query]], Launched] | None = getattr(target, "launch", None)
     return InThisThread(target, queries) if start is None else start(queries)
 

@@ -1,24 +1,16 @@
-"""The server: an OpenAI-compatible interface over one engine, for many clients.
+"""Serve one model over OpenAI's interface.
 
-    settings    what the operator chose
-    errors      everything that goes wrong, in OpenAI's shape
-    connections what a connection may send, and how long it may take
-    jsons, schemas, asking, formats, tools
-                from a request's JSON to `Ask`s
-    intake, workers, bounds
-                a request before it is with the scheduler: few at once, within limits
-    jobs        an `Ask` on its way, and what it says
-    pool        admits jobs to slots, first come, first served; a thread a slot
-    answering   one answer in one slot
-    seats, keeping, load, drafting
-                what the slots share: one target, one drafter, what both cost
-    shapes, stream
-                from jobs to JSON and to server-sent events
-    meters, watchdog
-                what an operator watches
-    service, app, guard, running
-                the parts put together, the routes, who may ask, the process
-
-HTTP is known to `app`, `connections`, `guard`, `stream` and `running` only; nothing below them
-waits for a client.
+running     the process: a socket, loading, signals, an end without loss
+connections, guard, intake, workers, bounds, jsons
+            limits: what a client may send, and who may
+app         the routes
+schemas, asking, formats, tools
+            from a request's JSON to prompts and sampling parameters
+service     the parts put together
+scheduling  the scheduler in a thread of its own
+feed        its outputs, in the event loop
+forms, shapes, logprobs, stream
+            from outputs to JSON and to server-sent events
+meters, watchdog, logs
+            what an operator sees
 """

@@ -1,4 +1,4 @@
-"""A request's jobs as the event loop sees them: their words, one after the other.
+"""Hand a request's outputs to the event loop, one after the other.
 
 Text for people need not come a token at a time, and waking the loop costs what a forward could
 have used: after the first word, those of a short interval are told together.
@@ -23,7 +23,7 @@ Told = tuple[int, Piece | Done]
 
 
 class Feed:
-    """Submits the jobs; raises ApiError where there is no room. Pieces are told every
+    """Submits the tasks; raises ApiError where there is no room. Pieces are told every
     ``interval_s`` seconds at most. The owner calls `leave`, at the end or before it."""
 
     def __init__(

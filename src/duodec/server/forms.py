@@ -177,7 +177,7 @@ class Form(ABC):
     @abstractmethod
     def _content(self, track: _Track) -> dict[str, Any]: ...
     @abstractmethod
-    def _logprobs(self, index: int, marks: Sequence[Logprob]) -> dict[str, Any]: ...
+    def _logprobs(self, index: int, new: Sequence[Logprob]) -> dict[str, Any]: ...
 
 
 class ChatForm(Form):
@@ -213,8 +213,8 @@ class ChatForm(Form):
             message["tool_calls"] = [shapes.tool_call(call) for call in track.calls]
         return {"message": message}
 
-    def _logprobs(self, index: int, marks: Sequence[Logprob]) -> dict[str, Any]:
-        return logprobs.chat_content(marks, self._piece)
+    def _logprobs(self, index: int, new: Sequence[Logprob]) -> dict[str, Any]:
+        return logprobs.chat_content(new, self._piece)
 
 
 class CompletionForm(Form):
@@ -246,11 +246,11 @@ class CompletionForm(Form):
     def _content(self, track: _Track) -> dict[str, Any]:
         return {"text": track.text}
 
-    def _logprobs(self, index: int, marks: Sequence[Logprob]) -> dict[str, Any]:
+    def _logprobs(self, index: int, new: Sequence[Logprob]) -> dict[str, Any]:
         track = self._tracks[index]
-        num_before = len(track.logprobs) - len(marks)
+        num_before = len(track.logprobs) - len(new)
         offset = sum(
-            len(self._piece(mark.token).decode("utf-8", "replace"))
-            for mark in track.logprobs[:num_before]
+            len(self._piece(one.token).decode("utf-8", "replace"))
+            for one in track.logprobs[:num_before]
         )
-        return logprobs.completion_lists(marks, self._piece, offset)
+        return logprobs.completion_lists(new, self._piece, offset)

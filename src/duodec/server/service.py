@@ -120,7 +120,7 @@ class Service:
             self._scheduler.end_all(unavailable(_SHUTTING_DOWN))
 
     def close(self) -> None:
-        """End the pool; the llm is the caller's."""
+        """End the scheduler's thread; the model is the caller's."""
         self._is_closing = True
         if self._scheduler is not None:
             self._scheduler.close()
