@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fakes import LETTERS, Letters, plain_text
+from test_mutants import Mutant
 
 import duodec
 from duodec import LLM, Completion, Delta, Finished, SamplingParams
 from duodec.backends.table import TableModel, TableTarget
+from duodec.core.protocols import Drafted, Query, Scores
+from duodec.core.sampling import Context
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
+from duodec.methods.registry import METHODS
+from duodec.methods.request import Request
+from duodec.planning.budget import BatchBudget
 from duodec.scheduler.outputs import Done, Failed
+from duodec.scheduler.scheduler import Scheduler
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2], [6, 5]]
@@ -266,3 +274,144 @@ def test_the_page_of_the_api_is_that_of_the_docstrings() -> None:
         sys.path.pop(0)
     written = (folder / "docs" / "api.md").read_text("utf-8")
     assert written == api_page.page(), "run python scripts/api_page.py"
+
+
+class Hesitant(InlineDrafter):
+    """A drafter that is late, silent or done by a pattern that depends on the number of polls."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__(replace(TABLE, noise=0.2).load())
+        self._period, self._num_polls = period, 0
+
+    def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
+        self._num_polls += 1
+        if self._num_polls % self._period == 0:
+            return Drafted(is_complete=False)
+        return super().poll(slot, wait_s, beyond)
+
+
+KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+@pytest.mark.parametrize("period", [1, 2, 3])
+@pytest.mark.parametrize("name", KEYED)
+def test_no_timing_of_the_drafter_changes_a_text(name: str, period: int, num_slots: int) -> None:
+    model = LLM(TableTarget(TABLE), Letters(), 200, Hesitant(period), num_slots=num_slots)
+    model.num_chunk = 2  # prompts are read in parts, too
+    found = model.generate(PROMPTS, PARAMS, method=name)
+    assert [list(one.tokens) for one in found] == [expected(prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "rest"])
+def test_logprobs_are_the_models_own_whatever_was_drafted(name: str) -> None:
+    (found,) = llm().generate([PROMPTS[0]], replace(PARAMS, logprobs=1), method=name)
+    assert found.logprobs is not None
+    text = list(PROMPTS[0])
+    for one in found.logprobs:
+        row = TABLE.logits(Context(np.array(text, dtype=np.int32))).astype(np.float64)
+        own = row - np.log(np.exp(row - row.max()).sum()) - row.max()
+        assert one.logprob == pytest.approx(own[one.token], abs=1e-6)
+        assert one.tops[0][0] == int(np.argmax(row))
+        text.append(one.token)
+    assert text[len(PROMPTS[0]) :] == [t for t in found.tokens if not Letters().is_end(t)]
+
+
+class Ending(Letters):
+    """A vocabulary in which a token that is often drawn ends a completion."""
+
+    def is_end(self, token: int) -> bool:
+        return token == 7
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_nothing_follows_an_end_token(name: str) -> None:
+    drafter = InlineDrafter(replace(TABLE, noise=0.2).load())
+    model, num_ends = LLM(TableTarget(TABLE), Ending(), 200, drafter), 0
+    for seed in range(12):
+        params = replace(PARAMS, seed=seed, logit_bias={7: 1.0}, logprobs=0)
+        whole = plain_text(TABLE, params, 20, PROMPTS[0])
+        wanted = whole[: whole.index(7) + 1] if 7 in whole else whole
+        (found,) = model.generate([PROMPTS[0]], params, method=name)
+        assert list(found.tokens) == wanted
+        assert found.finish_reason == ("stop" if 7 in whole else "length")
+        assert found.stats.num_new_tokens == len(wanted)
+        assert [one.token for one in found.logprobs or ()] == [t for t in wanted if t != 7]
+        num_ends += 7 in whole
+    assert 0 < num_ends < 12
+
+
+def test_long_prompts_are_read_in_turns() -> None:
+    lengths: list[list[int]] = []
+
+    class Noted(TableTarget):
+        def score(self, queries: Sequence[Query]) -> list[Scores]:
+            lengths.append([len(query.text) for query in queries])
+            return super().score(queries)
+
+    model = LLM(Noted(TABLE), Letters(), 200, num_slots=2)
+    model.num_chunk = 4
+    prompts = [[3, 1] * 8, [5, 2] * 8]
+    found = model.generate(prompts, PARAMS, method="ar")
+    assert [list(one.tokens) for one in found] == [expected(prompt) for prompt in prompts]
+    parts = [own for own in lengths if min(own) < 16]
+    assert all(len(own) == 1 or max(own) >= 16 for own in parts), "one part in a forward pass"
+    assert sorted(length for own in parts for length in own if length < 16) == [4, 4, 8, 8, 12, 12]
+
+
+def survives() -> None:
+    """What a corrupted scheduler cannot do: texts, logprobs and slots are as they must be."""
+    test_no_timing_of_the_drafter_changes_a_text("stream", 2, 3)
+    test_no_timing_of_the_drafter_changes_a_text("recycling", 2, 3)
+    test_prompts_share_forward_passes()
+    test_logprobs_are_the_models_own_whatever_was_drafted("pearl")
+    test_logprobs_are_the_models_own_whatever_was_drafted("lookup")
+    test_a_stream_says_what_generate_returns()
+    test_a_stop_string_ends_the_text_before_it()
+    test_a_stream_ends_with_its_own_text_and_not_with_that_of_others()
+    test_who_left_in_flight_is_no_company_any_more()
+    test_who_fails_at_the_launch_fails_alone()
+    test_a_slot_that_knows_a_text_reads_what_is_new()
+    test_nothing_follows_an_end_token("stream")
+    test_long_prompts_are_read_in_turns()
+
+
+def test_a_slot_that_knows_a_text_reads_what_is_new() -> None:
+    model = llm(2)
+    (first,) = model.generate([PROMPTS[1] * 4], replace(PARAMS, max_tokens=5), method="ar")
+    text = [*PROMPTS[1] * 4, *first.tokens]
+    heard: list[object] = []
+    model.scheduler.submit([model.task([*text, 1], PARAMS, say=heard.append)])
+    while model.scheduler.step():
+        pass
+    done = heard[-1]
+    assert isinstance(done, Done)
+    assert done.num_cached == len(text) - 1, "the last token was drawn, never read"
+
+
+SCHEDULER_MUTANTS = [
+    (Scheduler._begin, "min(slot.num_known(request.text)", "min(0 * slot.num_known(request.text)"),
+    (
+        Scheduler._landed,
+        "for task, query, own in zip(flight.tasks, flight.queries, scores, strict=True)",
+        "for task, query, own in zip(flight.tasks, flight.queries, scores[::-1], strict=True)",
+    ),
+    (Scheduler._landed, "if task.part is None and", "if"),
+    (Scheduler._deliver, "request.run_deferred()", "None"),
+    (Scheduler._batch, "batch.append(reader)", "batch += readers"),
+    (Scheduler._blame, "self._fail(task, own)", "self._fail(tasks[0], own)"),
+    (Scheduler._fail, "if not task.is_aborted", "if task.is_aborted"),
+    (Request._add_logprobs, "node + 1", "node + 2 if node + 2 < scores.num_rows else node + 1"),
+    (Request._until_end, "tokens[: end + 1]", "tokens"),
+    (BatchBudget.observe, "if slot in self._rows", "if True"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(SCHEDULER_MUTANTS)))
+def test_a_mutant_of_the_scheduler_is_caught(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, old, new = SCHEDULER_MUTANTS[number]
+    code = Mutant("a mutant", function, old, new, ()).code()
+    survives()
+    monkeypatch.setattr(function, "__code__", code)
+    with pytest.raises(Exception):  # noqa: B017, PT011  whatever a corrupted one trips over
+        survives()

@@ -690,3 +690,10 @@ def test_settings_that_make_no_sense() -> None:
                    {"api_keys": ("",)}):  # fmt: skip
         with pytest.raises(BadOption):
             Settings("m", **values)  # type: ignore[arg-type]
+
+
+def test_the_published_rule_tells_logprobs(server: Running) -> None:
+    method = {"method": "sps-rejection"}
+    choice = server.chat(logprobs=True, speculation=method).json()["choices"][0]
+    told = "".join(entry["token"] for entry in choice["logprobs"]["content"])
+    assert told == choice["message"]["content"]
