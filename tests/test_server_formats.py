@@ -13,7 +13,7 @@ import pytest
 from fakes import TEMPLATE, Printable, proven
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_fakes import MODEL, Running, running
+from server_fakes import MODEL, Running, events, running
 
 from duodec.backends.llguidance import Masks
 from duodec.backends.table import TableModel, TableTarget
@@ -232,3 +232,20 @@ def test_choices_that_cannot_be_made(server: Running, fields: dict[str, Any], pa
     response = server.chat(tools=TOOLS, **fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_that_holds_text_back_tells_all_logprobs(server: Running, seed: int) -> None:
+    fields = {
+        "tools": TOOLS, "tool_choice": "required", "max_tokens": 300, "temperature": 4.0,
+        "seed": seed, "logprobs": True, "top_logprobs": 1,
+    }  # fmt: skip
+    whole = server.chat(**fields).json()["choices"][0]["logprobs"]["content"]
+    told = [
+        entry
+        for event in events(server.chat(**fields, stream=True).text)
+        for choice in event["choices"]
+        for entry in (choice.get("logprobs") or {"content": []})["content"]
+    ]
+    assert len(whole) > 10
+    assert [entry["token"] for entry in told] == [entry["token"] for entry in whole]

@@ -24,9 +24,16 @@ class _Track:
 
     text: str = ""
     logprobs: list[Logprob] = field(default_factory=list)
+    num_told: int = 0  # of them, that chunks of a stream have told: text may be held back
     calls: list[Call] = field(default_factory=list)
     done: Done | None = None
     splitter: ToolCalls | None = None
+
+    def told(self) -> list[Logprob]:
+        """What the next chunk tells."""
+        new = self.logprobs[self.num_told :]
+        self.num_told = len(self.logprobs)
+        return new
 
     def split(self, text: str, *, is_last: bool = False) -> list[Found]:
         """Text and calls that are certain now."""
@@ -78,8 +85,8 @@ class Form(ABC):
             else:
                 choices.append(self._said(index, found))
                 track.text += found
-        if word.logprobs and choices and not is_last:
-            choices[0]["logprobs"] = self._logprobs(index, word.logprobs)
+        if choices and not is_last and (new := track.told()):
+            choices[0]["logprobs"] = self._logprobs(index, new)
         chunks = [self._chunk([choice]) for choice in choices]
         if isinstance(word, Done):
             track.done = word
@@ -105,8 +112,8 @@ class Form(ABC):
         reason = shapes.finish_reason(done, len(self._tracks[index].calls))
         choice = self._ended(index)
         choice["finish_reason"] = reason
-        if done.logprobs:
-            choice["logprobs"] = self._logprobs(index, done.logprobs)
+        if new := self._tracks[index].told():
+            choice["logprobs"] = self._logprobs(index, new)
         chunk = self._chunk([choice])
         if self._wish.includes_usage:
             return chunk
