@@ -183,3 +183,11 @@ def test_the_drafter_is_told_to_rest_once() -> None:
     _, drafter = rounds_of([Sources.ALL] * 3 + [Sources.NONE], Stream())
     assert drafter.num_submitted == 3
     assert drafter.num_rests == 2
+
+
+def test_requests_that_run_at_once_are_judged_apart() -> None:
+    auto = Auto()
+    first, second = (Session(TableTarget(TABLE), PROMPT, len(PROMPT) + 9) for _ in range(2))
+    second.slot = 1
+    assert auto.governor(first) is auto.governor(first)
+    assert auto.governor(first) is not auto.governor(second)

@@ -286,3 +286,22 @@ def test_a_report_is_written_without_llama_cpp(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(card, "version", version)
     assert card.environment()["packages"]["llama-cpp-python"] == "not installed"
+
+
+@pytest.mark.parametrize(
+    ("program", "wanted"),
+    [
+        ("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB'\n", "NVIDIA H100, 81559 MiB"),
+        ("#!/bin/sh\necho broken driver >&2\nexit 9\n", None),
+    ],
+)
+def test_the_card_names_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, wanted: str | None
+) -> None:
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text(program)
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    from duodec.bench import card
+
+    assert card.environment()["gpu"] == wanted

@@ -321,3 +321,24 @@ def test_a_vocabulary_of_letters_is_no_match_for_the_draft() -> None:
     facts = draft_facts(resolve("smollm2-draft").path)
     with pytest.raises(Exception, match="pick a draft of the target's own family"):
         check_pair(Letters(), facts)
+
+
+@pytest.mark.parametrize("culprit", ["_meters", "speculator"])
+def test_no_mistake_of_ours_ends_vllms_engine(culprit: str) -> None:
+    class Broken:
+        def look(self) -> None:
+            raise ZeroDivisionError
+
+        propose = look
+
+    class Sound:
+        def look(self) -> None: ...
+
+    proposer = DuoProposer.__new__(DuoProposer)
+    proposer._meters, proposer.speculator = Sound(), Broken()  # type: ignore[assignment]
+    if culprit == "_meters":
+        proposer._meters = Broken()  # type: ignore[assignment]
+    text = np.zeros((2, 4), dtype=np.int32)
+    for _ in range(2):  # then it is left out
+        assert proposer.propose([[1], [2]], np.array([2, 3]), text) == [[], []]
+    assert proposer.speculator is None

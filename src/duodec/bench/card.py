@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import shutil
+import subprocess
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -19,11 +21,23 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": len(available_cores()),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpu": None,
+        "gpu": _gpu_names(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in ("duodec", "llama-cpp-python", "numpy")},
     }
+
+
+def _gpu_names() -> str | None:
+    """NVIDIA's, as their driver's program tells them; None where there is none."""
+    if (program := shutil.which("nvidia-smi")) is None:
+        return None
+    command = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return "; ".join(line.strip() for line in done.stdout.splitlines() if line.strip()) or None
 
 
 def _version(package: str) -> str:

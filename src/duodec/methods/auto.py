@@ -17,11 +17,13 @@ class Auto(Stream):
     needs_draft_model = False
     uses_draft_model = True
 
-    governors: dict[bool, Governor] = field(default_factory=dict)  # by whether there is a drafter
+    governors: dict[tuple[bool, int], Governor] = field(default_factory=dict)
+    """By whether there is a drafter, and by slot: requests that run at once are judged apart."""
 
     def governor(self, request: Request) -> Governor:
         has_drafter = not isinstance(request.drafter, NoDrafter)
-        if has_drafter not in self.governors:
+        key = (has_drafter, request.slot)
+        if key not in self.governors:
             allowed = [Sources.FREE, Sources.ALL] if has_drafter else [Sources.FREE]
-            self.governors[has_drafter] = Governor(allowed)
-        return self.governors[has_drafter]
+            self.governors[key] = Governor(allowed)
+        return self.governors[key]

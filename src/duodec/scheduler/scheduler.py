@@ -80,10 +80,6 @@ class Task:
         """Nobody waits for it any more: its slot is free within a round."""
         self.is_aborted = True
 
-    @property
-    def choice(self) -> int:
-        return self.request.sampler.choice
-
 
 @dataclass
 class _Flight:

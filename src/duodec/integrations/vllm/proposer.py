@@ -90,17 +90,17 @@ class DuoProposer:
         """
         if self.speculator is None or self._meters is None:
             return [[] for _ in sampled_token_ids]
-        self._meters.look()
-        rows = [
-            Row(token_ids_cpu[i, : num_tokens_no_spec[i]], len(tokens))
-            for i, tokens in enumerate(sampled_token_ids)
-        ]
         try:
+            self._meters.look()
+            rows = [
+                Row(token_ids_cpu[i, : num_tokens_no_spec[i]], len(tokens))
+                for i, tokens in enumerate(sampled_token_ids)
+            ]
             return self.speculator.propose(rows)
         except Exception:  # noqa: BLE001  a mistake of ours must not end vLLM's engine
             _log.exception("duodec: a mistake in the proposer; vLLM goes on without speculation")
             self.speculator = None
-            return [[] for _ in rows]
+            return [[] for _ in sampled_token_ids]
 
 
 def _close(beside: Beside, found: OpenDrafter | None) -> None:
