@@ -29,7 +29,8 @@ test: setup  ## run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-torch: setup-torch  ## run the tests of targets on torch
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_torch_*.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+		tests/test_torch_*.py tests/test_recurrent.py tests/test_placing.py  # these write GGUF files
 
 test-vllm: setup-vllm  ## run the tests of our drafter in vLLM
 	@.venv-vllm/bin/python -m pytest tests/test_vllm_*.py
