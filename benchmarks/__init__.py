@@ -1,4 +1,4 @@
-"""Measurements: what the documentation's figures are made by, beside `duodec bench`."""
+"""Make the documentation's figures that `duodec bench` does not."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Never slower than plain decoding: `auto` where drafting cannot pay.
+"""Check that `auto` is never slower than plain decoding where drafting cannot pay.
 
-Each adversary is replayed, `ar` and `auto` by turns on cold prompts, as `duodec bench` does it:
+Each adversary is replayed, `ar` and `auto` in turn on cold prompts, as in `duodec bench`:
 
     python -m benchmarks.adversaries --data FOLDER --limit 1
 """
@@ -20,9 +20,9 @@ from rich.progress import track
 
 from benchmarks import RESULTS
 from benchmarks.throttled import Throttled
+from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaRecipe
-from duodec.backends.process import ProcessDrafter, Recipe
 from duodec.backends.table import TableModel
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Parts, ReplayBed
@@ -30,11 +30,11 @@ from duodec.bench.card import environment
 from duodec.bench.recording import Conversation, record, shuffled
 from duodec.bench.statistics import ratio_of_rates
 from duodec.bench.tasks import TASKS, read_prompts
-from duodec.config import CorePlan, available_cores
 from duodec.core.sampling import SamplingParams
 from duodec.errors import warn
 from duodec.llm import LLM
 from duodec.loading import EngineConfig, load
+from duodec.machine.cores import CorePlan, available_cores
 from duodec.methods.registry import method as method_named
 from duodec.models import resolve
 from duodec.planning.costs import Costs
@@ -45,7 +45,7 @@ CREATIVE = SamplingParams(temperature=1.2, seed=1)
 
 @dataclass(frozen=True)
 class Adversary:
-    """What is different from the usual test bed."""
+    """The differences from the usual test bed."""
 
     name: str
     forward_ms: float = 25.0
@@ -54,7 +54,7 @@ class Adversary:
     tasks: Sequence[str] = TASKS
     max_tokens: int = 96
     is_on_one_core: bool = False
-    is_shuffled: bool = False  # the completions' tokens in an order that means nothing
+    is_shuffled: bool = False  # the completions' tokens in a meaningless order
 
 
 ADVERSARIES = (
@@ -88,7 +88,7 @@ def recordings(
 def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 1,
-    only: Annotated[str, typer.Option(help="Adversaries whose names hold this.")] = "",
+    only: Annotated[str, typer.Option(help="Adversaries whose names contain this.")] = "",
 ) -> None:
     """Print the ratio of `auto` to `ar` for each adversary."""
     console = Console(stderr=True)
@@ -132,7 +132,7 @@ def main(
 def _compare(
     bed: ReplayBed, conversations: list[Conversation], console: Console
 ) -> dict[str, float]:
-    """Tokens a second of `auto` over `ar`'s, prompts by turns."""
+    """Tokens a second of `auto` over `ar`'s, in turn on each prompt."""
     methods = {name: method_named(name) for name in ("ar", "auto")}
     costs = {name: Costs() for name in methods}
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}

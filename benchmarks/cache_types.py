@@ -1,7 +1,7 @@
-"""What does each format of the cache do to logits, and to their bits at every width?
+"""Measure what each format of the cache does to logits, and to their bits at every width.
 
-For each pair of formats: how far logits lie from those of a cache in fp16, how often the likeliest
-token is another, and how far they move with the width of the forward pass.
+For each pair of formats: how far logits are from those of a cache in fp16, how often the likeliest
+token differs, and how far they move with the width of the forward pass.
 
     python -m benchmarks.cache_types smollm2
 """
@@ -101,7 +101,7 @@ def measure(name: str, *, is_exact: bool) -> list[Measured]:
 
 
 def main() -> None:
-    """Measure the models that are named, and keep what was found."""
+    """Measure the named models, and write the results."""
     names = [name for name in sys.argv[1:] if not name.startswith("--")] or ["smollm2"]
     found = [m for name in names for m in measure(name, is_exact="--exact" in sys.argv)]
     record = {"environment": environment(), "measured": [asdict(m) for m in found]}

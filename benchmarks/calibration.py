@@ -1,7 +1,7 @@
-"""Whether candidates come true as often as they are said to: predicted against observed.
+"""Compare predicted and observed acceptance of candidates.
 
-`stream` decodes recorded text on a virtual clock, and each label is compared with what was said of
-the candidate just before. At temperature 0 and 0.8:
+`stream` decodes recorded text on a virtual clock, and each label is compared with the estimate just
+before it. At temperature 0 and 0.8:
 
     python -m benchmarks.calibration --data FOLDER --limit 2
 """
@@ -35,7 +35,7 @@ _FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "calibration.svg"
 
 
 class Observed(Acceptance):
-    """Keeps what was predicted of each candidate that was then labelled."""
+    """Keeps the prediction for each candidate that was then labelled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Observed(Acceptance):
     def observe(
         self, confidences: Sequence[float], ranks: Sequence[int], is_right: Sequence[bool]
     ) -> None:
-        predicted = self.estimates(confidences, ranks).tolist()
+        predicted = list(map(self.estimate, confidences, ranks))
         self.labels += zip(confidences, predicted, is_right, strict=True)
         super().observe(confidences, ranks, is_right)
 
@@ -72,7 +72,7 @@ def bins(labels: Sequence[tuple[float, float, bool]]) -> list[Bin]:
 
 
 def error(found: Sequence[Bin], what: str) -> float:
-    """The expected calibration error: the mean distance from what was observed."""
+    """The expected calibration error: the mean distance from the observed values."""
     total = sum(b.num for b in found)
     off: float = sum(b.num * abs(getattr(b, what) - b.observed) for b in found)
     return off / total
@@ -82,7 +82,7 @@ def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 2,
     forward_ms: Annotated[float, typer.Option(help="The target's latency.")] = 25.0,
-    max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 96,
+    max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 96,
 ) -> None:
     """Print and draw the calibration of the draft's confidence."""
     found: dict[str, list[Bin]] = {}
@@ -127,12 +127,13 @@ def _labels(plan: BenchPlan) -> list[tuple[float, float, bool]]:
 
 
 def draw(found: dict[str, list[Bin]]) -> None:
-    """Observed acceptance against the confidence itself, and against what was learned of it."""
+    """Draw observed acceptance against the confidence itself, and against the planner's
+    estimate."""
     figure = Figure(figsize=(7.2, 3.4), layout="constrained")
     for axes, what, title in zip(
         figure.subplots(1, 2, sharey=True),
         ("confidence", "predicted"),
-        ("the draft's own confidence", "what the planner made of it"),
+        ("the draft's own confidence", "the planner's estimate"),
         strict=True,
     ):
         axes.plot([0, 1], [0, 1], color="0.7", linewidth=1)
@@ -145,7 +146,7 @@ def draw(found: dict[str, list[Bin]]) -> None:
                 label=f"temperature {name}",
             )
         axes.set(title=title, xlabel="said", xlim=(0, 1), ylim=(0, 1))
-    figure.axes[0].set_ylabel("came true")
+    figure.axes[0].set_ylabel("accepted")
     figure.axes[0].legend()
     _FIGURE.parent.mkdir(exist_ok=True)
     figure.savefig(_FIGURE, format="svg")

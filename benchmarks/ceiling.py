@@ -1,4 +1,4 @@
-"""What drafts that take no time would give: the ceiling of `stream`.
+"""Compute the ceiling of `stream`: its speed with drafts that take no time.
 
 The draft model runs for real, on a clock on which its steps take no time, and its tree is grown
 until nothing in it is likelier than one in a thousand; the target scores the likeliest nodes of all
@@ -29,7 +29,7 @@ from duodec.planning.costs import Costs
 
 @dataclass
 class Sum:
-    """Of the forwards after the first, which reads the prompt."""
+    """Sums over the forward passes after the first, which prefills the prompt."""
 
     num_tokens: int = 0
     num_forwards: int = 0
@@ -46,13 +46,13 @@ class Sum:
 def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 2,
-    max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 96,
-    target: Annotated[str, typer.Option(help="Whose text.")] = "smollm2",
-    draft: Annotated[str, typer.Option(help="Who drafts.")] = "auto",
-    width: Annotated[int, typer.Option(help="Nodes that a forward scores at most.")] = 80,
+    max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 96,
+    target: Annotated[str, typer.Option(help="The target.")] = "smollm2",
+    draft: Annotated[str, typer.Option(help="The draft model.")] = "auto",
+    width: Annotated[int, typer.Option(help="Most nodes of a forward pass.")] = 80,
     forward_ms: Annotated[float, typer.Option(help="The target's latency.")] = 100.0,
 ) -> None:
-    """Print the tokens a forward, by task and over all of them."""
+    """Print the tokens a forward pass, by task and over all tasks."""
     plan = BenchPlan(
         methods=("stream",),
         targets=(target,),

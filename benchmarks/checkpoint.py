@@ -1,4 +1,4 @@
-"""A GGUF file's weights as a folder of safetensors, for what reads no GGUF: made once, in bfloat16.
+"""Convert a GGUF file's weights to a folder of safetensors, once, in bfloat16.
 
     python -m benchmarks.checkpoint smollm2
 
@@ -18,7 +18,7 @@ _OF_THE_FILE = ("quantization_config", "_name_or_path", "architectures", "transf
 
 
 def checkpoint(name: str) -> Path:
-    """The folder of a Llama that `duodec.models` knows by this name."""
+    """The folder of a Llama that has this alias in `duodec.models`."""
     folder = SCRATCH / f"{name}-bf16"
     if not (folder / "config.json").exists():
         _convert(resolve(name).path, folder)

@@ -1,4 +1,4 @@
-"""What the work on a row of logits costs: candidates, log-normaliser, keyed draws.
+"""Time the work on a row of logits: candidates, log-normaliser, keyed draws.
 
 On real rows of a model, next to one draft step of the same model on one thread.
 
@@ -102,7 +102,7 @@ def main(model: Annotated[str, typer.Option()] = "qwen2.5-coder-0.5b") -> None:
 
 
 def accepted_us(text: np.ndarray, rows: list[Row], params: SamplingParams) -> float:
-    """Microseconds of verifying a chain that the draws accept whole: a draw for every row."""
+    """Microseconds of verifying a chain that is accepted whole: a draw for every row."""
     sampler = Sampler(params)
     drawn: list[int] = []
     for i in range(_WIDTH):

@@ -1,9 +1,9 @@
-"""A long answer: does anything grow, and does a killed drafter change the text?
+"""Decode a long text: check that nothing grows, and that a killed drafter changes no text.
 
-A sampled text of 2,000 tokens, which no store has seen before, is decoded by `stream` twice:
-replayed at 25 ms a forward, where the drafter's steps, the time between forwards and the memory of
-both processes are compared by quarters; and by the real target, with the drafter killed every 50
-tokens, where the text must be plain decoding's.
+`stream` decodes a sampled text of 2,000 tokens, new to all stores, twice: replayed at 25 ms a
+forward pass, where the drafter's steps, the time between forward passes and the memory of both
+processes are compared by quarters; and with the real target and the drafter killed every 50 tokens,
+where the text must be that of plain decoding.
 
     python -m benchmarks.endurance
 """
@@ -24,7 +24,7 @@ import typer
 
 from benchmarks import RESULTS
 from duodec import Delta, Finished, SamplingParams
-from duodec.backends.process import ProcessDrafter
+from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.card import environment
 from duodec.core.protocols import Drafted
@@ -39,19 +39,19 @@ _QUARTERS = 4
 
 @dataclass(frozen=True)
 class Quarter:
-    """A part of the answer's rounds: medians, and memory at its end."""
+    """A part of the rounds: medians, and memory at its end."""
 
     num_rounds: int
     mean_accepted: float
     step_ms: float  # of the drafter
-    gap_ms: float  # from a forward to the next one, without waiting for drafts
+    gap_ms: float  # from one forward pass to the next, without waiting for drafts
     wait_ms: float  # mean
     engine_mb: float
     drafter_mb: float
 
 
-def main(num_tokens: Annotated[int, typer.Option(help="Of the answer.")] = 2000) -> None:
-    """Print the quarters, and whether the text was plain decoding's."""
+def main(num_tokens: Annotated[int, typer.Option(help="Of the completion.")] = 2000) -> None:
+    """Print the quarters, and whether the text was that of plain decoding."""
     with load(EngineConfig(context=num_tokens + 600)) as engine:
         tokenizer = engine.tokenizer
         ends = {t: float("-inf") for t in range(tokenizer.num_vocab) if tokenizer.is_end(t)}

@@ -1,4 +1,4 @@
-"""The figures of the documentation, from the results of a run.
+"""Draw the documentation's figures from the results of a run.
 
 python -m benchmarks.figures benchmarks/results/stream-25ms.json
 """
@@ -22,14 +22,14 @@ _FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 
 
 def main(file: Annotated[Path, typer.Argument(help="A results.json.")]) -> None:
-    """Draw who works when, on one prompt."""
+    """Draw when target and drafter work, on one prompt."""
     results = Results.read(file)
     (measures,) = measure(results)
     ours = [g for g in generations_of(results, measures.pair) if g.task == "humaneval"]
     shown = timeline(ours, _SHOWN, "ar")
-    assert shown, "no prompt was answered by these methods"
+    assert shown, "no prompt was completed by these methods"
     _FOLDER.mkdir(exist_ok=True)
-    svg = timeline_figure("timeline", shown)  # made to stand inside a page
+    svg = timeline_figure("timeline", shown)  # made for use inside a page
     alone = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ' + _LINKS, 1)
     (_FOLDER / "timeline.svg").write_text(alone, encoding="utf-8")
 

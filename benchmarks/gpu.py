@@ -1,14 +1,14 @@
-"""All that only a CUDA GPU can tell, in one call of less than ten minutes.
+"""Measure everything that needs a CUDA GPU, in one call of less than ten minutes.
 
     python -m benchmarks.gpu --quick --output FOLDER      # exactness, T(n), gaps: 3 minutes
     python -m benchmarks.gpu --target smollm2 --draft smollm2-draft --output FOLDER
 
-Sections run one after the other, the most telling first, each in a process of its own and within
-its budget (`benchmarks.gpu_sections`); what is known is in gpu.json after each of them, what failed
-says why. What one call has no time for, another can do: --only "13b,34b". Large targets are stood
-in for by *ballast* (`duodec.backends.torch.ballast`): the answers are those of --target, each
-forward also runs a random stack of the stated shape. Nothing is fetched: models are files, or in
-the cache.
+Sections run one after another, the most important first, each in its own process and within its
+budget (`benchmarks.gpu_sections`). gpu.json holds the results, or the error, after each of them.
+Another call can run what one has no time for: --only "13b,34b". *Ballast*
+(`duodec.backends.torch.ballast`) stands in for large targets: the texts are those of --target, and
+each forward pass also runs a random stack of the given shape. Nothing is downloaded: models are
+files, or in the cache.
 
 The same script runs on a machine without a GPU, to be checked there: --device cpu --shapes tiny.
 """
@@ -35,7 +35,7 @@ from benchmarks.gpu_forwards import (
     same_noise,
 )
 from benchmarks.gpu_sections import Note, OutOfTime, Report, attempt
-from duodec.backends.process import ProcessDrafter
+from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.torch.ballast import BallastNetwork, random_model, shape_named
 from duodec.backends.torch.blueprint import Blueprint
 from duodec.backends.torch.draft import TorchDraftModel
@@ -52,11 +52,11 @@ from duodec.bench.results import Results
 from duodec.bench.run import Runner
 from duodec.bench.scoring import score_text
 from duodec.bench.tasks import read_prompts
-from duodec.config import CorePlan, available_cores, memory_nodes
 from duodec.core.protocols import Drafter
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
 from duodec.loading import EngineConfig, open_drafter
+from duodec.machine.cores import CorePlan, available_cores, memory_nodes
 from duodec.models import resolve
 from duodec.profiling import LEAVES, step_s
 
@@ -64,7 +64,7 @@ _CONTEXT = 2048
 _METHODS = "ar,sps:2,sps:4,lookup,suffix,pearl,duo,stream,auto"
 
 
-# seconds that a section may take, on a GPU of this decade, with what loading takes there
+# seconds that a section may take on a recent GPU, loading included
 _SHORT_S, _EXACT_S, _FORWARDS_S, _STEPS_S, _TASKS_S, _GENERATE_S = 40, 90, 140, 60, 110, 120
 
 
@@ -72,18 +72,20 @@ def main(
     output: Annotated[Path, typer.Option(help="The folder for gpu.json and the tables.")],
     target: Annotated[str, typer.Option(help="A GGUF file or alias, or a folder.")] = "smollm2",
     draft: Annotated[str, typer.Option(help="A GGUF file or alias.")] = "smollm2-draft",
-    shapes: Annotated[str, typer.Option(help="Costs to take on, by commas.")] = (
+    shapes: Annotated[str, typer.Option(help="Costs to imitate, comma-separated.")] = (
         "llama-2-7b,llama-2-13b,codellama-34b"
     ),
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     dtype: Annotated[str, typer.Option(help="Of targets.")] = "bfloat16",
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 1,
-    max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 96,
-    methods: Annotated[str, typer.Option(help="By commas.")] = _METHODS,
-    minutes: Annotated[float, typer.Option(help="After which all has ended.")] = 9.0,
-    quick: Annotated[bool, typer.Option("--quick", help="Only what must be known first.")] = False,
-    only: Annotated[str, typer.Option(help="Sections with one of these words, by commas.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 96,
+    methods: Annotated[str, typer.Option(help="Comma-separated.")] = _METHODS,
+    minutes: Annotated[float, typer.Option(help="Limit of the whole call.")] = 9.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Only the most important.")] = False,
+    only: Annotated[
+        str, typer.Option(help="Sections with one of these words, comma-separated.")
+    ] = "",
 ) -> None:
     """Check exactness, then measure."""
     output.mkdir(parents=True, exist_ok=True)
@@ -166,7 +168,7 @@ def _card(device: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pair:
-    """What is measured, and where."""
+    """The models to measure, and their device."""
 
     target: str
     draft: str
@@ -219,7 +221,7 @@ def _steps(pair: Pair, note: Note) -> None:
 
 
 class GpuRunner(Runner):
-    """Measures on an engine that was put together by hand."""
+    """A bench stage around an existing engine."""
 
     pair: Pair
     shape: str | None
@@ -238,8 +240,8 @@ def _tasks(
     free_before = _free_bytes(pair.device)
     prompts = read_prompts(plan.data, plan.tasks, plan.limit)
     settings = plan.settings("python -m benchmarks.gpu", "", [p.prompt_id for p in prompts])
-    also = f" Each forward also runs a random stack of the shape of {shape}." if shape else ""
-    settings["notes"] = [f"The answers are those of {pair.target}.{also}"]
+    also = f" Each forward pass also runs a random stack of the shape of {shape}." if shape else ""
+    settings["notes"] = [f"The texts are those of {pair.target}.{also}"]
     journal = Journal(output / name, settings)
     runner = GpuRunner(plan, plan.pairs()[0], journal, score_text, lambda *_: None)
     runner.pair, runner.shape, runner.note = pair, shape, note
@@ -304,14 +306,14 @@ def _stage(pair: Pair, shape: str | None, plan: BenchPlan, note: Note) -> Iterat
         if before is not None and after is not None:
             note("GPU memory taken by the drafter, bytes", before - after)
         cores = pair.cores()
-        if not cores.shares_cores:  # the launching thread keeps a core of its own
+        if not cores.shares_cores:  # the launching thread has its own core
             stack.enter_context(on_cores(cores.launch_cores))
         engine = LLM(
             target,
             model,
             _CONTEXT,
             drafter,
-            # a draft on the same device reads its prompt after the first token
+            # a draft on the same device prefills its prompt after the first token
             shares_cores=pair.is_draft_on_device,
         )
         bed = RealBed(engine, plan.sampling, 0.0)

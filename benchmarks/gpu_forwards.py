@@ -1,4 +1,4 @@
-"""What single forwards cost on a GPU, and whether they are exact: parts of `benchmarks.gpu`."""
+"""Time single forward passes on a GPU and check that they are exact, for `benchmarks.gpu`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from duodec.core.sampling import Sampler
 WIDTHS = (0, 1, 3, 7, 15, 31, 63)  # draft tokens; a row more is computed
 CONTEXTS = (128, 1024, 4096)
 _RUNS, _WARM_UPS = 25, 3
-WARNINGS: list[str] = []  # a graph or a kernel that is not used must not be measured unnoticed
+WARNINGS: list[str] = []  # so that an unused graph or kernel does not go unnoticed
 _COPIED_BYTES = 2 << 30
 
 
@@ -38,7 +38,7 @@ def timed_s(work: Callable[[], object], runs: int = _RUNS) -> float:
 
 
 def _waited(device: str, work: Callable[[], object]) -> Callable[[], object]:
-    """The work and the device's end of it."""
+    """The work, until the device has finished it."""
 
     def run() -> None:
         work()
@@ -63,7 +63,7 @@ def forwards(
     contexts: tuple[int, ...] = CONTEXTS,
     widths: tuple[int, ...] = WIDTHS,
 ) -> list[dict[str, float]]:
-    """T(n, context), draws included: what a round waits for."""
+    """T(n, context), draws included: the time that a round waits."""
     rng = np.random.default_rng(0)
     found = []
     for context in contexts:
@@ -82,13 +82,13 @@ def forwards(
 def plain_decoding(
     shape: Shape, *, dtype: Any, device: str, contexts: tuple[int, ...]
 ) -> tuple[dict[str, int], dict[str, Callable[[], Any]]]:
-    """One stack of that shape: its bytes, and by name forwards with rows padded to one number (to
-    1 that of plain decoding, which tells what padding costs; to 64), not padded, and padded
-    without graphs, and with transformers' own layers."""
+    """One stack of that shape: its bytes, and by name forward passes with rows padded to one number
+    (to 1 as in plain decoding, which shows the cost of padding; to 64), not padded, padded without
+    graphs, and with transformers' own layers."""
     model = random_model(shape, dtype=dtype, device=device)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     embedding = model.get_input_embeddings().weight
-    read_bytes = weights - embedding.numel() * embedding.element_size()  # one row of it is read
+    read_bytes = weights - embedding.numel() * embedding.element_size()  # it is read by the row
 
     def measured(contexts: tuple[int, ...], **options: Any) -> list[dict[str, float]]:
         has_graphs, widths = options.pop("has_graphs", True), options.pop("widths", WIDTHS)
@@ -120,8 +120,8 @@ def plain_decoding(
 
 
 def generate_s(shape: Shape, *, dtype: Any, device: str) -> dict[str, Callable[[], float]]:
-    """Seconds a token of transformers' own `generate` on such a stack, by its kind of cache: a
-    dynamic one, and a static one, compiled by itself."""
+    """Seconds a token of transformers' own `generate` on such a stack, by kind of cache: dynamic,
+    and static, which it compiles."""
     model = random_model(shape, dtype=dtype, device=device)
     prompt = torch.randint(0, 1000, (1, 128), device=device)
 
@@ -142,7 +142,7 @@ def generate_s(shape: Shape, *, dtype: Any, device: str) -> dict[str, Callable[[
         return perf_counter() - begin_s
 
     def seconds(how: dict[str, str]) -> float:
-        run(72, how)  # compiles, for the longest cache that is asked for: it is kept
+        run(72, how)  # compiles for the longest cache needed, and keeps it
         short_s, long_s = (min(run(n, how) for _ in range(3)) for n in (8, 72))
         return (long_s - short_s) / 64
 
@@ -156,7 +156,7 @@ def generate_s(shape: Shape, *, dtype: Any, device: str) -> dict[str, Callable[[
 
 
 def same_noise(device: str, num_tokens: int = 200_000) -> bool:
-    """Whether the device makes NumPy's noise, bit by bit."""
+    """Whether the device computes NumPy's noise, bit by bit."""
     tokens = np.arange(num_tokens)
     on_device = torch.tensor(tokens, device=device)
     for seed in range(3):

@@ -1,5 +1,5 @@
-"""Sections of `benchmarks.gpu`: each in a process of its own, so that one that hangs, or breaks the
-GPU's context, costs itself only; what it has noted by then is kept."""
+"""Run the sections of `benchmarks.gpu` in separate processes, so that one that hangs or breaks the
+GPU's context loses only its own later results."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from benchmarks.gpu_forwards import WARNINGS
 
 Note = Callable[[str, Any], None]  # a part of a section, as soon as it is known
 _PARTING_S = 5.0
-_LEAST_S = 5.0  # with less time left, none is begun
-_SHOWN = 1200  # characters of what was found, on the terminal
+_LEAST_S = 5.0  # with less time left, none is started
+_SHOWN = 1200  # characters of a result on the terminal
 
 
 @dataclass
 class Report:
-    """gpu.json, as far as it is; written anew after every section."""
+    """gpu.json so far; rewritten after every section."""
 
     folder: Path
-    end_s: float  # on the clock of `time.monotonic`: no section goes on beyond
-    only: tuple[str, ...] = ()  # words; sections with none of them are left out, if there are some
+    end_s: float  # on the clock of `time.monotonic`: no section runs longer
+    only: tuple[str, ...] = ()  # words; if any, sections with none of them are left out
     found: dict[str, Any] = field(default_factory=dict)
     begin_s: float = field(default_factory=time.monotonic)
 
     def section(self, name: str, work: Callable[[Note], Any], budget_s: float) -> None:
-        """Run ``work`` in a process that was forked before anybody touched the GPU."""
+        """Run ``work`` in a process that is forked before the GPU is used."""
         if self.only and not any(word in name for word in self.only):
             return
         left_s = self.end_s - time.monotonic()
@@ -57,7 +57,7 @@ class Report:
         process.join(budget_s)
         is_late = process.is_alive()
         if is_late:
-            process.terminate()  # it notes what it has
+            process.terminate()  # it writes its results so far
             process.join(_PARTING_S)
             process.kill()
             process.join()
@@ -99,15 +99,15 @@ def _child(work: Callable[[Note], Any], outcome: Path) -> None:
         result = work(note)
         if result is not None:
             found["found"] = result
-    except BaseException as error:  # noqa: BLE001  the other sections go on
+    except BaseException as error:  # noqa: BLE001  the other sections continue
         found["error"] = f"{type(error).__name__}: {error}"
         found["where"] = traceback.format_exc().splitlines()[-7:]
     save()
-    os._exit(0)  # a broken context may hang, or abort, while it is taken down
+    os._exit(0)  # a broken context may hang or abort during cleanup
 
 
 class OutOfTime(BaseException):
-    """A section's budget was spent. No error of what was at work then, which would be handled."""
+    """A section's budget was spent. Not an Exception, which the interrupted code might handle."""
 
 
 def _out_of_time(*_: object) -> None:
@@ -115,7 +115,7 @@ def _out_of_time(*_: object) -> None:
 
 
 def attempt(note: Note, parts: Mapping[str, Callable[[], Any]]) -> None:
-    """Note each of the parts, or why it gave nothing."""
+    """Note the result of each part, or its error."""
     for name, work in parts.items():
         begin_s = time.monotonic()
         try:

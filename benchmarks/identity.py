@@ -1,9 +1,9 @@
-"""One seed, one text: does every method say exactly what plain decoding says?
+"""Check that every method's text equals plain decoding's: one seed, one text.
 
 Runs real models with the drafter in its process and counts divergences from `ar`. A divergence
-is judged: it is excused only where a perturbation of the row's logits of the size that kernels
-show (the 99th percentile of the measured deviation of a logit between one-token and batched
-forwards) can flip the draw. Where kernels show none, nothing is excused.
+is judged: it is excused only if a perturbation of the row's logits as large as the kernels' (the
+99th percentile of the measured deviation of a logit between one-token and batched forward passes)
+can flip the draw. If kernels have no deviation, nothing is excused.
 
     python -m benchmarks.identity --data FOLDER --limit 3
     python -m benchmarks.identity --data FOLDER --target qwen2.5-coder-1.5b --exact
@@ -39,7 +39,7 @@ TEMPERATURES = (0.0, 0.7, 1.2)
 
 @dataclass
 class Count:
-    """What happened to one method at one temperature."""
+    """Counts of one method at one temperature."""
 
     answers: int = 0
     tokens: int = 0
@@ -52,7 +52,7 @@ class Count:
     places: list[str] = field(default_factory=list)
 
     def add(self, got: Finished) -> None:
-        """One more answer."""
+        """Add a completion."""
         self.answers += 1
         self.tokens += len(got.tokens)
         self.draft_tokens += got.stats.num_draft_tokens
@@ -62,7 +62,7 @@ class Count:
 
     def line(self) -> str:
         return (
-            f"{self.answers} answers, {self.tokens} tokens, {self.draft_tokens} drafted, "
+            f"{self.answers} completions, {self.tokens} tokens, {self.draft_tokens} drafted, "
             f"{self.accepted_tokens} accepted, {self.refusals} rounds with a refusal, "
             f"{self.divergences} divergences ({self.excused} excused)"
         )
@@ -70,14 +70,14 @@ class Count:
 
 @dataclass
 class Judge:
-    """Compares answers, and judges where they part."""
+    """Compares completions, and judges where they diverge."""
 
     target: LlamaTarget
     delta: float = 0.0  # how far kernels move a logit
 
     def measure(self, tokens: list[int], num_answer: int) -> NDArray[np.float32]:
-        """How far logits move between one-token and batched forwards of one text: absolute
-        differences over the 64 best tokens of each row. Sets ``delta``."""
+        """Measure how far logits move between one-token and batched forward passes of one text:
+        absolute differences over the 64 best tokens of each row. Sets ``delta``."""
         moved = []
         for start in range(len(tokens) - num_answer, len(tokens) - 8, 8):
             text = np.array(tokens[:start], dtype=np.int32)
@@ -96,7 +96,7 @@ class Judge:
         self, count: Count, prompt: list[int], sampling: SamplingParams, plain: Finished,
         got: Finished,
     ) -> None:  # fmt: skip
-        """Count an answer, and its divergence."""
+        """Count a completion, and its divergence."""
         count.add(got)
         if got.tokens == plain.tokens:
             return
@@ -104,7 +104,7 @@ class Judge:
         count.divergences += 1
         parted = (i for i, (ours, theirs) in enumerate(pairs) if ours != theirs)
         at = next(parted, None)
-        if at is None:  # one text is the other's beginning: no kernel does that
+        if at is None:  # one text is a prefix of the other: no kernel causes that
             count.places.append(f"{len(plain.tokens)} tokens became {len(got.tokens)}")
             return
         count.places.append(f"token {at}: {plain.tokens[at]} became {got.tokens[at]}")
@@ -113,8 +113,8 @@ class Judge:
         count.excused += self._is_excused(sampler, text, (plain.tokens[at], got.tokens[at]))
 
     def _is_excused(self, sampler: Sampler, text: Tokens, parted: tuple[int, int]) -> bool:
-        """Whether moving the two tokens' logits by delta makes their draws change places, or
-        moves one of them across the edge of the nucleus."""
+        """Whether moving the two tokens' logits by delta swaps their draws, or moves one of them
+        across the edge of the nucleus."""
         (row,) = self._rows(text)
         drawn = sampler.draw(row, Context(text)).token
         for sign in (1, -1):
@@ -135,8 +135,10 @@ def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 3,
     prompts: Annotated[int, typer.Option(help="Prompts in all.")] = 20,
-    max_tokens: Annotated[int, typer.Option(help="Tokens an answer.")] = 128,
-    methods: Annotated[str, typer.Option(help="Methods, by commas.")] = "sps,lookup,pearl,duo",
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a completion.")] = 128,
+    methods: Annotated[
+        str, typer.Option(help="Methods, comma-separated.")
+    ] = "sps,lookup,pearl,duo",
     target: Annotated[str, typer.Option()] = "smollm2",
     draft: Annotated[str, typer.Option()] = "auto",
     exact: Annotated[bool, typer.Option(help="Bit-identical kernels.")] = False,
@@ -182,7 +184,7 @@ def main(
 def answer(
     engine: LLM, tokens: list[int], sampling: SamplingParams, method: str, max_tokens: int
 ) -> Finished:
-    """One answer to its end."""
+    """Run one completion to its end."""
     *_, last = engine.stream(tokens, replace(sampling, max_tokens=max_tokens), method=method)
     assert isinstance(last, Finished)
     return last

@@ -1,8 +1,8 @@
-"""What do the exact kernels cost, and are they exact?
+"""Measure the cost of the exact kernels, and check that they are exact.
 
-For each setting, in a process of its own (the switch is read when the library loads): how far
-the logits of one text move with the width of the forward, the threads and the way the text was
-read, and what a forward takes.
+For each setting, in a separate process (the switch is read when the library loads): how far the
+logits of one text move with the width of the forward pass, the threads and the parts of the
+prefill, and the time of a forward pass.
 
     python -m benchmarks.kernels smollm2 qwen2.5-coder-0.5b
 """
@@ -55,7 +55,7 @@ class Measured:
 
 
 def measure(model_name: str, setting: str, length: int) -> Measured:
-    """Every way to the same rows."""
+    """Compute the same rows in every way."""
     is_exact, is_width_exact = SETTINGS[setting]
     model = LlamaModel(resolve(model_name).path, is_exact=is_exact)
     target = LlamaTarget(model, num_context=1024, num_threads=1, is_width_exact=is_width_exact)

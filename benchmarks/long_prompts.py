@@ -1,9 +1,9 @@
-"""Do long prompts starve the drafter? Its own process, replayed answers, real clocks.
+"""Measure drafting after long prompts: a drafter process, replayed completions, real clocks.
 
-Prompts of several lengths are answered first, then replayed at a latency; the prompts are cold for
-target and drafter alike. For each method: speed over plain decoding, tokens a forward pass, and the
+Prompts of several lengths are completed first, then replayed at a latency; the prompts are cold for
+both target and drafter. For each method: speed over plain decoding, tokens a forward pass, and the
 forward passes from the first token to the first accepted draft. `sps`, `pearl` and `duo` draft with
-the model alone, so theirs says when the draft model begins to help.
+the model only, so their figure shows when the draft model begins to help.
 
     python -m benchmarks.long_prompts --data FOLDER --sizes 1000,4000,7500
 """
@@ -33,7 +33,7 @@ from duodec.planning.costs import Costs
 
 
 def first_accepted(stats: Stats) -> int | None:
-    """Forward passes after the first token until a draft was accepted; None: there was none."""
+    """Forward passes after the first token until a draft was accepted; None if none was."""
     rounds = stats.rounds[1:]
     return next((i for i, r in enumerate(rounds, 1) if r.num_accepted), None)
 
@@ -41,7 +41,9 @@ def first_accepted(stats: Stats) -> int | None:
 def main(
     data: Annotated[Path, typer.Option(help="A folder in Spec-Bench's format.")],
     target: Annotated[str, typer.Option()] = "smollm2",
-    sizes: Annotated[str, typer.Option(help="Tokens of a prompt, by commas.")] = "1000,4000,7500",
+    sizes: Annotated[
+        str, typer.Option(help="Tokens of a prompt, comma-separated.")
+    ] = "1000,4000,7500",
     limit: Annotated[int, typer.Option(help="Prompts of each size.")] = 2,
     max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 64,
     replay_ms: Annotated[float, typer.Option(help="A forward pass of the target.")] = 25.0,
@@ -49,7 +51,7 @@ def main(
     methods: Annotated[str, typer.Option()] = "ar,lookup,sps:4,pearl,duo,stream,auto",
     name: Annotated[str, typer.Option(help="Of the result file.")] = "long-prompts",
 ) -> None:
-    """Print and write down the figures, medians over prompts."""
+    """Print and write the figures, medians over prompts."""
     config = EngineConfig(target=target)
     config = EngineConfig(target=target, draft=draft_for(config))
     curve = LatencyCurve(replay_ms / 1e3, prefill_s=prefill_ms / 1e3)

@@ -1,8 +1,8 @@
-"""Acceptance beside transformers': assisted generation and prompt lookup on the same weights.
+"""Compare acceptance with transformers: assisted generation and prompt lookup, same weights.
 
 Both models are dequantised to fp32, once for each library. transformers decodes every prompt
-plainly, with an assistant and with prompt lookup; our `sps` and `lookup` then draft for the very
-text that it decoded. Speed is not compared: transformers' loop on a CPU is no rival.
+plainly, with an assistant and with prompt lookup; our `sps` and `lookup` then draft for the text
+that it decoded. Speed is not compared: transformers' loop is slow on a CPU.
 
     python -m benchmarks.peers --data FOLDER --limit 3
 
@@ -45,7 +45,7 @@ _ALL_F32 = 0  # llama.cpp's number for a file of 32-bit floats
 
 @dataclass
 class Count:
-    """Tokens of rounds that could be drafted for, and these rounds."""
+    """Tokens of rounds that could have a draft, and the number of these rounds."""
 
     num_tokens: int = 0
     num_rounds: int = 0
@@ -84,7 +84,7 @@ def in_transformers(path: Path) -> Any:
 
 @contextmanager
 def counted(model: Any) -> Iterator[list[int]]:
-    """Forwards of a model, counted in a list of one."""
+    """Count a model's forward passes, in a list of one."""
     count, forward = [0], model.forward
 
     def counting(*args: Any, **kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ def counted(model: Any) -> Iterator[list[int]]:
 def theirs(
     model: Any, prompt: Sequence[int], max_tokens: int, ends: Sequence[int], **options: Any
 ) -> tuple[list[int], int]:
-    """transformers' answer, and the target forwards that it took."""
+    """transformers' completion, and the number of the target's forward passes."""
     ids = torch.tensor([list(prompt)])
     with counted(model) as count, torch.inference_mode():
         output = model.generate(
@@ -135,7 +135,7 @@ def ours(
 def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 3,
-    max_tokens: Annotated[int, typer.Option(help="Tokens an answer.")] = 96,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a completion.")] = 96,
     num_tokens: Annotated[int, typer.Option(help="Draft tokens a round of sps.")] = 4,
 ) -> None:
     """Compare mean accepted tokens with transformers'."""
@@ -163,7 +163,7 @@ def main(
         tokens = engine.tokens_of([{"role": "user", "content": prompt.turns[0]}])
         length = tokens_for(prompt.task, max_tokens)
         answer, num_forwards = theirs(target, tokens, length, ends)
-        assert len(answer) == num_forwards, "plain decoding draws a token a forward"
+        assert len(answer) == num_forwards, "plain decoding draws one token a forward pass"
         if len(answer) < 2:
             continue
         for name, options in (
@@ -175,7 +175,7 @@ def main(
         ):
             said, num_forwards = theirs(target, tokens, length, ends, **options)
             num_parted += said != answer
-            # their first forward verifies a draft as well; ours never waits for one
+            # their first forward pass also verifies a draft; ours never waits for one
             counts.setdefault(name, Count()).add(len(said), num_forwards)
         for name, label, kind in (
             (f"sps:{num_tokens}", "duodec, sps, fp32 draft", "fp32"),
@@ -189,7 +189,7 @@ def main(
             )
     for name, count in counts.items():
         print(f"{name:<40} {count.mean_accepted:.3f}  ({count.num_tokens}/{count.num_rounds})")
-    print(f"{num_parted} of their drafted answers part from their plain ones")
+    print(f"{num_parted} of their drafted completions differ from their plain ones")
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "peers.json").write_text(
         json.dumps(

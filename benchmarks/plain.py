@@ -1,4 +1,4 @@
-"""Plain decoding on a CPU by the length of the text, beside llama.cpp's own server.
+"""Compare plain decoding on a CPU with llama.cpp's own server, by the length of the text.
 
 The same file, threads and tokens; turns alternate. "default" is ours, exact at every width; "fast"
 is llama.cpp's own choice of kernels in our build. llama.cpp's server is that of the package
@@ -22,11 +22,11 @@ import typer
 from benchmarks import RESULTS
 from benchmarks.servers import Served, llama_cpp
 from duodec.bench.card import environment
-from duodec.config import available_cores
 from duodec.core.events import Finished
 from duodec.core.sampling import SamplingParams
 from duodec.llm import LLM
 from duodec.loading import EngineConfig, load
+from duodec.machine.cores import available_cores
 from duodec.models import resolve
 
 SETTINGS = ("default", "fast")
@@ -43,7 +43,7 @@ def ours(engine: LLM, prompt: list[int], num_tokens: int) -> float:
 
 
 def theirs(served: Served, prompt: list[int], num_tokens: int) -> float:
-    """The same of llama.cpp's server, by its own count."""
+    """The same for llama.cpp's server, by its own count."""
     body = {
         "prompt": prompt,
         "n_predict": num_tokens,
@@ -63,7 +63,7 @@ def _no_end(engine: LLM) -> dict[int, float]:
 def main(
     python: Annotated[Path, typer.Option(help="Of an environment with xllamacpp.")],
     target: Annotated[str, typer.Option()] = "smollm2",
-    lengths: Annotated[str, typer.Option(help="Tokens, by commas.")] = "100,1500,4000",
+    lengths: Annotated[str, typer.Option(help="Tokens, comma-separated.")] = "100,1500,4000",
     num_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 64,
     repeats: Annotated[int, typer.Option(help="Turns of each.")] = 5,
     exact: Annotated[bool, typer.Option(help="Our default with exact matrices.")] = False,
@@ -99,7 +99,7 @@ def main(
         tokens = engines["default"].tokens_of(prose)
         for length in texts:
             prompt = tokens[:length]
-            for turn in range(repeats + 1):  # the first reads the prompt
+            for turn in range(repeats + 1):  # the first one prefills the prompt
                 found = {setting: ours(e, prompt, num_tokens) for setting, e in engines.items()}
                 found[LLAMA] = theirs(served, prompt, num_tokens)
                 if turn:

@@ -1,4 +1,4 @@
-"""Servers as processes of their own: ours, and llama.cpp's over the same file."""
+"""Run servers as separate processes: ours, and llama.cpp's with the same file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Served:
     url: str
     pid: int
     log: Path
-    words: str = ""  # what it says of itself
+    words: str = ""  # its description of itself
 
     @property
     def address(self) -> tuple[str, int]:
@@ -50,8 +50,8 @@ class Served:
         return host, int(port)
 
     def counters(self) -> dict[str, float]:
-        """What /metrics says, by name and labels."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
+        """The values of /metrics, by name and labels."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=60, verify=False).text.splitlines()
         pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
         return {name: float(value) for name, value in pairs}
 

@@ -1,11 +1,10 @@
-"""Many clients: our server beside llama.cpp's on the same file, and beside plain decoding.
+"""Compare our server with llama.cpp's on the same file, and with plain decoding, at many clients.
 
-`load` asks both servers for the same greedy texts, streamed, with end tokens banned, at several
-numbers of clients; the two take turns at every load, `--repeats` times, and medians are compared.
-A rate counts what arrives while all clients are at work: how the last answers end says nothing of a
-server that goes on.
-At one client the library decodes the same prompts in the same turns. `paced` asks our server over a
-target slowed to `--pace-ms` a forward, plainly and with `auto`.
+`load` requests the same greedy texts of both servers, streamed, with end tokens banned, at several
+numbers of clients; the two take turns at every load, `--repeats` times, and medians are compared. A
+rate counts the tokens that arrive while all clients are active: the last responses do not represent
+a server under load. At one client the library decodes the same prompts in the same turns. `paced`
+measures our server with a target slowed to `--pace-ms` a forward pass, plainly and with `auto`.
 
     python -m benchmarks.serving load --data FOLDER --llama-python ENVIRONMENT/bin/python
     python -m benchmarks.serving paced --data FOLDER
@@ -41,7 +40,7 @@ from duodec.models import resolve
 
 _CLIENTS = "1,2,4,8,16"
 _TASKS = ("mt_bench", "qa", "math_reasoning", "humaneval")
-_MOST_CHARS = 600  # of a prompt: what is measured is decoding
+_MOST_CHARS = 600  # of a prompt: decoding is measured, not prefill
 _CONTEXT = 1024
 _DISTURBED = 0.15  # cores
 _MOST_TRIES = 4
@@ -49,7 +48,7 @@ _MOST_TRIES = 4
 app = typer.Typer(add_completion=False)
 Data = Annotated[Path, typer.Option(help="Prompts, in Spec-Bench's format.")]
 Repeats = Annotated[int, typer.Option(help="Of every load.")]
-Tokens = Annotated[int, typer.Option(help="Of an answer.")]
+Tokens = Annotated[int, typer.Option(help="Of a completion.")]
 Clients = Annotated[str, typer.Option(help="At once, separated by commas.")]
 Target = Annotated[str, typer.Option(help="A name or a file.")]
 Output = Annotated[str, typer.Option(help="Name of the results.")]
@@ -80,12 +79,12 @@ class Turn:
 
     server: str
     num_clients: int
-    num_tokens: float  # that arrived while all clients were at work
-    seconds: float  # for so long
+    num_tokens: float  # that arrived while all clients were active
+    seconds: float  # of that time
     accepted: float  # of all tokens, the share that was drafted
     ttft_s: list[float]
     texts: list[str]
-    other_cores: float = 0.0  # that programs beside this measurement kept busy
+    other_cores: float = 0.0  # that other programs kept busy
 
     @property
     def rate(self) -> float:
@@ -122,7 +121,7 @@ async def ask(served: Served, body: dict[str, Any]) -> Answer:
 
 
 async def turn(name: str, served: Served, bodies: Sequence[dict[str, Any]], num: int) -> Turn:
-    """So many clients at once, until all requests are answered."""
+    """Run so many clients at once, until all requests are complete."""
     waiting = iter(bodies)
     answers: list[Answer] = []
 
@@ -140,7 +139,7 @@ async def turn(name: str, served: Served, bodies: Sequence[dict[str, Any]], num:
 
 
 def library_turn(engine: LLM, bodies: Sequence[dict[str, Any]]) -> Turn:
-    """The same requests through the library, one after the other."""
+    """The same requests through the library, one after another."""
     texts, firsts, num_tokens = [], [], 0
     begin_s = perf_counter()
     for body in bodies:
@@ -171,7 +170,7 @@ class Requests:
         return [{**self._shape, "prompt": p} for p in islice(self._prompts, number)]
 
     def numbered(self, bodies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Nobody has read these prompts before, not even a server that was asked the same."""
+        """Number the prompts, so that no server has seen them before."""
         number = next(self._numbers)
         return [{**body, "prompt": f"({number}) {body['prompt']}"} for body in bodies]
 
@@ -200,7 +199,7 @@ def summary(turns: Sequence[Turn], names: Sequence[str]) -> list[dict[str, Any]]
 
 
 def ratios(turns: Sequence[Turn], ours: str, theirs: str) -> dict[int, float]:
-    """Median over the turns of ours by theirs, by load; turns are paired as they were taken."""
+    """Median over the turns of our rate over theirs, by load; turns are paired in order."""
     found: dict[int, list[float]] = {}
     for num in {t.num_clients for t in turns}:
         pairs = zip(
@@ -229,11 +228,11 @@ def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
 
 
 Takers = Callable[[int], list[Callable[[list[dict[str, Any]]], Turn]]]
-"""Who answers at so many clients, in what order."""
+"""The servers to measure at so many clients, in order."""
 
 
 def measure(requests: Requests, clients: str, repeats: int, takers: Takers) -> list[Turn]:
-    """Every load, and all of it again."""
+    """Measure every load, repeatedly."""
     turns: list[Turn] = []
     for repeat in range(repeats):
         for num in map(int, clients.split(",")):
@@ -246,7 +245,7 @@ def measure(requests: Requests, clients: str, repeats: int, takers: Takers) -> l
 
 
 def undisturbed(take: Callable[[], Turn]) -> Turn:
-    """A turn; taken again while other programs keep cores busy, a few times at most."""
+    """A turn, repeated a few times at most while other programs keep cores busy."""
     for _ in range(_MOST_TRIES):
         me = psutil.Process()
         own = [me, *me.children(recursive=True)]
@@ -332,7 +331,7 @@ def paced(
     clients: Clients = _CLIENTS,
     repeats: Repeats = 3,
     max_tokens: Tokens = 32,
-    pace_ms: Annotated[float, typer.Option(help="Of a forward, at least.")] = 100.0,
+    pace_ms: Annotated[float, typer.Option(help="Of a forward pass, at least.")] = 100.0,
     output: Output = "serving-paced",
 ) -> None:
     """`auto` and plain decoding over a slowed target."""

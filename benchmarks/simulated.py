@@ -1,4 +1,4 @@
-"""No method should beat the default: every method on a virtual clock, at several latencies.
+"""Compare every method with the default on a virtual clock, at several latencies.
 
 Real rows and drafts, durations from one cost table, so the figures are the same on any machine
 (`duodec.backends.simulated`). Rows off the recorded text are computed once for all latencies. The
@@ -28,12 +28,12 @@ from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Conversation, record
 from duodec.bench.simulation import SimulatedBed, simulated_stage
 from duodec.bench.tasks import TASKS, read_prompts
-from duodec.config import EngineConfig
 from duodec.core.protocols import Candidates
 from duodec.core.round import Stats
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.methods.stream import Stream
+from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
 
 ALL = "all tasks"
@@ -43,7 +43,7 @@ _METHODS = "ar,lookup,suffix,recycling,lookahead,rest,sps:2,sps:4,pearl,duo,auto
 
 @dataclass
 class Sum:
-    """Of the forward passes after the first, which reads the prompt."""
+    """Sums over the forward passes after the first, which prefills the prompt."""
 
     num_tokens: int = 0
     num_forwards: int = 0
@@ -79,18 +79,19 @@ class Runs:
                 key = turn.prompt_tokens + turn.answer
                 bed.known = {key: known[key]}
                 answer = bed.answer(method, turn, self.costs[name])
-                assert answer.tokens == turn.answer, f"{name} tells another text"
+                assert answer.tokens == turn.answer, f"{name} gives another text"
                 for task in (conversation.prompt.task, ALL):
                     self.sums[name, task].add(answer.stats)
 
 
 def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
+    tasks: Annotated[str, typer.Option(help="Tasks, by commas.")] = ",".join(TASKS),
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 5,
     skip: Annotated[int, typer.Option(help="Leave out so many: held-out prompts.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 64,
-    methods: Annotated[str, typer.Option(help="Methods, by commas.")] = _METHODS,
-    latencies: Annotated[str, typer.Option(help="Milliseconds, by commas.")] = "10,25,50,100",
+    methods: Annotated[str, typer.Option(help="Methods, comma-separated.")] = _METHODS,
+    latencies: Annotated[str, typer.Option(help="Milliseconds, comma-separated.")] = "10,25,50,100",
     draft_ms: Annotated[str | None, typer.Option(help="The draft's costs.")] = None,
     target: Annotated[str, typer.Option()] = "smollm2",
     datastore: Annotated[str, typer.Option(help="For rest.")] = "auto",
@@ -98,7 +99,7 @@ def main(
     exact: Annotated[bool, typer.Option(help="The target's rows, bit for bit.")] = False,
     name: Annotated[str, typer.Option(help="Of the result file.")] = "simulated",
 ) -> None:
-    """Print each method's speed over plain decoding's, by task, and write them down."""
+    """Print each method's speed over plain decoding's, by task, and write the results."""
     console = Console()
     names = tuple(methods.split(","))
     plan = BenchPlan(
@@ -111,7 +112,7 @@ def main(
         draft_ms=draft_ms,
         config=EngineConfig(datastore=datastore, threads=threads, exact=exact),
     )
-    by_task = [read_prompts(data, [task], None) for task in TASKS]
+    by_task = [read_prompts(data, [task], None) for task in tasks.split(",")]
     prompts = [
         prompt for found in by_task for prompt in found[skip :: max(1, len(found) // limit)][:limit]
     ]
@@ -145,7 +146,7 @@ def main(
         for method in run.methods:
             cells = [
                 f"{task[:8]} {run.sums[method, task].rate / run.sums['ar', task].rate:.2f}"
-                for task in (*TASKS, ALL)
+                for task in (*tasks.split(","), ALL)
             ]
             console.print(f"{method:>10}  " + "  ".join(cells), soft_wrap=True)
 

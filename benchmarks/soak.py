@@ -4,10 +4,10 @@ grow, do the counters add up?
 A pool of requests is answered by the library, plainly and alone: what the server must say to each.
 Then clients send them to `duodec serve` again and again, streamed and whole, by every method, with
 more clients than there is room for, while the drafter is killed every few seconds. A tenth of the
-clients leave at random moments, half of them by a reset. In a calm part nobody leaves, and counters
-must be the sums of what the answers said of themselves, exactly; in the other part what is left of
-them must be explained by those who left. At the end the slots' time to notice a client that left is
-taken.
+clients leave at random moments, half of them by a reset, and `attackers` try what they know. In a
+calm part nobody leaves or attacks, and counters must be the sums of what the answers said of
+themselves, exactly; in the other part what is left of them must be explained by those who left. At
+the end the slots' time to notice a client that left is taken.
 
     python -m benchmarks.soak --data FOLDER
 """
@@ -33,6 +33,7 @@ import psutil
 import typer
 
 from benchmarks import RESULTS
+from benchmarks.attack import attacked
 from benchmarks.servers import Served, ours
 from duodec.bench.card import environment
 from duodec.bench.tasks import read_prompts
@@ -46,6 +47,8 @@ _CONTEXT = 1024
 _MOST_CHARS = 200  # of a prompt
 _LEAVERS = 0.1
 _LONGEST_STAY_S = 1.2
+_PAUSE_S = 2.0  # of an attacker: they attack for an hour
+_MOST_GROWTH = 0.02  # of memory, which moves a little with what is being answered
 _COUNTERS = {  # of /metrics: where an answer says the same of itself
     "duodec:generation_tokens_total": lambda a: a["usage"]["completion_tokens"],
     "duodec:prompt_tokens_total": lambda a: a["usage"]["prompt_tokens"],
@@ -121,7 +124,7 @@ def cases(data: Path, number: int) -> list[Case]:
     with LLM.load(context=_CONTEXT, draft=None) as engine:
         for i, text in enumerate(texts):
             sampling = SamplingParams(temperature=(0.0, 0.7, 1.1)[i % 3], seed=i)
-            max_tokens = dice.randint(3, 14)
+            max_tokens = dice.randint(2, 8)
             *_, last = engine.stream(text, replace(sampling, max_tokens=max_tokens), method="ar")
             assert isinstance(last, Finished)
             made.append(Case(text, sampling, max_tokens, last.text))
@@ -163,7 +166,9 @@ def part(
     waiting = iter(range(number))
 
     def client() -> None:
-        with httpx.Client(base_url=served.url, timeout=120) as http:
+        # the server closes connections that wait, to make room, so none is used twice
+        limits = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(base_url=served.url, timeout=600, limits=limits) as http:
             while True:
                 with lock:
                     i = next(waiting, None)
@@ -247,7 +252,8 @@ def _leave(served: Served, body: dict[str, Any], dice: random.Random) -> None:
 
 
 def _slots(served: Served) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = httpx.get(f"{served.url}/slots", timeout=30).json()
+    response = httpx.get(f"{served.url}/slots", timeout=60, verify=False)  # quicker, without TLS
+    found: list[dict[str, Any]] = response.json()
     return found
 
 
@@ -319,9 +325,16 @@ def growth(samples: Sequence[Sample]) -> dict[str, list[float]]:
     }
 
 
+def _growth_of_last_half(samples: Sequence[Sample]) -> float:
+    """Of memory: the last quarter's median over that of the one before it, less 1."""
+    number = len(samples)
+    third, last = samples[number // 2 : 3 * number // 4], samples[3 * number // 4 :]
+    return median(s.rss_mb for s in last) / median(s.rss_mb for s in third) - 1
+
+
 def main(
     data: Annotated[Path, typer.Option(help="Prompts, in Spec-Bench's format.")],
-    num_requests: Annotated[int, typer.Option(help="Of the part with leaving clients.")] = 1000,
+    num_requests: Annotated[int, typer.Option(help="Of the part with leaving clients.")] = 5000,
     num_calm: Annotated[int, typer.Option(help="Of the part in which nobody leaves.")] = 200,
     num_cases: Annotated[int, typer.Option(help="Different requests.")] = 60,
     num_clients: Annotated[int, typer.Option(help="At once.")] = 10,
@@ -333,7 +346,7 @@ def main(
     samples: list[Sample] = []
     num_kills = 0
     with ours("--draft", "smollm2-draft", "--context", str(_CONTEXT), "--parallel", "4",
-              "--queue", "5") as served:  # fmt: skip
+              "--queue", "8") as served:  # fmt: skip
         process = psutil.Process(served.pid)
         begin_s = perf_counter()
 
@@ -359,17 +372,26 @@ def main(
         with repeating(kill, kill_s):
             calm = part(served, pool, num_calm, num_clients, 0.0, 1)
             print(f"calm: {dict(calm.statuses)}, {len(calm.wrong)} wrong", flush=True)
-            with repeating(sample, 0.5):
+            with attacked(served, _PAUSE_S) as attacks, repeating(sample, 2.0):
                 stormy = part(served, pool, num_requests, num_clients, _LEAVERS, 2)
+            num_left = stormy.num_left
+            stormy.num_left += sum(n for name, n in attacks.items() if name.endswith(" left"))
+            stormy.num_left += attacks["num_attackers"]  # that were ended
         seconds = perf_counter() - begin_s
         notices = sorted(noticing_s(served, pool, 40))
         log = served.log.read_text().splitlines()
     wrong = [*calm.wrong, *stormy.wrong, *problems(calm, stormy)]
+    if len(calm.answers) + len(stormy.answers) + num_left != num_requests + num_calm:
+        wrong.append("a request was lost")
+    if (grown := _growth_of_last_half(samples)) > _MOST_GROWTH:
+        wrong.append(f"memory grew by {grown:.1%} over the last half")
     wrong += [line for line in log if '"level": "error"' in line or "Traceback" in line][:5]
     facts = {
         "num_requests": num_requests + num_calm,
         "num_right": len(calm.answers) + len(stormy.answers),
-        "num_left": stormy.num_left,
+        "num_left": num_left,
+        "attacks": attacks,
+        "growth_of_last_half": round(_growth_of_last_half(samples), 4),
         "num_busy": calm.statuses[429] + stormy.statuses[429],
         "wrong": wrong,
         "num_kills": num_kills,

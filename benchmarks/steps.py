@@ -1,4 +1,4 @@
-"""Draft steps by the length of the text and the leaves of a step, on one thread.
+"""Time draft steps by the length of the text and the leaves of a step, on one thread.
 
 With flash attention and without it:
 
@@ -25,7 +25,7 @@ LEAVES = (1, 4, 8, 16)
 
 
 def main() -> None:
-    """Print milliseconds, and write them down."""
+    """Print and write milliseconds."""
     found = {}
     for argument in sys.argv[1:] or ["smollm2-draft"]:
         name, _, most = argument.partition(":")

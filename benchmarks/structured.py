@@ -1,9 +1,9 @@
-"""Answers held to JSON schemas: are all valid, is one seed one text, do drafts stay useful?
+"""Check completions with JSON schemas: all valid, one seed one text, drafts still useful.
 
-Every request goes through `duodec serve` plainly and with drafts, held to its schema, and some of
-them with drafts and no schema. Answers are checked by a validator that knows nothing of grammars.
-Beside the counts stand tokens a forward with the schema and without: a drafter that did not follow
-the grammar would lose there.
+Every request goes through `duodec serve` plainly and with drafts, with its schema, and some of them
+with drafts and no schema. An independent validator checks the completions. The results also have
+tokens a forward pass with and without the schema: a drafter that did not follow the grammar would
+lose there.
 
     python -m benchmarks.structured --data FOLDER
 """
@@ -28,7 +28,7 @@ from duodec.bench.tasks import read_prompts
 
 _TASKS = ("mt_bench", "qa", "math_reasoning", "humaneval", "summarization", "translation", "rag")
 _MOST_CHARS = 900  # of a prompt
-_FREE = 60  # requests that are asked without their schema, too
+_FREE = 60  # requests that are also sent without their schema
 _WORD = {"type": "string", "maxLength": 20}
 _NOTE = {"type": "string", "maxLength": 60}
 
@@ -62,7 +62,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer of the server."""
+    """One response of the server."""
 
     text: str
     finish_reason: str
@@ -111,7 +111,7 @@ def is_valid(answer: Answered, schema: Any) -> bool:
 
 
 def per_forward(answers: Sequence[Answered]) -> float:
-    """Tokens a target forward."""
+    """Tokens a forward pass of the target."""
     return sum(a.num_tokens for a in answers) / sum(a.num_forwards for a in answers)
 
 
@@ -125,7 +125,7 @@ def main(
     max_tokens: int = 300,
     output: str = "structured",
 ) -> None:
-    """Schema-constrained answers through the server."""
+    """Measure schema-constrained completions through the server."""
     num_valid = num_same = 0
     held: list[Answered] = []
     free: list[Answered] = []

@@ -1,4 +1,4 @@
-"""A drafter that is too slow: in a module of its own, so that its process can import it."""
+"""Slow a drafter down, in a separate module, so that its process can import it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from duodec.core.rows import Row
 
 @dataclass(frozen=True)
 class Throttled:
-    """A draft model whose forwards take ten times as long."""
+    """A draft model whose forward passes take ten times as long."""
 
     recipe: LlamaRecipe
-    pause_s: float = 0.0117  # nine times what the shipped draft takes for one leaf
+    pause_s: float = 0.0117  # nine times the shipped draft's time for one leaf
 
     def load(self) -> DraftModel:
         return _Slow(self.recipe.load(), self.pause_s)

@@ -1,15 +1,15 @@
-"""vLLM's throughput with our drafter, beside plain vLLM and its own ways to speculate.
+"""Compare vLLM's throughput with our drafter, plainly, and with its own speculation methods.
 
-Each method is one engine in a process of its own, vLLM's build for the CPU, on the same prompts by
-the same number of clients, each of whom asks the next question when the last is answered; rates are
-of the time in which all of them are at work. The methods take turns, ``--repeats`` times, each time
+Each method is one engine in a separate process, vLLM's build for the CPU, on the same prompts by
+the same number of clients, each of which sends the next prompt when the last is complete; rates are
+of the time in which all of them are active. The methods take turns, ``--repeats`` times, each time
 with other prompts and new engines.
 
-With ``--step-ms`` a forward of the target is stretched to so long by sleeping: a stand-in for a
-large model elsewhere, whose time does not grow with the tokens it verifies. vLLM's own draft model
-then still computes on the CPU, where a GPU would be quicker; what it costs there is not measured.
+With ``--step-ms`` a forward pass of the target is stretched to that time by sleeping: a stand-in
+for a large model on a GPU, whose time does not grow with the tokens it verifies. vLLM's own draft
+model then still computes on the CPU, where a GPU would be faster; its cost there is not measured.
 Without it vLLM computes on all cores, which leaves none for a drafter: ours then drafts from
-earlier text alone, as it does by default.
+earlier text only, as it does by default.
 
     make setup-vllm
     .venv-vllm/bin/python -m benchmarks.vllm --data FOLDER --step-ms 50
@@ -41,11 +41,13 @@ METHODS = "plain,ngram,draft_model,duodec"
 
 def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
-    step_ms: Annotated[float, typer.Option(help="Of a forward at least; 0: as it is.")] = 0.0,
-    clients: Annotated[str, typer.Option(help="How many ask at once.")] = "1,4,16",
+    step_ms: Annotated[
+        float, typer.Option(help="Of a forward pass, at least; 0: not stretched.")
+    ] = 0.0,
+    clients: Annotated[str, typer.Option(help="Numbers of clients.")] = "1,4,16",
     methods: Annotated[str, typer.Option(help="Of vLLM, ours last.")] = METHODS,
-    num_tokens: Annotated[int, typer.Option(help="Draft tokens of a step at most.")] = 4,
-    max_tokens: Annotated[int, typer.Option(help="Of an answer; the shortest has half.")] = 64,
+    num_tokens: Annotated[int, typer.Option(help="Most draft tokens of a step.")] = 4,
+    max_tokens: Annotated[int, typer.Option(help="Of a completion; the shortest has half.")] = 64,
     questions: Annotated[int, typer.Option(help="Of a client; seven in all at least.")] = 4,
     repeats: Annotated[int, typer.Option(help="New engines of each method.")] = 3,
     dtype: Annotated[str, typer.Option(help="The target's numbers.")] = "bfloat16",
@@ -69,7 +71,7 @@ def main(
     names = methods.split(",")
     outcomes: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for repeat in range(repeats):
-        # none is asked twice: earlier answers are drafted from
+        # none is sent twice: earlier completions are drafted from
         own = {**job, "prompts": Random(repeat).sample(texts, 1 + sum(limits.values()))}
         for name in names[:: -1 if repeat % 2 else 1]:
             outcomes[name].append(run({**own, "method": name}))
@@ -97,7 +99,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             sys.exit(f"{job['method']} failed:\n{done.stderr[-4000:]}")
         found: dict[str, Any] = json.loads(output.read_text("utf-8"))
         if found.get("restarts"):
-            sys.exit(f"the drafter died: nothing of it is measured\n{done.stderr[-4000:]}")
+            sys.exit(f"the drafter died: it was not measured\n{done.stderr[-4000:]}")
         return found
 
 
@@ -110,7 +112,7 @@ def line(result: dict[str, Any]) -> str:
 def write(settings: dict[str, Any], outcomes: dict[str, list[dict[str, Any]]], name: str) -> None:
     """JSON with the raw figures, and a table."""
     plain = outcomes.get("plain")
-    head = ["method", "clients", "tok/s", "to plain", "tokens a step", "propose ms", "same answers"]
+    head = ["method", "clients", "tok/s", "to plain", "tokens a step", "propose ms", "same texts"]
     table = [head, ["---"] * len(head)]
     kept: dict[str, Any] = {}
     for method, engines in outcomes.items():
@@ -150,9 +152,9 @@ def write(settings: dict[str, Any], outcomes: dict[str, list[dict[str, Any]]], n
     card = ", ".join(f"{key}: {value}" for key, value in machine.items() if value is not None)
     told = ", ".join(f"{key} {value}" for key, value in settings.items())
     lines = "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in table)
-    notes = f"> A forward is stretched to {settings['step_ms']:g} ms by sleeping: a stand-in.\n\n"
+    notes = f"> A forward pass is stretched to {settings['step_ms']:g} ms by sleep: a stand-in.\n\n"
     (RESULTS / f"{name}.md").write_text(
-        f"# vLLM with a drafter beside it\n\n{notes if settings['step_ms'] else ''}{told}\n\n"
+        f"# vLLM with our drafter\n\n{notes if settings['step_ms'] else ''}{told}\n\n"
         f"{lines}\n\n## Machine\n\n{card}\n",
         "utf-8",
     )

@@ -1,5 +1,5 @@
-"""One engine of vLLM in a process of its own, for `benchmarks.vllm`: a job on stdin, the outcome
-in the file that it names."""
+"""Run one engine of vLLM for `benchmarks.vllm`: settings on stdin, results to the file that they
+name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from statistics import median
 from typing import Any
 
 PROPOSER = "duodec.integrations.vllm.DuoProposer"
-_SHORTEST = 0.5  # answer, of the longest
+_SHORTEST = 0.5  # of the longest completion
 
 
 @dataclass
 class Answers:
-    """What was answered, and how fast while all clients were at work: later ones find an engine
-    that is less and less busy, and how long the last one takes says nothing of throughput."""
+    """The completions, and the rate while all clients were active: afterwards the engine is less
+    and less busy, and the time of the last completion does not measure throughput."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)  # by question
     busy_tokens: int = 0
@@ -36,7 +36,7 @@ class Answers:
 def main() -> None:
     job = json.load(sys.stdin)
     cores = sorted(os.sched_getaffinity(0))
-    if job["step_s"]:  # the target is elsewhere: one core launches its work
+    if job["step_s"]:  # the target stands in for one on a GPU: one core launches its work
         os.sched_setaffinity(0, {cores[0]})
     os.environ.update(
         OMP_NUM_THREADS="1" if job["step_s"] else str(len(cores)),
@@ -47,7 +47,7 @@ def main() -> None:
         HF_HUB_OFFLINE="1",
         DUODEC_VLLM_DRAFT=job["draft"],
     )
-    if job["step_s"]:  # where vLLM computes on all cores, there is no drafter: as by default
+    if job["step_s"]:  # if vLLM computes on all cores, there is no drafter, as by default
         os.environ.update(DUODEC_VLLM_CORES=str(cores[-1]), DUODEC_VLLM_ON_FAULT="refuse")
     import vllm
 
@@ -72,7 +72,7 @@ def main() -> None:
         for text in job["prompts"]
     ]
     dice = Random(0)
-    params = [  # of different lengths: who began together does not end together
+    params = [  # of different lengths, so that requests do not end together
         vllm.SamplingParams(
             temperature=0,
             max_tokens=round(job["max_tokens"] * dice.uniform(_SHORTEST, 1)),
@@ -91,7 +91,7 @@ def main() -> None:
         begin = time.perf_counter()
         answers = serve(llm, own, clients)
         seconds = time.perf_counter() - begin
-        # of the first token of each answer nothing can be drafted
+        # the first token of each completion cannot be drafted
         later = answers.num_tokens - len(own)
         full = [spent for rows, spent in times if rows == clients]
         runs[clients] = {
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def speculation(job: dict[str, Any]) -> dict[str, Any] | None:
-    """What vLLM is told of a method."""
+    """vLLM's configuration of a method."""
     count = {"num_speculative_tokens": job["num_tokens"]}
     if job["method"] == "plain":
         return None
@@ -125,7 +125,7 @@ def speculation(job: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def serve(llm: Any, questions: Sequence[tuple[list[int], Any]], clients: int) -> Answers:
-    """All questions, so many at a time: who has an answer asks the next."""
+    """All prompts, so many at a time: a client with a completion sends the next one."""
     engine = llm.llm_engine
     waiting = deque(enumerate(questions))
     answers, num_active = Answers(), 0
@@ -169,7 +169,7 @@ def timed(drafter: Any) -> list[tuple[int, float]]:
 
 
 def slow_down(step_s: float) -> None:
-    """The hook: a forward lasts so long at least, as a large model's elsewhere would."""
+    """The hook: a forward pass lasts at least so long, as a large model's on a GPU would."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     forward = GPUModelRunner._model_forward

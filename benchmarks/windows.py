@@ -1,8 +1,9 @@
-"""What a draft model guesses of an answer by how much of a long prompt it has read.
+"""Measure a draft model's guesses by how much of a long prompt it has prefilled.
 
-Prompts are documents put together, with a question; the target answers greedily. The share of its
+Prompts are concatenated documents with a question; the target decodes greedily. The share of its
 tokens that are the draft's first guess, or among its first four, is counted for windows that are
-read in one go, and for windows that grow block by block, as `duodec.backends.window` lets them:
+prefilled at once, and for windows that grow block by block, as `duodec.backends.drafter.window`
+lets them:
 
     python -m benchmarks.windows --data FOLDER --sizes 1000,4000,7500 --limit 3
 """
@@ -20,9 +21,9 @@ import typer
 
 from benchmarks import RESULTS
 from duodec import LLM, Finished, SamplingParams
+from duodec.backends.drafter.window import NUM_FIRST, Window
 from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.window import NUM_FIRST, Window
 from duodec.bench.card import environment
 from duodec.core.draft import Draft
 from duodec.core.protocols import RowQuery
@@ -66,7 +67,7 @@ def prompts(engine: LLM, texts: list[str], size: int, limit: int) -> Iterator[li
 
 
 class Guesser:
-    """A draft model that is asked for every token of a known answer at once."""
+    """A draft model that guesses every token of a known completion at once."""
 
     def __init__(self, model: LlamaModel, text: Tokens, answer: list[int], threads: int) -> None:
         self._text, self._answer = text, answer
@@ -85,7 +86,7 @@ class Guesser:
         self.context.start_at(_SLOT, self._text, begin)
 
     def grow(self, window: int) -> None:
-        """Let older text join, block by block, until so much is known."""
+        """Add older text, block by block, until so much is cached."""
         part, wanted = self.context.part(_SLOT), window or len(self._text)
         rule = Window(2 * len(self._text))
         while part.begin and len(self._text) - part.begin < wanted:
@@ -97,7 +98,8 @@ class Guesser:
                 self.context.read_block(_SLOT, 128)
 
     def hits(self) -> np.ndarray:
-        """How many tokens of the answer are the first guess, and how many are among the first."""
+        """How many tokens of the completion are the first guess, and how many are among the
+        first."""
         chain = Draft.chain(self._answer[:-1])
         (rows,) = self.context.rows(
             [RowQuery(_SLOT, self._text, chain, tuple(range(len(chain) + 1)))]
@@ -110,7 +112,7 @@ class Guesser:
 def shares(
     model: LlamaModel, pairs: list[tuple[list[int], list[int]]], threads: int
 ) -> dict[str, dict[str, list[float]]]:
-    """By way of reading and window: the share of first guesses, and of the first few."""
+    """By kind of prefill and window: the share of first guesses, and of the first few."""
     sums: dict[tuple[str, int], np.ndarray] = {}
     num_tokens = sum(len(answer) for _, answer in pairs)
     for prompt, answer in pairs:
@@ -131,15 +133,17 @@ def shares(
 
 def main(
     data: Annotated[Path, typer.Option(help="A folder in Spec-Bench's format.")],
-    target: Annotated[str, typer.Option(help="Whose answers.")] = "smollm2",
-    sizes: Annotated[str, typer.Option(help="Tokens of a prompt, by commas.")] = "1000,4000,7500",
+    target: Annotated[str, typer.Option(help="The target.")] = "smollm2",
+    sizes: Annotated[
+        str, typer.Option(help="Tokens of a prompt, comma-separated.")
+    ] = "1000,4000,7500",
     limit: Annotated[int, typer.Option(help="Prompts of each size.")] = 3,
-    max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 64,
     threads: Annotated[int, typer.Option(help="Of the draft model.")] = 1,
 ) -> None:
     """Print the shares and add them to the results, by draft and size."""
     draft = ALIASES[target].draft
-    assert draft, "an alias with a draft of its own"
+    assert draft, "the alias of a target with a default draft"
     pairs: dict[int, list[tuple[list[int], list[int]]]] = {}
     with LLM.load(target=target, draft=None) as engine:
         for size in map(int, sizes.split(",")):
