@@ -1,14 +1,17 @@
 # Every target works from a bare checkout: python3, a C++ compiler and the package registries.
-# Another Python: PYTHON=python3.12 make setup
+# Another Python: PYTHON=python3.12 make setup. For a GPU: make setup GPU=cuda (rocm, vulkan, metal)
 
-RUN_SETUP = $(or $(PYTHON),python3) scripts/setup.py $(if $(PYTHON),--this-python)
+RUN_SETUP = $(or $(PYTHON),python3) scripts/setup.py $(if $(PYTHON),--this-python) \
+	$(if $(GPU),--gpu $(GPU))
+SOFTWARE = .vulkan-software
 BIN = .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-use setup-torch setup-vllm demo test test-torch test-vllm lint clean
+.PHONY: help setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all \
+	test-torch test-vllm test-gpu lint clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make .venv, with llama.cpp built for this machine
 	@$(RUN_SETUP)
@@ -22,18 +25,31 @@ setup-torch:  ## the same with torch and transformers, for targets in safetensor
 setup-vllm:  ## make .venv-vllm, with vLLM for the CPU and our drafter beside it
 	@$(RUN_SETUP) --vllm
 
+setup-vulkan-software: setup  ## build llama.cpp for Vulkan's software device (Debian, Ubuntu)
+	@$(BIN)/python scripts/vulkan_software.py $(SOFTWARE)
+
 demo: setup-use  ## the same prompt plainly and with drafts, at the pace of a larger model
 	@$(BIN)/duodec demo
 
 test: setup  ## run the tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-all: setup  ## run the tests, those that take long as well
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-torch: setup-torch  ## run the tests of targets on torch
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
-		tests/test_torch_*.py tests/test_recurrent.py tests/test_placing.py  # these write GGUF files
+		tests/backends/torch \
+		tests/backends/llamacpp/test_recurrent.py \
+		tests/backends/llamacpp/test_fixed_rows.py \
+		tests/backends/llamacpp/test_placing.py  # these write GGUF files
 
 test-vllm: setup-vllm  ## run the tests of our drafter in vLLM
-	@.venv-vllm/bin/python -m pytest tests/test_vllm_*.py
+	@.venv-vllm/bin/python -m pytest tests/integrations/vllm
+
+test-gpu: setup  ## run the tests of llama.cpp on a device: a GPU, or the software device
+	@if [ -f $(SOFTWARE)/environment ]; then . ./$(SOFTWARE)/environment; fi; \
+		$(BIN)/python -m pytest -m device tests/backends/llamacpp
 
 lint: setup  ## check style and types
 	@$(BIN)/ruff check .
@@ -41,5 +57,5 @@ lint: setup  ## check style and types
 	@$(BIN)/mypy
 
 clean:  ## remove .venv, .venv-vllm and every cache in this folder (models and wheels stay cached)
-	@rm -rf .venv .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .venv-vllm $(SOFTWARE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

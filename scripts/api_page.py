@@ -9,7 +9,7 @@ import typing
 from pathlib import Path
 
 import duodec
-from duodec.config import EngineConfig
+from duodec.models.config import EngineConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 CLASSES = (

@@ -30,6 +30,7 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 IS_FOR_VLLM = "--vllm" in sys.argv
+GPU = sys.argv[sys.argv.index("--gpu") + 1] if "--gpu" in sys.argv else ""
 VENV = ROOT / (".venv-vllm" if IS_FOR_VLLM else ".venv")
 VENV_PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "duodec-setup.json"
@@ -48,6 +49,7 @@ def _module(name: str) -> ModuleType:
 
 
 native = _module("llamacpp/native")
+toolchains = _module("llamacpp/toolchains")
 USE_EXTRAS = "llama-cpp,server"  # to decode and to serve; the others are for work on duodec
 EXTRAS = "bench,datastore,dev,llama-cpp,server"
 VLLM_EXTRAS = "bench,dev,llama-cpp,server,torch,vllm"
@@ -86,8 +88,20 @@ def main() -> int:
     CPU_KEY_FILE.write_text(f"{cpu}\n", encoding="utf-8")
     made = _wanted_stamp(cpu, {**stamp, "python": _python_of_venv()})
     STAMP.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    if GPU:
+        _show_devices()
     _say(f"ready: {VENV.name}/bin/duodec")
     return 0
+
+
+def _show_devices() -> None:
+    """Say what the new build computes on, or what is missing."""
+    code = f"from duodec.cli.setup import seen_devices; print(seen_devices({GPU!r}))"
+    told = subprocess.run([str(VENV_PYTHON), "-c", code], capture_output=True, check=False)
+    if told.returncode:
+        lines = told.stderr.decode(errors="replace").strip().splitlines() or ["no device is seen"]
+        _fail(lines[-1].partition(": ")[2] or lines[-1])
+    _say(f"it computes on {told.stdout.decode().strip()}")
 
 
 # What the environment was made from
@@ -128,7 +142,15 @@ def _wanted_stamp(cpu: str, made: "dict[str, str]") -> "dict[str, str]":
 
 def _cmake_args(made: "dict[str, str]") -> str:
     """How llama.cpp is built beside what is always said: as the caller says, or else as it was."""
-    return os.environ.get("CMAKE_ARGS", made.get("cmake_args", "")).strip()
+    told = os.environ.get("CMAKE_ARGS", "" if GPU else made.get("cmake_args", "")).strip()
+    if not GPU:
+        return told
+    try:
+        headers = native.cache_folder() / toolchains.OWN_HEADERS
+        own = toolchains.cmake_args(GPU, headers=headers)
+    except toolchains.ToolchainMissing as error:
+        _fail(str(error))
+    return f"{own} {told}".strip()
 
 
 def _extras(made: "dict[str, str]") -> str:

@@ -1,5 +1,5 @@
-"""Where there is no GPU, Triton's interpreter runs our kernels. It must be asked for before
-anything imports Triton, which torch and transformers may do."""
+"""Without a GPU, Triton's interpreter runs our kernels. It must be enabled before anything imports
+Triton, which torch and transformers may do."""
 
 import os
 from importlib.util import find_spec

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
-from fakes import LETTERS, Letters, plain_text
-from test_mutants import Mutant
+from fakes import ROOT
+from fakes.decoding import LETTERS, Letters, plain_text
+from fakes.mutants import Mutant
 
 import duodec
 from duodec import LLM, Completion, Delta, Finished, SamplingParams
 from duodec.backends.table import TableModel, TableTarget
+from duodec.backends.testbeds import PacedTarget
 from duodec.core.protocols import Drafted, Query, Scores
-from duodec.core.sampling import Context
+from duodec.core.sampling import Context, Draw
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
+from duodec.machine.cores import available_cores, keep_to
 from duodec.methods.registry import METHODS
 from duodec.methods.request import Request
 from duodec.planning.budget import BatchBudget
@@ -266,13 +270,12 @@ def test_the_engine_of_before_warns_and_works() -> None:
 
 
 def test_the_page_of_the_api_is_that_of_the_docstrings() -> None:
-    folder = Path(__file__).parents[1]
-    sys.path.insert(0, str(folder / "scripts"))
+    sys.path.insert(0, str(ROOT / "scripts"))
     try:
         import api_page
     finally:
         sys.path.pop(0)
-    written = (folder / "docs" / "api.md").read_text("utf-8")
+    written = (ROOT / "docs" / "api.md").read_text("utf-8")
     assert written == api_page.page(), "run python scripts/api_page.py"
 
 
@@ -389,6 +392,83 @@ def test_a_slot_that_knows_a_text_reads_what_is_new() -> None:
     assert done.num_cached == len(text) - 1, "the last token was drawn, never read"
 
 
+# --- the caller's time, cores and interrupts
+
+
+def test_a_callers_time_is_not_the_targets() -> None:
+    """A paced target is done long before the caller looks for the result."""
+    model = replace(llm(), target=PacedTarget(TableTarget(TABLE), 0.001), targets=None)
+    for event in (events := model.stream(PROMPTS[0], PARAMS, method="ar")):
+        if isinstance(event, Delta):
+            sleep(0.3)
+            break
+    *_, last = events
+    assert isinstance(last, Finished)
+    assert max(done.end_s - done.start_s for done in last.stats.rounds) < 0.25
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no threads")
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_caller_has_all_its_cores_while_it_holds_a_piece(is_whole: bool) -> None:
+    every = available_cores()
+    pinned: list[bool] = []
+
+    def prepare(is_beside: bool) -> None:
+        pinned.append(is_beside)
+        keep_to(every[:1] if is_beside else every)
+
+    model = replace(llm(), prepare=prepare)
+    try:
+        for number, event in enumerate(model.stream(PROMPTS[0], PARAMS, method="stream")):
+            assert available_cores() == every, event
+            if number == 3 and not is_whole:
+                break
+        assert available_cores() == every
+    finally:
+        keep_to(every)
+    assert True in pinned  # they were shared meanwhile
+
+
+def test_an_interrupt_ends_no_other_completion_as_if_it_were_whole() -> None:
+    """It comes while one caller's step goes on with another one's text."""
+
+    class Interrupted:
+        def __init__(self) -> None:
+            self._target = TableTarget(TABLE)
+            self.slot: int | None = None  # in whose verdict it comes
+
+        def score(self, queries: Sequence[Query]) -> list[Scores]:
+            found = self._target.score(queries)
+            return [
+                _Interrupting(self) if query.slot == self.slot else scores
+                for query, scores in zip(queries, found, strict=True)
+            ]
+
+    class _Interrupting:
+        num_rows = 1
+
+        def __init__(self, owner: Interrupted) -> None:
+            self._owner = owner
+
+        def draw(self, row: int) -> Draw:
+            self._owner.slot = None
+            raise KeyboardInterrupt
+
+    target = Interrupted()
+    model = replace(llm(2), target=target, targets=None, num_slots=2)
+    first, second = (model.stream(prompt, PARAMS, method="ar") for prompt in PROMPTS[:2])
+    for events in (first, second):
+        next(events)
+        assert isinstance(next(events), Delta)
+    target.slot = 1
+    with pytest.raises(KeyboardInterrupt):
+        list(first)
+    with pytest.raises(ComputeFailed, match="an interrupt ended this completion"):
+        list(second)
+    (found,) = model.generate([PROMPTS[2]], PARAMS, method="ar")
+    assert list(found.tokens) == expected(PROMPTS[2])
+
+
 SCHEDULER_MUTANTS = [
     (Scheduler._begin, "min(slot.num_known(request.text)", "min(0 * slot.num_known(request.text)"),
     (
@@ -397,7 +477,7 @@ SCHEDULER_MUTANTS = [
         "for task, query, own in zip(flight.tasks, flight.queries, scores[::-1], strict=True)",
     ),
     (Scheduler._landed, "if task.part is None and", "if"),
-    (Scheduler._deliver, "request.run_deferred()", "None"),
+    (Scheduler._deliver, "task.request.run_deferred()", "None"),
     (Scheduler._batch, "batch.append(reader)", "batch += readers"),
     (Scheduler._blame, "self._fail(task, own)", "self._fail(tasks[0], own)"),
     (Scheduler._fail, "if not task.is_aborted", "if task.is_aborted"),
@@ -407,6 +487,7 @@ SCHEDULER_MUTANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(SCHEDULER_MUTANTS)))
 def test_a_mutant_of_the_scheduler_is_caught(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     function, old, new = SCHEDULER_MUTANTS[number]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import typer
+from fakes import ROOT
 
 from duodec.cli.app import app
 
-ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"(?m)(?:^ {4}|^\$ |&& |`)((?:[A-Z_]+=\S+ )*duodec [^`\n]+)")
@@ -67,7 +66,7 @@ def test_links_lead_somewhere() -> None:
 def test_the_first_screen_names_no_methods_and_how_to_begin() -> None:
     words = README.read_text("utf-8")
     first = words.partition("## How do I use")[0]
-    for needed in ("git clone", "make demo", "pip install", "duodec setup", "GGML_CUDA=on"):
+    for needed in ("git clone", "make demo", "pip install", "duodec setup", "--gpu cuda"):
         assert needed in first
     named = [m for m in ("lookahead", "PEARL", "recycling", "suffix", "REST") if m in first]
     assert not named, "methods come after something ran"

@@ -1,4 +1,4 @@
-"""duodec: a GPU's language model decodes faster with drafts from the CPU beside it.
+"""Decode a GPU's language model faster with drafts that the CPU makes in parallel.
 
 >>> from duodec import LLM, SamplingParams
 >>> with LLM.load("smollm2") as llm:

@@ -25,8 +25,8 @@ def main() -> None:
 def interrupted_at_once() -> Iterator[None]:
     """While entered, Ctrl-C ends the process with one line, wherever it is.
 
-    An exception would pass through imports and libraries, which may swallow or wrap it. What lives
-    beside the process, a drafter for one, ends with it.
+    An exception would pass through imports and libraries, which may swallow or wrap it. Processes
+    such as a drafter end with this one.
     """
     before = signal.getsignal(signal.SIGINT)
     if current_thread() is not main_thread() or before is signal.SIG_IGN:

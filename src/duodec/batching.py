@@ -1,4 +1,4 @@
-"""Open what several requests at once are computed by, where one context cannot do it."""
+"""Open the targets that compute several requests at once where one context cannot."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol
 from duodec.backends.llamacpp.streams import LlamaStreams
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.testbeds import PacedTarget
-from duodec.config import EngineConfig
 from duodec.core.protocols import Query, Scores, Target
 from duodec.llm import LLM
+from duodec.models.config import EngineConfig
 from duodec.scheduler.slots import Targets
 
-_PASS_ROWS = 64  # of a target elsewhere: rows that cost as much as reading its weights once more
+_PASS_ROWS = 64  # of a target elsewhere: rows that cost as much as another pass over its weights
 
 
 class Threaded(Target, Protocol):
@@ -23,17 +23,17 @@ class Threaded(Target, Protocol):
 
 
 class SeparateTargets:
-    """A target that is one target a slot, one forward after the other; ``another`` opens a slot's
-    at its first query.
+    """A target made of one target per slot, which run in turn; ``another`` opens a slot's target at
+    its first query.
 
-    In one cache, the branches of several texts fill each other's holes, and then attention sums in
-    another order: bits would depend on who else is served. Apart, they cannot.
+    In one cache, the branches of several texts fill each other's holes, and attention then sums in
+    another order: bits would depend on the other requests. In separate contexts they cannot.
     """
 
     def __init__(self, first: Threaded, another: Callable[[], Threaded]) -> None:
         self._targets: dict[int, Threaded] = {0: first}
         self._another = another
-        self._num_threads: int | None = None  # None: as they are made
+        self._num_threads: int | None = None  # None: as they were opened
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         return [scores for q in queries for scores in self._of(q.slot).score([q])]
@@ -70,12 +70,12 @@ def share(llm: LLM, config: EngineConfig) -> None:
     trees: Target = separate
     if paced is not None:
         shared, trees = (PacedTarget(own, paced.seconds) for own in (streams, separate))
-    # alone, and where a forward pass's rows cost little, branches pay
+    # for one request, and where the rows of a forward pass are cheap, branches pay
     llm.targets = Targets(shared, alone=trees if llm.can_overlap else None, trees=trees)
 
 
 def _opening(target: LlamaTarget, llm: LLM, config: EngineConfig) -> Callable[[], Threaded]:
-    """How to open a context of its own over the same weights."""
+    """A function that opens another context over the same weights."""
 
     def another() -> LlamaTarget:
         other = LlamaTarget(
@@ -92,7 +92,7 @@ def _opening(target: LlamaTarget, llm: LLM, config: EngineConfig) -> Callable[[]
 
 
 def _streams(llm: LLM, target: LlamaTarget, config: EngineConfig) -> LlamaStreams:
-    """One context for the texts of all slots, over the same weights."""
+    """Open one context for the texts of all slots, over the same weights."""
     streams = LlamaStreams(
         target.context.model,
         num_slots=config.num_slots,
@@ -108,7 +108,7 @@ def _streams(llm: LLM, target: LlamaTarget, config: EngineConfig) -> LlamaStream
 def _preparing(
     prepare: Callable[[bool], None], first: LlamaTarget, *others: Threaded
 ) -> Callable[[bool], None]:
-    """The same way to share the cores, for all of the targets."""
+    """Share the cores in the same way for all of the targets."""
 
     def prepare_all(is_beside: bool) -> None:
         prepare(is_beside)

@@ -1,4 +1,4 @@
-"""Keep the names that came before `duodec.llm`, for one version."""
+"""Keep the names from before `duodec.llm` for one version."""
 
 from __future__ import annotations
 

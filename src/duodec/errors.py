@@ -1,17 +1,17 @@
-"""Every error a user can cause, as one tree.
+"""Define every error that a user can cause, as one tree.
 
     DuodecError
     ├── BadOption            a flag, a field or a combination that cannot be served
     ├── ModelNotFound        a reference that names no file, repository or alias
-    ├── ModelUnreadable      a file that is there but is no causal language model
+    ├── ModelUnreadable      a file that exists but is not a causal language model
     ├── ChecksumMismatch     a file whose SHA-256 is not the pinned one
     ├── CacheUnwritable      the download cache cannot be written, or the disk is full
     ├── DownloadFailed       every source of a model failed
     ├── PairMismatch         draft and target cannot work together
     │   └── VocabularyMismatch
     ├── ContextExceeded      the prompt does not fit the context
-    ├── ComputeFailed        the library failed in the middle of a forward
-    ├── DistributionUnavailable       a distribution was asked of a target that has none (replay)
+    ├── ComputeFailed        the library failed in the middle of a forward pass
+    ├── DistributionUnavailable       the target has no distributions (replay)
     ├── BackendUnavailable   a library is missing or was built for another machine
     ├── ResultsUnreadable    a benchmark's result file that is broken or of another version
     └── DatastoreUnreadable  a datastore that is broken, or made for another vocabulary
@@ -36,7 +36,7 @@ class BadOption(DuodecError):
 
 
 class ModelNotFound(DuodecError):
-    """A model reference that leads to no file."""
+    """A model reference that names no file."""
 
 
 class ModelUnreadable(DuodecError):
@@ -64,17 +64,17 @@ class VocabularyMismatch(PairMismatch):
 
 
 class ContextExceeded(DuodecError):
-    """A prompt that leaves no room for an answer."""
+    """A prompt that leaves no space for a completion."""
 
 
 class ComputeFailed(DuodecError):
-    """A forward that the library could not compute."""
+    """A forward pass that the library could not compute."""
 
     exit_status = 1
 
 
 class DistributionUnavailable(DuodecError):
-    """A probability distribution asked of a target that only knows its text."""
+    """A target that knows only its text was asked for a probability distribution."""
 
 
 class BackendUnavailable(DuodecError):

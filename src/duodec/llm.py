@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from duodec.backends.grammar_trial import GrammarTrial
+from duodec.backends.interrupts import interruptible
 from duodec.backends.llguidance import Masks
-from duodec.chat import Message
-from duodec.config import EngineConfig
+from duodec.chat.prompting import chat_tokens
+from duodec.chat.template import Message
 from duodec.core.events import Event, FinishReason, Started
-from duodec.core.grammar import Mask
+from duodec.core.grammar import Grammar, Mask
 from duodec.core.logprobs import Logprob
 from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
 from duodec.core.round import Stats
@@ -31,11 +33,12 @@ from duodec.methods.method import Method
 from duodec.methods.registry import DEFAULT_METHOD
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDatastore, NoDrafter, Request
+from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
-from duodec.prompting import chat_tokens
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
-from duodec.scheduler.scheduler import Scheduler, Task
+from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.slots import Targets
+from duodec.scheduler.task import Task
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text as it is, chat messages, or tokens."""
@@ -43,11 +46,11 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 @dataclass(frozen=True)
 class Completion:
-    """What became of a prompt.
+    """The result of a prompt.
 
     ``text`` ends before a stop string or end token, ``tokens`` hold the end token if one was drawn.
     ``finish_reason`` is ``stop`` (end token or stop string), ``length`` (``max_tokens``) or
-    ``context`` (no room was left). ``logprobs`` is None unless they were asked for.
+    ``context`` (the context was full). ``logprobs`` is None unless requested.
     """
 
     text: str
@@ -64,7 +67,7 @@ class LLM:
     """A language model that is ready to generate, with or without a draft model.
 
     Use `load` to make one, as a context manager. Repeated calls reuse what the target and the
-    drafter have read of a text. For one thread at a time; `duodec serve` is for many clients.
+    drafter have computed of a text. For one thread at a time; `duodec serve` is for many clients.
     """
 
     target: Target
@@ -73,22 +76,24 @@ class LLM:
     drafter: Drafter | None = None
     datastore: Datastore | None = None
     shares_cores: bool = False  # drafter and target compute on the same cores
-    cores_beside: int = 1  # and then the target has so many of them beside a drafter at work
-    num_padded: int = 1  # rows that a forward of the target computes at least: they cost nothing
-    parse_special: bool = False  # control tokens that users' texts spell are control tokens
-    is_split: bool = False  # the target computes on a GPU too, while cores rest
-    pace_s: float = 0.0  # the target is slowed to this many seconds a forward, for a show
+    cores_beside: int = 1  # if so, the target's cores while the drafter works
+    num_padded: int = 1  # rows that a forward pass of the target pads to: fewer cost the same
+    parse_special: bool = False  # control tokens spelled in users' texts are control tokens
+    is_split: bool = False  # the target computes on a GPU too, while cores are idle
+    pace_s: float = 0.0  # the target is slowed to this many seconds a forward pass, for a demo
+    try_grammar: Callable[[Grammar], None] = field(default_factory=GrammarTrial)
+    """Called before a grammar is compiled here; raises BadOption of what takes too much."""
     prepare: Callable[[bool], None] = lambda is_beside: None
-    """Called before each answer: shares the cores, with a drafter at work beside or not."""
+    """Called before each completion: shares the cores, with a drafter or without."""
     on_chunk: Callable[[], None] = lambda: None
-    """Called while a long prompt is read; may raise, which abandons the answer."""
+    """Called during the prefill of a long prompt; may raise, which aborts the request."""
     clock: Callable[[], float] = perf_counter
     resources: ExitStack = field(default_factory=ExitStack)
     costs: Costs = field(default_factory=Costs)
     num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all of it
     num_slots: int = 1  # requests that share forward passes
-    targets: Targets | None = None  # where several targets compute them; else ``target`` does
-    _methods: dict[str, Method] = field(default_factory=dict)  # with what they have learned
+    targets: Targets | None = None  # where several targets compute the requests; else None
+    _methods: dict[str, Method] = field(default_factory=dict)  # with what they learned
     _masks: Masks | None = None  # the tokenizer's, which copies of this object share
     _scheduler: Scheduler | None = field(default=None, init=False)
     _worker: ThreadPoolExecutor | None = field(default=None, init=False)  # for asyncio
@@ -102,13 +107,13 @@ class LLM:
 
         Args:
             target: A GGUF file, a folder of safetensors, ``hf:owner/repo``, or an alias.
-            draft: A smaller model of the same vocabulary; ``auto`` takes the one that is known to
-                suit the target, None drafts from earlier text only.
+            draft: A smaller model; ``auto`` takes the one that is known to suit the target, or the
+                smallest of its vocabulary on this machine, None drafts from earlier text only.
             options: Fields of `EngineConfig`, below.
 
         Raises:
-            ModelNotFound: A name leads to no model; says what was looked for.
-            ModelUnreadable: A file is no model that can be used.
+            ModelNotFound: A name leads to no model; the message says what was looked for.
+            ModelUnreadable: A file is not a usable model.
             PairMismatch: Draft and target do not fit.
             BadOption: An option has a value that cannot be served.
 
@@ -133,14 +138,15 @@ class LLM:
 
     @property
     def can_overlap(self) -> bool:
-        """The target computes elsewhere than the drafter, or is slowed for a show."""
+        """Whether the target computes on other hardware than the drafter, or is slowed for a
+        demo."""
         return self.pace_s > 0 or not self.shares_cores
 
     @property
     def can_draft(self) -> bool:
-        """Drafting with a model can pay: beside a target that computes elsewhere, if only in part
-        (rounds with the drafter at work and without are compared then), or where T(n) is flat, so
-        that the tokens of a draft are scored at the price of one."""
+        """Whether drafting with a model can pay. It can in parallel with a target that computes
+        elsewhere, if only in part (then rounds with the drafter and without are compared). It also
+        can where T(n) is flat, so that scoring a draft costs as much as one token."""
         if self.can_overlap or self.is_split:
             return True
         is_flat = self.costs.is_flat()
@@ -244,7 +250,7 @@ class LLM:
         *,
         method: str | Method | None = None,
         choice: int = 0,
-        should_stop: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] | None = None,
     ) -> Iterator[Event]:
         """Complete a prompt piece by piece: one `Started`, `Delta`s, one `Finished`.
 
@@ -255,8 +261,8 @@ class LLM:
             prompt: A text, chat messages or tokens.
             params: Sampling parameters. Greedy by default.
             method: A decoding method by name; `auto` by default. An object keeps what it learns.
-            choice: Which of several completions of one seed: each number gives another text.
-            should_stop: Asked after each forward pass; true ends the completion early.
+            choice: Which of several completions of one seed: each number gives a different text.
+            should_stop: Called after each forward pass; true ends the completion early.
 
         Raises:
             BadOption, ContextExceeded: Before anything is computed.
@@ -323,8 +329,8 @@ class LLM:
             _abort(scheduler, [task])
 
     def _given_out(self, heard: list[Output], request: Request) -> Iterator[Event]:
-        """What was said. The caller has its cores for as long as it takes, and the seconds are not
-        the request's, unless the target computes meanwhile."""
+        """Yield the events heard. The caller has the cores for as long as it takes, and its seconds
+        are not counted as the request's, unless the target computes meanwhile."""
         if not heard:
             return
         begin_s = self.clock()
@@ -345,9 +351,9 @@ class LLM:
         method: str | Method | None = None,
         say: Callable[[Output], None],
         choice: int = 0,
-        should_stop: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] | None = None,
     ) -> Task:
-        """A request for the scheduler. Raises BadOption and ContextExceeded."""
+        """Make a request for the scheduler. Raises BadOption and ContextExceeded."""
         chosen = self.method(method)
         params = self._checked_params(params or SamplingParams())
         tokens = self._checked(self.tokens_of(prompt))
@@ -371,7 +377,7 @@ class LLM:
 
     @property
     def scheduler(self) -> Scheduler:
-        """Steps the requests of this object, in the thread of its caller."""
+        """The scheduler of this object's requests, which runs in the caller's thread."""
         if self._scheduler is None:
             self._scheduler = Scheduler(
                 self.targets or Targets(self.target),
@@ -387,13 +393,13 @@ class LLM:
     def check(
         self, tokens: list[int], sampling: SamplingParams, method: str | Method | None = None
     ) -> None:
-        """Raises what `generate` would raise of these; nothing is computed."""
+        """Raises what `generate` would raise for these; computes nothing."""
         self.method(method)
         self._checked(tokens)
         self._mask(self._checked_params(sampling))
 
     def method(self, method: str | Method | None) -> Method:
-        """The method to use. Raises BadOption when it needs what is not there."""
+        """The method to use. Raises BadOption if something that it needs is missing."""
         chosen = method or DEFAULT_METHOD
         if isinstance(chosen, str):
             if chosen not in self._methods:
@@ -414,14 +420,14 @@ class LLM:
         return chosen
 
     def _drafter_for(self, method: Method) -> Drafter:
-        """The drafter, for methods that need one, or take one where that can pay."""
+        """The drafter, for methods that need one or use one where that can pay."""
         is_wanted = method.needs_draft_model or (method.uses_draft_model and self.can_draft)
         return (self.drafter if is_wanted else None) or NoDrafter()
 
     def _checked(self, tokens: list[int]) -> list[int]:
-        """A prompt's tokens, if they can be answered."""
+        """A prompt's tokens. Raises BadOption and ContextExceeded if they cannot be completed."""
         if not tokens:
-            raise BadOption("the prompt is empty; write something to answer")
+            raise BadOption("the prompt is empty; write something to complete")
         if len(tokens) >= self.num_context:
             raise ContextExceeded(
                 f"the prompt has {len(tokens)} tokens and the context holds {self.num_context}; "
@@ -437,14 +443,23 @@ class LLM:
             )
         return sampling
 
+    def is_compiled(self, grammar: Grammar | None) -> bool:
+        """Whether a request with this grammar waits for nothing to be compiled."""
+        return grammar is None or (self._masks is not None and self._masks.knows(grammar))
+
     def _mask(self, sampling: SamplingParams) -> Mask | None:
+        if (grammar := sampling.grammar) is None:
+            return None
         assert self._masks is not None
-        return self._masks.mask(sampling.grammar) if sampling.grammar else None
+        if self._masks.knows(grammar):
+            return self._masks.mask(grammar)
+        self.try_grammar(grammar)
+        return interruptible(partial(self._masks.mask, grammar), lambda mask: None)
 
 
 @dataclass
 class _Outputs:
-    """What a request has said."""
+    """Collects the output of a request."""
 
     last: Done | Failed | None = None
     logprobs: list[Logprob] = field(default_factory=list)
@@ -456,7 +471,7 @@ class _Outputs:
             self.last = output
 
     def completion(self) -> Completion:
-        """Raises what ended the request."""
+        """The finished completion. Raises the error that ended the request."""
         if isinstance(self.last, Failed):
             raise self.last.error
         assert self.last is not None, "every request comes to an end"
@@ -468,7 +483,7 @@ class _Outputs:
 
 
 def _abort(scheduler: Scheduler, tasks: Sequence[Task]) -> None:
-    """Leave nothing of these requests, whatever ended them."""
+    """Remove these requests from the scheduler, whatever ended them."""
     for task in tasks:
         task.abort()
     scheduler.drop_aborted()

@@ -1,4 +1,4 @@
-"""From names of models to an `LLM`: files, threads, the drafter's process."""
+"""Load an `LLM` from names of models: files, threads, the drafter's process."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from duodec.backends.drafter.process import ProcessDrafter
+from duodec.backends.drafter.window import DEFAULT_WINDOW
+from duodec.backends.grammar_trial import GrammarTrial
 from duodec.backends.llamacpp.library import EXACT_SWITCH
-from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaRecipe, LlamaTarget
 from duodec.backends.placement import Placement
-from duodec.backends.process import ProcessDrafter
 from duodec.backends.testbeds import PacedTarget
-from duodec.backends.window import DEFAULT_WINDOW
 from duodec.batching import share
-from duodec.busy import SpareCores
-from duodec.config import DEFAULT_TARGET as DEFAULT_TARGET
-from duodec.config import CorePlan, available_cores, keep_to, memory_nodes
-from duodec.config import EngineConfig as EngineConfig
 from duodec.core.protocols import Datastore, Target, Tokenizer
 from duodec.datastores import open_for
+from duodec.drafts import recipe_for
 from duodec.errors import DuodecError, warn
 from duodec.llm import LLM
+from duodec.machine.busy import SpareCores
+from duodec.machine.cores import CorePlan, available_cores, keep_to, memory_nodes
 from duodec.models import ALIASES, resolve
-from duodec.pairing import check_pair
-from duodec.profiling import Profile, key_of
-from duodec.targets import (
+from duodec.models.config import DEFAULT_TARGET as DEFAULT_TARGET
+from duodec.models.config import EngineConfig as EngineConfig
+from duodec.models.discovery import best_for
+from duodec.models.targets import (
     LoadedTarget,
     RunningTarget,
     backend_of,
@@ -36,22 +36,28 @@ from duodec.targets import (
     target_file,
     target_is_elsewhere,
 )
-from duodec.vetting import vetted
+from duodec.models.vetting import vetted
+from duodec.profiling import Profile, key_of
 
-_DRAFT_TOKENS = 1 << 14  # that a draft keeps of several texts together
-_SAMPLED_STRIDE = 16  # tokens compared at load; `duodec doctor` compares all of them
+_DRAFT_TOKENS = 1 << 14  # in a draft's cache, for all texts together
 
 
 def draft_for(config: EngineConfig) -> str | None:
-    """The draft's reference: the one asked for, or the one known to suit the target."""
+    """The draft's reference: the one named, the one known to suit the target, or the smallest
+    of its vocabulary that is on this machine."""
     if config.draft != "auto":
         return None if config.draft in (None, "none") else config.draft
     alias = ALIASES.get(config.target.lower())
-    return alias.draft if alias else None
+    if alias:
+        return alias.draft
+    with suppress(DuodecError):  # the target is not on this machine yet
+        found = best_for(target_file(replace(config, offline=True)).path)
+        return str(found) if found else None
+    return None
 
 
 def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> LLM:
-    """A model for this machine. Raises what is wrong with the models or the pair."""
+    """Load the models of ``config``. Raises what is wrong with the models or the pair."""
     spare = SpareCores(len(available_cores()))  # looks at the cores while the models load
     with ExitStack() as stack:
         loaded = load_target(config, on_warning)
@@ -80,6 +86,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> L
             is_split=loaded.placement is Placement.SPLIT,
             pace_s=config.pace,
             parse_special=config.parse_special,
+            try_grammar=GrammarTrial(config.grammar_s, config.grammar_bytes),
             prepare=_sharing(plan, target, stack),
             resources=stack.pop_all(),
         )
@@ -93,12 +100,12 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> L
 
 
 def _sharing(plan: CorePlan, target: RunningTarget, stack: ExitStack) -> Callable[[bool], None]:
-    """How the cores are shared before an answer, with a drafter at work beside it or not."""
+    """A function that shares the cores before a completion, with a drafter or without."""
     if plan.shares_cores:
         return lambda is_beside: target.use_threads(
             plan.target_beside if is_beside else plan.target_alone
         )
-    # what launches a GPU's work must never wait for a core that the drafter keeps busy
+    # the thread that launches a GPU's work must never wait for a core that the drafter uses
     every = available_cores()
     stack.callback(keep_to, every)
     return lambda is_beside: keep_to(plan.launch_cores if is_beside else every)
@@ -111,9 +118,9 @@ def _datastore(config: EngineConfig, model: Tokenizer) -> Datastore | None:
 
 
 def profile_key(config: EngineConfig) -> str:
-    """Where the costs of this configuration are kept, once its models are on this machine: see
+    """The key of this configuration's costs, once its models are on this machine: see
     `duodec.profiling`."""
-    there = replace(config, offline=True)  # they are: nobody is asked for them again
+    there = replace(config, offline=True)  # they are: nothing is downloaded again
     target = target_file(there)
     reference = draft_for(config)
     draft = resolve(reference, offline=True).path if reference else None
@@ -127,14 +134,14 @@ def profile_key(config: EngineConfig) -> str:
 
 
 def drafting_can_pay(config: EngineConfig) -> bool:
-    """Whether the target computes elsewhere (or is slowed for a show), or several tokens at the
-    price of one: a CPU that scores several at once otherwise pays for several forwards."""
+    """Whether the target computes elsewhere (or is slowed for a demo), or computes several tokens
+    at the price of one: other CPUs pay for several forward passes."""
     return config.pace > 0 or target_is_elsewhere(config) or forwards_are_padded(config)
 
 
 def core_plan(config: EngineConfig, target: LoadedTarget) -> CorePlan:
-    """How this target and its draft share the cores that this process may use: as they were
-    measured to be shared best, where that was measured."""
+    """How this target and its draft share the cores that this process may use: as a profile
+    measured it to be best, if there is one."""
     cores = available_cores()
     known = None if target.is_on_cpu else _known_profile(config)
     return CorePlan.make(
@@ -147,14 +154,14 @@ def core_plan(config: EngineConfig, target: LoadedTarget) -> CorePlan:
 
 
 def _known_profile(config: EngineConfig) -> Profile | None:
-    """What was measured of this configuration on this machine, if anything was."""
+    """The profile of this configuration on this machine, if there is one."""
     with suppress(DuodecError):  # the draft is not on this machine yet, or there is none
         return Profile.read(profile_key(config))
     return None
 
 
 def drafter_with(config: EngineConfig, llm: LLM, num_threads: int) -> ProcessDrafter:
-    """Another drafter for this model, on so many cores, ready: to compare."""
+    """Start another drafter for this model with ``num_threads`` threads, to compare."""
     cores = available_cores()
     plan = CorePlan.make(
         cores,
@@ -174,7 +181,7 @@ def _drafter(
     plan: CorePlan,
     on_warning: Callable[[str], None],
 ) -> ProcessDrafter | None:
-    """The drafter; None where there is none, or the one that we chose does not suit."""
+    """The drafter; None if there is none, or if the default draft does not suit."""
     if draft_for(config) is None:
         return None
     try:
@@ -192,31 +199,26 @@ def open_drafter(
     *,
     on_warning: Callable[[str], None] = warn,
 ) -> ProcessDrafter:
-    """The draft model in a process of its own, loading while the target does. Raises what is
+    """Start the draft model in its own process, which loads while the target does. Raises what is
     wrong with it, or with the pair."""
     reference = draft_for(config)
-    assert reference, "somebody asked for a draft"
+    assert reference, "the caller checked for a draft"
     path = vetted(resolve(reference, offline=config.offline)).path
-    vocabulary = LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
-    try:
-        vocabulary.refuse_recurrent()
-        check_pair(target, vocabulary, stride=_SAMPLED_STRIDE)
-    finally:
-        vocabulary.close()
     num_threads = len(plan.draft_cores)
     window = min(num_context, config.draft_window or DEFAULT_WINDOW)
     known = _known_profile(config)
     num_texts = min(config.num_slots, max(1, _DRAFT_TOKENS // window))
+    recipe = LlamaRecipe(
+        path,
+        num_context,
+        num_threads,
+        target.num_vocab,
+        num_texts,
+        window,
+        known.draft_uses_flash_attention if known else False,
+    )
     return ProcessDrafter(
-        LlamaRecipe(
-            path,
-            num_context,
-            num_threads,
-            target.num_vocab,
-            num_texts,
-            window,
-            known.draft_uses_flash_attention if known else False,
-        ),
+        recipe_for(target, recipe),
         cores=plan.draft_cores,
         num_threads=num_threads,
         env={EXACT_SWITCH: "1"},  # the target's exact kernels would only slow the draft
@@ -227,7 +229,8 @@ def open_drafter(
 def _when_ready(
     drafter: ProcessDrafter | None, config: EngineConfig, on_warning: Callable[[str], None]
 ) -> ProcessDrafter | None:
-    """The drafter once its model is loaded; None where it does not load and nobody named it."""
+    """The drafter once its model is loaded; None if it does not load and the user did not name
+    it."""
     if drafter is None:
         return None
     try:
@@ -240,7 +243,7 @@ def _when_ready(
 
 
 def _without(config: EngineConfig, error: DuodecError, on_warning: Callable[[str], None]) -> None:
-    """A draft that the user named must work; one that we chose may be missing."""
+    """Fail if the user named the draft; warn if it is the default draft."""
     if config.draft != "auto":
         raise error
     on_warning(f"no draft: {error}")

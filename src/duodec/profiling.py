@@ -1,7 +1,7 @@
-"""What forwards and draft steps cost on this machine: measured in a minute, kept, and used.
+"""Measure what forward passes and draft steps cost on this machine, in a minute, and keep it.
 
 A profile belongs to a processor, its cores and a pair of model files. `load` starts the planner
-with it; without one the planner learns the same while it decodes.
+with it; without a profile the planner learns the same while it decodes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duodec.backends.cpu import cpu_key
-from duodec.busy import NOTABLE, OtherPrograms
-from duodec.config import available_cores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafter, DraftRequest, Plan, Query, Target
 from duodec.core.round import median
 from duodec.core.sampling import Sampler, Tokens
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain, Comb
+from duodec.machine.busy import NOTABLE, OtherPrograms
+from duodec.machine.cores import available_cores
 from duodec.models import cache_folder
 from duodec.planning.costs import Costs
 
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 VERSION = 3
 WIDTHS = (0, 1, 3, 7, 15, 31, 63)
 LEAVES = (1, 2, 4, 8)
-CONTEXTS = (64, 512)  # tokens read before
+CONTEXTS = (64, 512)  # tokens in the context
 _SLOT = 0
-_RUNS, _BUDGET_S = 7, 2.0  # of one figure at most
+_RUNS, _BUDGET_S = 7, 2.0  # for one figure, at most
 _STEPS, _STEPS_WAIT_S = 8, 20.0
 _SWEPT_LEAVES = 4
 _ENOUGH = 1.05  # of the fastest step: more threads are not worth their cores
 ATTENTION_TEXTS, ATTENTION_LEAVES = (64, 1024), (1, 4, 8)
-_TRIES = 2  # of a whole measurement
-_PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # that less work may take longer by: noise
-_AS_MANY = 3  # observations that a measured median counts as
+_TRIES = 2  # for the whole measurement
+_PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # by which less work may seem to take longer: noise
+_AS_MANY = 3  # observations that one measured median counts as
 
 
 @dataclass(frozen=True)
 class Forward:
-    """A target forward over so many draft tokens."""
+    """A target's forward pass over so many draft tokens."""
 
     context: int
     width: int
@@ -60,7 +60,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Step:
-    """A draft step that expands so many leaves, process and all."""
+    """A draft step that expands so many leaves, with the process's overhead."""
 
     context: int
     leaves: int
@@ -69,7 +69,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Threads:
-    """A draft step with so many threads."""
+    """A draft step with a number of threads."""
 
     num_threads: int
     seconds: float
@@ -77,7 +77,7 @@ class Threads:
 
 @dataclass(frozen=True)
 class Attention:
-    """A draft step after so much text at so many leaves, with flash attention or without."""
+    """A draft step at one context length and number of leaves, with flash attention and without."""
 
     num_text: int
     num_leaves: int
@@ -87,7 +87,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Profile:
-    """The curves T(n, context) and d(k, context), and what both sides cost each other."""
+    """The curves T(n, context) and d(k, context), and how much each side slows the other."""
 
     key: str
     target: str
@@ -99,15 +99,15 @@ class Profile:
 
     @property
     def draft_threads(self) -> int | None:
-        """The fewest threads that are about as fast as any; None where they were not swept."""
+        """The fewest threads that are about as fast as any; None if they were not measured."""
         fastest_s = min((t.seconds for t in self.threads), default=0.0)
         enough = [t.num_threads for t in self.threads if t.seconds <= _ENOUGH * fastest_s]
         return min(enough, default=None)
 
     @property
     def draft_uses_flash_attention(self) -> bool:
-        """Whether draft steps are faster with it, over all that was measured; without it where
-        nothing was, as on every CPU so far."""
+        """Whether draft steps are faster with it, over all measurements; False if there are none,
+        as on every CPU so far."""
         both = [
             [a.seconds for a in self.attention if a.uses_flash_attention is flag]
             for flag in (True, False)
@@ -117,14 +117,14 @@ class Profile:
 
     @property
     def contention(self) -> float | None:
-        """How much longer a forward takes while the drafter is at work."""
+        """How much longer a forward pass takes while the drafter works, as a ratio."""
         ratios = [f.beside_s / f.seconds for f in self.forwards if f.beside_s]
         return median(ratios) if ratios else None
 
     @property
     def flaw(self) -> str | None:
-        """What cannot be: less work that takes much longer, as on a machine that was busy for a
-        while. None where nothing is wrong."""
+        """What is implausible: less work that takes much longer, as on a machine that was busy for
+        a while. None if nothing is wrong."""
         curves = [
             (f"a forward pass of {{}} draft tokens after {context}", points)
             for context in sorted({f.context for f in self.forwards})
@@ -151,19 +151,19 @@ class Profile:
         return None
 
     def costs(self, *, is_beside: bool) -> Costs:
-        """What the planner starts with; ``is_beside``: the drafter will be at work."""
+        """The planner's initial costs; ``is_beside``: the drafter will work in parallel."""
         costs = Costs()
         for forward in self.forwards:
             beside_s = forward.beside_s if is_beside else None
             for _ in range(_AS_MANY):
                 costs.observe_forward(beside_s or forward.seconds, forward.width)
         for step in self.steps:
-            if step.leaves == 1:  # the others cost less a leaf
+            if step.leaves == 1:  # other steps cost less per leaf
                 costs.observe_step(step.seconds)
         return costs
 
     def write(self) -> Path:
-        """Keep it, in the place of an older one. Raises OSError."""
+        """Write it, in place of an older one. Raises OSError."""
         path = place(self.key)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
@@ -173,8 +173,8 @@ class Profile:
 
     @classmethod
     def read(cls, key: str) -> Profile | None:
-        """The one that is kept for this machine and pair; None where there is none that can be
-        used: it will be measured again."""
+        """The profile kept for this machine and pair; None if there is no usable one, and it will
+        be measured again."""
         try:
             record = json.loads(place(key).read_text())
             if record.pop("version") != VERSION or record["key"] != key:
@@ -192,14 +192,14 @@ class Profile:
 
 
 def key_of(target: Path, draft: Path | None, settings: Sequence[object] = ()) -> str:
-    """Names this machine, these files and what else decides about speed."""
+    """A key of this machine, these files and the other settings that affect speed."""
     files = [(path.name, path.stat().st_size) for path in (target, draft) if path]
     parts = [cpu_key(), len(available_cores()), files, list(settings)]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
 
 
 def place(key: str) -> Path:
-    """Where a profile is kept."""
+    """The file of a profile."""
     return cache_folder() / "profiles" / f"{key}.json"
 
 
@@ -236,7 +236,7 @@ def measure_soundly(
     names: tuple[str, str | None],
     on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
 ) -> tuple[Profile, str | None]:
-    """`measure`, once more where the result cannot be, and what still speaks against keeping it."""
+    """`measure`, repeated if the result is implausible, and the flaw that remains, if any."""
     for _ in range(_TRIES):
         others = OtherPrograms()
         found = measure(engine, key, names, on_progress)
@@ -256,14 +256,15 @@ def _forwards(engine: LLM, text: Tokens) -> Iterator[Forward]:
         alone_s = median(_timed(engine.target, text, draft, None))
         beside_s = None
         if engine.drafter:
-            engine.prepare(True)  # busy threads never exceed cores
+            engine.prepare(True)  # never more busy threads than cores
             beside_s = median(_timed(engine.target, text, draft, engine.drafter))
             engine.drafter.cancel(_SLOT)
         yield Forward(len(text), width, alone_s, beside_s)
 
 
 def _timed(target: Target, text: Tokens, draft: Draft, drafter: Drafter | None) -> list[float]:
-    """Seconds of some forwards over the same draft; the drafter grows a new tree beside each."""
+    """Seconds of some forward passes over the same draft; the drafter grows a new tree during
+    each."""
     seconds: list[float] = []
     begin_s = perf_counter()
     while len(seconds) < _RUNS and (not seconds or perf_counter() - begin_s < _BUDGET_S):
@@ -277,7 +278,7 @@ def _timed(target: Target, text: Tokens, draft: Draft, drafter: Drafter | None) 
 
 
 def step_s(drafter: Drafter, text: Tokens, leaves: int) -> float | None:
-    """Seconds of a draft step at so many leaves; None of a drafter that is too slow to tell."""
+    """Seconds of a draft step at so many leaves; None if the drafter is too slow to measure."""
     _drafted_s(drafter, text, Chain(1))  # reads the text
     first_s = _drafted_s(drafter, text, Chain(1))
     all_s = _drafted_s(drafter, text, Comb(leaves, 1 + _STEPS))
@@ -287,7 +288,7 @@ def step_s(drafter: Drafter, text: Tokens, leaves: int) -> float | None:
 
 
 def _drafted_s(drafter: Drafter, text: Tokens, plan: Plan) -> float | None:
-    """Seconds of work on a whole draft."""
+    """Seconds of work on one whole draft."""
     drafter.submit(DraftRequest(_SLOT, text, plan, Sampler()))
     end_s = perf_counter() + _STEPS_WAIT_S
     drafted = drafter.poll(_SLOT)
@@ -298,7 +299,7 @@ def _drafted_s(drafter: Drafter, text: Tokens, plan: Plan) -> float | None:
 
 
 def thread_counts(most: int) -> list[int]:
-    """1, 2, 4, 8 and so on, and the most there are."""
+    """1, 2, 4, 8 and so on, and ``most``."""
     counts = [1]
     while 2 * counts[-1] <= most:
         counts.append(2 * counts[-1])
@@ -310,7 +311,8 @@ def sweep_threads(
     counts: Sequence[int],
     num_vocab: int,
 ) -> tuple[Threads, ...]:
-    """What a draft step takes with so many threads; ``start`` starts a drafter that has them."""
+    """Measure a draft step with each number of threads; ``start`` starts a drafter with that
+    many."""
     rng = np.random.default_rng(0)
     text = rng.integers(0, num_vocab, min(CONTEXTS)).astype(np.int32)
     found = []

@@ -1,4 +1,4 @@
-"""Keep freed memory, once: rows of logits are large, and asked for anew at every draw."""
+"""Keep freed memory in the process: rows of logits are large, and allocated at every draw."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def keep_freed_memory() -> None:
     """Tell glibc not to return every freed array to the system.
 
     Otherwise each array of a draw is mapped, faulted in page by page and unmapped: measured at
-    two thirds of the time of a draw from 150,000 logits. What one thread freed is there for all:
-    else each of a server's threads keeps that much of its own. Does nothing elsewhere.
+    two thirds of the time of a draw from 150,000 logits. All threads share what one has freed, or
+    each of a server's threads would keep as much of its own. Does nothing with other C libraries.
     """
     if not sys.platform.startswith("linux"):
         return

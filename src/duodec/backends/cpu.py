@@ -1,4 +1,4 @@
-"""The processor that a native build belongs to.
+"""Identify the processor that a native build belongs to.
 
 Standard library only, and loaded by path from `scripts/setup.py` before anything is
 installed: it imports nothing of ours.
@@ -26,7 +26,7 @@ _SYSCTL_NAMES = ("machdep.cpu.brand_string", "machdep.cpu.features", "machdep.cp
 
 
 def cpu_key() -> str:
-    """Names this machine's processor: equal keys can run each other's native builds.
+    """A name of this machine's processor: machines of one key can run each other's native builds.
 
     Made of the architecture, the model and the instruction sets, such as
     `x86_64-3f9a0c1b22d4`. Never raises: what cannot be read is left out.

@@ -1,74 +1,46 @@
-"""Try a grammar in a child process with limits, before this process compiles it.
+"""Try a grammar in a process with limits, before this process compiles it.
 
 A JSON schema of two kilobytes can take gigabytes and minutes to compile, and the library has no
-limit that reaches all of it. What it takes once is taken in a process that may die of it.
+limit that covers all of it. So each grammar is first compiled in a process that may die of it.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
-import signal
-import subprocess
-import sys
 from collections import OrderedDict
+from pathlib import Path
 from threading import Lock
 
-from duodec.backends.llguidance import in_lark
+from duodec.backends import grammar_child
+from duodec.backends.grammar_child import LARGE, SLOW
+from duodec.backends.llguidance import in_lark, refusal
 from duodec.core.grammar import Grammar
 from duodec.errors import BackendUnavailable, BadOption
+from duodec.machine.helper import Helper, Late
 
 _REMEMBERED = 256  # grammars
-_START_S = 10.0  # for the child's own beginnings, on a busy machine
+_START_S = 10.0  # for the process's own work, on a busy machine
 
-# The path is the parent's: without it, a file in the working directory could pass for a library.
-# A vocabulary of bytes is enough: a larger one adds what the library's own limits bound.
-_CHILD = """\
-import json, os, sys
-seconds, num_bytes = float(sys.argv[1]), int(sys.argv[2])
-sys.path[:] = json.loads(sys.argv[3])
-import resource, signal
-import llguidance
-
-class Bytes:
-    eos_token_id, bos_token_id, special_token_ids = 256, None, [256]
-    tokens = [bytes([i]) for i in range(256)] + [b"<end>"]
-    def __call__(self, text):
-        return list(text)
-
-tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()), n_vocab=257)
-source = sys.stdin.buffer.read().decode()
-os.nice(10)
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-if os.path.exists("/proc/self/statm"):
-    with open("/proc/self/statm") as file:
-        num_bytes += int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-print("ready", flush=True)
-signal.setitimer(signal.ITIMER_REAL, seconds)  # the kernel ends it: Python's handlers must wait
-matcher = llguidance.LLMatcher(tokens, source, log_level=0)
-if not matcher.is_error():
-    matcher.compute_bitmask()
-os._exit(0)
-"""
+SECONDS, NUM_BYTES = 2.0, 256 << 20
 
 
 class GrammarTrial:
-    """Compiles grammars elsewhere, within so many seconds and bytes; remembers those that it
-    tried. For many threads: none waits for another's grammar."""
+    """Compiles grammars in another process, within limits of processor seconds and bytes; remembers
+    the results. Thread-safe: no thread waits for another's grammar."""
 
-    def __init__(self, seconds: float, num_bytes: int) -> None:
+    def __init__(self, seconds: float = SECONDS, num_bytes: int = NUM_BYTES) -> None:
         self._seconds = seconds
         self._num_bytes = num_bytes
-        self._known: OrderedDict[Grammar, str] = OrderedDict()  # and why it is refused, or ""
+        self._known: OrderedDict[Grammar, str] = OrderedDict()  # and why each is refused, or ""
         self._lock = Lock()
 
     def __call__(self, grammar: Grammar) -> None:
-        """Raises BadOption of a grammar that takes too much. What is no grammar at all passes: it
-        is for the library to say why."""
+        """Raises BadOption for a grammar that takes too much or is invalid."""
         with self._lock:
             why = self._known.get(grammar)
         if why is None:
-            why = self._try(in_lark(grammar))
+            why = self._try(grammar)
             with self._lock:
                 self._known[grammar] = why
                 while len(self._known) > _REMEMBERED:
@@ -76,25 +48,46 @@ class GrammarTrial:
         if why:
             raise BadOption(why)
 
-    def _try(self, source: str) -> str:
-        """Why it is refused, or ""."""
-        limits = [str(self._seconds), str(self._num_bytes), json.dumps(sys.path)]
+    def _try(self, grammar: Grammar) -> str:
+        """Why a grammar is refused, or ""."""
+        kind, words = self._ended(in_lark(grammar))
         name = "the JSON schema or grammar"
-        slow = f"{name} takes longer than {self._seconds:g} s to compile; simplify it"
-        try:
-            child = subprocess.run(
-                [sys.executable, "-c", _CHILD, *limits], input=source.encode("utf-8", "replace"),
-                capture_output=True, timeout=self._seconds + _START_S, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return slow
-        except OSError as error:
-            raise BackendUnavailable(f"no process starts to try a grammar in ({error})") from error
-        if child.returncode == 0:
+        if kind == SLOW:
+            return f"{name} takes longer than {self._seconds:g} s to compile; simplify it"
+        if kind == LARGE:
+            return f"{name} takes more than {self._num_bytes >> 20} MB to compile; simplify it"
+        if not words or "special token" in words:  # the model's own, which are not known there
             return ""
-        if not child.stdout.startswith(b"ready"):
-            last = child.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise BackendUnavailable(f"a grammar cannot be tried ({last})")
-        if child.returncode == -signal.SIGALRM:
-            return slow
-        return f"{name} takes more than {self._num_bytes >> 20} MB to compile; simplify it"
+        return refusal(grammar, words)
+
+    def _ended(self, source: str) -> tuple[int, str]:
+        """How the trial ended, and what the library said."""
+        request = json.dumps([self._seconds, self._num_bytes, source]).encode() + b"\n"
+        helper = _taken()
+        try:
+            try:
+                return helper.ask(request, 5 * self._seconds + _START_S)
+            except OSError:  # somebody ended it: where memory is short the system does
+                return helper.ask(request, 5 * self._seconds + _START_S)
+        except Late:
+            return SLOW, ""
+        except OSError as error:
+            raise BackendUnavailable(f"a grammar cannot be tried ({error})") from error
+        finally:
+            _IDLE.append(helper)
+
+
+_IDLE: list[Helper] = []  # as many as there were ever threads that tried at once
+
+
+def _taken() -> Helper:
+    try:
+        return _IDLE.pop()
+    except IndexError:
+        return Helper(Path(grammar_child.__file__))
+
+
+@atexit.register
+def _close() -> None:
+    while _IDLE:
+        _IDLE.pop().close()

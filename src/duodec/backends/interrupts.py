@@ -1,9 +1,9 @@
-"""Let Ctrl-C end what a library computes or loads.
+"""Let Ctrl-C interrupt a library's computation or loading.
 
-Python hears a signal only between its own instructions, and a library that is called may take
-minutes. A call that knows no interruption runs in a thread of its own while the main thread waits,
-which it does interruptibly: `interruptible`. A forward pass looks at a flag between its steps, in
-C; the flag is set for the one that is still running some time after the signal: `listen`.
+Python handles a signal only between its own instructions, and a call into a library may take
+minutes. A call that cannot be interrupted runs in its own thread while the main thread waits
+interruptibly: `interruptible`. A forward pass checks a flag between its steps, in C; the flag is
+set if the pass is still running some time after the signal: `listen`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PATIENCE_S = 0.2  # of a forward pass, after Ctrl-C
 
 
 class _Call(Generic[T]):
-    """A call in a thread; ``discard`` frees what it returns when nobody waits any more."""
+    """A call in a thread; ``discard`` frees its result when no one waits for it any more."""
 
     def __init__(self, call: Callable[[], T], discard: Callable[[T], object]) -> None:
         self._call, self._discard = call, discard
@@ -34,7 +34,7 @@ class _Call(Generic[T]):
     def run(self) -> None:
         try:
             result = self._call()
-        except BaseException as error:  # noqa: BLE001  raised again by who waits
+        except BaseException as error:  # noqa: BLE001  raised again in the waiting thread
             self._errors.append(error)
             return
         with self._lock:
@@ -44,7 +44,7 @@ class _Call(Generic[T]):
             self._discard(result)
 
     def leave(self) -> None:
-        """Nobody waits any more."""
+        """Stop waiting for the result."""
         with self._lock:
             self._is_left = True
             results = list(self._results)
@@ -58,9 +58,9 @@ class _Call(Generic[T]):
 
 
 def interruptible(call: Callable[[], T], discard: Callable[[T], object]) -> T:
-    """What ``call`` returns; Ctrl-C does not wait for it. What an abandoned call returns in the end
-    is given to ``discard``."""
-    if current_thread() is not main_thread():  # signals are not for us
+    """Return the result of ``call``; Ctrl-C does not wait for it. The result of an abandoned call
+    is passed to ``discard``."""
+    if current_thread() is not main_thread():  # signals go to the main thread
         return call()
     running = _Call(call, discard)
     thread = Thread(target=running.run, name="duodec-library", daemon=True)
@@ -74,7 +74,8 @@ def interruptible(call: Callable[[], T], discard: Callable[[T], object]) -> T:
 
 
 class _Flag:
-    """A C string that is "1" when the forward pass of the main thread shall end, and "0" else.
+    """A C string that is "1" when the forward pass of the main thread should end, and "0"
+    otherwise.
 
     `atoi` of the C library, called with its address, is a callback that needs no Python."""
 
@@ -98,7 +99,7 @@ class _Flag:
             self._text[0] = b"0"
 
     def running(self) -> int | None:
-        """Which forward pass is running."""
+        """The number of the running forward pass, if any."""
         return self._count if self._is_running else None
 
     def stop(self, count: int) -> None:
@@ -113,7 +114,7 @@ FLAG = _Flag()
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """While entered by the main thread, it computes a forward pass."""
+    """Mark that the main thread computes a forward pass."""
     if current_thread() is not main_thread():
         yield
         return
@@ -124,12 +125,12 @@ def stoppable() -> Iterator[None]:
         FLAG.end()
 
 
-_ends: list[int] = []  # of the pipe on which Python tells of signals, once there is one
+_ends: list[int] = []  # of the pipe to which Python writes signals, once there is one
 
 
 def listen() -> None:
-    """Let Ctrl-C end forward passes from now on. For the main thread of a program of ours; event
-    loops that take the signals' pipe for themselves give it back to nobody, so call it again."""
+    """Let Ctrl-C end forward passes from now on. Call it in the main thread of a program, and again
+    after an event loop, which takes the signals' pipe and does not restore it."""
     if current_thread() is not main_thread():
         return
     if not _ends:
@@ -149,5 +150,5 @@ def _watch(reading: int) -> None:
 
 
 def callback(kind: Any) -> Any:
-    """The flag's function as a library's type of callbacks, which is given `FLAG.address`."""
+    """The flag's function as a library's callback type; pass `FLAG.address` as its argument."""
     return kind(FLAG.function)

@@ -1,9 +1,9 @@
-"""Grammars on llguidance: which tokens of a vocabulary may follow, for any beginning of an answer.
+"""Compute with llguidance which tokens of a vocabulary may follow any beginning of a completion.
 
-The library follows one beginning at a time and can take back what it followed, so the branches of
-a draft are asked about one after the other, each from where it parts from the last. It would
-also prescribe how a text that the grammar forces is cut into tokens; that is the model's choice
-here, so its distribution is the plain one, renormalised over the tokens that go on with some word.
+The library follows one beginning at a time and can roll back, so the branches of a draft are
+followed in turn, each from where it leaves the previous one. The library could also prescribe how
+forced text is split into tokens. Here that is the model's choice, so its distribution is the plain
+one, renormalised over the tokens that continue a match.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from duodec.errors import BadOption
 
 _NOTHING: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 _REMEMBERED = 64  # grammars
-_LEXER_STATES = 50_000  # of one grammar, 1 to 2 kB each; made as they are needed
-# between two words of a JSON text: a model that may write any blank can write blanks for ever
+_LEXER_STATES = 50_000  # of one grammar, 1 to 2 kB each; made as needed
+# between two tokens of JSON: a model that may write any blank can write blanks for ever
 _JSON_BLANK = r"\n?[ \t]{0,40}"
-# no token goes on, as in a vocabulary that lacks a letter: the mask then lets the answer end
+# no token continues, as in a vocabulary that lacks a letter: the mask then lets the text end
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 
 
 class Vocabulary(Protocol):
-    """What a grammar must know of tokens."""
+    """What a grammar needs to know of a vocabulary."""
 
     @property
     def num_vocab(self) -> int: ...
@@ -43,9 +43,9 @@ class Vocabulary(Protocol):
 
 
 class Masks:
-    """The grammars of one vocabulary: read once, followed by as many answers as there are.
+    """The grammars of one vocabulary: compiled once, followed by any number of completions.
 
-    The vocabulary is read when the first mask is wanted: up to a second for the largest.
+    The vocabulary is read at the first mask: up to a second for the largest.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -57,10 +57,10 @@ class Masks:
         self._reading = Lock()
 
     def mask(self, grammar: Grammar) -> PathMask:
-        """The grammar's mask for one answer. Raises BadOption on what is no grammar, or is too
+        """The grammar's mask for one completion. Raises BadOption if the grammar is invalid, or too
         complex from its first token on.
 
-        Nobody waits for another's grammar: two who bring the same new one may both compile it.
+        No thread waits for another's grammar: two with the same new grammar may both compile it.
         """
         with self._lock:
             matcher = self._known.get(grammar)
@@ -74,6 +74,11 @@ class Masks:
                 self._known.popitem(last=False)
         return self._path_mask(matcher)
 
+    def knows(self, grammar: Grammar) -> bool:
+        """It is compiled: a mask of it costs nothing."""
+        with self._lock:
+            return grammar in self._known
+
     def _path_mask(self, matcher: llguidance.LLMatcher) -> PathMask:
         return PathMask(matcher, self._vocabulary.num_vocab, self._ends)
 
@@ -85,19 +90,19 @@ class Masks:
         limits = llguidance.LLParserLimits(max_lexer_states=_LEXER_STATES)
         matcher = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=limits)
         if matcher.is_error():
-            raise BadOption(f"the {_name(grammar)} cannot be used: {_reason(matcher)}")
+            raise BadOption(refusal(grammar, matcher.get_error()))
         return matcher
 
 
 class PathMask:
-    """One answer's grammar: see `duodec.core.grammar.Mask`."""
+    """One completion's grammar: see `duodec.core.grammar.Mask`."""
 
     def __init__(self, matcher: llguidance.LLMatcher, num_vocab: int, ends: list[int]) -> None:
         self._fresh, self._matcher = matcher, matcher.deep_copy()
         self._num_vocab, self._ends = num_vocab, ends
-        self._path = _NOTHING  # what it follows
+        self._path = _NOTHING  # the tokens followed so far
         self._bits = np.zeros((num_vocab + 31) // 32, dtype="<u4")
-        self._lock = Lock()  # target and draft may ask from two threads
+        self._lock = Lock()  # target and draft may call from two threads
 
     def allowed(self, answer: NDArray[np.int32]) -> NDArray[np.bool_] | None:
         with self._lock:
@@ -109,7 +114,7 @@ class PathMask:
             return bits[: self._num_vocab].astype(bool)
 
     def _follow(self, answer: NDArray[np.int32]) -> bool:
-        """Go to the end of ``answer``; whether the grammar goes along."""
+        """Move to the end of ``answer``; returns whether the grammar allows it."""
         num_kept = common_prefix(self._path, answer)
         self._matcher.rollback(len(self._path) - num_kept)
         tokens = answer[num_kept:].tolist()
@@ -121,7 +126,7 @@ class PathMask:
         return num_valid == len(tokens)
 
     def _check(self) -> None:
-        """After an error the matcher is of no use: another begins anew."""
+        """After an error the matcher is unusable: start another."""
         if not self._matcher.is_error():
             return
         reason = self._matcher.get_error().partition("\n")[0]
@@ -131,7 +136,7 @@ class PathMask:
 
 
 def _try(mask: PathMask) -> None:
-    """Take a first token, which shows a grammar of too many ways before anything is computed.
+    """Compute the first mask, which detects a too complex grammar before anything is generated.
     Raises BadOption."""
     first = mask.allowed(_NOTHING)
     if first is not None and first.any():
@@ -139,7 +144,7 @@ def _try(mask: PathMask) -> None:
 
 
 class _Wrapped:
-    """A vocabulary as the library wants it: control tokens apart, which are no text."""
+    """A vocabulary in the library's form: control tokens, which are not text, are separate."""
 
     bos_token_id = None
 
@@ -154,15 +159,15 @@ class _Wrapped:
         ]
 
     def __call__(self, text: bytes) -> list[int]:
-        """The library asks once whether this can be called, and takes no for an answer. It would
-        need it to force tokens, which it may not: to be asked then is a mistake of ours."""
+        """The library only checks that this can be called. It would need it to force tokens, which
+        is switched off."""
         raise AssertionError("no text is forced into tokens")
 
 
 def _read(vocabulary: Vocabulary) -> tuple[llguidance.LLTokenizer, list[int]]:
     ends = [token for token in range(vocabulary.num_vocab) if vocabulary.is_end(token)]
     if not ends:
-        raise BadOption("the model has no token that ends an answer, which a grammar needs")
+        raise BadOption("the model has no end token, which a grammar needs")
     wrapped = llguidance.TokenizerWrapper(_Wrapped(vocabulary, ends))
     return llguidance.LLTokenizer(wrapped, n_vocab=vocabulary.num_vocab, eos_token=ends), ends
 
@@ -187,24 +192,21 @@ def _schema(source: str) -> Any:
     except RecursionError as error:
         raise BadOption("the JSON schema is nested too deeply; write a flatter one") from error
     except ValueError as error:
-        raise BadOption(f"the JSON schema is no JSON ({error}); write an object") from error
+        raise BadOption(f"the JSON schema is not JSON ({error}); write an object") from error
 
 
 def json_term(schema: Any) -> str:
-    """A JSON text of that schema, as a term of a grammar in Lark's notation."""
+    """A term in Lark's notation that matches JSON texts of that schema."""
     if isinstance(schema, dict):
         schema = {"x-guidance": {"whitespace_pattern": _JSON_BLANK}, **schema}
     return f"%json {json.dumps(schema)}"
 
 
-def _name(grammar: Grammar) -> str:
-    return {"json_schema": "JSON schema", "regex": "regular expression"}.get(
-        grammar.kind, "grammar"
-    )
-
-
-def _reason(matcher: llguidance.LLMatcher) -> str:
-    """What is wrong, in one line, without the place in a text that the user did not write."""
-    lines = [line.strip() for line in matcher.get_error().splitlines()]
+def refusal(grammar: Grammar, words: str) -> str:
+    """Why a grammar cannot be used, in one line of what the library says, without the place in a
+    text that the user did not write."""
+    names = {"json_schema": "JSON schema", "regex": "regular expression"}
+    lines = [line.strip() for line in words.splitlines()]
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (causes or [lines[0].partition("): ")[2] or lines[0]])[-1]
+    reason = (causes or [lines[0].partition("): ")[2] or lines[0]])[-1]
+    return f"the {names.get(grammar.kind, 'grammar')} cannot be used: {reason}"

@@ -1,4 +1,4 @@
-"""Say where a target computes: on the cores that a drafter would use, elsewhere, or both."""
+"""Define where a target computes: on the cores that a drafter would use, elsewhere, or both."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Decode a pair on a virtual clock: real rows, real drafts, and durations from cost tables.
+"""Simulate a pair on a virtual clock: real rows, real drafts, and durations from cost tables.
 
-Nothing is waited for and no real second counts: the same tables give the same figures on any
-machine. The target's text was recorded first, from its own forward passes; a row off that text is
-computed when a method asks for it. The draft model computes every step. Time passes only as the
-tables say: for a forward pass of the target, for one of the draft model, and for what travels
-between the two processes. The work of the decoding loop itself takes no time here.
+Nothing waits and no real time counts: the same tables give the same figures on any machine. The
+target's text is recorded first, from its own forward passes; a row off that text is computed when a
+method needs it. The draft model computes every step. Only the tables advance the time: for a
+forward pass of the target, for one of the draft model, and for messages between the two processes.
+The decoding loop itself takes no time here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from duodec.errors import BadOption
 
 _T = TypeVar("_T")
 
-HANDOVER_S = 0.0003  # from a request to the drafter's process, and from there back
+HANDOVER_S = 0.0003  # for a message to the drafter's process, and for one back
 """Measured: 0.18 ms from a request to its finished draft beyond the model, 0.05 ms to submit."""
 
 
@@ -44,8 +44,8 @@ HANDOVER_S = 0.0003  # from a request to the drafter's process, and from there b
 class StepTable:
     """Seconds of a forward pass of the draft model, by the number of tokens that it computes.
 
-    ``points`` are ascending; between two of them costs are interpolated, beyond the last they go
-    on as between the last two (in proportion, if there is only one).
+    ``points`` are ascending; between two of them costs are interpolated, beyond the last they are
+    extrapolated from the last two (in proportion, if there is only one).
     """
 
     points: tuple[tuple[int, float], ...]
@@ -65,11 +65,11 @@ class StepTable:
                 ) from None
             if num_tokens < 1 or not 0 <= seconds < math.inf:
                 raise BadOption(
-                    f"'{part.strip()}' in '{text}' is no cost; use 1 token or more and "
+                    f"'{part.strip()}' in '{text}' is not a cost; use 1 token or more and "
                     "milliseconds of 0 or more"
                 )
             if num_tokens in points:
-                raise BadOption(f"'{text}' says twice what {num_tokens} tokens cost; say it once")
+                raise BadOption(f"'{text}' has two costs of {num_tokens} tokens; give one")
             points[num_tokens] = seconds
         return cls(tuple(sorted(points.items())))
 
@@ -86,7 +86,7 @@ class StepTable:
         return float(np.interp(num_tokens, tokens, seconds))
 
     def faster(self, speed: float) -> StepTable:
-        """The table of a machine that is ``speed`` times as fast; `math.inf`: all is free."""
+        """The table of a machine ``speed`` times as fast; `math.inf`: all is free."""
         return StepTable(tuple((tokens, seconds / speed) for tokens, seconds in self.points))
 
     def __str__(self) -> str:
@@ -107,16 +107,16 @@ class VirtualClock:
 
 
 class PricedModel:
-    """A draft model whose forward passes take, on a clock of its own, what a table says."""
+    """A draft model whose forward passes take the time of a table, on a clock of their own."""
 
     def __init__(self, model: DraftModel, table: StepTable) -> None:
         self.model = model
         self._table = table
         self.busy_s = 0.0  # of all calls so far
-        self._since: int | None = None  # tokens that had been computed when the call in work began
+        self._since: int | None = None  # tokens that had been computed when the current call began
 
     def clock(self) -> float:
-        """Seconds of work so far, those of the call in work included."""
+        """Seconds of work so far, with those of the current call."""
         if self._since is None:
             return self.busy_s
         return self.busy_s + self._price(self._num_computed() - self._since)
@@ -125,7 +125,7 @@ class PricedModel:
         return self._priced(lambda: self.model.rows(query), max(1, len(query.rows)))
 
     def widen(self, slot: int, *, is_idle: bool) -> bool:
-        """Read more of a slot's text, where the model has a window and that is due."""
+        """Prefill more of a slot's text, if the model has a window and that is due."""
         widen = getattr(self.model, "widen", None)
         if widen is None:
             return False
@@ -133,7 +133,7 @@ class PricedModel:
 
     def _priced(self, work: Callable[[], _T], num_otherwise: int) -> _T:
         self._since = self._num_computed()
-        if hasattr(self.model, "clock"):  # it measures itself by this clock
+        if hasattr(self.model, "clock"):  # it measures itself with this clock
             self.model.clock = self.clock
         try:
             result = work()
@@ -160,7 +160,7 @@ Place = tuple[int, tuple[int, ...]]
 
 @dataclass
 class SimulatedTarget:
-    """Rows of a real target at the price of a curve.
+    """A real target's rows, with durations from a curve.
 
     On the recorded text draws and candidates are those that were recorded; off it rows are
     computed, once for each place (``known`` keeps their candidates, and may be shared by several
@@ -185,7 +185,7 @@ class SimulatedTarget:
 
 
 class _SimulatedScores:
-    """The scores of one query, computed as far as somebody looks at them."""
+    """The scores of one query, computed as they are read."""
 
     def __init__(self, owner: SimulatedTarget, query: Query) -> None:
         self._owner, self._query = owner, query
@@ -229,7 +229,7 @@ class _SimulatedScores:
         return self._computed
 
     def _compute_missing(self) -> None:
-        """The candidates of every row that is not known, in one forward pass."""
+        """Compute the candidates of every unknown row, in one forward pass."""
         owner, draft = self._owner, self._query.draft
         missing = [
             node
@@ -250,19 +250,19 @@ class _SimulatedScores:
 
 
 class SimulatedDrafter:
-    """A drafter that works concurrently with the caller, on a virtual clock: by any moment it has
-    made the steps that fit in by then. A step is computed when somebody looks for it."""
+    """A drafter that works concurrently with the caller, on a virtual clock: at any moment it has
+    made the steps that fit in before. A step is computed when it is needed."""
 
     def __init__(self, model: PricedModel, clock: VirtualClock) -> None:
         self._model = model
         self._clock = clock
-        self._free_s = 0.0  # when the step in work is over
+        self._free_s = 0.0  # when the current step ends
         self._steps: Iterator[Draft | CandidateTree] = iter(())
         self._made: Draft | CandidateTree = Draft()  # the last step, and how long it takes
         self._step_s = 0.0
         self._drafted = Drafted()
         self._is_over = True
-        self._slot: int | None = None  # whose text may be read further
+        self._slot: int | None = None  # whose text may be prefilled further
 
     @property
     def restarts(self) -> int:
@@ -271,7 +271,7 @@ class SimulatedDrafter:
     def submit(self, request: DraftRequest) -> None:
         now_s = self._clock()
         self._catch_up(now_s)
-        # the step in work is finished first, then the new request is seen
+        # the current step is finished first, then the new request is seen
         self._free_s = max(self._free_s, now_s + HANDOVER_S / 2)
         self._drafted = Drafted(is_complete=False, busy_s=self._drafted.busy_s)
         self._slot, self._is_over = request.slot, False
@@ -299,11 +299,11 @@ class SimulatedDrafter:
         self._steps, self._is_over, self._slot = iter(()), True, None
 
     def _prepare(self) -> None:
-        """Compute the next step; it will be seen when its time has come."""
+        """Compute the next step; it is delivered when its time has come."""
         start_s = self._model.busy_s
         made = next(self._steps, None)
         self._step_s = self._model.busy_s - start_s
-        self._free_s += self._step_s  # also of a request that only reads
+        self._free_s += self._step_s  # also for a request that only prefills
         if made is None:
             self._is_over = True
             self._drafted = replace(self._drafted, is_complete=True)
@@ -311,7 +311,7 @@ class SimulatedDrafter:
             self._made = made
 
     def _catch_up(self, now_s: float) -> None:
-        """All steps that are over and have arrived by now; then text is read as time allows."""
+        """Deliver all steps that have arrived by now; then prefill text as time allows."""
         while not self._is_over and self._free_s + HANDOVER_S / 2 <= now_s:
             self._drafted = self._after_step()
             self._widen(is_idle=False)
@@ -351,5 +351,5 @@ class SimulatedDrafter:
 
 
 def _is_enough(drafted: Drafted, beyond: int | None) -> bool:
-    """Whether what was waited for is there: more than so many candidates; else the end."""
+    """Whether the wait is over: more than ``beyond`` candidates, or the end if it is None."""
     return beyond is not None and drafted.tree is not None and len(drafted.tree) > beyond

@@ -1,4 +1,4 @@
-"""Models that are tables: a target and a draft model in a few lines of NumPy.
+"""Provide models that are tables: a target and a draft model in a few lines of NumPy.
 
 They ship with the package so that methods, drafters, servers and tests run without a library
 or weights. A table's logits are a pure function of the last tokens of the text.
@@ -22,7 +22,7 @@ class TableModel:
     """Logits from a seeded generator keyed by the last ``order`` tokens.
 
     ``noise`` blends in logits of another seed: two models of one ``seed`` agree less
-    the more noise one of them has. ``seconds`` is what a forward takes, by sleeping.
+    the more noise one of them has. ``seconds`` is how long a forward pass sleeps.
     """
 
     num_vocab: int = 32
@@ -41,13 +41,13 @@ class TableModel:
         return row.astype(np.float32)
 
     def load(self) -> TableDraftModel:
-        """The draft model of this table: so a table is also a drafter process's recipe."""
+        """The draft model of this table, so that a drafter process can load a table."""
         return TableDraftModel(self)
 
 
 @dataclass(frozen=True)
 class TableScores:
-    """Draws and distributions straight from the table."""
+    """Draws and distributions of the table."""
 
     model: TableModel
     query: Query
@@ -71,7 +71,7 @@ class TableScores:
 
 @dataclass(frozen=True)
 class TableTarget:
-    """A target over a table."""
+    """A target that reads a table."""
 
     model: TableModel
 
@@ -83,7 +83,7 @@ class TableTarget:
 
 @dataclass(frozen=True)
 class TableDraftModel:
-    """A draft model over a table."""
+    """A draft model that reads a table."""
 
     model: TableModel
 

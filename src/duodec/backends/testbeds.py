@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter, sleep
 
-import numpy as np
-
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Candidates, Launched, Query, Scores, Target, has_branches
@@ -36,7 +34,7 @@ def wait_until(deadline: float, clock: Callable[[], float] = perf_counter) -> No
 
 @dataclass(frozen=True)
 class LatencyCurve:
-    """Seconds of a forward: flat up to ``flat_tokens`` draft tokens, then proportional; and
+    """Seconds of a forward pass: flat up to ``flat_tokens`` draft tokens, then proportional; and
     ``prefill_s`` a token of the prompt."""
 
     forward_s: float
@@ -44,7 +42,7 @@ class LatencyCurve:
     prefill_s: float = 0.0
 
     def seconds(self, num_draft_tokens: int, num_new_tokens: int) -> float:
-        """One forward over so many draft tokens, after so many text tokens not read before."""
+        """One forward pass over so many draft tokens, after so many text tokens not read before."""
         rows = 1 + num_draft_tokens
         return self.forward_s * max(1.0, rows / (1 + self.flat_tokens)) + self.prefill_s * max(
             0, num_new_tokens - 1
@@ -77,9 +75,9 @@ class _Reader:
 
 @dataclass
 class ReplayTarget:
-    """Replays one recorded text (prompt and answer) at a given latency.
+    """Replays one recorded text (prompt and completion) at a given latency.
 
-    It enforces the text, so it proves nothing about exactness. A row beside the recorded
+    It enforces the text, so it proves nothing about exactness. A row off the recorded
     text, and any distribution, raises DistributionUnavailable.
     """
 
@@ -115,42 +113,49 @@ class _Due:
         return self.scores
 
 
-@dataclass(frozen=True)
 class ReplayScores:
-    """The recorded token after every node that lies on the recorded text."""
+    """The recorded token after every node that lies on the recorded text. All of it is known when
+    it is made: on a device, draws are part of the forward pass."""
 
     candidates_are_ready = True
 
-    recording: Tokens
-    query: Query
-    known: Mapping[int, Candidates] = field(default_factory=dict)  # candidates by position
+    def __init__(
+        self, recording: Tokens, query: Query, known: Mapping[int, Candidates] | None = None
+    ) -> None:
+        """``known``: candidates by position."""
+        text, draft, length = query.text, query.draft, len(recording)
+        is_on = len(text) < length and common_prefix(text, recording) == len(text)
+        # by row, the position of the token that follows it; None off the recorded text
+        self._positions: list[int | None] = [len(text) if is_on else None]
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            above = self._positions[parent + 1]
+            goes_on = above is not None and above + 1 < length and recording[above] == token
+            self._positions.append(above + 1 if above is not None and goes_on else None)
+        self._draws = {
+            position: Draw(int(recording[position]), inf)
+            for position in self._positions
+            if position is not None
+        }
+        self._known = known or {}
+        self._num_candidates = query.num_candidates
 
     @property
     def num_rows(self) -> int:
-        return len(self.query.draft) + 1
+        return len(self._positions)
 
     def draw(self, row: int) -> Draw:
-        position = self._position(row)
+        position = self._positions[row]
         if position is None:
             raise DistributionUnavailable(
-                f"row {row} lies beside the recorded text, which a replay knows nothing of; "
+                f"row {row} lies off the recorded text, which a replay knows nothing of; "
                 "run this method on a real target"
             )
-        return Draw(int(self.recording[position]), inf)
+        return self._draws[position]
 
     def candidates(self, row: int) -> Candidates:
-        position = self._position(row)
-        found = None if position is None else self.known.get(position)
-        return (found or Candidates()).first(self.query.num_candidates)
-
-    def _position(self, row: int) -> int | None:
-        """Of the token that follows the row; None off the recorded text."""
-        context = self.query.context(row)
-        position, begin = context.position, len(context.text) - 1
-        is_on = position < len(self.recording) and np.array_equal(
-            self.recording[begin:position], [context.text[-1], *context.tail]
-        )
-        return position if is_on else None
+        position = self._positions[row]
+        found = None if position is None else self._known.get(position)
+        return (found or Candidates()).first(self._num_candidates)
 
     def distribution(self, row: int) -> Distribution:
         raise DistributionUnavailable(
@@ -160,7 +165,7 @@ class ReplayScores:
 
 @dataclass
 class PacedTarget:
-    """A real target whose forwards take at least ``seconds``."""
+    """A real target whose forward passes take at least ``seconds``."""
 
     target: Target
     seconds: float
@@ -171,7 +176,8 @@ class PacedTarget:
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         start = perf_counter()
-        return _Due(self.target.score(queries), start + self.seconds)
+        scores = self.target.score(queries)
+        return _Due(scores, max(perf_counter(), start + self.seconds))
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         return self.launch(queries).result()
@@ -179,10 +185,10 @@ class PacedTarget:
 
 @dataclass
 class ClockedTarget:
-    """A real target on a clock of its own, on which a forward takes what ``curve`` says.
+    """A real target on a clock of its own, on which a forward pass takes what ``curve`` says.
 
-    Use `clock` for the session: it runs as the real one does between forwards. Draws and
-    candidates are part of the forward, as they are on a device.
+    Use `clock` for the session: it runs as the real one does between forward passes. Draws and
+    candidates are part of the forward pass, as they are on a device.
     """
 
     target: Target
@@ -261,7 +267,7 @@ class _EnforcedScores:
     def draw(self, row: int) -> Draw:
         try:
             return self.replayed.draw(row)
-        except DistributionUnavailable:  # beside the recorded text
+        except DistributionUnavailable:  # off the recorded text
             return self.scores.draw(row)
 
     def candidates(self, row: int) -> Candidates:

@@ -1,19 +1,19 @@
-"""Which cells of a unified KV cache hold which tree: bookkeeping without a library.
+"""Track which cells of a unified KV cache hold which tree, independent of any library.
 
-A slot's cells are a memo: the *trunk* (a text) and the *nodes* of a tree under it. `fit`
-is given the text and the tree that are wanted, keeps what matches, frees the rest and says
-what must be computed. A sequence id is the path from the first token of the text down to one
-leaf, and a token belongs to the ids of all leaves below it, as llama.cpp wants it. Ids lag
-behind the trunk until they are needed; then only the positions they miss are copied.
+A slot's cells are a memo: the *trunk* (a text) and the *nodes* of a tree under it. `fit` takes the
+text and the tree that are needed, keeps what matches, frees the rest and returns what must be
+computed. A sequence id is the path from the first token of the text down to one leaf, and a token
+belongs to the ids of all leaves below it, as llama.cpp requires. Ids lag behind the trunk until
+they are needed; then only the positions they lack are copied.
 
-Attention adds in the order of cells. Where sums must not depend on what was drafted, an *ordered*
-slot keeps a text's tokens in cells that follow each other: of an accepted branch it keeps what
-lies right after the trunk, and computes the rest again with the next forward.
+Attention sums in the order of cells. Where sums must not depend on the drafts, an *ordered* slot
+keeps a text's tokens in consecutive cells: of an accepted branch it keeps the cells right after the
+trunk, and recomputes the rest with the next forward pass.
 
-Of a long text a slot may hold its last part only, after the text's first tokens: those stand right
-before that part, at the positions of tokens that are left out. Positions are absolute. Older text
-comes in as a *block*, computed under an id of its own after first tokens of its own; once it is
-complete, it joins all of the slot's ids in place of the first tokens that stood there.
+Of a long text a slot may hold only the text's first tokens and its last part. The first tokens are
+placed right before that part, at the positions of omitted tokens. Positions are absolute. Older
+text is added as a *block*, computed under its own id after its own first tokens; once it is
+complete, it joins all of the slot's ids and replaces the first tokens that were there.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from duodec.core.sampling import Tokens
 
 
 class Cells(Protocol):
-    """What the cache itself can do; positions are absolute."""
+    """The operations of the cache; positions are absolute."""
 
     def remove(self, seq: int, begin: int, end: int = -1) -> None:
-        """Positions begin .. end - 1 leave a sequence; -1: all from ``begin`` on."""
+        """Remove positions begin .. end - 1 from a sequence; -1: all from ``begin`` on."""
 
     def copy(self, source: int, target: int, begin: int, end: int) -> None:
-        """What ``source`` has of positions begin .. end - 1 belongs to ``target`` too."""
+        """Add what ``source`` has of positions begin .. end - 1 to ``target`` too."""
 
 
 class OutOfSequences(Exception):
@@ -45,7 +45,7 @@ class OutOfSequences(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """A token to compute: where it stands, the leaves it leads to, the row it gives."""
+    """A token to compute: its position, the leaves it leads to, the row it gives."""
 
     token: int
     position: int
@@ -60,7 +60,7 @@ class _Node:
     token: int = -1
     parent: _Node | None = None
     children: dict[int, _Node] = field(default_factory=dict)
-    place: int = -1  # of its cell, where the slot's cells follow each other
+    place: int = -1  # of its cell, if the slot's cells are consecutive
 
     def chain(self) -> list[_Node]:
         """From this node up to the root, the root included."""
@@ -72,7 +72,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class Missing:
-    """What a slot lacks: the rest of the text, then nodes of the tree."""
+    """What a slot must compute: the rest of the text, then nodes of the tree."""
 
     text: list[Entry]
     nodes: list[Entry]
@@ -82,7 +82,7 @@ class Missing:
 
 @dataclass
 class _Block:
-    """Older text in work: first tokens of the text, then the text from ``begin`` on."""
+    """Older text being computed: first tokens of the text, then the text from ``begin`` on."""
 
     seq: int
     begin: int
@@ -108,12 +108,12 @@ class SlotCache:
         self._is_ordered = is_ordered
         self._num_first = num_first
         self._block: _Block | None = None
-        self.begin = 0  # of the part of the text that is here
+        self.begin = 0  # where the cached part of the text begins
         self.trunk: Tokens = np.empty(0, dtype=np.int32)  # from the text's beginning on
-        self._text = self.trunk  # the one that is being fitted
+        self._text = self.trunk  # the text being fitted
         self._root = _Node()
         self._tip: dict[int, _Node] = {}  # id -> where it ends
-        self._shared: dict[int, int] = {}  # id -> positions of the trunk that it has
+        self._shared: dict[int, int] = {}  # id -> number of the trunk's positions that it has
 
     @property
     def num_ids(self) -> int:
@@ -125,20 +125,20 @@ class SlotCache:
         return self._place_of(self.begin)
 
     def num_known(self, text: Tokens) -> int:
-        """Tokens of the text's beginning that need not be computed for it."""
+        """How many of the text's first tokens need not be computed."""
         common = common_prefix(self.trunk, text)
         return common if common > self.begin or not self.begin else 0
 
     def start_at(self, text: Tokens, begin: int) -> None:
-        """Forget everything; of ``text``, tokens from ``begin`` on are wanted."""
+        """Forget everything, and cache ``text`` from ``begin`` on."""
         self.drop()
         self.begin = begin if begin > self._num_first else 0
         self.trunk = text[: self.place].copy()
 
     def fit(self, text: Tokens, draft: Draft, rows: Iterable[int]) -> Missing:
-        """Keep what matches ``text`` and ``draft``, free the rest, say what is missing.
+        """Keep what matches ``text`` and ``draft``, free the rest, return what is missing.
 
-        A row is had by computing its token, so tokens whose rows are wanted are not kept.
+        A row is obtained by computing its token, so tokens whose rows are needed are not kept.
         Raises OutOfSequences.
         """
         wanted = set(rows)
@@ -152,7 +152,7 @@ class SlotCache:
         return self._lay_out(text, draft, wanted, known)
 
     def add_text(self, entries: Sequence[Entry]) -> None:
-        """These entries of the missing text, the first ones left, are computed now."""
+        """Mark the next entries of the missing text as computed."""
         if entries:
             num_known = len(self.trunk)
             new = self._text[num_known : num_known + len(entries)]
@@ -161,7 +161,7 @@ class SlotCache:
                 self._shared[seq] = len(self.trunk)
 
     def add_nodes(self, missing: Missing) -> None:
-        """The missing nodes are computed now."""
+        """Mark the missing nodes as computed."""
         for node in missing.computed.values():
             assert node.parent is not None
             node.parent.children[node.token] = node
@@ -181,12 +181,12 @@ class SlotCache:
 
     @property
     def num_to_come(self) -> int:
-        """Tokens of the block in work that are still to be computed; 0: none is in work."""
+        """Tokens of the current block that are still to be computed; 0: there is none."""
         return len(self._block.tokens) - self._block.num_read if self._block else 0
 
     def open_block(self, begin: int) -> None:
-        """Let the text's part begin at ``begin``, as soon as the entries of the block are computed:
-        older text and first tokens before it, or where text goes, first tokens alone. Raises
+        """Let the text's part begin at ``begin``, once the entries of the block are computed: older
+        text and first tokens before it, or only first tokens where text is removed. Raises
         OutOfSequences."""
         self.close_block()
         if not self._free_ids:
@@ -210,7 +210,7 @@ class SlotCache:
         ]
 
     def add_block(self, num_tokens: int) -> None:
-        """The block's next tokens are computed now; a complete block joins the slot's ids."""
+        """Mark the block's next tokens as computed; a complete block joins the slot's ids."""
         block = self._block
         assert block is not None
         block.num_read += num_tokens
@@ -225,14 +225,14 @@ class SlotCache:
         self.close_block()
 
     def close_block(self) -> None:
-        """Give up the block in work, if there is one."""
+        """Abandon the current block, if there is one."""
         if self._block is not None:
             self._cells.remove(self._block.seq, 0)
             self._free_ids.append(self._block.seq)
             self._block = None
 
     def _leads_to(self, text: Tokens) -> bool:
-        """Whether the text goes on from what is left out of it here."""
+        """Whether the text begins with the tokens that are omitted here."""
         common = common_prefix(self.trunk, text)
         return len(text) > self.begin and common >= min(len(self.trunk), self.begin + 1)
 
@@ -240,7 +240,7 @@ class SlotCache:
         return max(0, begin - self._num_first)
 
     def _free_idle(self) -> None:
-        """Give back all ids that end at the root but one that has all of the trunk."""
+        """Free all ids that end at the root except one that has all of the trunk."""
         idle = [seq for seq, tip in self._tip.items() if tip is self._root]
         if len(idle) == len(self._tip):
             idle.sort(key=lambda seq: self._shared[seq])
@@ -253,7 +253,7 @@ class SlotCache:
     # --- keeping
 
     def _follow(self, text: Tokens, limit: int) -> None:
-        """Move the trunk to the longest known prefix of text[:limit], along nodes too."""
+        """Move the trunk to the longest known prefix of text[:limit], also along nodes."""
         length = min(len(self.trunk), limit)
         differs = self.trunk[:length] != text[:length]
         common = int(differs.argmax()) if differs.any() else length
@@ -278,7 +278,7 @@ class SlotCache:
             self._promote(path)
 
     def _promote(self, path: list[_Node]) -> None:
-        """The nodes of ``path`` become trunk; what is not under its end is freed."""
+        """Make the nodes of ``path`` trunk; free what is not under its end."""
         for seq, tip in self._tip.items():
             if tip is self._root:
                 continue
@@ -306,7 +306,7 @@ class SlotCache:
         return known
 
     def _keep(self, kept: set[_Node]) -> None:
-        """Free all nodes but ``kept``, whose ancestors are kept too."""
+        """Free all nodes except ``kept``, whose ancestors are kept too."""
         for seq, tip in self._tip.items():
             end = next(node for node in tip.chain() if node in kept or node is self._root)
             if end is not tip:
@@ -338,7 +338,7 @@ class SlotCache:
 
         end, num_trunk = len(text), len(self.trunk)
         ids = tuple(seqs[ROOT])
-        before = max(0, self.begin - num_trunk)  # places in which first tokens stand
+        before = max(0, self.begin - num_trunk)  # places of first tokens
         first = text[num_trunk - self.place :][:before]
         tokens = [*first.tolist(), *text[num_trunk + before :].tolist()]
         text_entries = [
@@ -359,7 +359,7 @@ class SlotCache:
         return Missing(text_entries, node_entries, computed, tips)
 
     def _claim(self, node: _Node, taken: dict[int, int]) -> int:
-        """A sequence id that ends at ``node`` and is not taken: one that does, or a copy."""
+        """A sequence id that ends at ``node`` and is not taken: an existing one, or a copy."""
         depth = len(node.chain()) - 1
         ending = [seq for seq, tip in self._tip.items() if tip is node and seq not in taken]
         if depth == 0:  # ids at the root may lag behind the trunk
@@ -381,7 +381,7 @@ class SlotCache:
         return seq
 
     def _spare(self, taken: dict[int, int]) -> int:
-        """An id all of whose tokens another one has too, taken back to the root."""
+        """An id whose tokens another id has too, reset to the root."""
         for seq, tip in self._tip.items():
             others = (end for other, end in self._tip.items() if other != seq)
             if seq not in taken and any(tip in end.chain() for end in others):
@@ -391,7 +391,7 @@ class SlotCache:
         raise OutOfSequences
 
     def _copy_path(self, node: _Node, depth: int, target: int) -> None:
-        """``target`` gets the positions it misses of the path down to ``node``."""
+        """Copy to ``target`` the positions it lacks of the path down to ``node``."""
         length = len(self.trunk) + depth
         begin = self._shared[target]
         if begin < length:

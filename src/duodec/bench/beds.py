@@ -1,9 +1,9 @@
-"""Where a method runs: on the real pair, on a replay, or on a clocked target.
+"""Run methods on the real pair, on a replay, or on a clocked target.
 
-Replays stand in for the arithmetic of a target that is not here: real drafts come from the real
-drafter process on cores of its own, and one core is left to the target's side. Methods that read
-more than the text's path run on a clocked target: real forwards that take, on its clock, what
-the replay would. Reports name both.
+A replay stands in for the arithmetic of a target on other hardware: real drafts come from the real
+drafter process on its own cores, and one core is left to the target's side. Methods that read more
+than the text's path run on a clocked target: real forward passes that take, on its clock, as long
+as the replay's. Reports name both.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import numpy as np
 from duodec.backends.testbeds import ClockedTarget, EnforcedTarget, LatencyCurve, ReplayTarget
 from duodec.bench.meters import bandwidth
 from duodec.bench.recording import Turn
-from duodec.config import CorePlan, EngineConfig, available_cores
 from duodec.core.events import Finished
 from duodec.core.protocols import Datastore, Drafter, DraftRequest, Query, Target, Tokenizer
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.drafting.plans import Chain
 from duodec.llm import LLM
 from duodec.loading import load, open_drafter
+from duodec.machine.cores import CorePlan, available_cores
 from duodec.methods.method import Method
+from duodec.models.config import EngineConfig
+from duodec.models.targets import RunningTarget, TargetModel
 from duodec.planning.costs import Costs
-from duodec.targets import RunningTarget, TargetModel
 
 _SLOT = 0
 _ONE_TOKEN = np.zeros(1, dtype=np.int32)
@@ -36,7 +37,7 @@ _FORGET_S = 5.0
 
 
 class Bed(Protocol):
-    """Answers turns with a method. ``forward_s`` is the shortest forward that the target's
+    """Completes turns with a method. ``forward_s`` is the shortest forward pass that the target's
     latency, or its memory's bandwidth, allows."""
 
     @property
@@ -45,15 +46,15 @@ class Bed(Protocol):
     def forward_s(self) -> float: ...
 
     def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
-        """One answer. Raises DuodecError."""
+        """Complete one turn. Raises DuodecError."""
 
     def forget(self) -> None:
-        """The next answer is cold: neither side knows anything of its prompt."""
+        """Make the next completion cold: neither side has cached its prompt."""
 
 
 @dataclass
 class RealBed:
-    """The models as they are."""
+    """The models themselves."""
 
     engine: LLM
     sampling: SamplingParams
@@ -97,8 +98,8 @@ class ReplayBed:
 
 @dataclass
 class ClockedBed:
-    """Real forwards on a clock by which they take what a curve says. With ``is_enforced`` draws
-    are those of the recording, whatever the target would say."""
+    """Real forward passes, with durations from a curve. With ``is_enforced`` the draws are the
+    recording's, not the target's."""
 
     parts: Parts
     target: RunningTarget
@@ -129,7 +130,7 @@ class ClockedBed:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the stand-ins share."""
+    """What replays and clocked targets share."""
 
     vocabulary: Tokenizer
     num_context: int
@@ -152,20 +153,20 @@ class Parts:
 
 @dataclass(frozen=True)
 class Stage:
-    """A pair, loaded: an engine for its plain text, and beds once that is known."""
+    """A loaded pair: an engine for its plain text, and beds once that is recorded."""
 
     recorder: LLM
     bed_for: Callable[[Method], Bed]
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What was measured at the start, for the record's settings."""
+    """Measurements from the start, for the record's settings."""
 
 
 @contextmanager
 def real_stage(config: EngineConfig, sampling: SamplingParams) -> Iterator[Stage]:
-    """The pair on this machine. Raises what is wrong with its models."""
+    """Load the pair on this machine. Raises what is wrong with its models."""
     with load(config) as engine:
         num_bytes = cast(TargetModel, engine.tokenizer).num_bytes
-        # a GPU's memory is not measured here: no ceiling is claimed
+        # a GPU's memory is not measured here: there is no ceiling
         forward_s = num_bytes / bandwidth(len(available_cores())) if engine.shares_cores else 0.0
         bed = RealBed(engine, sampling, forward_s)
         yield Stage(engine, lambda method: bed)
@@ -180,7 +181,7 @@ def replay_stage(
     *,
     is_enforced: bool,
 ) -> Iterator[Stage]:
-    """The pair with its target replayed, or clocked where a method needs that."""
+    """Load the pair with its target replayed, or clocked if a method needs that."""
     with ExitStack() as stack:
         cores = available_cores()
         plan = CorePlan.make(cores, target_is_on_cpu=False, num_draft_threads=config.draft_threads)
@@ -208,7 +209,7 @@ def answered(
 
 
 def _forget(target: Target | None, drafter: Drafter | None) -> None:
-    """Have both sides read one token in place of what they know."""
+    """Replace both sides' caches by one token."""
     if target is not None:
         target.score([Query(_SLOT, _ONE_TOKEN)])
     if drafter is not None:
@@ -218,7 +219,7 @@ def _forget(target: Target | None, drafter: Drafter | None) -> None:
 
 @contextmanager
 def on_cores(cores: tuple[int, ...]) -> Iterator[None]:
-    """This thread keeps to these cores, where the system can."""
+    """Keep this thread to these cores, if the system can."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

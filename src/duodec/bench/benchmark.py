@@ -1,4 +1,4 @@
-"""A whole benchmark: prompts in, a folder with results and a report out."""
+"""Run a whole benchmark: prompts in, a folder with results and a report out."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def benchmark(
     is_resumed: bool,
     on_progress: OnProgress,
 ) -> Results:
-    """Measure everything that the plan asks for, in ``folder``.
+    """Measure everything in the plan, and write it to ``folder``.
 
-    An interruption leaves what was measured there, as a run that is not complete. Raises
-    DuodecError, and OSError when the disk is full.
+    An interruption keeps what was measured, as an incomplete run. Raises DuodecError, and OSError
+    when the disk is full.
     """
     prompts = read_prompts(plan.data, plan.tasks, plan.limit)
     pairs = plan.pairs()
@@ -65,7 +65,7 @@ def benchmark(
 
 
 def write(results: Results, folder: Path) -> None:
-    """The results and what they say."""
+    """Write the results and the reports on them."""
     results.write(folder / RESULTS)
     if any(not generation.error for generation in results.generations):
         (folder / TABLES).write_text(markdown_report(results), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The environment card: what a figure was measured on."""
+"""Describe the hardware and software that a figure was measured on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from duodec.config import available_cores
+from duodec.machine.cores import available_cores
 
 
 def environment() -> dict[str, Any]:
@@ -29,7 +29,7 @@ def environment() -> dict[str, Any]:
 
 
 def _gpu_names() -> str | None:
-    """NVIDIA's, as their driver's program tells them; None where there is none."""
+    """NVIDIA GPUs, as listed by the driver's program; None if there are none."""
     if (program := shutil.which("nvidia-smi")) is None:
         return None
     command = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
@@ -43,7 +43,7 @@ def _gpu_names() -> str | None:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # llama.cpp, where a target on torch is drafted for by text
+    except PackageNotFoundError:  # llama.cpp, if a target on torch is drafted for without a model
         return "not installed"
 
 

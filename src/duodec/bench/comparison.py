@@ -1,4 +1,4 @@
-"""Runs beside each other: what differs in how they were made, then the same work's ratios."""
+"""Compare runs: how their settings differ, then the ratios of their speeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duodec.bench.results import Generation, Results
 from duodec.bench.statistics import Rate, Ratio, ratio_of_rates
 from duodec.bench.tables import ALL, Cell, Table, interval_of, ratio_cell
 
-# what differs always, or is told by the notes of each table
+# what always differs, or is in the notes of each table
 _UNTOLD = {
     "started", "command", "load average", "other programs cores", "peak memory", "prompts", "notes",
 }  # fmt: skip
@@ -22,19 +22,19 @@ Answers = dict[tuple[str, str, int], Rate]  # of a prompt and turn, repeats aver
 
 @dataclass(frozen=True)
 class Change:
-    """A method's speed in a run over its speed in the base, on the prompts of both."""
+    """A method's speed in a run over its speed in the base run, on the prompts of both."""
 
     pair: Pair
     method: str
     task: str | None  # None: all
-    ratio: Ratio | None  # None where they share no prompt
+    ratio: Ratio | None  # None if they share no prompt
 
 
 def compare(results: Sequence[Results], names: Sequence[str]) -> list[Table]:
     """What differs between the runs, then each later run's speed over the first one's.
 
-    Nothing is refused: only prompts that both runs answered are compared, and notes tell what
-    that leaves out. Runs of one pair each are compared even if their pairs differ.
+    Any runs can be compared: only prompts that both runs completed count, and notes list what that
+    leaves out. Runs of one pair each are compared even if their pairs differ.
     """
     base, tables = results[0], [_difference_table(results, names)]
     for other, name in zip(results[1:], names[1:], strict=True):
@@ -42,7 +42,7 @@ def compare(results: Sequence[Results], names: Sequence[str]) -> list[Table]:
         caption = f"Speed of {name} over {names[0]}"
         if not found:
             notes = (
-                "no method answered the same prompt in both runs, with the same target and draft",
+                "no method completed the same prompt in both runs, with the same target and draft",
             )
             tables.append(Table(caption, ("method",), (), notes))
         pairs = dict.fromkeys(change.pair for change in found)
@@ -79,7 +79,7 @@ def differences(results: Sequence[Results]) -> dict[str, list[str]]:
 
 def _difference_table(results: Sequence[Results], names: Sequence[str]) -> Table:
     rows = [(Cell(name), *map(Cell, values)) for name, values in differences(results).items()]
-    notes = () if rows else ("nothing but the moment at which they were made",)
+    notes = () if rows else ("nothing but their time",)
     return Table("What differs between the runs", ("", *names), tuple(rows), notes)
 
 
@@ -131,7 +131,7 @@ def _left_out(base: Results, other: Results) -> Iterator[str]:
         ours, theirs = of(other), of(base)
         if ours != theirs:
             yield (
-                f"compared are the {len(ours & theirs)} {word} that both runs have; left out: "
+                f"compares the {len(ours & theirs)} {word} that both runs have; left out: "
                 f"{len(ours - theirs)} of this run alone, {len(theirs - ours)} of the first alone"
             )
 

@@ -1,4 +1,4 @@
-"""How a run was made, for people: its settings and its machine as names and words."""
+"""Describe for people how a run was made: its settings and its machine as names and words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONG_LIST = 16
 
 
 def flat(facts: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(name, words) of every fact; one inside of another as `packages numpy`."""
+    """(name, words) of every fact; a nested one is named as in `packages numpy`."""
     for key, value in facts.items():
         name = f"{prefix}{key.replace('_', ' ')}"
         if isinstance(value, dict) and value:
@@ -36,19 +36,19 @@ def _listed(words: list[str]) -> str:
 
 
 def headline(results: Results) -> list[tuple[str, str]]:
-    """What a reader wants to know before any figure."""
+    """What a reader needs to know before any figure."""
     settings = results.settings
-    answers = results.generations
+    completions = results.generations
     facts: list[tuple[str, object]] = [
-        ("prompts", len({(g.task, g.prompt_id) for g in answers})),
+        ("prompts", len({(g.task, g.prompt_id) for g in completions})),
         ("tasks", len(results.tasks)),
         ("methods", len(results.methods)),
-        ("answers", len(answers)),
+        ("completions", len(completions)),
         ("repeats", settings.get("repeats")),
-        ("test bed", ", ".join(dict.fromkeys(g.test_bed for g in answers))),
+        ("test bed", ", ".join(dict.fromkeys(g.test_bed for g in completions))),
         ("ms a forward pass", settings.get("replay_ms") or settings.get("simulate_ms")),
         ("ms of a draft step, by tokens", settings.get("draft_ms")),
-        ("tokens an answer, at most", settings.get("max_tokens")),
+        ("tokens a completion, at most", settings.get("max_tokens")),
         ("temperature", settings.get("temperature")),
         ("control", settings.get("control")),
     ]

@@ -1,7 +1,7 @@
-"""A run's folder: every record is on the disk before the next is measured.
+"""Keep a run's folder: every record is on the disk before the next one is measured.
 
 ``generations.jsonl`` grows by a line a generation, after a first line with the run's settings;
-``results.json`` and ``report.html`` are made of it when the run ends, or is interrupted.
+``results.json`` and ``report.html`` are made from it when the run ends or is interrupted.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 from duodec.bench.results import JOURNAL, RESULTS, SCHEMA_VERSION, Generation
 from duodec.errors import BadOption, ResultsUnreadable
 
-_ROOM_BYTES = 4 << 20  # a record never takes as much
+_ROOM_BYTES = 4 << 20  # more than any record takes
 
 
 class Journal:
     """The records of a run, in memory and on the disk."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        """A new run. Raises BadOption where the folder cannot be used, or holds another run."""
+        """Start a run. Raises BadOption if the folder cannot be used, or holds another run."""
         self.folder = folder
         self.generations: list[Generation] = []
         if (folder / JOURNAL).exists() or (folder / RESULTS).exists():
             raise BadOption(
-                f"{folder} holds a benchmark already; go on with it with --resume, or name another "
+                f"{folder} holds a benchmark already; continue it with --resume, or name another "
                 "folder with --output"
             )
         _make(folder)
@@ -37,11 +37,11 @@ class Journal:
 
     @classmethod
     def resume(cls, folder: Path, settings: Mapping[str, Any]) -> Journal:
-        """The run in ``folder`` goes on. Raises BadOption when it was asked for something else,
-        ResultsUnreadable when its journal is broken."""
+        """Continue the run in ``folder``. Raises BadOption if its settings differ,
+        ResultsUnreadable if its journal is broken."""
         path = folder / JOURNAL
         if not path.exists():
-            raise BadOption(f"{folder} holds no benchmark to go on with; leave out --resume")
+            raise BadOption(f"{folder} holds no benchmark to continue; leave out --resume")
         journal = cls.__new__(cls)
         journal.folder = folder
         head, journal.generations = _read(path)
@@ -58,18 +58,18 @@ class Journal:
         return journal
 
     def keep(self, generation: Generation) -> None:
-        """Raises OSError; what was kept before stays."""
+        """Append a record. Raises OSError; earlier records stay."""
         self._append(generation.as_json())
         self.generations.append(generation)
 
     def discard(self) -> None:
-        """Nothing was measured: the folder is as it was."""
+        """Remove the folder of a run that measured nothing."""
         (self.folder / JOURNAL).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # others have put something there
+        with contextlib.suppress(OSError):  # it holds other files
             self.folder.rmdir()
 
     def check_room(self) -> None:
-        """Raises OSError before something is measured that could not be kept."""
+        """Raises OSError if the disk is too full to keep another record."""
         if shutil.disk_usage(self.folder).free < _ROOM_BYTES:
             raise OSError(28, "No space left on device", str(self.folder))
 
@@ -82,7 +82,7 @@ _MAY_DIFFER = {"command", "started", "is_complete"}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Generation]]:
-    """The settings and the records; a last line that was cut off is taken off the file."""
+    """The settings and the records; a truncated last line is removed from the file."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         path.write_text("".join(lines[:-1]), encoding="utf-8")
@@ -102,7 +102,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[Generation]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as it comes back from JSON."""
+    """A value after a round trip through JSON."""
     return json.loads(json.dumps(value))
 
 

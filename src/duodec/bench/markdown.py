@@ -1,4 +1,4 @@
-"""A run as Markdown: the papers' table, one a task, and what it all cost."""
+"""Write a run as Markdown: the papers' table, one a task, and the costs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a run says of each method: pure functions of its records.
+"""Compute a run's measures of each method: pure functions of its records.
 
-A failed generation is a missing value: it is counted and enters no figure. None means that
-there was nothing to measure. Speeds leave out the first round, which reads the prompt.
+A failed generation is a missing value: it is counted but excluded from all figures. None means that
+there was nothing to measure. Speeds leave out the first round, which prefills the prompt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True)
 class Share:
-    """So many of so many."""
+    """A count out of a total."""
 
     count: int
     total: int
@@ -41,31 +41,31 @@ class Measures:
     num_generations: int
     num_failed: int
     tokens_per_second: float | None  # sum of tokens over sum of seconds
-    ratio: Ratio | None  # to the baseline's, where both succeeded
-    mean_accepted: float | None  # tokens a forward, the target's own included
-    acceptance: tuple[float, ...]  # [i]: part of the rounds that accepted more than i draft tokens
+    ratio: Ratio | None  # to the baseline's, if both succeeded
+    mean_accepted: float | None  # tokens a forward pass, the target's own included
+    acceptance: tuple[float, ...]  # [i]: share of the rounds that accepted more than i draft tokens
     ttft_s: float | None  # median
-    token_latency_s: float | None  # a token after the first, mean over answers
+    token_latency_s: float | None  # a token after the first, mean over completions
     gap_p95_s: float | None  # between arrivals, 95th percentile
-    target_busy: float | None  # part of the time from the request to the last token
+    target_busy: float | None  # share of the time from the request to the last token
     draft_busy: float | None
-    overlap: float | None  # part of the target's time with the drafter at work too
-    drafting_free_tokens_per_second: float | None  # its forwards, with no gap between them
-    ceiling_tokens_per_second: float | None  # what the target's latency or bandwidth allows
+    overlap: float | None  # share of the target's time during which the drafter works
+    drafting_free_tokens_per_second: float | None  # its forward passes, with no gap between them
+    ceiling_tokens_per_second: float | None  # allowed by the target's latency or bandwidth
     memory_bytes: int | None  # peak
     energy_j_per_token: float | None
-    identical: Share | None  # to plain decoding, where that is promised
+    identical: Share | None  # to plain decoding, if that is promised
     num_near_ties: int | None
-    score: Share | None  # right answers
+    score: Share | None  # correct completions
 
     @property
     def efficiency(self) -> float | None:
-        """Part of what free drafting would give."""
+        """Share of the speed that free drafting would give."""
         return _divided(self.tokens_per_second, self.drafting_free_tokens_per_second)
 
     @property
     def ceiling_share(self) -> float | None:
-        """Part of what the target allows."""
+        """Share of the speed that the target allows."""
         return _divided(self.tokens_per_second, self.ceiling_tokens_per_second)
 
 
@@ -117,7 +117,7 @@ def _measure_pair(results: Results, pair: Pair) -> PairMeasures:
 def summarise(
     method: str, task: str | None, generations: Sequence[Generation], plain: Sequence[Generation]
 ) -> Measures:
-    """The figures of these records of one method, beside the baseline's."""
+    """The figures of one method's records, with their ratios to the baseline's."""
     done = succeeded(generations)
     rates = [g.rate for g in done if g.rate]
     steady = [r for g in done if g.rate for r in g.trace[1:]]
@@ -154,7 +154,7 @@ def summarise(
 
 
 def acceptance(histograms: Iterable[Sequence[int]]) -> tuple[float, ...]:
-    """[i]: part of all rounds that accepted more than i draft tokens."""
+    """[i]: share of all rounds that accepted more than i draft tokens."""
     rows = list(histograms)
     longest = max(map(len, rows), default=0)
     counts = [sum(row[n] for row in rows if n < len(row)) for n in range(longest)]
@@ -163,15 +163,15 @@ def acceptance(histograms: Iterable[Sequence[int]]) -> tuple[float, ...]:
 
 
 def _overlap(generations: Sequence[Generation]) -> float | None:
-    """Longer answers weigh more, as they do in the speed."""
+    """Weighted by the completions' lengths, as the speed is."""
     known = [(g.overlap, g.target_busy_s) for g in generations if g.overlap is not None]
     shared_s = _total(overlap * busy_s for overlap, busy_s in known if busy_s)
     return _divided(shared_s, _total(busy_s for _, busy_s in known))
 
 
 def _ceiling(generations: Sequence[Generation]) -> float | None:
-    """All tokens over the time that their forwards would have taken at each answer's own
-    ceiling; the first forward is left out here as everywhere."""
+    """All tokens over the time of their forward passes at each completion's ceiling; the first pass
+    is left out as everywhere."""
     tokens, ideal_s = 0.0, 0.0
     for g in generations:
         forward_s = _divided(g.mean_accepted, g.ceiling_tokens_per_second)

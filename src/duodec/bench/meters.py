@@ -1,4 +1,4 @@
-"""What the machine shows while it computes: memory, energy, bandwidth. None where it does not."""
+"""Measure memory, energy and bandwidth; None where the machine does not report them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def resident_bytes() -> int:
     for process in (here, *here.children(recursive=True)):
         try:
             total += process.memory_info().rss
-        except psutil.Error:  # it ended while we looked
+        except psutil.Error:  # it has ended meanwhile
             continue
     return total
 
 
 def peak_bytes() -> int:
-    """The most that this process has held; its children's memory is not in it."""
+    """The most memory that this process has held, without its children's."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB_OR_BYTES
 
 
@@ -37,11 +37,11 @@ class EnergyMeter:
     """The processors' own energy counters (RAPL)."""
 
     def __init__(self, root: Path = _RAPL) -> None:
-        self._domains: list[tuple[Path, int]] = []  # counter, the value at which it starts anew
+        self._domains: list[tuple[Path, int]] = []  # counter, the value at which it wraps
         self.absence: str | None = "the machine exposes no energy counter"
         for folder in sorted(root.glob("intel-rapl:*")):
             if folder.name.count(":") != 1:
-                continue  # a part of a package that is counted already
+                continue  # part of a package that is already counted
             try:
                 (folder / "energy_uj").read_text()
                 span = int((folder / "max_energy_range_uj").read_text())
@@ -60,7 +60,7 @@ class EnergyMeter:
             return None
 
     def joules_since(self, before: list[int] | None) -> float | None:
-        """Energy used since `read` gave ``before``."""
+        """Energy used since `read` returned ``before``."""
         now = self.read()
         if before is None or now is None:
             return None
@@ -69,7 +69,8 @@ class EnergyMeter:
 
 
 def bandwidth(num_threads: int) -> float:
-    """Bytes per second that so many threads read from memory together: the best of three."""
+    """Bytes per second that ``num_threads`` threads read from memory together: the best of
+    three."""
     sweeps = [np.ones(_SWEEP_BYTES // 8, dtype=np.int64) for _ in range(num_threads)]
     best_s = float("inf")
     with ThreadPoolExecutor(num_threads) as pool:

@@ -1,4 +1,4 @@
-"""Which records belong together: a target with its draft, and a method with its baseline."""
+"""Match records: a target with its draft, and a method with its baseline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duodec.bench.statistics import Ratio, ratio_of_rates
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and the draft beside it; None where no method used one."""
+    """A target and its draft; None if no method used one."""
 
     target: str
     draft: str | None
@@ -28,21 +28,21 @@ def pairs_of(results: Results) -> list[Pair]:
 
 
 def generations_of(results: Results, pair: Pair) -> list[Generation]:
-    """The pair's records. A method that was measured without a draft (plain decoding, lookup)
-    counts with every draft of its target."""
+    """The pair's records. A method measured without a draft (plain decoding, lookup) belongs to
+    every draft of its target."""
     ours = [g for g in results.generations if g.target == pair.target]
     drafted = {g.method for g in ours if g.draft == pair.draft}
     return [g for g in ours if g.draft == (pair.draft if g.method in drafted else None)]
 
 
 def succeeded(generations: Iterable[Generation]) -> list[Generation]:
-    """A failed generation is a missing value: it enters no figure."""
+    """The generations without an error. A failed one is a missing value: it enters no figure."""
     return [g for g in generations if not g.error]
 
 
 def ratio_to(ours: Iterable[Generation], theirs: Iterable[Generation]) -> Ratio | None:
-    """Our rate over theirs, on what both could measure: the same prompt, turn and repeat.
-    None where there is no such thing."""
+    """Our rate over theirs, on the prompts, turns and repeats that both measured. None if there are
+    none."""
     answers = {(g.prompt_key, g.repeat): g.rate for g in theirs}
     our_rates, their_rates, prompts = [], [], []
     for g in ours:

@@ -1,4 +1,4 @@
-"""What is to be measured, checked before anything is loaded."""
+"""Define what a benchmark measures, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Any
 
 from duodec.backends.simulated import StepTable
 from duodec.bench.tasks import TASKS
-from duodec.config import EngineConfig
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.loading import draft_for
 from duodec.methods.method import Method
 from duodec.methods.registry import METHODS
 from duodec.methods.registry import method as method_named
+from duodec.models.config import EngineConfig
 
-SHUFFLED = "shuffled"  # the control in which answers make no sense
+SHUFFLED = "shuffled"  # the control in which texts make no sense
 BASELINE = "ar"
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A method under the name that reports give it: `ar`, and `ar#2` if it is named again."""
+    """A method and its label in reports: `ar`, and `ar#2` if it is named twice."""
 
     label: str
     name: str
 
     def new(self) -> Method:
-        """The method as it is before its first answer."""
+        """A new method, which has learned nothing."""
         return method_named(self.name)
 
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What `duodec bench` was asked for."""
+    """The settings of `duodec bench`."""
 
     methods: tuple[str, ...] = tuple(METHODS)
     targets: tuple[str, ...] = (EngineConfig.target,)
@@ -62,7 +62,7 @@ class BenchPlan:
         for name in self.methods:
             method_named(name)
         if not self.methods:
-            raise BadOption("no methods are named; say, for instance, --methods ar,sps,duo")
+            raise BadOption("no methods are named; write, for instance, --methods ar,sps,duo")
         for name, least in (("max_tokens", 2), ("repeats", 1), ("limit", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -78,15 +78,15 @@ class BenchPlan:
         if self.draft_ms is not None:
             if self.simulate_ms is None:
                 raise BadOption(
-                    "draft-ms gives the costs of a simulation; say how slow its target is, with "
+                    "draft-ms gives the costs of a simulation; give its target's latency with "
                     "--simulate-ms"
                 )
             StepTable.parse(self.draft_ms)
         if self.control not in (None, SHUFFLED):
-            raise BadOption(f"unknown control '{self.control}'; the one there is: {SHUFFLED}")
+            raise BadOption(f"unknown control '{self.control}'; the only one is {SHUFFLED}")
         if self.control and self.replay_ms is None:
             raise BadOption(
-                f"the control '{SHUFFLED}' replays a text that makes no sense; say how fast, with "
+                f"the control '{SHUFFLED}' replays a text that makes no sense; give a latency with "
                 "--replay-ms"
             )
 
@@ -105,12 +105,12 @@ class BenchPlan:
 
     @property
     def baseline(self) -> str:
-        """The label of plain decoding; of the first method, where it takes no part."""
+        """The label of plain decoding; of the first method if plain decoding is not measured."""
         return BASELINE if BASELINE in self.methods else self.methods[0]
 
     def pairs(self) -> list[EngineConfig]:
-        """Every target with every draft, the drafts by name. Raises BadOption where a method
-        needs a draft model and none is known."""
+        """Every target with every draft, the drafts by name. Raises BadOption if a method needs a
+        draft model and none is known."""
         return [self._pair(target, draft) for target in self.targets for draft in self.drafts]
 
     def _pair(self, target: str, draft: str) -> EngineConfig:
@@ -127,7 +127,7 @@ class BenchPlan:
         return dataclasses.replace(config, draft=reference)
 
     def settings(self, command: str, started: str, prompts: Sequence[str]) -> dict[str, Any]:
-        """For the record: what was asked, and of which prompts."""
+        """The settings of the record: the plan, and its prompts."""
         sampling, config = self.sampling, self.config
         return {
             "command": command,
@@ -174,13 +174,13 @@ class BenchPlan:
         return self.replay_ms is not None or self.simulate_ms is not None
 
     def notes(self) -> list[str]:
-        """What a reader must know before any figure."""
+        """What a reader needs to know before any figure."""
         notes = []
         if self.simulate_ms is not None:
             note = (
                 f"Simulated: a forward pass of the target takes {self.simulate_ms:g} ms on a "
-                "virtual clock, one of the draft model what the cost table (draft_ms) says. Rows "
-                "and drafts are computed for real, nothing is waited for, and the work of the "
+                "virtual clock, one of the draft model the time in the cost table (draft_ms). Rows "
+                "and drafts are computed for real, nothing waits, and the work of the "
                 "decoding loop itself takes no time. The text is the target's own, recorded first."
             )
             if self.draft_speed != 1:
@@ -188,8 +188,8 @@ class BenchPlan:
             notes.append(note)
         if self.replay_ms is not None:
             notes.append(
-                f"The target was replayed at {self.replay_ms:g} ms a forward: its plain text was "
-                "recorded first, and its arithmetic is stood in for by waiting. Drafts, the "
+                f"The target was replayed at {self.replay_ms:g} ms a forward pass: its plain text "
+                "was recorded first, and waiting stands in for its arithmetic. Drafts, the "
                 "drafter's process and all clocks are real; a replay enforces the text, so it "
                 "proves nothing about exactness."
             )
@@ -197,11 +197,11 @@ class BenchPlan:
             if clocked:
                 notes.append(
                     f"{', '.join(clocked)} read more than the text: they ran on a clocked target, "
-                    "real forwards whose time is replaced by the same latency."
+                    "real forward passes whose time is replaced by the same latency."
                 )
         if self.control:
             notes.append(
-                "Control: the recorded answers were shuffled before they were replayed. No figure "
+                "Control: the recorded texts were shuffled before they were replayed. No figure "
                 "here says how fast anything is."
             )
         return notes

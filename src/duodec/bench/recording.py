@@ -1,4 +1,4 @@
-"""The target's plain text, recorded first: what every method must say, and what a replay says."""
+"""Record the target's plain text: the expected text of every method, and the text of replays."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from duodec.llm import LLM
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of a conversation: the tokens put to the target and its plain answer to them."""
+    """A turn of a conversation: the prompt's tokens and the target's plain completion."""
 
     number: int  # 1, 2, ...
     prompt_tokens: tuple[int, ...]
     answer: tuple[int, ...]
     text: str
     max_tokens: int
-    candidates: tuple[Candidates, ...] = ()  # of the row that each answer token came from
+    candidates: tuple[Candidates, ...] = ()  # of the row that each token was drawn from
 
     @property
     def candidates_by_position(self) -> dict[int, Candidates]:
@@ -38,7 +38,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A prompt with its turns; where one could not be answered, ``error`` says why, and the turns
+    """A prompt with its turns. If one could not be completed, ``error`` says why, and the turns
     before it are left out too."""
 
     prompt: Prompt
@@ -47,7 +47,7 @@ class Conversation:
 
 
 class _Noting:
-    """A target that notes what it held likely after each text that it was asked about."""
+    """A target that records its candidates after each text that it scores."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -60,14 +60,14 @@ class _Noting:
 
 
 def tokens_for(task: str, max_tokens: int) -> int:
-    """Tokens that an answer to a task may have: fewer where the paper allows fewer."""
+    """The most tokens of a task's completions: fewer where the paper allows fewer."""
     return min(max_tokens, SHORT_TOKENS) if task in SHORT_TASKS else max_tokens
 
 
 def record(
     engine: LLM, prompts: Sequence[Prompt], sampling: SamplingParams, max_tokens: int
 ) -> Iterator[Conversation]:
-    """The plain answers, one conversation after the other; each turn sees the answers before."""
+    """The plain completions, one conversation after another; each turn sees the earlier ones."""
     for prompt in prompts:
         limit = tokens_for(prompt.task, max_tokens)
         messages: list[dict[str, str]] = []
@@ -90,8 +90,8 @@ def record(
 
 
 def shuffled(conversation: Conversation, is_end: Callable[[int], bool]) -> Conversation:
-    """The answers' tokens in an order that means nothing; the token that ends one stays last. A
-    drafter that does well on such a text knows what it cannot know."""
+    """The completions' tokens in a meaningless order; end tokens stay last. A drafter that does
+    well on such a text knows what it cannot know."""
     turns = []
     for turn in conversation.turns:
         body = [token for token in turn.answer if not is_end(token)]

@@ -1,4 +1,4 @@
-"""A run, or several beside each other, as one HTML page that needs no network and no script."""
+"""Write a run, or a comparison of several, as one HTML page without network access or scripts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from duodec.bench.sentences import cautions, failures, verdict
 from duodec.bench.tables import cost_table, paper_table, task_tables
 from duodec.bench.timeline import timeline
 
-_MOST_FAILURES = 100  # named one by one
+_MOST_FAILURES = 100  # listed one by one
 _SHOWN_ELSEWHERE = {"command", "notes"}
 
 
 def write_report(results: Results, path: Path, *, raw: str = RESULTS) -> None:
-    """The page of one run, whole or not at all; ``raw`` is the link to its records, from the
+    """Write the page of one run, whole or not at all; ``raw`` is the link to its records, from the
     page's folder. Raises OSError."""
     failed = failures(results)
     page = _render(
@@ -44,13 +44,13 @@ def write_report(results: Results, path: Path, *, raw: str = RESULTS) -> None:
 
 
 def write_comparison(results: Sequence[Results], names: Sequence[str], path: Path) -> None:
-    """The page of several runs, whole or not at all. Raises OSError."""
+    """Write the page of several runs, whole or not at all. Raises OSError."""
     tables = compare(results, names)
     _write(path, _render("comparison.html.j2", runs=results, names=names, tables=tables))
 
 
 def _section(results: Results, number: int, measures: PairMeasures) -> dict[str, Any]:
-    """What the page shows of one pair."""
+    """The page's section on one pair."""
     ours = generations_of(results, measures.pair)
     shown = timeline(ours, measures.methods, measures.baseline)
     return {

@@ -1,7 +1,7 @@
-"""What a benchmark wrote down: one record a generation, in a file with a version.
+"""Read and write a benchmark's records: one a generation, in a file with a version.
 
-``results.json`` holds `Results`; `docs/evaluation.md` documents its fields. While a run is on,
-records are appended to ``generations.jsonl`` beside it, so that an interruption loses nothing.
+``results.json`` holds `Results`; `docs/evaluation.md` documents its fields. During a run, records
+are appended to ``generations.jsonl`` in the same folder, so that an interruption loses nothing.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ RESULTS, JOURNAL = "results.json", "generations.jsonl"
 
 @dataclass(frozen=True)
 class RoundTrace:
-    """One target forward of a generation; seconds count from the request."""
+    """One forward pass of the target in a generation; seconds count from the request."""
 
     start_s: float
     end_s: float
     num_tokens: int  # that joined the text
     num_accepted: int  # of them, drafted ones
-    num_scored: int  # draft tokens in the forward
-    draft_wait_s: float  # before the forward, spent on drafting or waiting for it
-    overlap_s: float  # of the forward, during which the drafter was at work
+    num_scored: int  # draft tokens in the forward pass
+    draft_wait_s: float  # before the pass, spent on drafting or waiting for it
+    overlap_s: float  # of the pass, during which the drafter worked
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One answer of one method. A failed one has an ``error`` and no measures (None, [])."""
+    """One completion of one method. A failed one has an ``error`` and no measures (None, [])."""
 
     task: str
     prompt_id: str
@@ -51,26 +51,26 @@ class Generation:
     ttft_s: float | None = None
     decode_s: float | None = None  # from the first token to the last
     rounds: int | None = None
-    mean_accepted: float | None = None  # tokens a forward, the target's own included
+    mean_accepted: float | None = None  # tokens a forward pass, the target's own included
     acceptance_histogram: list[int] = field(default_factory=list)  # rounds that accepted 0, 1, ...
     draft_tokens: int | None = None
     accepted_tokens: int | None = None
     target_busy_s: float | None = None
     draft_busy_s: float | None = None
-    overlap: float | None = None  # part of the target's time with the drafter at work too
-    identical: bool | None = None  # to plain decoding; None where that is not promised
+    overlap: float | None = None  # share of the target's time during which the drafter works
+    identical: bool | None = None  # to plain decoding; None if that is not promised
     near_ties: int | None = None
     drafter_restarts: int | None = None
     ceiling_tokens_per_second: float | None = None  # the target's latency or bandwidth allows
     memory_bytes: int | None = None  # resident at its end, the drafter's process included
     energy_j: float | None = None
-    score: bool | None = None  # a right answer, where the task has one and it was asked for
+    score: bool | None = None  # a correct answer, if the task has one and scoring is on
     error: str | None = None
     trace: list[RoundTrace] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What no two records of a run share."""
+        """The key of a record, unique in a run."""
         parts = (self.target, self.draft or "", self.method, self.repeat, *self.prompt_key)
         return tuple(str(part) for part in parts)
 
@@ -80,8 +80,8 @@ class Generation:
 
     @property
     def rate(self) -> tuple[float, float] | None:
-        """(tokens, seconds) of decoding, those of the first round left out; None where there
-        is nothing to measure."""
+        """(tokens, seconds) of decoding without the first round; None if there is nothing to
+        measure."""
         if self.error or len(self.trace) < 2 or not self.decode_s:
             return None
         return float((self.new_tokens or 0) - self.trace[0].num_tokens), self.decode_s
@@ -99,14 +99,14 @@ class Generation:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Generation:
-        """Raises TypeError or ValueError for what `as_json` does not write."""
+        """Undo `as_json`. Raises TypeError or ValueError for what it does not write."""
         trace = [RoundTrace(*values) for values in record["trace"]]
         return cls(**{**record, "trace": trace})
 
 
 @dataclass(frozen=True)
 class Results:
-    """A run: what it measured, on what, asked how."""
+    """A run: its measurements, its machine and its settings."""
 
     generations: Sequence[Generation]
     environment: dict[str, Any]
@@ -114,7 +114,7 @@ class Results:
 
     @cached_property
     def methods(self) -> list[str]:
-        """Labels in the order in which they were asked for."""
+        """Labels in the order of the settings."""
         return list(self.settings["methods"])
 
     @cached_property
@@ -122,7 +122,7 @@ class Results:
         return list(self.settings["tasks"])
 
     def write(self, path: Path) -> None:
-        """Whole or not at all. Raises OSError."""
+        """Write the file, whole or not at all. Raises OSError."""
         document = {
             "schema_version": SCHEMA_VERSION,
             "environment": self.environment,
@@ -145,7 +145,7 @@ class Results:
             ) from error
         except ValueError as error:
             raise ResultsUnreadable(
-                f"{path} is no JSON ({error}); name a results.json of duodec bench"
+                f"{path} is not JSON ({error}); name a results.json of duodec bench"
             ) from error
         version = document.get("schema_version") if isinstance(document, dict) else None
         if version != SCHEMA_VERSION:

@@ -1,9 +1,8 @@
-"""The measuring loop: fair turns, cold prompts, every record kept at once.
+"""Measure methods in turn, with cold prompts, and keep every record at once.
 
-For each conversation every method has its turn, in an order that rotates. A method's stores and
-costs are its own in each repeat; what it learned of texts comes from the conversations before,
-never from another method, and never from the same prompt. (What its own steps cost is learned by
-the drafter's process, for all of them.)
+For each conversation every method runs once, in an order that rotates. A method has its own stores
+and costs in each repeat; it learns from earlier conversations, never from another method or from
+the same prompt. (The drafter's process measures its own steps' costs for all of them.)
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from duodec.bench.recording import Conversation, Turn, record, shuffled
 from duodec.bench.results import Generation, RoundTrace
 from duodec.bench.scoring import Scorer
 from duodec.bench.tasks import Prompt
-from duodec.busy import OtherPrograms
-from duodec.config import EngineConfig
 from duodec.core.events import Finished
 from duodec.core.round import Stats
 from duodec.errors import DuodecError
+from duodec.machine.busy import OtherPrograms
 from duodec.methods.method import Method
+from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
 
 _WARM_UP = Prompt(
@@ -40,11 +39,11 @@ _WARM_UP = Prompt(
 _WARM_UP_TOKENS = 48
 
 OnProgress = Callable[[str, int, int], None]
-"""What is being done, how much of it is done, of how much."""
+"""What is being done, the amount done, and the total."""
 
 
 class Keeper(Protocol):
-    """Where records go: a `Journal`, or somewhere that forgets."""
+    """Where records go: a `Journal`, or memory."""
 
     generations: list[Generation]
 
@@ -66,7 +65,7 @@ class Runner:
     facts: dict[str, str] = field(default_factory=dict)  # measured at the start: cost tables
 
     def run(self, prompts: Sequence[Prompt]) -> None:
-        """Measure what the journal lacks. Raises DuodecError when the pair cannot be loaded."""
+        """Measure what the journal lacks. Raises DuodecError if the pair cannot be loaded."""
         entrants = [e for e in self.plan.entrants if not self._is_done_with_another_draft(e)]
         if not entrants:
             return
@@ -86,7 +85,7 @@ class Runner:
     def _stage(self, entrants: Sequence[Entrant]) -> AbstractContextManager[Stage]:
         sampling = self.plan.sampling
         if self.plan.simulate_ms is not None:
-            from duodec.bench.simulation import simulated_stage  # which runs a Runner itself
+            from duodec.bench.simulation import simulated_stage  # which imports Runner
 
             needs_model = any(entrant.new().takes_draft_model for entrant in entrants)
             return simulated_stage(self.config, self.plan, needs_model=needs_model)
@@ -121,7 +120,7 @@ class Runner:
     ) -> None:
         warm_up, *measured = conversations
         costs = {entrant.label: Costs() for entrant in entrants}
-        for entrant in entrants:  # costs are learned; what else is learned is forgotten again
+        for entrant in entrants:  # only what is learned of costs is kept
             method = entrant.new()
             for _ in self._answers(stage.bed_for(method), method, costs[entrant.label], warm_up):
                 pass
@@ -158,7 +157,7 @@ class Runner:
         conversation: Conversation,
         repeat: int,
     ) -> list[Generation]:
-        """The records of a conversation before anything was measured."""
+        """The records of a conversation, without measures."""
         prompt = conversation.prompt
         return [
             Generation(
@@ -193,7 +192,7 @@ class Runner:
                 answer, joules = next(answers)
             except DuodecError as error:
                 yield replace(blank, error=str(error))
-                answers = iter(())  # what follows it would follow another text
+                answers = iter(())  # later turns would follow another text
                 continue
             except StopIteration:
                 yield replace(blank, error="an earlier turn failed")
@@ -203,7 +202,7 @@ class Runner:
     def _answers(
         self, bed: Bed, method: Method, costs: Costs, conversation: Conversation
     ) -> Iterator[tuple[Finished, float | None]]:
-        """Each turn's answer and the energy it took; only the first is cold."""
+        """Each turn's completion and the energy it took; only the first turn is cold."""
         bed.forget()
         for turn in conversation.turns:
             gc.collect()
@@ -240,7 +239,7 @@ class Runner:
 
 
 def _measured(blank: Generation, stats: Stats) -> Generation:
-    """A record with what rounds and clocks say of an answer."""
+    """A record with the measures of a completion's rounds and times."""
     begin_s = stats.begin_s
     return replace(
         blank,

@@ -1,8 +1,7 @@
-"""Right answers: where the text is the same, so is the score.
+"""Score completions: equal texts have equal scores.
 
 A mathematical answer is compared with the reference number, and a function is run against its
-tests (HumanEval's pass@1). What a model wrote is run only for those who ask for it: it is
-`score_text_and_code` that does.
+tests (HumanEval's pass@1). Only `score_text_and_code` runs code that a model wrote.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from duodec.bench.tasks import CodeTask, Prompt, final_number
 from duodec.errors import BackendUnavailable
 
 Scorer = Callable[[Prompt, str], bool | None]
-"""Whether an answer is right; None where the prompt has no right answer to compare with."""
+"""Whether an answer is right; None if the prompt has no reference answer."""
 
 _BLOCK = re.compile(r"^[ \t]*(```|~~~)[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
 
-# The process that runs an answer: its limits are set before it reads a line of it, and the
-# token is written only when all of it ran to the end.
+# The process that runs an answer: its limits are set before it reads the answer, and it writes the
+# token only if all of it ran to the end.
 _RUNNER = """
 import json, os, sys, types
 
@@ -73,20 +72,20 @@ verdict.write(program["token"].encode())
 
 
 def score_text(prompt: Prompt, answer: str) -> bool | None:
-    """The scorer that runs nothing: it knows the answers of math_reasoning alone."""
+    """Score without running code: only math_reasoning has scores."""
     if prompt.task != "math_reasoning" or prompt.reference is None:
         return None
     return score_math(answer, prompt.reference)
 
 
 def score_text_and_code(prompt: Prompt, answer: str) -> bool | None:
-    """The scorer that also runs what was written for humaneval; `score_code` says how."""
+    """Score, and also run the code written for humaneval; see `score_code`."""
     return score_text(prompt, answer) if prompt.code is None else score_code(answer, prompt.code)
 
 
 def score_math(answer: str, reference: str) -> bool:
-    """GSM8K's exact match: the final number of the answer is that of the reference. An answer
-    without a number, such as one that was cut off, is wrong."""
+    """GSM8K's exact match: the final number of the answer equals the reference's. An answer without
+    a number, such as a truncated one, is wrong."""
     given, right = final_number(answer), final_number(reference)
     return given is not None and right is not None and Decimal(given) == Decimal(right)
 
@@ -96,11 +95,11 @@ def score_code(
 ) -> bool:
     """HumanEval's pass@1: the function in the answer passes the task's tests within the limits.
 
-    It runs in a process of its own, in an empty folder, with the standard library only, no input
-    and no environment; it may write no file, open no connection and start no process, and it and
-    all that it started are killed at the end. That is a guard against accidents. It is no
-    sandbox: an answer that means harm gets around it, so do not run answers of models that you
-    would not trust with your machine. Raises BackendUnavailable where no answer can be run.
+    It runs in a separate process, in an empty folder, with the standard library only, no input and
+    no environment; it may write no file, open no connection and start no process, and its process
+    group is killed at the end. This guards against accidents. It is not a sandbox: malicious code
+    can evade it, so do not run answers of models that you would not trust with your machine. Raises
+    BackendUnavailable if no answer can be run.
     """
     token = secrets.token_hex()
     program = {
@@ -108,10 +107,10 @@ def score_code(
         "entry_point": task.entry_point,
         "token": token,
         "limits": {
-            "RLIMIT_CPU": int(limit_s) + 1,  # seconds; holds when we are killed before it
+            "RLIMIT_CPU": int(limit_s) + 1,  # seconds; works even if we are killed first
             "RLIMIT_AS": limit_bytes,
             "RLIMIT_FSIZE": 1 << 20,
-            "RLIMIT_NPROC": 0,  # more of them; the superuser has no such limit
+            "RLIMIT_NPROC": 0,  # further processes; the superuser has no such limit
             "RLIMIT_CORE": 0,
         },
     }
@@ -128,8 +127,8 @@ def score_code(
 
 
 def _parts(answer: str, task: CodeTask) -> list[str]:
-    """The answer as a program: the first block with the function, else the first block, else
-    all of it; what lacks the function's first line is its body."""
+    """The answer as a program: the first block with the function, else the first block, else all of
+    it; code without the function's first line is its body."""
     definition = re.compile(rf"^def {re.escape(task.entry_point)}\b", re.MULTILINE)
     blocks = [textwrap.dedent(block) for _, block in _BLOCK.findall(answer)] or [answer]
     code = next(filter(definition.search, blocks), blocks[0])
@@ -139,7 +138,7 @@ def _parts(answer: str, task: CodeTask) -> list[str]:
 
 
 def _run(program: dict[str, Any], limit_s: float) -> str:
-    """What the runner wrote until its end or the limit; nothing if it did not even start."""
+    """The runner's output until its end or the limit; empty if it did not start."""
     with tempfile.TemporaryDirectory(prefix="duodec-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "empty").mkdir()

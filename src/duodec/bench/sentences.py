@@ -1,4 +1,4 @@
-"""What a report says in words: its verdict, its cautions, and what its figures stand on."""
+"""Write a report's sentences: its verdict, its cautions, and the base of its figures."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SAME_METHOD_MAY_DIFFER = 0.02
 _QUIET = "measure again on a quiet machine"
 
 TEST_BEDS = {
-    "replay": "a replayed target (its forwards are waited for, not computed)",
-    "clocked": "a target whose forwards count as a given latency",
+    "replay": "a replayed target (waiting stands in for its forward passes)",
+    "clocked": "a target whose forward passes count as a given latency",
     "simulated": "a simulated target (virtual time, costs from tables)",
-    "enforced": "a target that is made to give a recorded text",
+    "enforced": "a target that is forced to give a recorded text",
 }
 
 
@@ -30,7 +30,7 @@ def verdict(measures: PairMeasures) -> str:
     head = f"On {bed}, " if bed else ""
     ratios = {m: ratio for m in others if (ratio := measures.of(m).ratio)}
     if not ratios:
-        return f"{head}nothing was measured that can be compared with {plain}."
+        return f"{head}no measurement can be compared with {plain}."
     best, ratio = max(ratios.items(), key=lambda item: item[1].value)
     prompts = count(ratio.num_prompts, "prompt")
     figures = f"{interval_words(ratio)}, over {prompts}"
@@ -48,9 +48,9 @@ def verdict(measures: PairMeasures) -> str:
 
 
 def cautions(results: Results) -> list[str]:
-    """Why these figures may mislead, each with its remedy; the gravest first."""
+    """Why these figures may mislead, each with its remedy; the most serious first."""
     pairs = measure(results)
-    found: dict[str, list[str]] = {}  # -> the pairs that it holds for
+    found: dict[str, list[str]] = {}  # -> the pairs that it applies to
     for measures in pairs:
         ours = generations_of(results, measures.pair)
         for words in (
@@ -87,7 +87,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _others(measures: PairMeasures) -> list[str]:
-    """Methods proper: not the baseline, and not the baseline a second time."""
+    """All methods but the baseline and its repetitions."""
     plain = measures.baseline
     return [m for m in measures.methods if m.partition("#")[0] != plain.partition("#")[0]]
 
@@ -95,7 +95,7 @@ def _others(measures: PairMeasures) -> list[str]:
 def _about_the_run(results: Results) -> Iterator[str]:
     if not results.settings.get("is_complete", True):
         yield (
-            "The run was cut short, so that methods may rest on different prompts; "
+            "The run was cut short, so methods may be measured on different prompts; "
             "let it run to its end."
         )
     load = next(iter(results.environment.get("load_average") or [0.0]))
@@ -116,14 +116,14 @@ def _about_failures(ours: Sequence[Generation], measures: PairMeasures) -> Itera
             first = next(g for g in ours if g.method == method and g.error)
             yield (
                 f"{cell.num_failed} of {cell.num_generations} generations of {method} failed and "
-                f"enter no figure (first: {_place(first)}, {one_line(first.error)}); "
-                "mend the cause and measure again."
+                f"are in no figure (first: {_place(first)}, {one_line(first.error)}); "
+                "fix the cause and measure again."
             )
         restarts = sum(g.drafter_restarts or 0 for g in ours if g.method == method)
         if restarts:
             yield (
-                f"The drafter of {method} was restarted {count(restarts, 'time')}, and what it "
-                "drafted meanwhile is missing; look for its cause (memory?) and measure again."
+                f"The drafter of {method} was restarted {count(restarts, 'time')}, and its "
+                "drafts of that time are missing; look for its cause (memory?) and measure again."
             )
 
 
@@ -137,8 +137,8 @@ def _about_the_text(measures: PairMeasures) -> Iterator[str]:
             )
             yield (
                 f"{method} gave another text than plain decoding in {differing} of "
-                f"{cell.identical.total} answers{ties}: with other kernels or widths a near tie "
-                "may fall otherwise; measure with --exact."
+                f"{cell.identical.total} completions{ties}: with other kernels or widths a near "
+                "tie may be decided differently; measure with --exact."
             )
 
 
@@ -163,8 +163,8 @@ def _about_noise(ours: Sequence[Generation], measures: PairMeasures) -> Iterator
 
 
 def _slow_words(method: str, generations: Sequence[Generation]) -> Iterator[str]:
-    """Seconds a round, drafting included, against the method's own on the same task: neither
-    acceptance nor the length of the answer enters, and the contexts are alike."""
+    """Compare seconds a round, drafting included, with the method's other generations on the same
+    task: independent of acceptance and of the completion's length, at similar contexts."""
     timed = sorted((g for g in generations if g.rate), key=lambda g: g.task)
     found: list[tuple[float, Generation]] = []
     for _, group in groupby(timed, key=lambda g: g.task):

@@ -1,7 +1,7 @@
 """Run every method on a virtual clock: see `duodec.backends.simulated`.
 
-`duodec bench --simulate-ms` keeps its figures in a folder like any other run; `duodec plan` shows
-them and keeps nothing.
+`duodec bench --simulate-ms` writes its figures to a folder like any other run; `duodec plan` only
+shows them.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ from duodec.bench.results import Generation, Results
 from duodec.bench.run import OnProgress, Runner
 from duodec.bench.scoring import score_text
 from duodec.bench.tasks import Prompt
-from duodec.config import CorePlan, EngineConfig, available_cores
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Candidates, DraftModel, RowQuery, Target
+from duodec.drafts import recipe_for
 from duodec.loading import load
+from duodec.machine.cores import CorePlan, available_cores
 from duodec.methods.method import Method
 from duodec.models import resolve
+from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
 
-_TABLE_TOKENS = (1, 2, 4, 8, 16, 32, 64)  # of a draft step that are measured
-_TABLE_TEXT = 100  # tokens of text before them
+_TABLE_TOKENS = (1, 2, 4, 8, 16, 32, 64)  # of the draft steps that are measured
+_TABLE_TEXT = 100  # tokens of context
 _TABLE_RUNS = 9
 _SLOT = 0
 
 
 @dataclass
 class SimulatedBed:
-    """Every answer on a clock of its own."""
+    """Completes each turn on its own clock."""
 
     parts: Parts
     target: Target
@@ -80,16 +82,16 @@ class SimulatedBed:
         return answered(engine, self.parts.sampling, method, turn, len(turn.answer))
 
     def forget(self) -> None:
-        """The draft model reads one token in place of what it knows; target and drafter are new
-        for each answer anyway."""
+        """Replace the draft model's cache by one token; target and drafter are new for each
+        completion."""
         if self.model is not None:
             self.model.rows(RowQuery(_SLOT, np.zeros(1, dtype=np.int32), Draft(), ()))
 
 
 @contextmanager
 def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool) -> Iterator[Stage]:
-    """A bed on virtual time, and an engine that records. The stage tells its cost table."""
-    assert plan.simulate_ms is not None, "a simulation is of a latency"
+    """A bed on virtual time, and an engine that records. The stage reports its cost table."""
+    assert plan.simulate_ms is not None, "a simulation needs a latency"
     curve = LatencyCurve(plan.simulate_ms / 1e3, prefill_s=plan.prefill_ms / 1e3)
     with load(replace(config, draft=None)) as engine:
         vocabulary = engine.tokenizer
@@ -99,13 +101,14 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
         model, table = None, None
         if needs_model and config.draft is not None:
             path = resolve(config.draft, offline=config.offline).path
-            loaded = LlamaRecipe(
+            recipe = LlamaRecipe(
                 path,
                 engine.num_context,
                 len(cores),
                 vocabulary.num_vocab,
                 max_window=config.draft_window,
-            ).load()
+            )
+            loaded = recipe_for(vocabulary, recipe).load()
             table = StepTable.parse(plan.draft_ms) if plan.draft_ms else measured(loaded)
             model = PricedModel(loaded, table.faster(plan.draft_speed))
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
@@ -114,7 +117,7 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
 
 
 def measured(model: DraftModel) -> StepTable:
-    """What forward passes of a draft model take here: the median of some, after a short text."""
+    """Measure a draft model's forward passes: medians after a short text."""
     rng = np.random.default_rng(0)
     text = rng.integers(0, 1000, _TABLE_TEXT).astype(np.int32)
     points = []

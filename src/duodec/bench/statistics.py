@@ -1,6 +1,6 @@
-"""The statistics of a benchmark, by scipy: paired ratios with intervals, and robust outliers.
+"""Compute a benchmark's statistics with scipy: paired ratios with intervals, and outliers.
 
-Numbers in, numbers out: nothing here knows of methods, tasks or files.
+Numbers in, numbers out: independent of methods, tasks and files.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ Rate = tuple[float, float]  # (tokens, seconds)
 
 _RESAMPLES = 2000
 _OUTLIER_DEVIATIONS = 5.0
-_OUTLIER_SHARE = 0.25  # of the median: less is no finding, however quiet the rest was
+_OUTLIER_SHARE = 0.25  # of the median: less is not reported, however small the spread
 _FEWEST_FOR_OUTLIERS = 5
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of rates and its 95% interval; a single prompt has none (None)."""
+    """A ratio of rates and its 95% interval (None for a single prompt)."""
 
     value: float
     low: float | None
     high: float | None
-    num_prompts: int  # independent ones, that the interval rests on
+    num_prompts: int  # independent prompts that the interval is based on
 
     @property
     def is_slower(self) -> bool:
@@ -42,9 +42,8 @@ def ratio_of_rates(
 ) -> Ratio:
     """Our tokens per second over theirs, each a ratio of sums, with a percentile interval.
 
-    The three sequences run in parallel: the i-th rates answer the same question, and
-    ``prompts[i]`` says which draws belong together. Prompts are resampled, in pairs and with
-    all their repeats and turns, since these are no independent evidence.
+    The three sequences correspond: the i-th rates are of the same prompt, ``prompts[i]``. Prompts
+    are resampled, in pairs and with all their repeats and turns, since these are not independent.
     """
     totals: dict[Hashable, np.ndarray] = {}
     for prompt, our, their in zip(prompts, ours, theirs, strict=True):
@@ -76,7 +75,7 @@ def slow_outliers(seconds: Sequence[float]) -> list[int]:
     """Which of these durations are far longer than the others: by more than 5 deviations
     (median absolute deviation, scaled to a normal distribution's) and by more than a quarter.
 
-    Short ones are nothing to warn of. Of fewer than five nothing can be said.
+    Short ones are not reported. Fewer than five durations have no outliers.
     """
     if len(seconds) < _FEWEST_FOR_OUTLIERS:
         return []

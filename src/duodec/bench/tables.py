@@ -1,7 +1,7 @@
-"""The tables of a report, and their Markdown: as in the papers, a table a task, and costs.
+"""Make the tables of a report and their Markdown: the papers' table, one a task, and costs.
 
-A column that nothing was measured for is left out, and a note says so. A loss (an interval
-below 1) is marked in words.
+A column without measurements is left out, and a note says so. A loss (an interval below 1) is
+marked in words.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*[]<>|"})
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a table: the figure, what belongs to it, and a mark in a word."""
+    """A table's cell: the figure, a detail, and a verdict in one word."""
 
     text: str
     detail: str = ""
@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Row heads stand in the first column; `notes` say what is left out, and why."""
+    """Row heads are in the first column; `notes` say what is left out, and why."""
 
     caption: str
     head: tuple[str, ...]
@@ -48,14 +48,14 @@ class Column:
 
 
 def paper_table(measures: PairMeasures) -> Table:
-    """Methods by tasks, in each cell the speed-up and the tokens a forward."""
+    """Methods by tasks, in each cell the speed-up and the tokens a forward pass."""
     tasks = (*measures.tasks, None)
     rows = [
         (Cell(method), *(_paper_cell(measures.of(method, task)) for task in tasks))
         for method in measures.methods
     ]
     return Table(
-        f"Speed over {measures.baseline}'s / tokens a target forward",
+        f"Speed over {measures.baseline}'s / tokens a forward pass",
         ("method", *measures.tasks, ALL),
         tuple(rows),
     )
@@ -64,12 +64,12 @@ def paper_table(measures: PairMeasures) -> Table:
 def task_tables(measures: PairMeasures) -> list[Table]:
     """The figures of all tasks together, then those of each."""
     columns = (
-        Column("tok/s", lambda m: _number(m.tokens_per_second, 1), "no answer had two rounds"),
+        Column("tok/s", lambda m: _number(m.tokens_per_second, 1), "no completion had two rounds"),
         Column(f"to {measures.baseline} (95%)", _ratio, f"{measures.baseline} is missing"),
-        Column("tokens a forward", lambda m: _number(m.mean_accepted, 2), "no answer"),
-        Column("TTFT ms", lambda m: _ms(m.ttft_s), "no answer"),
-        Column("ms a token", lambda m: _ms(m.token_latency_s), "no answer had two rounds"),
-        Column("gap p95 ms", lambda m: _ms(m.gap_p95_s), "no answer had two rounds"),
+        Column("tokens a pass", lambda m: _number(m.mean_accepted, 2), "no completion"),
+        Column("TTFT ms", lambda m: _ms(m.ttft_s), "no completion"),
+        Column("ms a token", lambda m: _ms(m.token_latency_s), "no completion had two rounds"),
+        Column("gap p95 ms", lambda m: _ms(m.gap_p95_s), "no completion had two rounds"),
         Column("overlap", lambda m: _percent(m.overlap), "no drafter"),
         Column(
             "same text",
@@ -77,7 +77,7 @@ def task_tables(measures: PairMeasures) -> list[Table]:
             "not promised, or not provable on this test bed",
         ),
         Column("near ties", lambda m: _number(m.num_near_ties, 0), "not counted"),
-        Column("right answers", lambda m: _counted(m.score), "not asked for"),
+        Column("right answers", lambda m: _counted(m.score), "not scored"),
         Column("failed", _failed, ""),
     )
     return [
@@ -87,14 +87,14 @@ def task_tables(measures: PairMeasures) -> list[Table]:
 
 
 def cost_table(measures: PairMeasures, no_energy: str) -> Table:
-    """How near each method comes to its ceilings, and what it costs; ``no_energy`` says why
-    there may be no energy."""
+    """How close each method comes to its ceilings, and what it costs; ``no_energy`` says why energy
+    may be missing."""
     columns = (
-        Column("tok/s", lambda m: _number(m.tokens_per_second, 1), "no answer had two rounds"),
+        Column("tok/s", lambda m: _number(m.tokens_per_second, 1), "no completion had two rounds"),
         Column(
             "if drafting were free",
             lambda m: _with_share(m.drafting_free_tokens_per_second, m.efficiency),
-            "no answer had two rounds",
+            "no completion had two rounds",
         ),
         Column(
             "target's ceiling",
@@ -108,7 +108,7 @@ def cost_table(measures: PairMeasures, no_energy: str) -> Table:
         Column("J a token", lambda m: _number(m.energy_j_per_token, 2), no_energy),
     )
     cells = [measures.of(m) for m in measures.methods]
-    return _table("Efficiency, tok/s and parts of each ceiling", columns, cells)
+    return _table("Efficiency, tok/s and shares of each ceiling", columns, cells)
 
 
 def markdown(table: Table) -> str:
@@ -127,12 +127,12 @@ def markdown(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """Text escaped for Markdown, on one line."""
     return " ".join(text.split()).translate(_SPECIAL)
 
 
 def ratio_cell(ratio: Ratio | None, detail: str = "") -> Cell:
-    """A ratio, coloured by its size and marked where its interval excludes 1."""
+    """A ratio, coloured by its size and marked if its interval excludes 1."""
     if ratio is None:
         return Cell(_MISSING)
     mark = mark_of(ratio)
@@ -140,7 +140,7 @@ def ratio_cell(ratio: Ratio | None, detail: str = "") -> Cell:
 
 
 def mark_of(ratio: Ratio) -> str:
-    """What the interval excludes 1 for; nothing where the figure reads 1.00 all the same."""
+    """slower or faster, if the interval excludes 1 and the figure does not read 1.00; else ""."""
     if f"{ratio.value:.2f}" == "1.00":
         return ""
     return "slower" if ratio.is_slower else "faster" if ratio.is_faster else ""
@@ -178,7 +178,7 @@ def _ratio(measures: Measures) -> Cell | None:
 
 
 def _heat(ratio: Ratio) -> int:
-    """1, 2 or 3, parted at factors of 1.25 and 1.75; negative below 1."""
+    """1, 2 or 3, with bounds at factors of 1.25 and 1.75; negative below 1."""
     factor = max(ratio.value, 1 / ratio.value)
     size = 1 + (factor > 1.25) + (factor > 1.75)
     return size if ratio.value > 1 else -size

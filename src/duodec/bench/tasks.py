@@ -1,10 +1,9 @@
-"""Prompts of the seven tasks on which the DuoDecoding paper (arXiv 2503.00784) measures.
+"""Read prompts of the seven tasks of the DuoDecoding paper (arXiv 2503.00784).
 
 A folder of prompts is in Spec-Bench's public format: one JSON object a line, with
 ``question_id``, ``turns`` and sometimes ``reference``, in one ``<task>.jsonl`` a task or in
-Spec-Bench's own ``question.jsonl``, where ``category`` tells the tasks apart. HumanEval is a
-file beside them, in OpenAI's format. Our own prompts, in ``duodec/data/tasks``, are such a
-folder too.
+Spec-Bench's own ``question.jsonl``, where ``category`` names the task. HumanEval is another file in
+the folder, in OpenAI's format. Our own prompts, in ``duodec/data/tasks``, are such a folder too.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TASKS = (
     "mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "humaneval",
 )  # fmt: skip
 SHORT_TASKS = ("qa", "rag")
-SHORT_TOKENS = 32  # an answer to one of them is at most this long in the paper
+SHORT_TOKENS = 32  # the paper's longest completion of these tasks
 
 _OWN = Path(__file__).parents[1] / "data" / "tasks"
 _TOGETHER = "question.jsonl"  # Spec-Bench's six tasks in one file
@@ -52,12 +51,12 @@ class CodeTask:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation's turns as the user puts them, the next one after each answer."""
+    """A conversation's user turns; each follows the completion of the one before."""
 
     task: str
-    prompt_id: str  # no other prompt of the task has it
+    prompt_id: str  # unique in the task
     turns: tuple[str, ...]
-    reference: str | None  # of several the first; in math_reasoning a number
+    reference: str | None  # the first of several; in math_reasoning a number
     code: CodeTask | None  # of humaneval
 
 
@@ -73,13 +72,13 @@ def tasks_named(names: str | None) -> list[str]:
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise BadOption(f"unknown task '{name}'{hint}; choose from: {', '.join(TASKS)}")
     if not wanted:
-        raise BadOption(f"'{names}' names no task; choose from: {', '.join(TASKS)}")
+        raise BadOption(f"'{names}' contains no task; choose from: {', '.join(TASKS)}")
     return [task for task in TASKS if task in wanted or "all" in wanted]
 
 
 def read_prompts(folder: Path | None, tasks: Sequence[str], limit: int | None) -> list[Prompt]:
-    """The prompts of ``tasks``, each text once; with a limit, at most that many a task, spread
-    over its file. Without a folder, our own. Raises BadOption, which names file and line."""
+    """The prompts of ``tasks``, each text once; with a limit, at most that many a task, spread over
+    its file. Our own prompts if ``folder`` is None. Raises BadOption, which names file and line."""
     if limit is not None and limit < 1:
         raise BadOption(f"a limit of {limit} leaves no prompt; give 1 or more prompts a task")
     folder = _OWN if folder is None else folder
@@ -98,8 +97,8 @@ def read_prompts(folder: Path | None, tasks: Sequence[str], limit: int | None) -
 
 
 def final_number(text: str) -> str | None:
-    """The last number of a text; one that follows ``####``, GSM8K's mark, goes before others.
-    Commas and currency signs are left out. None where there is no number."""
+    """The last number of a text; one that follows ``####``, GSM8K's marker, takes precedence.
+    Commas and currency signs are left out. None if there is no number."""
     text = text.replace("\N{MINUS SIGN}", "-").replace("$", "")
     numbers: list[str] = _MARKED.findall(text) or _NUMBER.findall(text)
     return numbers[-1].replace(",", "") if numbers else None
@@ -129,7 +128,7 @@ def _read_lines(path: Path, task: str, parse: Parse) -> list[Prompt]:
             if prompt.prompt_id in ids:
                 raise ValueError(f"has the id {prompt.prompt_id!r} of an earlier line")
         except ValueError as error:
-            raise BadOption(f"{path}, line {number} {error}; mend the line or remove it") from error
+            raise BadOption(f"{path}, line {number} {error}; fix the line or remove it") from error
         ids.add(prompt.prompt_id)
         prompts[prompt.turns] = prompt
     return list(prompts.values())
@@ -150,11 +149,11 @@ def _json_object(line: bytes) -> dict[str, Any]:
         item = json.loads(line.decode("utf-8-sig"))
         json.dumps(item, ensure_ascii=False).encode()  # an escape may be half a character
     except UnicodeError as error:
-        raise ValueError("is no valid UTF-8") from error
+        raise ValueError("is not valid UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"is no valid JSON ({getattr(error, 'msg', error)})") from error
+        raise ValueError(f"is not valid JSON ({getattr(error, 'msg', error)})") from error
     if not isinstance(item, dict):
-        raise ValueError("is no JSON object")
+        raise ValueError("is not a JSON object")
     return item
 
 
@@ -180,7 +179,7 @@ def _chat_prompt(task: str, item: dict[str, Any]) -> Prompt:
 
 
 def _code_prompt(task: str, item: dict[str, Any]) -> Prompt:
-    """A function to complete, put to a chat model."""
+    """A function to complete, as a prompt for a chat model."""
     prompt_id = _text(item, "task_id")
     code = CodeTask(*(_text(item, name) for name in ("prompt", "entry_point", "test")))
     if f"def {code.entry_point}(" not in code.prompt:
@@ -189,7 +188,7 @@ def _code_prompt(task: str, item: dict[str, Any]) -> Prompt:
 
 
 def _reference(value: object) -> str | None:
-    """Spec-Bench's are lists, in rag with a list of wordings in it: the first text."""
+    """The first text of a reference. Spec-Bench's are lists, in rag of lists of wordings."""
     while isinstance(value, list):
         value = value[0] if value else None
     if value is None or isinstance(value, str):

@@ -1,4 +1,4 @@
-"""One generation of each method on a common axis of time: who works when."""
+"""Put one generation of each method on a common axis of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from duodec.bench.pairs import succeeded
 from duodec.bench.results import Generation
 
 _ROUNDS = 12  # of the baseline, or of the slowest method
-_SHORTEST = 0.002  # of the axis, that can be seen
+_SHORTEST = 0.002  # of the axis: the shortest visible span
 _ROUNDING_S = 1e-6  # of the times in a file
 
 Span = tuple[float, float]  # seconds since the first token: (start, length)
@@ -17,13 +17,13 @@ Span = tuple[float, float]  # seconds since the first token: (start, length)
 
 @dataclass(frozen=True)
 class Lane:
-    """A method's work after its first token, cut at the axis' end."""
+    """A method's work after its first token, cut off at the end of the axis."""
 
     method: str
     forwards: tuple[Span, ...]
-    num_tokens: tuple[int, ...]  # that each of these forwards added; 0 where it is cut
+    num_tokens: tuple[int, ...]  # that each of these passes added; 0 for one that is cut off
     waits: tuple[Span, ...]  # the target waits for the drafter
-    overlaps: tuple[Span, ...]  # the drafter is at work beside a forward
+    overlaps: tuple[Span, ...]  # the drafter works during a forward pass
     total_tokens: int  # by the axis' end
 
     @property
@@ -43,15 +43,15 @@ class Timeline:
 def timeline(
     generations: Sequence[Generation], methods: Sequence[str], baseline: str
 ) -> Timeline | None:
-    """The first prompt that all methods (or as many as did) answered at length; None without
-    any."""
+    """The first prompt that all methods (or the most) completed at length; None if there is
+    none."""
     by_prompt: dict[tuple[object, ...], dict[str, Generation]] = {}
     for g in succeeded(generations):
         if g.rate:
             by_prompt.setdefault((*g.prompt_key, g.repeat), {})[g.method] = g
     if not by_prompt:
         return None
-    # the first of the fullest, and of those long enough to fill the axis
+    # the first of those with the most methods, and of those long enough to fill the axis
     found = max(by_prompt.values(), key=lambda g: (len(g), _num_rounds(g.get(baseline))))
     shown = [found[method] for method in methods if method in found]
     length_s = _length_s(found.get(baseline), shown)

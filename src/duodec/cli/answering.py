@@ -1,4 +1,4 @@
-"""One answer on the command line: streamed, stoppable, and timed against plain decoding."""
+"""Stream one completion on the command line, stop it, and time it against plain decoding."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 _PROBE_TOKENS = 8
 _LONGEST_PROBE_S = 3.0  # a comparison that takes longer is not worth the wait
-_PROBE_S = 1.0  # no longer, once there are a few rounds
+_PROBE_S = 1.0  # the limit once there are a few rounds
 _FEWEST = 3  # rounds that make a median
 
 
 class Stopped(Exception):
-    """The user pressed Ctrl-C before the answer had a token."""
+    """The user pressed Ctrl-C before the first token."""
 
 
 class Interruption:
-    """While entered, Ctrl-C asks for a stop at the next safe moment.
+    """While entered, Ctrl-C requests a stop at the next safe moment.
 
-    After ``patience`` more of them it raises KeyboardInterrupt wherever the program is.
+    After ``patience`` more presses it raises KeyboardInterrupt wherever the program is.
     """
 
     def __init__(self, patience: int) -> None:
@@ -50,7 +50,7 @@ class Interruption:
         signal.signal(signal.SIGINT, self._before)
 
     def check(self) -> None:
-        """Raises Stopped when a stop was asked for."""
+        """Raises Stopped if a stop was requested."""
         if self.is_asked:
             raise Stopped
 
@@ -64,7 +64,7 @@ class Interruption:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a prompt."""
+    """The completion of a prompt."""
 
     method: str
     prompt: Sequence[int]  # tokens
@@ -103,9 +103,9 @@ def answer(
 
 
 def plain_seconds(llm: LLM, done: Answer, sampling: SamplingParams) -> float | None:
-    """Seconds of a token of plain decoding here, at the end of this very text.
+    """Seconds a token of plain decoding on this machine, at the end of this text.
 
-    The answer's last tokens are decoded once more: one seed, one text. None when it is too short.
+    The completion's last tokens are decoded again: one seed, one text. None if it is too short.
     """
     tail = done.finished.tokens[-_PROBE_TOKENS:]
     expected_s = (_FEWEST + 1) * done.finished.stats.median_forward_s

@@ -1,7 +1,7 @@
-"""The command line: its commands, and how errors leave it.
+"""Run the command line's commands and report their errors.
 
-An error that a user can cause is one line on stderr and the exit status of its class;
-what has a traceback is a mistake of ours.
+An error that a user can cause is one line on stderr and the exit status of its class; a traceback
+is a bug of ours.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _UsageError: type[Exception] = cast(type[Exception], typer.BadParameter.__mro__[
 
 
 class _Commands(TyperGroup):
-    """The commands; Ctrl-C that none of them heard ends with one line."""
+    """The commands; a Ctrl-C that none of them handled ends with one line."""
 
     def invoke(self, context: Any) -> Any:
         try:
@@ -82,8 +82,8 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """A large language model decodes faster with drafts from the CPU beside it, and its text
-    stays exactly its own."""
+    """A large language model decodes faster with drafts that the CPU makes in parallel, and its
+    text stays exactly its own."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -108,16 +108,16 @@ app.add_typer(datastore.app, name="datastore")
 def main() -> None:
     """Run the command that the arguments name, and end the process."""
     status = run(sys.argv[1:])
-    if status == INTERRUPTED:  # a library may still be at work in a thread: nobody waits for it
+    if status == INTERRUPTED:  # a library may still work in a thread: do not wait for it
         leave()
     sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; the exit status."""
+    """Run one command; returns the exit status."""
     _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # text that the terminal cannot show is no error
+        if hasattr(stream, "reconfigure"):  # text that the terminal cannot show is not an error
             stream.reconfigure(errors="replace")
     listen()
     try:
@@ -144,8 +144,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _open_missing_streams() -> None:
-    """Lead stdout and stderr to nowhere where the shell closed them (`>&-`): nothing that is
-    opened later shall be taken for them."""
+    """Open stdout and stderr on the null device if the shell closed them (`>&-`), so that no file
+    opened later takes their place."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  open for good
@@ -159,7 +159,7 @@ def _usage_words(error: Exception) -> str:
 
 
 def _forget_stdout() -> None:
-    """What is still to be flushed at exit goes nowhere."""
+    """Discard what would be flushed at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

@@ -1,4 +1,4 @@
-"""`duodec bench`: every method on the seven tasks, in one run and one report."""
+"""Run `duodec bench`: every method on the seven tasks, in one run and one report."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from duodec.cli import options
 from duodec.cli.output import say, say_dim
 from duodec.cli.progress import progress_bar
 from duodec.cli.report import check_installed, show_run
-from duodec.config import EngineConfig
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.methods.registry import METHODS
+from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
     from duodec.bench.plan import BenchPlan
@@ -30,13 +30,13 @@ EPILOG = f"""
 
 duodec bench --methods ar,sps,lookup --tasks qa,humaneval --limit 2
 
-duodec bench --replay-ms 25 --max-tokens 96     a target that takes 25 ms a forward, on any machine
+duodec bench --replay-ms 25 --max-tokens 96     a target of 25 ms a forward pass, on any machine
 
 duodec bench --simulate-ms 25 --draft-ms 1:1.3,4:2.5,8:4.9     the same, without waiting
 
 duodec bench --data spec_bench --methods ar,ar     a control: 1.00 is within the interval
 
-duodec bench --resume --output bench-1     go on with a run that was interrupted
+duodec bench --resume --output bench-1     continue an interrupted run
 
 The folder holds results.json (raw times included), report.md and report.html; see also
 `duodec report`.
@@ -61,8 +61,8 @@ def bench(
         str,
         typer.Option(
             "--methods",
-            help="Methods, by commas; one may be named twice, and sps:2 drafts two tokens. all: "
-            "every one that is exact, `rest` only with a datastore.",
+            help="Methods, comma-separated; one may be named twice, and sps:2 drafts two tokens. "
+            "all: every exact one, `rest` only with a datastore.",
             metavar="A,B,...",
             rich_help_panel=_PANEL,
         ),
@@ -80,19 +80,22 @@ def bench(
         typer.Option(
             "--max-tokens",
             "-n",
-            help="Tokens of an answer at most; qa and rag get 32, as in the papers.",
+            help="Most tokens of a completion; qa and rag get 32, as in the papers.",
             rich_help_panel=_PANEL,
         ),
     ] = 128,
     repeats: Annotated[
-        int, typer.Option("--repeats", help="Runs of everything.", rich_help_panel=_PANEL)
+        int,
+        typer.Option(
+            "--repeats", help="Repetitions of the whole benchmark.", rich_help_panel=_PANEL
+        ),
     ] = 1,
     replay_ms: Annotated[
         float | None,
         typer.Option(
             "--replay-ms",
             help="Record the target's plain text, then replay it at this latency: a stand-in for "
-            "a target that is not here.",
+            "a target on other hardware.",
             metavar="MS",
             show_default=False,
             rich_help_panel=_PANEL,
@@ -102,8 +105,8 @@ def bench(
         float | None,
         typer.Option(
             "--simulate-ms",
-            help="The same on a virtual clock: real rows and drafts, nothing is waited for, and "
-            "every method takes part on equal terms.",
+            help="The same on a virtual clock: real rows and drafts, without waiting, and "
+            "all methods on equal terms.",
             metavar="MS",
             show_default=False,
             rich_help_panel=_PANEL,
@@ -114,7 +117,7 @@ def bench(
         float,
         typer.Option(
             "--prefill-ms",
-            help="A prompt token in a replay or a simulation.",
+            help="Prefill time of a prompt token in a replay or a simulation.",
             metavar="MS",
             rich_help_panel=_PANEL,
         ),
@@ -123,7 +126,7 @@ def bench(
         str | None,
         typer.Option(
             "--control",
-            help="shuffled: replay answers whose tokens are shuffled; no draft may do well.",
+            help="shuffled: replay texts whose tokens are shuffled; no draft may do well.",
             metavar="NAME",
             show_default=False,
             rich_help_panel=_PANEL,
@@ -133,8 +136,8 @@ def bench(
         bool,
         typer.Option(
             "--run-code",
-            help="Run the programs of humaneval's answers, to say whether they are right. A child "
-            "process with limits guards against accidents, not against malice.",
+            help="Run the code in humaneval's completions to score them. A child "
+            "process with limits guards against accidents, not against malicious code.",
             rich_help_panel=_PANEL,
         ),
     ] = False,
@@ -153,7 +156,7 @@ def bench(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the run in --output, asked for the same.",
+            help="Continue the run in --output, with the same settings.",
             rich_help_panel=_PANEL,
         ),
     ] = False,
@@ -186,14 +189,15 @@ def bench(
     config: Annotated[
         EngineConfig,
         options.Options(
-            without=("target", "draft", "gpu_layers", "pace"), defaults={"datastore": "auto"}
+            without=("target", "draft", "gpu_layers", "pace", *options.GRAMMAR_LIMITS),
+            defaults={"datastore": "auto"},
         ),
     ],
     sampling: Annotated[SamplingParams, options.Options(only=("temperature", "top_p", "seed"))],
 ) -> None:
-    """Measure methods beside each other: speed, acceptance, overlap, and the same text.
+    """Compare methods: speed, acceptance, overlap, and whether the text is the same.
 
-    Prompts are cold, methods take turns in an order that rotates, and every answer is compared
+    Prompts are cold, methods take turns in an order that rotates, and every completion is compared
     with plain decoding. Raw times are kept.
     """
     from duodec.bench.plan import BenchPlan
@@ -201,7 +205,7 @@ def bench(
 
     check_installed()
     if resume and output is None:
-        raise BadOption("--resume needs the folder to go on with; name it with --output")
+        raise BadOption("--resume needs the folder to continue in; name it with --output")
     plan = BenchPlan(
         methods=_methods(methods, config, target or []),
         targets=tuple(target or BenchPlan.targets),
@@ -235,7 +239,7 @@ def _measure(plan: BenchPlan, folder: Path, *, is_resumed: bool, is_quiet: bool)
             )
     except KeyboardInterrupt:
         say("")
-        kept = f"what was measured is in {folder}: go on with --resume"
+        kept = f"what was measured is in {folder}: continue with --resume"
         say_dim(f"interrupted; {kept if folder.exists() else 'nothing was measured yet'}")
         raise typer.Exit(_INTERRUPTED) from None
     if not is_quiet:
@@ -248,9 +252,9 @@ def _exit_status(results: Results) -> None:
     failed = sum(generation.error is not None for generation in results.generations)
     differing = sum(generation.identical is False for generation in results.generations)
     if failed:
-        say(f"duodec: {failed} answers failed; the report lists them")
+        say(f"duodec: {failed} completions failed; the report lists them")
     if differing:
-        say(f"duodec: {differing} answers are not plain decoding's; the report counts them")
+        say(f"duodec: {differing} completions differ from plain decoding; the report counts them")
     if failed:
         raise typer.Exit(1)
 
@@ -261,15 +265,15 @@ def _methods(names: str, config: EngineConfig, targets: list[str]) -> tuple[str,
         return tuple(name.strip() for name in names.split(",") if name.strip())
     chosen = [name for name, kind in METHODS.items() if name != "sps-rejection"]
     if not all(_has_datastore(replace(config, target=t)) for t in targets or [config.target]):
-        say_dim("without `rest`: there is no datastore; see `duodec datastore build`")
+        say_dim("without `rest`: no datastore is loaded; see `duodec datastore build`")
         chosen.remove("rest")
     return tuple(chosen)
 
 
 def _has_datastore(config: EngineConfig) -> bool:
-    """Raises BadOption for one that was named and cannot be used."""
+    """Raises BadOption for a named one that cannot be used."""
     from duodec.datastores import open_for
-    from duodec.targets import open_vocabulary
+    from duodec.models.targets import open_vocabulary
 
     named = None if config.datastore in (None, "auto") else Path(config.datastore)
     with closing(open_vocabulary(config)) as vocabulary:

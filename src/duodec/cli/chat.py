@@ -1,4 +1,4 @@
-"""`duodec chat`: a conversation in the terminal, or over a pipe."""
+"""Run `duodec chat`: a conversation in the terminal, or over a pipe."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from duodec.cli import choices, options, slash
 from duodec.cli.conversation import Conversation
 from duodec.cli.opening import open_engine
 from duodec.cli.output import AnswerWriter, say_dim, warn
-from duodec.config import EngineConfig
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption, ContextExceeded
+from duodec.models.config import EngineConfig
 
 EPILOG = f"""
 [bold]Inside[/bold]
 
-/? lists the commands; Ctrl-C stops an answer; Ctrl-D or /bye leaves.
+/? lists the commands; Ctrl-C stops a response; Ctrl-D or /bye leaves.
 
 [bold]Examples[/bold]
 
@@ -35,7 +35,7 @@ _QUOTES = '"""'
 _PROMPT, _MORE = ">>> ", "... "
 
 ReadLine = Callable[[str], str]
-"""A line typed after a prompt. Raises EOFError at the end, KeyboardInterrupt on Ctrl-C."""
+"""Reads a line typed after a prompt. Raises EOFError at the end, KeyboardInterrupt on Ctrl-C."""
 
 
 @options.derived
@@ -47,7 +47,7 @@ def chat(
         typer.Option(
             "--max-tokens",
             "-n",
-            help="Tokens of an answer at most; by default as many as the context holds.",
+            help="Most tokens of a response; by default as many as the context holds.",
             rich_help_panel="Decoding",
             show_default=False,
         ),
@@ -55,16 +55,19 @@ def chat(
     system: options.System = None,
     show_draft: options.ShowDraft = False,
     quiet: options.Quiet = False,
-    config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
+    config: Annotated[
+        EngineConfig,
+        options.Options(without=options.GRAMMAR_LIMITS, defaults={"datastore": "auto"}),
+    ],
     sampling: Annotated[SamplingParams, options.Options(defaults={"seed": choices.random_seed})],
 ) -> None:
-    """Talk with a model: the history is kept, Ctrl-C stops an answer and not the chat."""
+    """Talk with a model: the history is kept, Ctrl-C stops a response and not the chat."""
     from duodec.loading import draft_for
 
     choices.check_length(max_tokens, ())
     config = choices.with_datastore(config, method)
     chosen = choices.method_or_none(method, config.draft)
-    # loaded even where it may not pay: /draft on asks for it, and until then it sleeps
+    # loaded even if it may not pay: `/draft on` uses it, and until then it sleeps
     draft_name = draft_for(config) if chosen is None else choices.draft_reference(config, chosen)
     writer = AnswerWriter(show_draft=show_draft)
     with open_engine(
@@ -93,8 +96,8 @@ def chat(
 
 
 def _talk(conversation: Conversation, read: ReadLine) -> None:
-    """Message after message until the user leaves; what goes wrong in one is said, and the
-    chat goes on."""
+    """Message after message until the user leaves; an error in one is reported, and the chat
+    continues."""
     while True:
         try:
             text = _message(read)
@@ -119,14 +122,14 @@ def _message(read: ReadLine) -> str:
     while not lines[-1].rstrip().endswith(_QUOTES):
         try:
             lines.append(read(_MORE))
-        except EOFError:  # the end closes what is open
+        except EOFError:  # the end of input closes an open message
             lines.append(_QUOTES)
     lines[-1] = lines[-1].rstrip()[: -len(_QUOTES)]
     return "\n".join(lines).strip("\n")
 
 
 def _pipe_reader(prompt: str) -> str:
-    """A line of standard input; bytes that are no UTF-8 are replaced."""
+    """A line of standard input; bytes that are not UTF-8 are replaced."""
     line = sys.stdin.buffer.readline()
     if not line:
         raise EOFError

@@ -1,4 +1,4 @@
-"""What `duodec doctor` looks at, one `Check` each."""
+"""Check what `duodec doctor` reports, one `Check` each."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from duodec.backends.cpu import cpu_key
-from duodec.busy import NOTABLE
+from duodec.chat.prompting import chat_tokens
 from duodec.cli.closing import rate, seconds
 from duodec.cli.models import size
 from duodec.cli.speed import NUM_LEAVES, NUM_SCORED, Speed
-from duodec.config import LLAMA_CPP, TORCH, CorePlan
-from duodec.errors import BackendUnavailable, BadOption, DuodecError, PairMismatch
-from duodec.memory import available_bytes
+from duodec.errors import BackendUnavailable, BadOption, DuodecError
+from duodec.machine.busy import NOTABLE
+from duodec.machine.cores import CorePlan
+from duodec.machine.memory import available_bytes
 from duodec.models import ModelFile
-from duodec.pairing import check_pair
-from duodec.prompting import chat_tokens
+from duodec.models.config import LLAMA_CPP, TORCH
+from duodec.models.pairing import difference
 
 if TYPE_CHECKING:
-    from duodec.targets import LoadedTarget, TargetModel
+    from duodec.backends.llamacpp.row_trial import RowTrial
+    from duodec.cli.draft_trial import DraftTrial
+    from duodec.models.discovery import Candidate
+    from duodec.models.targets import LoadedTarget, TargetModel
 
 TORCH_SETUP = "make setup-torch, or pip install 'duodec[torch]'"
-_TIGHT = 0.9  # part of the free memory above which a warning is due
+_TIGHT = 0.9  # share of the free memory above which a warning is due
 _WORTH = 1.1  # best case below which drafts are not worth it
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: fail means that this pair cannot be used."""
+    """One result; fail means that this pair cannot be used."""
 
     name: str
     verdict: Literal["ok", "warn", "fail"]
@@ -43,18 +47,18 @@ NO_DRAFT = Check(
     "draft",
     "warn",
     "none is known for this target: it decodes plainly, or drafts by lookup",
-    "name a small model of the target's own family with --draft",
+    "name a small model with --draft; `duodec models drafts` lists what is there",
 )
 
 
 def failed(error: DuodecError) -> Check:
-    """What kept the pair from being used."""
+    """The check of an error that makes the pair unusable."""
     words, _, remedy = str(error).rpartition("; ")
     return Check("use", "fail", words or remedy, remedy if words else "")
 
 
 def check_model(role: str, file: ModelFile, model: TargetModel) -> Check:
-    from duodec.targets import file_bytes
+    from duodec.models.targets import file_bytes
 
     terms = file.license or model.license or "unknown"
     kind = f"{model.architecture}, {model.num_params / 1e6:.0f} M parameters"
@@ -63,12 +67,11 @@ def check_model(role: str, file: ModelFile, model: TargetModel) -> Check:
 
 
 def check_vocabularies(target: TargetModel, draft: TargetModel) -> Check:
-    """Every token is compared; a padded vocabulary is tolerated."""
-    try:
-        check_pair(target, draft, stride=1)
-    except PairMismatch as error:
-        words, _, remedy = str(error).rpartition("; ")
-        return Check("vocabularies", "fail", words, remedy)
+    """Every token is compared; a padded vocabulary is one, another one is translated."""
+    found = difference(target, draft)
+    if found is not None:
+        words = f"{found}: the draft's text is tokenised anew, and accepted less often"
+        return Check("vocabularies", "ok", words)
     shared = min(target.num_vocab, draft.num_vocab)
     padding = abs(target.num_vocab - draft.num_vocab)
     padded = f", and {padding} of padding" if padding else ""
@@ -87,7 +90,7 @@ def check_template(target: TargetModel) -> Check:
     return Check(
         "chat template",
         "warn",
-        "the target's file has none: it continues texts, and was not trained to chat",
+        "none in the target's file: it continues texts, and was not trained to chat",
         "use --raw",
     )
 
@@ -107,12 +110,24 @@ def check_context(target: TargetModel, draft: TargetModel | None, num_context: i
 def check_cores(plan: CorePlan, num_cores: int) -> Check:
     num_draft = len(plan.draft_cores)
     words = (
-        f"{num_cores}: {plan.target_alone} for the target alone, {plan.target_beside} beside the "
-        f"draft on {num_draft}"
+        f"{num_cores}: {plan.target_alone} for the target alone, {plan.target_beside} in parallel "
+        f"with the draft on {num_draft}"
     )
     if plan.shares_cores and plan.target_beside + num_draft > num_cores:
         return Check("cores", "warn", words, "one core cannot do both at once: use --method ar")
     return Check("cores", "ok", words)
+
+
+def check_rows(trial: RowTrial, num_rows: int | None) -> Check:
+    """Whether a seed has one text on this device, whatever is drafted."""
+    if trial.is_exact:
+        rows = f"{num_rows} rows a forward pass" if num_rows else "rows as many as are asked for"
+        return Check("exactness", "ok", f"no bit depends on drafts or other requests: {rows}")
+    what, most = trial.worst
+    words = f"logits move by up to {most:.2g} with {what}: near ties, texts depend on drafts"
+    if num_rows:
+        return Check("exactness", "warn", words, "report it, with the device's name and driver")
+    return Check("exactness", "warn", words, "use --exact, which pads forward passes")
 
 
 def check_memory(target: LoadedTarget, draft: TargetModel | None, num_context: int) -> list[Check]:
@@ -126,7 +141,7 @@ def check_memory(target: LoadedTarget, draft: TargetModel | None, num_context: i
             own.state_bytes,
         )
     drafts = [draft] if draft else []
-    if target.free_bytes is not None:  # its weights are there already
+    if target.free_bytes is not None:  # its weights are already there
         gpu = _memory("GPU memory", target.free_bytes(), cache=cache, rows=rows, states=states)
         return [gpu, check_memory_of(drafts, num_context)]
     if not target.is_on_cpu:
@@ -139,13 +154,13 @@ def check_memory(target: LoadedTarget, draft: TargetModel | None, num_context: i
 
 
 def check_memory_of(models: Sequence[TargetModel], num_context: int) -> Check:
-    """This machine's own memory."""
+    """The machine's main memory."""
     cache = _cache_bytes(models, num_context)
     return _memory("memory", available_bytes(), weights=_weight_bytes(models), cache=cache)
 
 
 def _memory(name: str, free: int, **parts: int) -> Check:
-    """What is needed, in bytes by what it is for, against what is free."""
+    """Compare the bytes needed, by purpose, with the bytes free."""
     what = ", ".join(f"{size(n)} of {part}" for part, n in parts.items() if n or part == "cache")
     words = f"{what}, {size(free)} free"
     needed = sum(parts.values())
@@ -168,8 +183,8 @@ def _cache_bytes(models: Sequence[TargetModel], num_context: int) -> int:
 
 
 def check_llama(lib: Any, backend: str, *, has_gpu: bool) -> Check:
-    """llama.cpp as it was built here; one for another processor never gets this far."""
-    from duodec.targets import CUDA_BUILD
+    """llama.cpp's build; one for another processor never gets this far."""
+    from duodec.models.targets import GPU_BUILD
 
     info = lib.llama_print_system_info().decode("utf-8", "replace")
     parts = [part.split(":")[-1].partition("=") for part in info.split("|")]
@@ -180,17 +195,17 @@ def check_llama(lib: Any, backend: str, *, has_gpu: bool) -> Check:
         f"GPU offload, for this processor ({cpu_key()}): {features}"
     )
     if has_gpu and not can_offload and backend == LLAMA_CPP:
-        return Check(LLAMA_CPP, "warn", f"{words}; the GPU of this machine stays idle", CUDA_BUILD)
+        return Check(LLAMA_CPP, "warn", f"{words}; the GPU of this machine stays idle", GPU_BUILD)
     return Check(LLAMA_CPP, "ok", words)
 
 
 def check_torch(backend: str, *, has_gpu: bool) -> Check:
-    """torch, which computes targets in safetensors."""
+    """Check torch, which computes targets in safetensors."""
     try:
         words = f"torch {version('torch')}, transformers {version('transformers')}"
     except PackageNotFoundError:
         return Check(TORCH, "ok", "not installed; targets in safetensors need it", TORCH_SETUP)
-    if backend != TORCH and not has_gpu:  # not worth the seconds that loading it takes
+    if backend != TORCH and not has_gpu:  # loading it would take seconds
         return Check(TORCH, "ok", f"{words}; not needed for this target")
     try:
         from duodec.backends.torch.placing import gpu_words
@@ -204,7 +219,7 @@ def check_torch(backend: str, *, has_gpu: bool) -> Check:
 
 
 def gpu_is_there() -> bool:
-    """Whether Linux shows an NVIDIA GPU, whatever can use it."""
+    """Whether Linux lists an NVIDIA GPU, usable or not."""
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
@@ -213,7 +228,7 @@ def check_idle(num_cores_busy: float) -> Check:
     words = f"other programs kept {num_cores_busy:.1f} cores busy during the measurement"
     if num_cores_busy < NOTABLE:
         return Check("idle", "ok", words)
-    remedy = "the times below are not to be trusted: stop them, or leave them cores with --threads"
+    remedy = "the times below are unreliable: stop them, or leave them cores with --threads"
     return Check("idle", "warn", words, remedy)
 
 
@@ -230,10 +245,10 @@ def check_speed(speed: Speed, *, shares_cores: bool) -> list[Check]:
         f"{seconds(speed.draft_s)} for one token, {seconds(speed.wide_s)} for {NUM_LEAVES} leaves",
     )
     needed = speed.num_needed(shares_cores=shares_cores)
-    how = "in turn" if shares_cores else "at the same time"
+    how = "in turn" if shares_cores else "in parallel"
     costs = (
         f"scoring {NUM_SCORED} draft tokens takes {seconds(speed.verify_s)}, "
-        f"{speed.verify_cost:.1f} plain forwards, and drafting them {speed.draft_cost:.1f}, {how}"
+        f"{speed.verify_cost:.1f} plain passes, and drafting them {speed.draft_cost:.1f}, {how}"
     )
     best = (NUM_SCORED + 1) / (needed + 1)
     if best < _WORTH:
@@ -245,3 +260,27 @@ def check_speed(speed: Speed, *, shares_cores: bool) -> list[Check]:
         "plain decoding"
     )
     return [plain, steps, Check("drafts", "ok", words)]
+
+
+def check_trials(target: str, trials: Sequence[DraftTrial]) -> list[Check]:
+    """Drafts on this machine, the best first, and the command that uses each."""
+    return [
+        Check(
+            "draft found" if i else "best draft",
+            "ok",
+            f"{one.candidate.name} ({one.candidate.place}, "
+            f"{'same' if one.candidate.is_same else 'another'} vocabulary): {one.agreement:.0%} of "
+            f"first guesses right, {seconds(one.step_s)} a step, about {one.speedup:.1f}x plain "
+            f"decoding; duodec chat --target {target} --draft {one.candidate.path}",
+        )
+        for i, one in enumerate(trials)
+    ]
+
+
+def check_skipped(found: Sequence[Candidate]) -> list[Check]:
+    """Files that cannot draft here, and why; those that are only too large go without saying."""
+    return [
+        Check("draft skipped", "ok", f"{one.path} ({one.place}): {one.fault}")
+        for one in found
+        if one.fault and "large" not in one.fault
+    ]

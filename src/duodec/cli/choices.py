@@ -1,4 +1,4 @@
-"""What the options ask for, checked before a model is loaded."""
+"""Check options before a model is loaded."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from duodec.config import EngineConfig
 from duodec.core.grammar import Grammar
 from duodec.errors import BadOption
 from duodec.methods.registry import method as method_named
+from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
     pass
 
 
 def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:
-    """What the engine refuses too, said before a model is loaded."""
+    """Refuse what the engine would refuse, before a model is loaded."""
     if max_tokens is not None and max_tokens < 1:
         raise BadOption(f"max-tokens is {max_tokens}; use 1 or more")
     if any(not text for text in stop):
@@ -26,7 +26,7 @@ def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:
 
 
 def grammar_or_none(json_schema: str | None, regex: str | None) -> Grammar | None:
-    """What the answer must match. A schema that is no JSON object is the name of its file.
+    """The grammar of the completion. A schema that is not a JSON object is the name of its file.
     Raises BadOption."""
     if json_schema is not None and regex is not None:
         raise BadOption("--json-schema and --regex exclude each other; choose one")
@@ -45,8 +45,8 @@ def grammar_or_none(json_schema: str | None, regex: str | None) -> Grammar | Non
 
 
 def method_or_none(name: str, draft: str | None) -> str | None:
-    """A method's name; None for the default. Who names a draft wants it used. Raises BadOption,
-    which lists the methods."""
+    """A method's name; None for the default. If the user names a draft, it is used. Raises
+    BadOption, which lists the methods."""
     if name == "auto":
         return None if draft in ("auto", "none") else "stream"
     method_named(name)
@@ -60,8 +60,8 @@ def with_datastore(config: EngineConfig, method: str) -> EngineConfig:
 
 
 def draft_reference(config: EngineConfig, method: str | None) -> str | None:
-    """The draft model that this method needs, by name. Raises BadOption when it needs one and
-    there is none."""
+    """The draft model that this method needs, by name. Raises BadOption if it needs one and there
+    is none."""
     from duodec.loading import draft_for, drafting_can_pay
 
     draft = draft_for(config)

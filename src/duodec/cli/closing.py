@@ -1,4 +1,4 @@
-"""The closing lines of an answer: how fast it was, how much was drafted, and why.
+"""Write the closing lines of a completion: its speed, its drafts, and the reason for its speed.
 
 Pure functions of the statistics; nothing here measures or prints.
 """
@@ -12,9 +12,9 @@ from statistics import fmean
 from duodec.core.events import FinishReason
 from duodec.core.round import Round, Stats
 
-_FEWEST = 3  # rounds after the first that can be compared with anything
-_NOTABLE = 0.05  # plain forwards
-_CHEAPEST = 0.7  # plain forwards: no forward pass costs less, and if it seems to, timings differ
+_FEWEST = 3  # rounds after the first that a comparison needs
+_NOTABLE = 0.05  # plain passes
+_CHEAPEST = 0.7  # plain passes: no pass costs less; if one seems to, the timings are off
 
 
 def seconds(value: float) -> str:
@@ -41,7 +41,7 @@ def speed_line(stats: Stats) -> str:
 def draft_line(stats: Stats, method: str, draft: str | None) -> str:
     """How much of it was drafted."""
     who = f"{method} with {draft}" if draft else method
-    words = [f"{who}: {stats.mean_accepted:.2f} tokens a target forward"]
+    words = [f"{who}: {stats.mean_accepted:.2f} tokens a forward pass"]
     if method != "ar":
         share = f" ({_share(stats):.0%})" if stats.num_draft_tokens else ""
         words.append(f"{stats.num_draft_tokens} drafted")
@@ -54,7 +54,7 @@ def draft_line(stats: Stats, method: str, draft: str | None) -> str:
 
 
 def end_line(reason: FinishReason, *, is_interrupted: bool, num_context: int) -> str | None:
-    """What cut the answer short, and the remedy; None when nothing did."""
+    """What cut the completion short, and the remedy; None if nothing did."""
     if is_interrupted:
         return "interrupted"
     if reason == "context":
@@ -76,39 +76,39 @@ def busy_line(num_cores: float) -> str:
 
 
 def comparison(stats: Stats, plain_s: float | None, *, shares_cores: bool = False) -> str:
-    """How this answer compares with plain decoding at ``plain_s`` seconds a token, and why.
+    """How this completion compares with plain decoding at ``plain_s`` seconds a token, and why.
 
-    The reason is the largest of what a round costs beyond one plain forward: scoring the draft,
-    waiting for it, or the time between forwards.
+    The reason is a round's largest cost beyond one plain pass: scoring the draft, waiting for it,
+    or the time between passes.
     """
-    steady = stats.rounds[1:]  # the first one reads the prompt
+    steady = stats.rounds[1:]  # the first one prefills the prompt
     if plain_s is None or len(steady) < _FEWEST or math.isnan(stats.tokens_per_second):
         return "too short to compare with plain decoding"
     ratio = stats.tokens_per_second * plain_s
     head = f"{ratio:.2f}x plain decoding ({rate(1 / plain_s)})"
-    # the mean: many cheap forwards that check nothing hide the dear ones that check much
+    # the mean: a median of many cheap passes would hide the few that score long drafts
     cost = fmean(r.end_s - r.start_s for r in steady) / plain_s
     if cost < _CHEAPEST:
         return (
-            "not compared with plain decoding: timed after this answer, it was "
+            "not compared with plain decoding: timed after this completion, it was "
             f"{1 / cost:.1f} times as slow a forward pass; the machine's speed changed meanwhile"
         )
     wait = fmean(r.draft_wait_s for r in steady) / plain_s
     gap = _mean_gap_s(stats.rounds) / plain_s
     mean_tokens = sum(len(r.tokens) for r in steady) / len(steady)
-    gained = f"{mean_tokens:.1f} tokens a forward"
+    gained = f"{mean_tokens:.1f} tokens a forward pass"
     scored = _scored_words(steady, stats.overlap if shares_cores else 0.0)
     if ratio >= 1 + _NOTABLE:
-        waited = f", and {wait:.1f} plain forwards of waiting for drafts" if wait >= 0.1 else ""
+        waited = f", and {wait:.1f} plain passes of waiting for drafts" if wait >= 0.1 else ""
         return f"{head}: {gained} at {cost:.1f} times its cost{waited}"
     if not stats.num_draft_tokens:
-        costs = f", and {scored} costs {cost:.1f} plain forwards" if cost > 1 + _NOTABLE else ""
+        costs = f", and {scored} costs {cost:.1f} plain passes" if cost > 1 + _NOTABLE else ""
         return f"{head}: nothing was drafted{costs}"
     accepted = f"{_share(stats):.0%} of the drafts were accepted"
     excess, why = max(
-        (cost - 1, f"{scored} costs {cost:.1f} plain forwards"),
-        (wait, f"waiting for drafts costs {wait:.1f} plain forwards a round"),
-        (gap, f"the time between forwards costs {gap:.1f} plain forwards a round"),
+        (cost - 1, f"{scored} costs {cost:.1f} plain passes"),
+        (wait, f"waiting for drafts costs {wait:.1f} plain passes a round"),
+        (gap, f"the time between passes costs {gap:.1f} plain passes a round"),
     )
     if excess < _NOTABLE:
         return f"{head}: {accepted}, {gained}"
@@ -117,7 +117,7 @@ def comparison(stats: Stats, plain_s: float | None, *, shares_cores: bool = Fals
 
 def _scored_words(steady: tuple[Round, ...], shared_overlap: float) -> str:
     num_scored = fmean(r.num_scored for r in steady)
-    words = "a forward"
+    words = "a forward pass"
     if num_scored >= 0.05:
         words = f"scoring {num_scored:.{0 if num_scored >= 10 else 1}f} draft tokens"
     if shared_overlap > 0.25:

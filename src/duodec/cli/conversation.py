@@ -1,4 +1,4 @@
-"""A conversation: its messages, its settings, and the next answer."""
+"""Hold a conversation: its messages, its settings, and the next response."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from duodec.methods.registry import method as method_named
 if TYPE_CHECKING:
     from duodec.llm import LLM
 
-_HARD_PATIENCE = 2  # presses of Ctrl-C after the first that are still answered in good order
+_HARD_PATIENCE = 2  # presses of Ctrl-C after the first that still end the response cleanly
 
 
 @dataclass
 class Conversation:
-    """Every answer sees all messages before it; the engine's memo makes that cheap."""
+    """Every response sees all earlier messages; the engine's memo makes that cheap."""
 
     engine: LLM
     writer: AnswerWriter
@@ -39,12 +39,12 @@ class Conversation:
     _num_regenerated: int = 0
 
     def all_messages(self) -> list[dict[str, Any]]:
-        """The system's words and everything said since."""
+        """The system message and everything since."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*first, *self.messages]
 
     def take_over(self, messages: list[dict[str, Any]]) -> None:
-        """Go on with these messages."""
+        """Continue with these messages."""
         said = [dict(message) for message in messages]
         if said and said[0]["role"] == "system":
             self.system = said.pop(0)["content"]
@@ -55,14 +55,14 @@ class Conversation:
         return len(self.engine.tokens_of(self.all_messages())) if self.messages else 0
 
     def draft_of(self, done: Answer) -> str | None:
-        """The draft model behind an answer."""
+        """The draft model used for a response."""
         method = method_named(done.method)
         takes_one = method.uses_draft_model and self.engine.can_draft
         return self.draft if method.needs_draft_model or takes_one else None
 
     def send(self, text: str) -> None:
-        """Say something and stream the answer. Raises BadOption and ContextExceeded, and then
-        nothing was said."""
+        """Send a message and stream the response. Raises BadOption and ContextExceeded; the message
+        is then not kept."""
         self.messages.append({"role": "user", "content": self.attachment + text})
         self._num_regenerated = 0
         try:
@@ -73,17 +73,17 @@ class Conversation:
         self.attachment = ""
 
     def regenerate(self) -> None:
-        """Another answer to the last message: the next choice of the same seed."""
+        """Another response to the last message: the next choice of the same seed."""
         before = list(self.messages)
         if self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
         if not self.messages:
-            raise BadOption("there is nothing to answer again; ask something first")
+            raise BadOption("there is no response to regenerate; send a message first")
         if self.sampling.temperature == 0:
-            say("  temperature is 0: the answer will be the same; try /set temperature 0.8")
+            say("  temperature is 0: the response will be the same; try /set temperature 0.8")
         self._num_regenerated += 1
         self._reply()
-        if len(self.messages) < len(before):  # nothing came: the old answer stands
+        if len(self.messages) < len(before):  # no new response: keep the old one
             self.messages = before
 
     def _reply(self) -> None:
@@ -104,7 +104,7 @@ class Conversation:
         self.writer.end()
         if text:
             self.messages.append({"role": "assistant", "content": text})
-        else:  # templates want answers between questions: one that got none is not kept
+        else:  # templates alternate roles: a message without a response is not kept
             self.messages.pop()
         if done is None or done.is_interrupted:
             say_dim("interrupted")

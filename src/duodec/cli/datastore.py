@@ -1,4 +1,4 @@
-"""`duodec datastore`: what the method `rest` drafts from, built and listed."""
+"""Run `duodec datastore`: build and list what the method `rest` drafts from."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import typer
 from duodec.cli.models import size
 from duodec.cli.options import CONTEXT_SETTINGS, Options, derived
 from duodec.cli.output import is_terminal, put, put_table, say_dim, warn
-from duodec.config import EngineConfig
 from duodec.errors import DatastoreUnreadable
+from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
     from duodec.datastores import Progress
@@ -35,7 +35,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def datastore(context: typer.Context) -> None:
-    """Build and list datastores: text of yours that the method `rest` drafts from."""
+    """Build and list datastores: your own text, which the method `rest` drafts from."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -47,7 +47,7 @@ def build(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Files of text, of chats (.jsonl, .json), or folders of such.",
+            help="Files of text or chats (.jsonl, .json), or folders of them.",
             metavar="FILES",
             show_default=False,
         ),
@@ -57,7 +57,7 @@ def build(
         typer.Option(
             "--output",
             "-o",
-            help="Where to write it; by default where the method rest looks for it.",
+            help="Where to write it; by default where the method rest finds it.",
             metavar="PATH",
             show_default=False,
         ),
@@ -66,7 +66,7 @@ def build(
 ) -> None:
     """Build a datastore of text and chats, in the target's tokens; its path to stdout."""
     from duodec import datastores
-    from duodec.targets import open_vocabulary
+    from duodec.models.targets import open_vocabulary
 
     begin_s = time.perf_counter()
     with closing(open_vocabulary(config)) as vocabulary:
@@ -75,7 +75,7 @@ def build(
             built = datastores.build(files, vocabulary, place, on_progress=on_progress)
     header = built.header
     if built.num_skipped:
-        say_dim(f"passed over {built.num_skipped} hidden, binary or unreadable files and folders")
+        say_dim(f"skipped {built.num_skipped} hidden, binary or unreadable files and folders")
     if built.num_plain_chats:
         say_dim(f"{built.num_plain_chats} chats without the chat template, which refuses them")
     say_dim(
@@ -94,7 +94,7 @@ def info(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
-    """Say what a datastore was built from."""
+    """Show what a datastore was built from."""
     found = _headers(path)
     if json:
         listed = [{"path": str(place), **asdict(header)} for place, header in found]
@@ -121,7 +121,7 @@ def info(
 
 
 def _headers(path: Path | None) -> list[tuple[Path, Header]]:
-    """The datastore that was named, or those of the default folder that can be read."""
+    """The named datastore, or those of the default folder that can be read."""
     from duodec.datastores import default_folder
     from duodec.drafting.datastore import Datastore
 
@@ -156,7 +156,7 @@ def _progress() -> Iterator[Progress]:
         task = bar.add_task("reading", total=None)
 
         def show(stage: str, done: int, total: int) -> None:
-            # nothing is heard of the sort until it is done
+            # the sort reports no progress
             known = None if stage == "sorting" else total
             bar.update(task, description=stage, completed=done, total=known)
 

@@ -1,4 +1,4 @@
-"""`duodec demo`: decode one prompt plainly and with drafts, at the pace of a larger model."""
+"""Run `duodec demo`: decode one prompt plainly and with drafts, at the pace of a larger model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duodec.busy import NOTABLE, OtherPrograms
 from duodec.cli.answering import Answer, Interruption, Stopped, answer
 from duodec.cli.closing import rate
 from duodec.cli.opening import open_engine
 from duodec.cli.output import AnswerWriter, put, say, say_dim, warn
 from duodec.core.sampling import SamplingParams
 from duodec.llm import LLM
+from duodec.machine.busy import NOTABLE, OtherPrograms
 
 if TYPE_CHECKING:
     pass
@@ -32,15 +32,13 @@ _YOUR_OWN = 'duodec generate -m MODEL.gguf -md SMALL_MODEL_OF_ITS_FAMILY.gguf "Y
 
 
 def demo(
-    prompt: Annotated[str, typer.Argument(help="What to answer.")] = PROMPT,
+    prompt: Annotated[str, typer.Argument(help="What to complete.")] = PROMPT,
     pace: Annotated[
         float,
-        typer.Option(
-            "--pace", min=0.001, help="Seconds that a forward pass of the target takes at least."
-        ),
+        typer.Option("--pace", min=0.001, help="Least seconds of a forward pass of the target."),
     ] = 0.05,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=8, help="Tokens of each answer at most.")
+        int, typer.Option("--max-tokens", "-n", min=8, help="Most tokens of each completion.")
     ] = 128,
 ) -> None:
     """Decode a prompt twice, plainly and as duodec does, and compare speed and text.
@@ -48,18 +46,18 @@ def demo(
     The target is a small model, slowed down: a stand-in for a larger one on a GPU. Its drafts are
     made in real time on this processor.
     """
-    from duodec.config import EngineConfig
+    from duodec.models.config import EngineConfig
 
     try:
         with open_engine(EngineConfig(pace=pace), on_warning=warn) as engine:
             say_dim(
                 f"SmolLM2 135M, slowed to {pace * 1e3:.0f} ms a forward pass: a stand-in for a "
-                "larger model on a GPU; drafts are made on this CPU meanwhile"
+                "larger model on a GPU; this CPU drafts in parallel"
             )
             others = OtherPrograms()
             _title("Plain decoding")
             plain = _decode(engine, prompt, "ar", max_tokens)
-            _title("duodec, what was drafted is underlined")
+            _title("duodec, drafted text is underlined")
             drafted = _decode(engine, prompt, None, max_tokens)
             busy = others.num_cores
     except (Stopped, KeyboardInterrupt):
@@ -76,7 +74,7 @@ def demo(
 
 
 def result_line(plain: Answer, drafted: Answer, num_busy: float) -> str:
-    """Both speeds and their ratio, or why there is none."""
+    """Both speeds and their ratio, or why the ratio is missing."""
     slow, fast = plain.finished.stats, drafted.finished.stats
     same = f"the same {len(plain.finished.tokens)} tokens"
     if num_busy >= NOTABLE:

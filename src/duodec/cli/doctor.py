@@ -1,4 +1,4 @@
-"""`duodec doctor`: can this pair be used here, and what can be expected of it?"""
+"""Run `duodec doctor`: check whether a pair can be used here, and how fast it may be."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import typer
 
 from duodec.cli import options
 from duodec.cli.output import coloured, put, status
-from duodec.config import EngineConfig
 from duodec.errors import DuodecError
+from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
     from duodec.backends.llamacpp.model import LlamaModel
     from duodec.cli.checks import Check
     from duodec.cli.speed import Speed
-    from duodec.config import CorePlan
+    from duodec.machine.cores import CorePlan
     from duodec.models import ModelFile
-    from duodec.targets import LoadedTarget
+    from duodec.models.targets import LoadedTarget
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -36,6 +36,7 @@ duodec doctor --target qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b
 """
 
 _CHECK_FAILED = 3
+_MOST_TRIED = 3  # drafts
 _SCHEMA_VERSION = 1
 
 
@@ -57,13 +58,13 @@ def doctor(
     ] = False,
     config: Annotated[
         EngineConfig,
-        options.Options(without=("datastore", "draft_window", "exact", "fast", "pace")),
+        options.Options(without=("datastore", "draft_window", "pace", *options.GRAMMAR_LIMITS)),
     ],
 ) -> None:
     """Check a target and a draft before use: files, vocabularies, cores, memory, speed."""
     from duodec.loading import draft_for
     from duodec.models import resolve
-    from duodec.targets import target_file
+    from duodec.models.targets import target_file
 
     if vllm:
         checks = _examine_vllm(config.target, config.draft, config.offline)
@@ -81,7 +82,7 @@ def doctor(
 def _report(
     checks: list[Check], speed: Speed | None, target: str, draft: str | None, is_json: bool
 ) -> None:
-    """What was found, and the exit status that says so."""
+    """Print the checks; returns the exit status."""
     is_usable = all(check.verdict != "fail" for check in checks)
     if is_json:
         record = {
@@ -101,7 +102,7 @@ def _report(
 
 
 def _examine_vllm(target: str, draft: str | None, offline: bool) -> list[Check]:
-    """What vLLM and our drafter beside it need; a draft named here wins over the settings."""
+    """Check what vLLM and our drafter need; a draft named here overrides the settings."""
     from duodec.cli.vllm import checks
     from duodec.integrations.vllm.settings import Settings
 
@@ -112,11 +113,11 @@ def _examine_vllm(target: str, draft: str | None, offline: bool) -> list[Check]:
 
 
 def _examine(config: EngineConfig, files: dict[str, ModelFile]) -> tuple[list[Check], Speed | None]:
-    """Every check that can be made, and the measurement where the pair is sound."""
-    from duodec.busy import OtherPrograms
+    """All possible checks, and the measurement if the pair is sound."""
     from duodec.cli import checks
     from duodec.cli.speed import measure
     from duodec.loading import core_plan
+    from duodec.machine.busy import OtherPrograms
 
     found: list[Check] = []
     with ExitStack() as stack:
@@ -129,6 +130,7 @@ def _examine(config: EngineConfig, files: dict[str, ModelFile]) -> tuple[list[Ch
                 found.append(checks.NO_DRAFT)
             plan = core_plan(config, target)
             found += _check_use(config, target, draft, plan)
+            found += _check_rows(target, plan)
         except DuodecError as error:
             found.append(checks.failed(error))
         if any(check.verdict == "fail" for check in found):
@@ -139,17 +141,37 @@ def _examine(config: EngineConfig, files: dict[str, ModelFile]) -> tuple[list[Ch
         except DuodecError as error:
             return [*found, checks.failed(error)], None
         found.append(checks.check_idle(others.num_cores))
-    return found + checks.check_speed(speed, shares_cores=plan.shares_cores), speed
+        found += checks.check_speed(speed, shares_cores=plan.shares_cores)
+        if config.draft == "auto":
+            found += _rank(config, target, files["target"], speed, plan)
+    return found, speed
+
+
+def _rank(
+    config: EngineConfig, target: LoadedTarget, file: ModelFile, speed: Speed, plan: CorePlan
+) -> list[Check]:
+    """What of this machine's files would draft best, by a short trial of each."""
+    from duodec.cli.checks import check_skipped, check_trials, failed
+    from duodec.cli.draft_trial import tried
+    from duodec.models.discovery import candidates
+
+    try:
+        found = candidates(file.path)
+        usable = [one for one in found if not one.fault][:_MOST_TRIED]
+        trials = tried(target, usable, speed, plan) if usable else []
+    except DuodecError as error:
+        return [failed(error)]
+    return [*check_trials(config.target, trials), *check_skipped(found)]
 
 
 def _check_use(
     config: EngineConfig, target: LoadedTarget, draft: LlamaModel | None, plan: CorePlan
 ) -> list[Check]:
-    """What a sound pair meets on this machine. Raises ContextExceeded."""
+    """Check a sound pair against this machine. Raises ContextExceeded."""
     from duodec.backends.llamacpp.library import load
     from duodec.cli import checks
-    from duodec.config import available_cores
-    from duodec.targets import backend_of
+    from duodec.machine.cores import available_cores
+    from duodec.models.targets import backend_of
 
     num_context = target.num_context
     backend, has_gpu = backend_of(config), checks.gpu_is_there()
@@ -163,12 +185,28 @@ def _check_use(
     ]
 
 
+def _check_rows(target: LoadedTarget, plan: CorePlan) -> list[Check]:
+    """Whether drafts change a row's bits, tried where a device computes a GGUF target. Raises
+    ModelUnreadable and ComputeFailed."""
+    from duodec.backends.llamacpp.model import LlamaModel
+    from duodec.backends.llamacpp.row_trial import try_rows
+    from duodec.backends.placement import Placement
+    from duodec.cli.checks import check_rows
+
+    model = target.model
+    if not isinstance(model, LlamaModel) or target.placement is Placement.CPU or model.is_recurrent:
+        return []
+    num_rows = target.num_padded if target.num_padded > 1 else None
+    trial = try_rows(model, num_rows=num_rows, num_threads=plan.target_alone)
+    return [check_rows(trial, num_rows)]
+
+
 def _open_target(
     config: EngineConfig, file: ModelFile, found: list[Check], stack: ExitStack
 ) -> LoadedTarget:
-    """The target, closed with the stack. Raises what is wrong with it."""
+    """Open the target; the stack closes it. Raises what is wrong with it."""
     from duodec.cli.checks import Check, check_model
-    from duodec.targets import load_target
+    from duodec.models.targets import load_target
 
     target = load_target(config)
     stack.callback(target.model.close)
@@ -177,10 +215,10 @@ def _open_target(
 
 
 def _open_draft(file: ModelFile, found: list[Check], stack: ExitStack) -> LlamaModel:
-    """The draft model, closed with the stack. Raises what is wrong with it."""
+    """Open the draft model; the stack closes it. Raises what is wrong with it."""
     from duodec.backends.llamacpp.model import LlamaModel
     from duodec.cli.checks import check_model
-    from duodec.vetting import vetted
+    from duodec.models.vetting import vetted
 
     model = LlamaModel(vetted(file).path, num_gpu_layers=0)
     stack.callback(model.close)

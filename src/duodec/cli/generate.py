@@ -1,4 +1,4 @@
-"""`duodec generate`: one prompt, one answer."""
+"""Run `duodec generate`: one prompt, one completion."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duodec.busy import NOTABLE, OtherPrograms
 from duodec.cli import choices, options
 from duodec.cli.answering import Answer, Interruption, Stopped, answer, plain_seconds
 from duodec.cli.closing import busy_line, comparison, draft_line, end_line, seconds, speed_line
 from duodec.cli.opening import open_engine
 from duodec.cli.output import AnswerWriter, is_terminal, put, say, say_dim, warn
 from duodec.cli.record import to_json
-from duodec.config import EngineConfig
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
+from duodec.machine.busy import NOTABLE, OtherPrograms
+from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
@@ -49,9 +49,7 @@ def generate(
     *,
     prompt: Annotated[
         str | None,
-        typer.Argument(
-            help="What to answer; read from standard input when absent.", show_default=False
-        ),
+        typer.Argument(help="The prompt; read from standard input if absent.", show_default=False),
     ] = None,
     method: options.MethodName = "auto",
     max_tokens: Annotated[
@@ -59,7 +57,7 @@ def generate(
         typer.Option(
             "--max-tokens",
             "-n",
-            help="Tokens of the answer at most.",
+            help="Most tokens of the completion.",
             rich_help_panel="Decoding",
         ),
     ] = 256,
@@ -77,7 +75,7 @@ def generate(
         str | None,
         typer.Option(
             "--json-schema",
-            help="Answer in JSON of this schema: a file, or the schema itself; {} for any JSON.",
+            help="Complete in JSON of this schema: a file, or the schema itself; {} for any JSON.",
             metavar="SCHEMA",
             rich_help_panel="Decoding",
             show_default=False,
@@ -87,7 +85,7 @@ def generate(
         str | None,
         typer.Option(
             "--regex",
-            help="Answer in a text that this expression matches from its beginning to its end.",
+            help="Complete with a text that this regular expression matches as a whole.",
             metavar="EXPRESSION",
             rich_help_panel="Decoding",
             show_default=False,
@@ -106,9 +104,9 @@ def generate(
     config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
     sampling: Annotated[SamplingParams, options.Options(defaults={"seed": choices.random_seed})],
 ) -> None:
-    """Answer a prompt: the text to stdout, everything else to stderr.
+    """Complete a prompt: the text to stdout, everything else to stderr.
 
-    A draft model guesses ahead in a process of its own while the target computes.
+    A draft model guesses ahead in another process while the target computes.
 
     The text is the target's own; draft and method only change the speed.
     """
@@ -168,7 +166,7 @@ def generate(
 
 
 def messages(text: str, system: str | None) -> list[dict[str, Any]]:
-    """A conversation of one question."""
+    """A conversation with one user message."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": text}]
 
@@ -178,7 +176,7 @@ def _close(engine: LLM, done: Answer, sampling: SamplingParams, draft: str | Non
     stats = done.finished.stats
     words = [speed_line(stats), f"seed {sampling.seed}"]
     if engine.pace_s:
-        words.append(f"paced at {seconds(engine.pace_s)} a forward: a stand-in for a larger model")
+        words.append(f"paced at {seconds(engine.pace_s)} a pass: a stand-in for a larger model")
     end = end_line(
         done.finished.finish_reason,
         is_interrupted=done.is_interrupted,
@@ -192,10 +190,10 @@ def _close(engine: LLM, done: Answer, sampling: SamplingParams, draft: str | Non
 
 
 def _compare(engine: LLM, done: Answer, sampling: SamplingParams, others: OtherPrograms) -> None:
-    """One more line: how it compares with plain decoding, which is timed for that."""
+    """Print how it compares with plain decoding, which is timed for that."""
     try:
         plain_s = plain_seconds(engine, done, sampling)
-    except KeyboardInterrupt:  # the answer is complete: only its comparison is given up
+    except KeyboardInterrupt:  # the completion is done: only its comparison is abandoned
         return
     if plain_s is not None and (num_cores := others.num_cores) >= NOTABLE:
         say_dim(busy_line(num_cores))
@@ -204,7 +202,7 @@ def _compare(engine: LLM, done: Answer, sampling: SamplingParams, others: OtherP
 
 
 def _prompt_text(prompt: str | None) -> str:
-    """The prompt, from standard input where none is given. Raises BadOption."""
+    """The prompt, from standard input if none is given. Raises BadOption."""
     if prompt is None or prompt == _READ_FROM_STDIN:
         if sys.stdin is None or sys.stdin.isatty():
             raise BadOption(
@@ -214,9 +212,9 @@ def _prompt_text(prompt: str | None) -> str:
             prompt = sys.stdin.buffer.read().decode("utf-8")
         except UnicodeDecodeError as error:
             raise BadOption(
-                f"standard input is no UTF-8 text (byte {error.start}); convert it first"
+                f"standard input is not UTF-8 text (byte {error.start}); convert it first"
             ) from error
         prompt = prompt.removesuffix("\n")
     if not prompt.strip():
-        raise BadOption("the prompt is empty; write something to answer")
+        raise BadOption("the prompt is empty; write something to complete")
     return prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""`duodec models`: what is known by name and what lies in the caches."""
+"""Run `duodec models`: list the models known by name and those in the caches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from duodec.cli.options import CONTEXT_SETTINGS, Options, derived
 from duodec.cli.output import put, put_table, say_dim
-from duodec.config import EngineConfig
+from duodec.models.config import EngineConfig
 
 _SCHEMA_VERSION = 1
 
@@ -18,6 +18,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     epilog="[bold]Examples[/bold]\n\nduodec models\n\n"
     "duodec models pull qwen2.5-coder-1.5b\n\n"
+    "duodec models drafts ./Llama-3.1-8B-Instruct-Q4_K_M.gguf\n\n"
     "duodec models pull hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:q8_0",
 )
 
@@ -79,6 +80,58 @@ def pull(
     file = (resolve_folder if is_folder else resolve)(name, offline=config.offline)
     say_dim(f"{file.source}, licence {file.license or 'unknown'}")
     put(f"{file.path}\n")
+
+
+@app.command(context_settings=CONTEXT_SETTINGS)
+@derived
+def drafts(
+    *,
+    target: Annotated[str, typer.Argument(help="A file, a folder, an alias or hf:owner/repo.")],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    config: Annotated[EngineConfig, Options(only=("offline",))],
+) -> None:
+    """List what can draft for a target: files on this machine, and what its family publishes."""
+    from dataclasses import asdict, replace
+
+    from duodec.models.discovery import candidates
+    from duodec.models.families import family_of
+    from duodec.models.summary import Summary
+    from duodec.models.targets import target_file
+
+    path = target_file(replace(config, target=target)).path
+    summary = Summary.of(path)
+    family = family_of(summary.architecture, summary.name, path.name, target)
+    found = candidates(path)
+    if json:
+        listed = [{**asdict(one), "path": str(one.path)} for one in found]
+        record = {
+            "schema_version": _SCHEMA_VERSION,
+            "target": target,
+            "family": family and {"name": family.name, "draft": family.draft, "use": family.use},
+            "candidates": listed,
+        }
+        put(f"{json_format.dumps(record, ensure_ascii=False)}\n")
+        return
+    put_table(
+        ("DRAFT", "PARAMETERS", "SIZE", "PLACE", "USE"),
+        [
+            (
+                str(one.path),
+                f"{one.num_params / 1e6:.0f} M" if one.num_params else "?",
+                size(one.num_bytes),
+                one.place,
+                (one.fault and f"skipped: {one.fault}")
+                or ("same vocabulary" if one.is_same else "another vocabulary"),
+            )
+            for one in found
+        ],
+    )
+    if family:
+        say_dim(f"published for {family.name}: {family.draft} ({family.use})")
+        say_dim(f"duodec models pull {family.draft}")
+    best = next((one for one in found if not one.fault), None)
+    if best:
+        say_dim(f"measure: duodec doctor --target {target} --draft auto")
 
 
 def size(num_bytes: int) -> str:

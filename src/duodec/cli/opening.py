@@ -1,4 +1,4 @@
-"""Models opened for a command: downloads with a bar, loading with a spinner."""
+"""Open the models of a command: downloads with a bar, loading with a spinner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from duodec.__main__ import interrupted_at_once
 from duodec.cli.output import status
-from duodec.config import EngineConfig
+from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def open_engine(
     config: EngineConfig, *, on_warning: Callable[[str], None], is_quiet: bool = False
 ) -> LLM:
-    """The engine that a command works with; the caller closes it."""
+    """Open a command's engine; the caller closes it."""
     from duodec import loading
     from duodec.models import resolve
-    from duodec.targets import target_file
+    from duodec.models.targets import target_file
 
     draft = loading.draft_for(config)
     # downloads first: their bar and the spinner cannot share the terminal

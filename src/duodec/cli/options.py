@@ -14,14 +14,14 @@ from duodec.core.parameters import Field, fields_of
 from duodec.methods.registry import METHODS
 
 _DECODING, _OUTPUT, _PROMPTS = "Decoding", "Output", "Prompts"
-_PANELS = (  # in the order in which help shows them
+_PANELS = (  # in the order in which the help shows them
     None, "Server", "Limits", "Access", "Benchmark", "Plan", "Drafter", _PROMPTS, "Models",
     _DECODING, "Sampling", "Machine", _OUTPUT,
 )  # fmt: skip
 
 _SEVERAL = tuple[str, ...]  # the type of fields whose options may be given several times
 
-# How llama.cpp, vLLM and transformers spell what we have under another name.
+# How llama.cpp, vLLM and transformers spell options that have another name here.
 _OTHER_SPELLINGS = {
     "model": "target",
     "model-draft": "draft",
@@ -54,21 +54,24 @@ CONTEXT_SETTINGS = {"token_normalize_func": canonical, "help_option_names": ["-h
 
 
 def methods_help() -> str:
-    """Every method with one line on it, for the end of a help text."""
+    """One line on every method, for the end of a help text."""
     lines = [f"[bold]{name}[/bold]  {_first_line(kind)}" for name, kind in METHODS.items()]
     return "\n\n".join(["[bold]Methods[/bold]", *lines])
 
 
 def _first_line(kind: object) -> str:
-    """What the file of a method says it is."""
+    """The first line of a method's module."""
     return (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n")[0]
+
+
+GRAMMAR_LIMITS = ("grammar_s", "grammar_bytes")  # where there are no grammars, they say nothing
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which fields of a dataclass are options of a command, and defaults of its own for some."""
+    """Which fields of a dataclass are options of a command, and the command's own defaults."""
 
-    only: tuple[str, ...] = ()  # none: every described field
+    only: tuple[str, ...] = ()  # empty: every described field
     without: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)  # values, or functions that find one
 
@@ -78,8 +81,8 @@ class Options:
 
 
 def derived(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, with options in place of each parameter that is `Annotated` with `Options`: one
-    a field of its dataclass, which the command is called with."""
+    """Replace each parameter of a command that is `Annotated` with `Options` by one option a field
+    of its dataclass; the command is called with the dataclass."""
     parameters: list[inspect.Parameter] = []
     records: dict[str, tuple[type, dict[str, Field]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -105,7 +108,7 @@ def derived(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def several(*records: type) -> set[str]:
-    """Parameters of options that may be given several times."""
+    """The parameters of options that may be given several times."""
     return {
         _parameter_name(field)
         for record in records
@@ -121,7 +124,7 @@ def _parameter_name(field: Field) -> str:
 def _option(
     name: str, field: Field, record: type, defaults: Mapping[str, Any]
 ) -> inspect.Parameter:
-    """A field as typer wants to see it."""
+    """A field as an option of typer."""
     default = defaults.get(field.name, getattr(record, field.name))
     kind: Any = field.kind
     if kind == _SEVERAL:
@@ -140,12 +143,12 @@ def _option(
 
 
 def _value(field: Field, given: Any) -> Any:
-    """An option's value as its field keeps it."""
+    """An option's value as its field stores it."""
     return tuple(given or ()) if field.kind == _SEVERAL else given
 
 
 def _panel(parameter: inspect.Parameter) -> str | None:
-    """The part of the help that a command's own parameter is in."""
+    """The part of the help that lists a command's own parameter."""
     infos = getattr(parameter.annotation, "__metadata__", ())
     return next((info.rich_help_panel for info in infos), None)
 
@@ -156,7 +159,7 @@ MethodName = Annotated[
     str,
     typer.Option(
         "--method",
-        help="How to decode; auto: whatever pays on this machine and text, plain decoding "
+        help="How to decode; auto: what pays on this machine and text, plain decoding "
         "included; stream where you name a draft. All of them are listed below.",
         metavar="NAME",
         rich_help_panel=_DECODING,
@@ -187,8 +190,8 @@ ParseSpecial = Annotated[
     bool,
     typer.Option(
         "--parse-special",
-        help="Take control tokens that prompts and messages spell (<|im_end|>) for control tokens; "
-        "without it they are text, and only the chat template writes control tokens.",
+        help="Read control tokens spelled in prompts and messages (<|im_end|>) as control tokens; "
+        "otherwise they are text, and only the chat template writes control tokens.",
         rich_help_panel=_DECODING,
     ),
 ]
@@ -199,7 +202,7 @@ Tasks = Annotated[
     str,
     typer.Option(
         "--tasks",
-        help="Tasks, by commas: mt_bench, translation, summarization, qa, math_reasoning, "
+        help="Tasks, comma-separated: mt_bench, translation, summarization, qa, math_reasoning, "
         "rag, humaneval; or all.",
         metavar="A,B,...",
         rich_help_panel=_PROMPTS,
@@ -222,8 +225,8 @@ DraftCosts = Annotated[
     str | None,
     typer.Option(
         "--draft-ms",
-        help="What a forward pass of the draft model takes in a simulation, by its tokens: "
-        "TOKENS:MS, by commas; measured at the start if absent.",
+        help="Time of a forward pass of the draft model in a simulation, by its tokens: "
+        "TOKENS:MS, comma-separated; measured at the start if absent.",
         metavar="1:1.3,4:2.5,...",
         show_default=False,
         rich_help_panel="Benchmark",

@@ -1,4 +1,4 @@
-"""Where words go: the answer to stdout, everything else to stderr; no ANSI off a terminal."""
+"""Write completions to stdout, everything else to stderr; no ANSI codes off a terminal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
 
 
 class OutputClosed(Exception):
-    """Nobody reads our stdout any more (`| head`)."""
+    """Our stdout was closed by its reader (`| head`)."""
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at this stream, through a terminal that knows ANSI."""
+    """Whether this stream is a terminal that supports ANSI codes."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -34,7 +34,7 @@ def say(line: str) -> None:
 
 
 def warn(line: str) -> None:
-    """One line about a problem on stderr, whatever line breaks it came with."""
+    """One line about a problem on stderr; line breaks become spaces."""
     say(f"duodec: {' '.join(line.split())}")
 
 
@@ -59,7 +59,7 @@ def put(text: str) -> None:
 
 
 def put_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns to stdout, the last one as long as it likes."""
+    """Aligned columns to stdout; the last one is not padded."""
     lines = [head, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
     for line in lines:
@@ -69,7 +69,7 @@ def put_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 @contextmanager
 def status(words: str, *, is_quiet: bool = False) -> Iterator[None]:
-    """A spinner on stderr while something is waited for; nothing off a terminal."""
+    """A spinner on stderr during a wait; nothing off a terminal."""
     if is_quiet or not is_terminal(sys.stderr):
         yield
         return
@@ -80,10 +80,10 @@ def status(words: str, *, is_quiet: bool = False) -> Iterator[None]:
 
 
 class AnswerWriter:
-    """Streams an answer to stdout; with ``show_draft`` accepted drafts are tinted."""
+    """Streams a completion to stdout; with ``show_draft`` accepted drafts are tinted."""
 
     def __init__(self, *, show_draft: bool = False) -> None:
-        self.text = ""  # what was written of the present answer
+        self.text = ""  # the text of the current completion so far
         self._tint = ""
         if show_draft and is_terminal(sys.stdout):
             self._tint = _GREEN_UNDERLINE if has_colour(sys.stdout) else _UNDERLINE
@@ -98,12 +98,12 @@ class AnswerWriter:
         put("".join(painted))
 
     def end(self) -> None:
-        """A line break after the answer; the next one begins."""
+        """End the completion with a line break."""
         put("\n")
         self.text = ""
 
     def warn(self, line: str) -> None:
-        """A warning in the middle of an answer, on a line of its own."""
+        """A warning in the middle of a completion, on its own line."""
         is_inside_line = self.text and not self.text.endswith("\n")
         if is_inside_line and is_terminal(sys.stdout) and is_terminal(sys.stderr):
             say("")

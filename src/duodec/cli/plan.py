@@ -1,4 +1,4 @@
-"""`duodec plan`: what to expect of a draft on hardware that is not here."""
+"""Run `duodec plan`: forecast the speed of drafts on other hardware."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import typer
 from duodec.cli import options
 from duodec.cli.progress import progress_bar
 from duodec.cli.report import check_installed, show_run
-from duodec.config import EngineConfig
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
+from duodec.models.config import EngineConfig
 
 EPILOG = """
 [bold]Examples[/bold]
 
-duodec plan --target-ms 20     a target that takes 20 ms a forward, and the draft on this machine
+duodec plan --target-ms 20     a target of 20 ms a forward pass, the draft on this machine
 
 duodec plan --target-ms 20 --draft-speed inf     the most that any CPU could give
 
@@ -25,9 +25,9 @@ duodec plan --target-ms 100 -m qwen2.5-coder-1.5b -md qwen2.5-coder-0.5b --tasks
 
 duodec plan --target-ms 20 --draft-ms 1:0.8,4:1.4,8:2.7     another machine's draft steps
 
-The target of --target lends its text and its rows: how often a draft is right depends on them.
-Drafts are computed for real, but time passes on a virtual clock, as the cost tables say:
-`duodec bench --simulate-ms` is the same bed with a report.
+The target of --target provides text and rows: how often a draft is right depends on them. Drafts
+are computed for real, but time passes on a virtual clock, from the cost tables: `duodec bench
+--simulate-ms` is the same simulation with a report.
 """
 
 _PANEL = "Plan"
@@ -40,7 +40,7 @@ def plan(
         float,
         typer.Option(
             "--target-ms",
-            help="What a forward of the target takes there.",
+            help="Time of a forward pass of the target there.",
             metavar="MS",
             rich_help_panel=_PANEL,
         ),
@@ -48,13 +48,16 @@ def plan(
     prefill_ms: Annotated[
         float,
         typer.Option(
-            "--prefill-ms", help="And a prompt token.", metavar="MS", rich_help_panel=_PANEL
+            "--prefill-ms",
+            help="Prefill time of a prompt token.",
+            metavar="MS",
+            rich_help_panel=_PANEL,
         ),
     ] = 0.1,
     methods: Annotated[
         str,
         typer.Option(
-            "--methods", help="Methods, by commas.", metavar="A,B,...", rich_help_panel=_PANEL
+            "--methods", help="Methods, comma-separated.", metavar="A,B,...", rich_help_panel=_PANEL
         ),
     ] = "ar,sps:2,sps:4,duo,stream,auto",
     tasks: options.Tasks = "all",
@@ -64,7 +67,9 @@ def plan(
     ] = 2,
     max_tokens: Annotated[
         int,
-        typer.Option("--max-tokens", "-n", help="Tokens of an answer.", rich_help_panel=_PANEL),
+        typer.Option(
+            "--max-tokens", "-n", help="Most tokens of a completion.", rich_help_panel=_PANEL
+        ),
     ] = 96,
     draft_ms: options.DraftCosts = None,
     draft_speed: Annotated[

@@ -1,4 +1,4 @@
-"""`duodec profile`: what forwards and draft steps cost here, for the planner."""
+"""Run `duodec profile`: measure forward passes and draft steps here, for the planner."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from duodec.cli import options
 from duodec.cli.opening import open_engine
 from duodec.cli.output import put, put_table, say_dim, warn
 from duodec.cli.progress import progress_bar
-from duodec.config import EngineConfig
 from duodec.errors import BackendUnavailable, BadOption
+from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,10 +30,10 @@ duodec profile     the default pair, kept for the planner
 
 duodec profile -m T.gguf -md D.gguf --plot curves.svg
 
-Measure on a quiet machine: what cannot be is measured again, and not kept.
+Measure on a quiet machine: implausible results are measured again, and not kept.
 
-A profile is found again by the processor, its cores and the two files; the planner learns the same
-without one, a few answers later.
+A profile belongs to the processor, its cores and the two files. Without one, the planner learns the
+same within a few completions.
 """
 
 _BAR = 40
@@ -48,7 +48,7 @@ def profile(
         Path | None,
         typer.Option(
             "--plot",
-            help="Draw the curves into this SVG file, too.",
+            help="Also draw the curves into this SVG file.",
             metavar="FILE.svg",
             rich_help_panel="Output",
             show_default=False,
@@ -58,7 +58,10 @@ def profile(
         bool,
         typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
     ] = False,
-    config: Annotated[EngineConfig, options.Options(without=("datastore", "draft_window", "pace"))],
+    config: Annotated[
+        EngineConfig,
+        options.Options(without=("datastore", "draft_window", "pace", *options.GRAMMAR_LIMITS)),
+    ],
 ) -> None:
     """Measure the curves T(n) and d(k) of a pair and keep them for the planner."""
     from duodec.loading import profile_key
@@ -67,8 +70,8 @@ def profile(
         raise BadOption(f"--plot {plot}: there is no such folder; create it first")
     with open_engine(config, on_warning=warn) as engine:
         from duodec import profiling
-        from duodec.config import available_cores
         from duodec.loading import draft_for, drafter_with
+        from duodec.machine.cores import available_cores
 
         key = profile_key(config if engine.drafter else replace(config, draft=None))
         with progress_bar(is_quiet=False) as on_progress:
@@ -130,7 +133,7 @@ def _attention(
 def _show(found: Profile) -> None:
     longest = max(f.seconds for f in found.forwards)
     put_table(
-        ("context", "draft tokens", "ms a forward", "beside the drafter", ""),
+        ("context", "draft tokens", "ms a pass", "with the drafter", ""),
         [
             (
                 str(f.context),
@@ -170,7 +173,7 @@ def _show(found: Profile) -> None:
             ],
         )  # fmt: skip
     if found.contention is not None:
-        put(f"\na forward takes {found.contention:.2f} times as long beside the drafter\n")
+        put(f"\na pass takes {found.contention:.2f} times as long while the drafter works\n")
 
 
 def _write_plot(found: Profile, path: Path) -> None:

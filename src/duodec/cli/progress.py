@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal, lines elsewhere; always on stderr."""
+"""Show the progress of long work on stderr: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from duodec.cli.output import is_terminal, say
 
 OnProgress = Callable[[str, int, int], None]
-"""What is being done, how much of it is done, of how much."""
+"""What is being done, the amount done, and the total."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def progress_bar(*, is_quiet: bool) -> Iterator[OnProgress]:
 
             def show(words: str, done: int, total: int) -> None:
                 is_recording = words.startswith("recording")
-                if is_recording not in stages:  # each stage has a speed of its own
+                if is_recording not in stages:  # each stage has its own speed
                     for task in stages.values():
                         bar.update(task, visible=False)
                     stages[is_recording] = bar.add_task(words, total=total)

@@ -1,4 +1,4 @@
-"""The JSON object that ends `generate --json`: its fields are a contract."""
+"""Write the JSON object that ends `generate --json`: its fields are a contract."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from duodec.core.round import Stats
 
 
 def to_json(done: Answer, *, target: str, draft: str | None, seed: int, pace_s: float = 0.0) -> str:
-    """One line; what is not a number is null. A target slowed for a show is named as such."""
+    """One line; what is not a number is null. A target slowed for a demo is marked as such."""
     finished = done.finished
     return json.dumps(
         {

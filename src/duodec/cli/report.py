@@ -1,4 +1,4 @@
-"""`duodec report`: what a run of `duodec bench` says, or several beside each other."""
+"""Run `duodec report`: show a run of `duodec bench`, or compare several."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def report(
         typer.Option(
             "--output",
             "-o",
-            help="Write a page of its own there: one HTML file, with all figures and tables.",
+            help="Write one HTML page there, with all figures and tables.",
             metavar="FILE.html",
             rich_help_panel="Output",
             show_default=False,
@@ -85,7 +85,7 @@ def report(
 
 
 def check_installed() -> None:
-    """Raises BackendUnavailable where the extra for benchmarks is missing."""
+    """Raises BackendUnavailable if the extra for benchmarks is missing."""
     for library in ("scipy", "matplotlib"):
         if find_spec(library) is None:
             raise BackendUnavailable(
@@ -94,7 +94,7 @@ def check_installed() -> None:
 
 
 def _read(path: Path) -> Results:
-    """Raises ResultsUnreadable for what no figure could be taken from."""
+    """Raises ResultsUnreadable for a file without usable figures."""
     from duodec.bench.results import Results
 
     results = Results.read(path)
@@ -104,14 +104,14 @@ def _read(path: Path) -> Results:
     if all(g.error for g in results.generations):
         first = next((f", the first with: {g.error}" for g in results.generations), "")
         raise ResultsUnreadable(
-            f"{path} holds no answer that succeeded ({len(results.generations)} failed{first}); "
-            "mend the cause and measure again"
+            f"{path} holds no successful completion ({len(results.generations)} failed{first}); "
+            "fix the cause and measure again"
         )
     return results
 
 
 def _write_page(results: Sequence[Results], files: Sequence[Path], output: Path) -> None:
-    """Raises BadOption for a place that cannot be written, OSError for a full disk."""
+    """Raises BadOption for a file that cannot be written, OSError for a full disk."""
     from duodec.bench.report import write_comparison, write_report
 
     raw = [file / RESULTS if file.is_dir() else file for file in files]
@@ -121,7 +121,7 @@ def _write_page(results: Sequence[Results], files: Sequence[Path], output: Path)
     if not page.parent.is_dir():
         raise BadOption(f"--output {output}: there is no folder {page.parent}; create it first")
     if page.exists() and not page.is_file():
-        raise BadOption(f"--output {output} is no ordinary file; name one, such as report.html")
+        raise BadOption(f"--output {output} is not an ordinary file; name one, such as report.html")
     try:
         if len(results) == 1:
             write_report(results[0], page, raw=os.path.relpath(raw[0].resolve(), page.parent))

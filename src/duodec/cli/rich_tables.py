@@ -1,4 +1,4 @@
-"""A report's table on stdout: by rich on a terminal, as Markdown elsewhere."""
+"""Print a report's table: by rich on a terminal, as Markdown elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONG_HEAD = 8
 
 
 def one_line(text: str) -> str:
-    """Text from a file, without what would move a terminal's cursor."""
+    """Text from a file, without characters that move a terminal's cursor."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -60,12 +60,12 @@ def _drawn(table: Table) -> str:
 
 
 def _broken(head: str) -> str:
-    """A long name breaks at its underscore before it breaks within a word."""
+    """Let a long name break at its underscores before it breaks within a word."""
     return head.replace("_", "_\n") if len(head) > _LONG_HEAD else head
 
 
 def _text(cell: Cell) -> Text:
-    """The mark stands in the text too where it is bad news: colour alone says nothing."""
+    """A bad verdict is also in the text, not in the colour alone."""
     from rich.text import Text
 
     text = Text()

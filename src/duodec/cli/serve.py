@@ -1,4 +1,4 @@
-"""`duodec serve`: an OpenAI-compatible server, for many clients at once."""
+"""Run `duodec serve`: an OpenAI-compatible server, for many clients at once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 
 from duodec.cli import choices, options
 from duodec.cli.output import say, warn
-from duodec.config import EngineConfig
 from duodec.errors import BackendUnavailable, BadOption
+from duodec.models.config import EngineConfig
 from duodec.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ duodec serve --config serve.yaml     or from a YAML file: `port: 9000`
 
 
 def _defaults(context: typer.Context, file: Path | None) -> Path | None:
-    """The options of a file become the defaults of this command."""
+    """Make the options of a file the defaults of this command."""
     if file is not None:
         found = read_options(file)
         known = [str(parameter.name) for parameter in context.command.params]
@@ -63,7 +63,7 @@ def _defaults(context: typer.Context, file: Path | None) -> Path | None:
 
 
 def read_options(file: Path) -> dict[str, object]:
-    """The options of a YAML file, by parameter; values stay words, or lists of words. Raises
+    """The options of a YAML file, by parameter; values stay strings, or lists of strings. Raises
     BadOption."""
     import yaml
 
@@ -74,9 +74,9 @@ def read_options(file: Path) -> dict[str, object]:
         raise BadOption(f"cannot read {file} ({error}); name a YAML file with --config") from error
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise BadOption(f"{file} is no list of options ({reason}); write, say, port: 9000") from (
-            error
-        )
+        raise BadOption(
+            f"{file} is not a list of options ({reason}); write, say, port: 9000"
+        ) from error
     found: dict[str, object] = {}
     for name, value in pairs:
         name = options.canonical(str(name)).replace("-", "_")
@@ -95,7 +95,7 @@ def serve(
         typer.Option(
             "--config",
             help="A YAML file with options, by their long names; the command line and the "
-            "environment win.",
+            "environment override it.",
             metavar="FILE",
             callback=_defaults,
             is_eager=True,
@@ -109,7 +109,7 @@ def serve(
             "--alias",
             "-a",
             "--served-model-name",
-            help="The name that clients ask for; by default the target's.",
+            help="The name that clients use; by default the target's.",
             metavar="NAME",
             show_default=False,
             rich_help_panel=_SERVER,
@@ -118,18 +118,18 @@ def serve(
     log_format: Annotated[
         str,
         typer.Option(
-            "--log-format", help="text or json, a line an event.", rich_help_panel=_SERVER
+            "--log-format", help="text or json, one line an event.", rich_help_panel=_SERVER
         ),
     ] = "text",
     method: options.MethodName = "auto",
     config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
     settings: Annotated[Settings, options.Options()],
 ) -> None:
-    """Serve a model to programs that speak OpenAI's interface, and a chat page to people.
+    """Serve a model through OpenAI's interface, and a chat page.
 
-    Requests share the target; the text of each is what it would be alone.
+    Requests share the target; the text of each is the same as if it ran alone.
 
-    Nothing is sent anywhere: no telemetry, no look for updates.
+    Nothing is sent anywhere: no telemetry, no update checks.
     """
     try:
         from duodec.server import logs, running
@@ -148,13 +148,13 @@ def serve(
     say(f"serving {settings.model} at {_url(sock.getsockname())}, loading; Ctrl-C ends it")
     if not settings.is_loopback and not settings.api_keys:
         warn(
-            f"anybody who reaches {settings.host} can use this server; ask for a key with --api-key"
+            f"anybody who reaches {settings.host} can use this server; require a key with --api-key"
         )
     running.serve(service, _loader(config, chosen), sock)
 
 
 def _loader(config: EngineConfig, method: str | None) -> Callable[[Service], Callable[[], None]]:
-    """How the model is loaded, in a thread of its own."""
+    """A function that loads the model, in its own thread."""
 
     def load(service: Service) -> Callable[[], None]:
         from duodec import loading
@@ -174,7 +174,7 @@ def _loader(config: EngineConfig, method: str | None) -> Callable[[Service], Cal
 
 
 def _name(target: str) -> str:
-    """A target's name without the folders it lies in."""
+    """A target's name without its folders."""
     return Path(target).name if "/" in target and Path(target).exists() else target
 
 

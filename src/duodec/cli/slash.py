@@ -1,4 +1,4 @@
-"""The slash commands of `duodec chat`: a table, and what each one does to a conversation."""
+"""Define the slash commands of `duodec chat`: a table, and what each does to a conversation."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ class Leave(Exception):
 
 
 def run(line: str, chat: Conversation) -> None:
-    """Carry out a line that begins with a slash. Raises Leave, and BadOption for what makes
-    no sense."""
+    """Run a line that begins with a slash. Raises Leave, and BadOption for an invalid command."""
     name, _, rest = line.strip().partition(" ")
     name = name.lower()
     if name in _LEAVE:
@@ -110,7 +109,7 @@ def _show(chat: Conversation, rest: str) -> None:
 def _clear(chat: Conversation, rest: str) -> None:
     chat.messages.clear()
     chat.attachment = ""
-    say("  the conversation is forgotten")
+    say("  the conversation is cleared")
 
 
 def _regen(chat: Conversation, rest: str) -> None:
@@ -119,7 +118,7 @@ def _regen(chat: Conversation, rest: str) -> None:
 
 def _stats(chat: Conversation, rest: str) -> None:
     if chat.last is None:
-        raise BadOption("there is no answer yet; ask something first")
+        raise BadOption("there is no response yet; send a message first")
     stats = chat.last.finished.stats
     say(f"  {speed_line(stats)}")
     say(f"  {draft_line(stats, chat.last.method, chat.draft_of(chat.last))}")
@@ -146,7 +145,7 @@ def _load(chat: Conversation, rest: str) -> None:
     try:
         loaded = json.loads(_text_of(rest))
     except json.JSONDecodeError as error:
-        raise BadOption(f"{rest} is no JSON ({error}); give a file of /save") from error
+        raise BadOption(f"{rest} is not JSON ({error}); give a file of /save") from error
     if isinstance(loaded, dict):
         loaded = loaded.get("messages")
     is_good = isinstance(loaded, list) and all(
@@ -177,19 +176,19 @@ def _text_of(name: str) -> str:
     except OSError as error:
         raise BadOption(f"cannot read {name} ({error.strerror}); check the name") from error
     except UnicodeDecodeError as error:
-        raise BadOption(f"{name} is no UTF-8 text; convert it first") from error
+        raise BadOption(f"{name} is not UTF-8 text; convert it first") from error
 
 
 COMMANDS: dict[str, tuple[Callable[[Conversation, str], None], str]] = {
     "/?": (_help, "this list"),
     "/help": (_help, "this list"),
     "/set": (_set, "NAME VALUE: temperature, top_p, seed, method, system, max_tokens and others"),
-    "/show": (_show, "settings, models and how full the context is"),
+    "/show": (_show, "settings, models and the context's use"),
     "/clear": (_clear, "forget the conversation"),
-    "/regen": (_regen, "another answer to the last message"),
+    "/regen": (_regen, "another response to the last message"),
     "/save": (_save, "FILE: the messages as JSON"),
-    "/load": (_load, "FILE: go on with saved messages"),
+    "/load": (_load, "FILE: continue with saved messages"),
     "/read": (_read, "FILE: put a text before the next message"),
-    "/stats": (_stats, "speed and drafts of the last answer"),
+    "/stats": (_stats, "speed and drafts of the last response"),
     "/draft": (_draft, "on|off: draft, or decode plainly"),
 }

@@ -1,4 +1,4 @@
-"""A quick measurement of a pair on this machine: can drafts pay here?"""
+"""Measure quickly whether a pair's drafts can pay on this machine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duodec.config import CorePlan
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.core.round import median
 from duodec.core.rows import check_finite
+from duodec.machine.cores import CorePlan
 
 if TYPE_CHECKING:
     from duodec.backends.llamacpp.model import LlamaModel
-    from duodec.targets import LoadedTarget, TargetModel
+    from duodec.models.targets import LoadedTarget, TargetModel
 
 NUM_SCORED = 8  # draft tokens of the measured verification
 NUM_LEAVES = 4  # leaves of the measured wide draft step
@@ -25,13 +25,13 @@ _TEXT = (
     "The sky is blue because air scatters the short waves of sunlight more than the long ones. "
     "At dusk the light crosses more air, the blue is lost on the way, and what is left is red. "
 )
-_NUM_READ = 64  # tokens read before anything is timed
+_NUM_READ = 64  # tokens of context before anything is timed
 _MOST, _FEWEST, _BUDGET_S = 9, 3, 1.5  # runs of a measurement; seconds after which it ends
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one forward each; the draft's are None without a draft."""
+    """Seconds of one forward pass each; the draft's are None without a draft."""
 
     plain_s: float  # one token of the target
     verify_s: float  # the target over NUM_SCORED draft tokens
@@ -40,12 +40,12 @@ class Speed:
 
     @property
     def verify_cost(self) -> float:
-        """Plain forwards."""
+        """In plain forward passes."""
         return self.verify_s / self.plain_s
 
     @property
     def draft_cost(self) -> float:
-        """Plain forwards that NUM_SCORED draft tokens take."""
+        """Plain forward passes that NUM_SCORED draft tokens cost."""
         return NUM_SCORED * (self.draft_s or 0.0) / self.plain_s
 
     def num_needed(self, *, shares_cores: bool) -> float:
@@ -56,7 +56,7 @@ class Speed:
 
 def measure(target: LoadedTarget, draft: LlamaModel | None, plan: CorePlan) -> Speed:
     """Time both models after a short text, each alone and with the threads of ``plan``. Raises
-    ComputeFailed where one computes no numbers."""
+    ComputeFailed if one computes logits that are not finite."""
     plain_s, verify_s = _measure_target(target, plan)
     draft_s, wide_s = _measure_draft(draft, plan) if draft else (None, None)
     return Speed(plain_s, verify_s, draft_s, wide_s)
@@ -108,7 +108,7 @@ def _tokens(model: TargetModel) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def _strange_tokens(num_vocab: int) -> list[list[int]]:
-    """For each run draft tokens that no run before had, so that no memo knows them."""
+    """For each run draft tokens that no earlier run had, so that no memo holds them."""
     return [
         [(num_vocab // 2 + NUM_SCORED * i + j) % num_vocab for j in range(NUM_SCORED)]
         for i in range(_MOST)
@@ -116,7 +116,7 @@ def _strange_tokens(num_vocab: int) -> list[list[int]]:
 
 
 def _median_s(run: Callable[[int], object]) -> float:
-    """The median of some runs, each told its number; the first warms up."""
+    """The median of some runs, each called with its number; the first is a warm-up."""
     times = []
     end_s = perf_counter() + _BUDGET_S
     for i in range(_MOST):

@@ -1,4 +1,4 @@
-"""`duodec vllm`: vLLM's server with our drafter beside it."""
+"""Run `duodec vllm`: vLLM's server with our drafter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _DRAFTER = "Drafter"
 PROPOSER = "duodec.integrations.vllm.DuoProposer"
-METRICS = "PROMETHEUS_MULTIPROC_DIR"  # with it, vLLM's server shows what its workers count
+METRICS = "PROMETHEUS_MULTIPROC_DIR"  # with it, vLLM's server shows its workers' metrics
 
 EPILOG = """
 [bold]Examples[/bold]
@@ -31,7 +31,7 @@ duodec vllm Qwen/Qwen2.5-7B-Instruct --draft hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:
 
 duodec vllm ~/models/big --draft ~/models/small.gguf --cores 8-15 -- --tensor-parallel-size 4
 
-What follows `--` goes to `vllm serve`. See docs/vllm.md.
+Arguments after `--` go to `vllm serve`. See docs/vllm.md.
 """
 
 
@@ -47,7 +47,7 @@ def vllm(
             "--draft",
             "-md",
             help="The model that drafts for it: a GGUF file, hf:owner/repo\\[:quant], or an alias; "
-            "none: drafts from earlier text alone.",
+            "none: drafts from earlier text only.",
             metavar="MODEL",
             rich_help_panel=_DRAFTER,
         ),
@@ -55,7 +55,7 @@ def vllm(
     cores: Annotated[
         str,
         typer.Option(
-            help="The drafter's cores, as 4-7,12; by default those that vLLM leaves.",
+            help="The drafter's cores, such as 4-7,12; by default those that vLLM leaves.",
             metavar="LIST",
             show_default=False,
             rich_help_panel=_DRAFTER,
@@ -73,7 +73,7 @@ def vllm(
     num_speculative_tokens: Annotated[
         int,
         typer.Option(
-            "--num-speculative-tokens", "-k", min=1, help="Draft tokens of a request at most.",
+            "--num-speculative-tokens", "-k", min=1, help="Most draft tokens of a request.",
             rich_help_panel=_DRAFTER,
         ),
     ] = 5,
@@ -81,7 +81,7 @@ def vllm(
         str,
         typer.Option(
             "--on-fault",
-            help="Without a drafter that works: continue, or refuse to start.",
+            help="If the drafter fails: continue, or refuse to start.",
             rich_help_panel=_DRAFTER,
         ),
     ] = "continue",
@@ -117,27 +117,28 @@ def command(target: str, num_tokens: int, arguments: list[str]) -> list[str]:
 
 
 def _program(name: str) -> str:
-    """The program of this environment, or else of the user's path."""
+    """The program in this environment, or else on the user's path."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise BackendUnavailable(f"no program {name} beside {sys.executable}; pip install vllm")
+        raise BackendUnavailable(f"no program {name} next to {sys.executable}; pip install vllm")
     return found
 
 
 def checks(target: str, settings: Settings, *, offline: bool) -> list[Check]:
-    """What `duodec doctor --vllm` looks at."""
+    """Run the checks of `duodec doctor --vllm`."""
     from duodec.cli.checks import Check, gpu_is_there
-    from duodec.config import available_cores
     from duodec.integrations.vllm import opening
     from duodec.integrations.vllm.vocabulary import draft_facts
+    from duodec.machine.cores import available_cores
     from duodec.models import resolve, resolve_folder
     from duodec.models.folders import read_json
+    from duodec.models.pairing import difference
 
     found: list[Check] = []
 
     def check(name: str, words: object) -> None:
-        """Of something that says so, or raises."""
+        """Check something whose function returns a description, or raises."""
         try:
             assert callable(words)
             found.append(Check(name, "ok", words()))
@@ -150,7 +151,9 @@ def checks(target: str, settings: Settings, *, offline: bool) -> list[Check]:
         num_vocab = int(read_json(folder / "config.json").get("vocab_size", 0))
         facts = draft_facts(resolve(settings.draft, offline=offline).path)
         tokenizer = num_vocab or facts.num_vocab
-        opening.check_tokenizer(str(folder), tokenizer, facts, stride=1)
+        found = difference(opening.open_tokenizer(str(folder), tokenizer), facts)
+        if found is not None:
+            return f"{found}: the draft's text is tokenised anew, and accepted less often"
         return f"{min(tokenizer, facts.num_vocab)} tokens, all equal"
 
     def cores() -> str:
@@ -158,12 +161,12 @@ def checks(target: str, settings: Settings, *, offline: bool) -> list[Check]:
         chosen = opening.draft_cores(settings, host, available_cores())
         return f"the drafter's: {', '.join(map(str, chosen))} of {len(available_cores())}"
 
-    check("vLLM", lambda: f"{opening.check_version()}, which was tried")
+    check("vLLM", lambda: f"{opening.check_version()}, which is tested")
     if settings.has_draft:
         check("vocabularies", vocabularies)
         check("cores", cores)
     else:
         found.append(
-            Check("draft", "warn", "none: drafts come from earlier text alone", "name one: --draft")
+            Check("draft", "warn", "none: drafts come from earlier text only", "name one: --draft")
         )
     return found

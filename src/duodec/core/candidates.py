@@ -1,13 +1,14 @@
-"""A tree of candidates: what a drafter holds possible, and how likely it thinks each token.
+"""Grow a tree of candidates: the tokens a drafter considers, and how likely it finds each.
 
-The drafter grows such a tree and the target's side keeps a mirror of it. Unlike a `Draft`, it
-changes: nodes are added, and the verdict moves its root. A node that has been *expanded* has its
-likely successors as children; the others are the tree's edge.
+The drafter grows such a tree and the target's side keeps a mirror of it. Unlike a `Draft` it is
+mutable: nodes are added, and the verdict moves its root. A node that has been *expanded* has its
+likely successors as children; the others are its leaves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from duodec.core.draft import ROOT
 
@@ -27,7 +28,7 @@ class CandidateTree:
         return len(self.tokens)
 
     def expand(self, node: int, tokens: Sequence[int], confidences: Sequence[float]) -> None:
-        """Give a node its successors, best first; they may be none."""
+        """Give a node its successors, best first; there may be none."""
         begin, children = len(self), self._children.setdefault(node, [])
         self.ranks.extend(range(len(children), len(children) + len(tokens)))
         self.tokens.extend(tokens)
@@ -38,9 +39,9 @@ class CandidateTree:
     def extend(
         self, tokens: Sequence[int], parents: Sequence[int], confidences: Sequence[float]
     ) -> None:
-        """Add nodes as they were made elsewhere, in the same order."""
+        """Append nodes of another copy of this tree, in the same order."""
         begin = 0
-        while begin < len(tokens):  # siblings were made together, mostly
+        while begin < len(tokens):  # siblings mostly come together
             end, parent = begin + 1, parents[begin]
             while end < len(tokens) and parents[end] == parent:
                 end += 1
@@ -55,11 +56,14 @@ class CandidateTree:
         return node in self._children
 
     def children(self, node: int) -> list[int]:
-        """A node's successors, best first; [] where they are not known."""
+        """A node's successors, best first; [] if they are not known."""
         return self._children.get(node, [])
 
     def child(self, node: int, token: int) -> int | None:
-        return next((c for c in self.children(node) if self.tokens[c] == token), None)
+        for child in self._children.get(node, ()):
+            if self.tokens[child] == token:
+                return child
+        return None
 
     def path_tokens(self, node: int) -> list[int]:
         """Tokens from below the root down to ``node``."""
@@ -70,8 +74,8 @@ class CandidateTree:
         return tokens[::-1]
 
     def follow(self, tokens: Iterable[int]) -> CandidateTree:
-        """What lies under the end of a path from the root, in a tree of its own; nothing does where
-        the path leaves the tree."""
+        """The subtree at the end of a path from the root, as a new tree; empty if the path leaves
+        the tree."""
         node = ROOT
         for token in tokens:
             child = self.child(node, token)
@@ -83,9 +87,9 @@ class CandidateTree:
         return self._under(node) if self.is_expanded(node) else CandidateTree()
 
     def _under(self, root: int) -> CandidateTree:
-        """Of an expanded node."""
+        """The subtree of an expanded node, as a new tree."""
         tree, placed = CandidateTree(), [(root, ROOT)]
-        for node, place in placed:  # it grows: parents come before their children
+        for node, place in placed:  # grows in the loop: parents come before their children
             children, begin = self.children(node), len(tree)
             tree.expand(
                 place,
@@ -96,3 +100,49 @@ class CandidateTree:
                 (child, begin + i) for i, child in enumerate(children) if child in self._children
             )
         return tree
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a tree a text ends: a verdict moves it, and the tree stays as it is."""
+
+    tree: CandidateTree = field(default_factory=CandidateTree)
+    node: int = ROOT
+
+    def follow(self, tokens: Iterable[int]) -> Place:
+        """The place that so many tokens further on is; an empty tree where the path leaves it."""
+        node = self.node
+        for token in tokens:
+            child = self.tree.child(node, token)
+            if child is None:
+                return Place()
+            node = child
+        return Place(self.tree, node)
+
+    def down(self, length: int) -> list[int]:
+        """The nodes under it, the likeliest child of each, at most so many."""
+        node, nodes = self.node, list[int]()
+        while len(nodes) < length and (children := self.tree.children(node)):
+            node = children[0]
+            nodes.append(node)
+        return nodes
+
+    @property
+    def is_known(self) -> bool:
+        """Something is drawn under it."""
+        return bool(self.tree.children(self.node))
+
+    @property
+    def is_expanded(self) -> bool:
+        """Its successors are known; they may be none."""
+        return self.tree.is_expanded(self.node)
+
+    @property
+    def num_under(self) -> int:
+        """Nodes under it."""
+        if self.node == ROOT:
+            return len(self.tree)
+        under = list(self.tree.children(self.node))
+        for node in under:  # it grows
+            under += self.tree.children(node)
+        return len(under)

@@ -1,4 +1,4 @@
-"""The draft: a token tree.
+"""Represent a draft as a token tree.
 
 Chains, k sequences, retrieval tries and lookahead windows are all `Draft`s. A node is
 an index; its parent comes before it; ``ROOT`` (-1) is the committed text itself. A node's
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
+from operator import lt
 
 from duodec.core.sampling import Distribution
 
@@ -29,7 +31,9 @@ class Draft:
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), "one parent a token"
-        assert all(ROOT <= p < i for i, p in enumerate(self.parents)), "parents precede children"
+        parents = self.parents
+        is_ordered = min(parents, default=ROOT) >= ROOT and all(map(lt, parents, count()))
+        assert is_ordered, "parents precede children"
         assert self.distributions is None or len(self.distributions) == len(self.tokens), (
             "one distribution a token"
         )
@@ -41,7 +45,7 @@ class Draft:
     def chain(
         cls, tokens: Iterable[int], distributions: Iterable[Distribution] | None = None
     ) -> Draft:
-        """One sequence: every token the only child of the one before."""
+        """One sequence: every token the only child of its predecessor."""
         tokens = tuple(tokens)
         parents = tuple(range(ROOT, len(tokens) - 1))
         return cls(tokens, parents, None if distributions is None else tuple(distributions))
@@ -61,11 +65,15 @@ class Draft:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of ``node`` that carries ``token``, if there is one."""
-        return next((i for i in self.children(node) if self.tokens[i] == token), None)
+        parents, tokens = self.parents, self.tokens
+        for i in range(node + 1, len(parents)):
+            if parents[i] == node and tokens[i] == token:
+                return i
+        return None
 
     def find(self, paths: Iterable[Sequence[int]]) -> list[int | None]:
-        """The node at the end of each path of tokens from the root (ROOT of an empty one); None
-        where the tree has no such path."""
+        """The node at the end of each path of tokens from the root (ROOT for an empty path); None
+        if the tree has no such path."""
         index = {(p, t): i for i, (p, t) in enumerate(zip(self.parents, self.tokens, strict=True))}
         ends: list[int | None] = []
         for path in paths:
@@ -76,7 +84,7 @@ class Draft:
         return ends
 
     def preorder(self) -> list[int]:
-        """All nodes, each followed by what lies under its first child, then its second, ..."""
+        """All nodes in depth-first order, children in the order in which they were drafted."""
         below: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             below.setdefault(parent, []).append(node)
@@ -105,7 +113,7 @@ class Draft:
         return len(self.tokens) - 1
 
     def graft(self, node: int, other: Draft) -> Draft:
-        """This tree with ``other`` under ``node``; tokens already there are not repeated."""
+        """This tree with ``other`` added under ``node``; tokens already there are not repeated."""
         if self.distributions is not None or other.distributions is not None:
             assert self.distributions is not None, "distributions on both sides or none"
             assert other.distributions is not None, "distributions on both sides or none"
@@ -144,7 +152,7 @@ class Draft:
         return self._of(kept, {ROOT: ROOT, **{node: i for i, node in enumerate(kept)}})
 
     def subtree(self, node: int) -> Draft:
-        """What lies under ``node``, re-rooted there; the whole tree for the root."""
+        """The subtree below ``node``, re-rooted there; the whole tree for the root."""
         if node == ROOT:
             return self
         placed = {node: ROOT}
@@ -156,7 +164,7 @@ class Draft:
         return self._of(kept, placed)
 
     def _of(self, kept: list[int], placed: dict[int, int]) -> Draft:
-        """These nodes, numbered anew; their parents are among them or the new root."""
+        """These nodes, renumbered; their parents are among them or are the new root."""
         return Draft(
             tuple(self.tokens[i] for i in kept),
             tuple(placed[self.parents[i]] for i in kept),
@@ -165,12 +173,15 @@ class Draft:
 
 
 class TreeBuilder:
-    """A draft in the making: a token is a node once, however often it is added."""
+    """Builds a draft; a token added again under the same parent is the same node."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+
+    def __len__(self) -> int:
+        return len(self._tokens)
 
     def add(self, parent: int, token: int) -> int:
         """The child of ``parent`` that carries ``token``."""
@@ -181,7 +192,7 @@ class TreeBuilder:
         return node
 
     def add_path(self, node: int, tokens: Iterable[int]) -> int:
-        """The end of a sequence under ``node``."""
+        """Add a sequence under ``node``; returns its last node."""
         for token in tokens:
             node = self.add(node, token)
         return node

@@ -1,6 +1,6 @@
-"""What a generation says while it runs: one `Started`, many `Delta`s, one `Finished`.
+"""Define the events of a generation: one `Started`, many `Delta`s, one `Finished`.
 
-The command line, the server and the benchmark all eat these.
+The command line, the server and the benchmark all consume these.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 from duodec.core.round import Stats
 
 FinishReason = Literal["stop", "length", "context"]
-"""stop: end token or stop string; length: ``max_tokens``; context: no room is left."""
+"""stop: end token or stop string; length: ``max_tokens``; context: the context is full."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Delta:
-    """New text. Never part of a character, never a part of a stop string."""
+    """New text. Never part of a character or of a stop string."""
 
     segments: tuple[Segment, ...]
 
@@ -44,7 +44,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Finished:
-    """The whole answer. ``tokens`` holds the end token, if one was drawn; ``text`` does not."""
+    """The whole completion. ``tokens`` holds the end token, if one was drawn; ``text`` does not."""
 
     text: str
     tokens: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What an answer must match: a grammar by value, and the mask that it lays on each draw."""
+"""Define a completion's grammar, and the mask that it applies to each draw."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Kind = Literal["json_schema", "regex", "lark"]
 
 @dataclass(frozen=True)
 class Grammar:
-    """A language that an answer must be a word of, in the notation of its kind: a JSON schema,
-    a regular expression, rules in Lark's notation. Travels by value."""
+    """A grammar that a completion must match, in the notation of its kind: a JSON schema, a regular
+    expression, or rules in Lark's notation. Sent to other processes by value."""
 
     kind: Kind
     source: str
 
 
 class Mask(Protocol):
-    """One answer's grammar on a vocabulary; a memo of the texts that it was asked about."""
+    """One completion's grammar on a vocabulary; remembers the texts that it has seen."""
 
     def allowed(self, answer: NDArray[np.int32]) -> NDArray[np.bool_] | None:
-        """Which tokens may follow ``answer``, shape (vocab,): those that some word of the
-        grammar goes on with, and where it may end, those that end an answer. Depends on
-        ``answer`` only. None where that has ended already, or is no beginning of a word: what
-        follows there is never drawn. Raises BadOption where the grammar is too complex."""
+        """Which tokens may follow ``answer``, shape (vocab,): those that continue a match of the
+        grammar and, where the text may end, the end tokens. Depends on ``answer`` only. None if
+        ``answer`` has already ended or cannot begin a match: nothing is ever drawn there. Raises
+        BadOption if the grammar is too complex."""

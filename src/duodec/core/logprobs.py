@@ -1,4 +1,4 @@
-"""Tell what the target itself gave a token, before any sampler: log probabilities."""
+"""Compute the target's own log probabilities of tokens, before any sampler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duodec.core.sampling import Distribution, Sampler, SamplingParams
 from duodec.errors import DistributionUnavailable
 
 _PLAIN = Sampler(SamplingParams(temperature=1.0))
-_LOWEST = -9999.0  # in place of minus infinity, which JSON cannot say
+_LOWEST = -9999.0  # in place of minus infinity, which JSON lacks
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Logprob:
 
 
 def logprob(scores: Scores, row: int, token: int, num_tops: int) -> Logprob:
-    """That of a token drawn from a row. Raises DistributionUnavailable."""
+    """The logprob of a token drawn from a row. Raises DistributionUnavailable."""
     plain = plain_distribution(scores, row)
     best = np.argsort(-plain.probs, kind="stable")[:num_tops]
     tops = tuple((int(plain.tokens[i]), _log(float(plain.probs[i]))) for i in best)
@@ -39,7 +39,7 @@ def plain_distribution(scores: Scores, row: int) -> Distribution:
     sampled: Any = scores
     query = getattr(sampled, "query", None)
     if not (is_dataclass(sampled) and isinstance(query, Query)):
-        raise DistributionUnavailable("this target does not tell logprobs; ask without them")
+        raise DistributionUnavailable("this target has no logprobs; leave logprobs out")
     plain: Any = replace(sampled, query=replace(query, sampler=_PLAIN))  # type: ignore[type-var]
     distribution: Distribution = plain.distribution(row)
     return distribution

@@ -1,4 +1,4 @@
-"""Gumbel noise as a pure function of (seed, choice, position, token).
+"""Compute Gumbel noise as a pure function of (seed, choice, position, token).
 
 The integers are counter-based, the same bits in NumPy, torch and a GPU kernel: a 64-bit key of
 the position (splitmix64, Steele, Lea and Flood 2014), and per token two rounds of a 32-bit
@@ -41,7 +41,7 @@ def _mix(z: int) -> int:
 
 
 def key(seed: int, choice: int, position: int, stream: int = DRAW) -> int:
-    """The 64-bit key of one position's noise."""
+    """The 64-bit key of the noise at one position."""
     state = 0
     for value in (seed, choice, position, stream):
         state = _mix((state ^ (value & _MASK)) + _GOLDEN & _MASK)
@@ -51,7 +51,7 @@ def key(seed: int, choice: int, position: int, stream: int = DRAW) -> int:
 def in_blocks(
     function: Callable[[NDArray[Any]], NDArray[Any]], values: NDArray[Any], dtype: DTypeLike
 ) -> NDArray[Any]:
-    """An elementwise ``function`` of many steps, block by block: its intermediate arrays stay
+    """Apply an elementwise ``function`` of many steps block by block: its intermediate arrays stay
     in the cache, and in memory that is not returned to the system after each step."""
     if len(values) <= _BLOCK:
         return function(values)
@@ -131,7 +131,7 @@ def gumbel_where(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Indices of the tokens whose noise may reach ``needed``, and their noise.
 
-    Most tokens need more noise than they have: their integers tell, and no logarithm is taken.
+    Most tokens need more noise than they have. Their integers show it without a logarithm.
     """
     random = bits(key, tokens)
     able = np.flatnonzero(((random >= _RARE_BITS) & (needed <= GUMBEL_MAX)) | (needed < _RARE))
@@ -139,7 +139,7 @@ def gumbel_where(
 
 
 _RARE: Final = np.float32(5)  # one token in 149 has noise above it
-_RARE_BITS: Final = np.uint32(int(2**23 * np.exp(-np.exp(-4.99))))  # none of those is below it
+_RARE_BITS: Final = np.uint32(int(2**23 * np.exp(-np.exp(-4.99))))  # a lower bound of theirs
 
 
 def _uniform(random: NDArray[np.uint32]) -> NDArray[np.float32]:

@@ -2,8 +2,8 @@
 
     top_k: Annotated[int, Parameter("Only the K likeliest; 0: off.", ge=0)] = 0
 
-`check` refuses what is out of range, and the command line derives its options: whoever adds a
-field adds its option, and neither can contradict the other.
+`check` refuses values out of range, and the command line derives its options from the same
+declarations: a new field is a new option, and the two cannot contradict each other.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from duodec.errors import BadOption
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is known of a field besides its type and its default; bounds as in pydantic."""
+    """Describes a field beyond its type and default; bounds as in pydantic."""
 
     help: str
     panel: str = ""  # the part of a command's help that lists it
-    flags: tuple[str, ...] = ()  # of the command line, the long one first; (): the field's name
+    flags: tuple[str, ...] = ()  # on the command line, the long one first; (): the field's name
     metavar: str | None = None
     ge: float = -math.inf
     gt: float | None = None
     le: float = math.inf
     lt: float | None = None
-    remedy: str = ""  # after the value in the error; by default what ``ge`` says
+    remedy: str = ""  # after the value in the error; derived from ``ge`` by default
     choices: Collection[str] = ()
 
     def is_in_range(self, value: float) -> bool:
-        """NaN is not, and infinity is out of every bound but the absent one."""
+        """False for NaN; infinity is in range only where there is no bound."""
         is_above = self.ge <= value and (self.gt is None or self.gt < value)
         is_below = value <= self.le and (self.lt is None or value < self.lt)
         return is_above and is_below
@@ -54,7 +54,7 @@ class Field:
 
     @property
     def option(self) -> str:
-        """The same, as errors name it."""
+        """The option's name in errors."""
         return self.flags[0].lstrip("-")
 
 
@@ -71,17 +71,17 @@ def fields_of(record: type) -> Mapping[str, Field]:
 
 
 def by_name(field: Field) -> str:
-    """A field under its own name, in an error of the library."""
+    """The field's own name, for errors of the library."""
     return field.name
 
 
 def by_option(field: Field) -> str:
-    """A field under its option's name."""
+    """The name of the field's option, for errors of the command line."""
     return field.option
 
 
 def check(record: object, spelled: Callable[[Field], str] = by_option) -> None:
-    """Raises BadOption for the first field whose value is out of its range; None is in it."""
+    """Raises BadOption for the first field whose value is out of range; None is always in range."""
     kind: Any = type(record)
     for field in fields_of(kind).values():
         value, parameter = getattr(record, field.name), field.parameter

@@ -1,4 +1,4 @@
-"""What two texts have in common: what a memo of one knows of the other."""
+"""Find the prefix that two texts share, which a memo of one need not compute for the other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from duodec.core.sampling import Tokens
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """Tokens that two texts share from the start."""
+    """How many tokens two texts share from the start."""
     length = min(len(a), len(b))
     a, b = a[:length], b[:length]
     if a.tobytes() == b.tobytes():  # the usual case, at a third of the cost

@@ -1,8 +1,8 @@
-"""The seams: what a target, a drafter and a draft model can be asked.
+"""Define the interfaces of targets, drafters and draft models.
 
 A method sees only these. It never learns where a model runs, in which library, process
-or cache. ``slot`` names a memo on the other side: callers pass the whole text each time,
-and what of it was already computed is the other side's business.
+or cache. ``slot`` names a memo on the other side: callers pass the whole text each time, and the
+other side reuses what it has already computed.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ class Query:
     text: Tokens  # (length,) int32, at least one token
     draft: Draft = field(default_factory=Draft)
     sampler: Sampler = field(default_factory=Sampler)
-    num_candidates: int = 0  # of each row, to come back with its draw
+    num_candidates: int = 0  # of each row, to be returned with its draw
 
     def context(self, row: int) -> Context:
         """The text and the draft tokens that precede the token drawn from ``row``."""
         return Context(self.text, tuple(self.draft.path_tokens(row - 1)))
 
 
-NUM_CANDIDATES = 8  # of a row, that drafts are made of
+NUM_CANDIDATES = 8  # of a row, to make drafts of
 
 
 class Candidates(NamedTuple):
-    """A row's likeliest tokens, best first. ``confidences`` are the softmax over the logits of as
-    many as the target was asked for; empty where it tells tokens only."""
+    """A row's likeliest tokens, best first. ``confidences`` are a softmax over the logits of as
+    many as the query requested; empty if the target reports tokens only."""
 
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
 
     def first(self, count: int) -> Candidates:
-        """So many of them."""
+        """The first ``count`` of them."""
         return Candidates(self.tokens[:count], self.confidences[:count])
 
     @classmethod
     def of(cls, row: Row, count: int) -> Candidates:
-        """Those of a row of logits."""
+        """The ``count`` likeliest tokens of a row of logits."""
         if not count:
             return cls()
         best = top(row, count)
@@ -60,7 +60,7 @@ class Candidates(NamedTuple):
 
 
 class Scores(Protocol):
-    """What the target says of one query. Row 0 follows the text, row i + 1 draft node i."""
+    """The target's result for one query. Row 0 follows the text, row i + 1 draft node i."""
 
     @property
     def num_rows(self) -> int:
@@ -70,48 +70,59 @@ class Scores(Protocol):
         """The keyed draw of a row."""
 
     def candidates(self, row: int) -> Candidates:
-        """The row's likeliest tokens, best first: as many as the query asked for, and none where
-        the target does not know them. On a GPU they come with the draws; elsewhere each costs a
-        pass over the row, unless the scores say ``candidates_are_ready``."""
+        """The row's likeliest tokens, best first: as many as the query requested, or none if the
+        target does not know them. On a GPU they come with the draws; elsewhere each call costs a
+        pass over the row, unless ``candidates_are_ready`` is set."""
 
     def distribution(self, row: int) -> Distribution:
-        """The distribution of a row. Raises DistributionUnavailable where the target has none."""
+        """The distribution of a row. Raises DistributionUnavailable if the target has none."""
 
 
-class Tokenizer(Protocol):
-    """A vocabulary."""
+class Vocabulary(Protocol):
+    """Tokens by number: what two vocabularies are compared by."""
 
     @property
     def num_vocab(self) -> int: ...
-    @property
-    def chat_template(self) -> str | None: ...
     @property
     def bos(self) -> int: ...
     @property
     def eos(self) -> int: ...
     def token_text(self, token: int) -> bytes: ...
-    def tokenize(self, text: str, *, is_templated: bool) -> list[int]: ...
-    def piece(self, token: int) -> bytes: ...
     def is_end(self, token: int) -> bool: ...
 
 
+class Speller(Vocabulary, Protocol):
+    """A vocabulary that turns text into tokens and back."""
+
+    def tokenize(self, text: str, *, is_templated: bool) -> list[int]: ...
+    def piece(self, token: int) -> bytes: ...
+
+
+class Tokenizer(Speller, Protocol):
+    """A model's vocabulary, with its chat template."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+
 class Target(Protocol):
-    """The model whose text is wanted."""
+    """The model whose text is generated."""
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
-        """Score every query's draft in one forward. Raises ContextExceeded."""
+        """Score every query's draft in one forward pass. Raises ContextExceeded."""
 
 
 class Launched(Protocol):
-    """A forward pass in flight."""
+    """A forward pass in flight. One that knows when it will be over says so as ``due_s``, in
+    seconds of `time.perf_counter`: what comes later is not the target's time."""
 
     def result(self) -> list[Scores]:
-        """Wait for its end. Raises what `Target.score` raises."""
+        """Wait for the pass to end. Raises what `Target.score` raises."""
 
 
 @dataclass(frozen=True)
 class InThisThread:
-    """A forward pass that is computed when its result is wanted."""
+    """A forward pass that is computed when its result is requested."""
 
     target: Target
     queries: Sequence[Query]
@@ -125,15 +136,15 @@ def launch(target: Target, queries: Sequence[Query]) -> Launched:
 
     A target that computes elsewhere has a ``launch`` of its own; only one pass is in flight at a
     time, and earlier scores whose candidates are not ready end with it. Any other target computes
-    when the result is wanted.
+    when the result is requested.
     """
     start: Callable[[Sequence[Query]], Launched] | None = getattr(target, "launch", None)
     return InThisThread(target, queries) if start is None else start(queries)
 
 
 def has_branches(target: Target) -> bool:
-    """Whether a target scores all of a tree; one that says ``has_branches = False`` scores its
-    first chain only."""
+    """Whether a target scores a whole tree; a target with ``has_branches = False`` scores its first
+    chain only."""
     return bool(getattr(target, "has_branches", True))
 
 
@@ -149,56 +160,57 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A draft as far as it has come, and the drafter's seconds of work on it.
+    """A draft so far, and the drafter's seconds of work on it.
 
     A plan that grows a tree of candidates fills ``tree`` in place of ``draft``, from its first
-    word on; later polls add to the same tree.
+    message on; later polls add to the same tree.
     """
 
     draft: Draft = field(default_factory=Draft)
     tree: CandidateTree | None = None
-    num_steps: int = 0  # forwards of the draft model
+    num_steps: int = 0  # forward passes of the draft model
     is_complete: bool = True
     read_s: float = 0.0  # reading text that was new to the drafter
     draft_s: float = 0.0  # drafting
-    num_leaves: int = 0  # of the tree, that these forwards expanded
-    root_s: float = 0.0  # of draft_s, until the text's successors were known; 0: they were before
+    num_leaves: int = 0  # of the tree, that these passes expanded
+    root_s: float = 0.0  # of draft_s, until the text's successors were known; 0: known before
     busy_s: float = 0.0  # all work of the drafter since it was loaded, on any request
 
     @property
     def step_s(self) -> float | None:
-        """A forward of the draft model that made a tree deeper; None before there was one."""
+        """Seconds of a draft model's forward pass that deepens a tree; None before the first
+        one."""
         num_deeper = self._num_deeper
         return (self.draft_s - self.root_s) / num_deeper if num_deeper > 0 else None
 
     @property
     def step_leaves(self) -> float:
-        """Leaves that such a forward expanded."""
+        """Leaves that such a pass expanded."""
         return (self.num_leaves - (self.root_s > 0)) / max(1, self._num_deeper)
 
     @property
     def _num_deeper(self) -> int:
-        # the first word says what is left of the last tree
+        # the first message holds what is left of the last tree
         return self.num_steps - 1 - (self.root_s > 0)
 
 
 class Drafter(Protocol):
-    """Drafts beside the caller. A request supersedes the slot's earlier one.
+    """Drafts in parallel with the caller. A request supersedes the slot's earlier one.
 
-    A drafter may be slow, fail or die: it then answers with less, or nothing, and never
-    raises while a text is being generated.
+    A drafter may be slow, fail or die: it then returns less, or nothing, and never raises while a
+    text is being generated.
     """
 
     @property
     def restarts(self) -> int:
-        """How often it had to be started again."""
+        """How often it had to be restarted."""
 
     def submit(self, request: DraftRequest) -> None:
         """Start to draft; returns at once."""
 
     def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
-        """What has been drafted for the slot's last request, after at most ``wait_s`` seconds
-        of waiting for its completion, or for more than ``beyond`` candidates."""
+        """What has been drafted for the slot's last request. Waits at most ``wait_s`` seconds for
+        it to be complete, or to have more than ``beyond`` candidates."""
 
     def cancel(self, slot: int) -> None:
         """Stop the slot's work within one draft step; returns at once."""
@@ -206,7 +218,7 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class RowQuery:
-    """Logits wanted of a draft model: those that follow ``rows`` (0 the text, i + 1 node i)."""
+    """Logits requested of a draft model: those that follow ``rows`` (0 the text, i + 1 node i)."""
 
     slot: int
     text: Tokens
@@ -218,24 +230,24 @@ class DraftModel(Protocol):
     """A language model seen by the drafter: rows of logits after the nodes of a tree."""
 
     def rows(self, query: RowQuery) -> list[Row]:
-        """The logits after each of ``query.rows``, in one batched forward; with no rows, the
-        text and the draft are read and no more. What was computed for the slot before is not
-        computed again."""
+        """The logits after each of ``query.rows``, in one batched forward pass; with no rows, the
+        text and the draft are only prefilled. What was computed for the slot before is not computed
+        again."""
 
 
 class Plan(Protocol):
-    """What to draft: a shape and its size. Plans travel to the drafter by value."""
+    """What to draft: a shape and its size. Plans are sent to the drafter by value."""
 
     @property
     def num_tokens(self) -> int:
-        """Draft tokens at most."""
+        """The most draft tokens."""
 
     def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[Draft | CandidateTree]:
-        """The draft as it grows, one forward of the draft model between two yields."""
+        """The draft as it grows, one forward pass of the draft model between two yields."""
 
 
 class Datastore(Protocol):
-    """Texts that were seen before, searchable by a suffix."""
+    """Texts seen before, searchable by suffix."""
 
     def continuations(
         self, text: Tokens, *, max_span: int, min_span: int, length: int

@@ -1,4 +1,4 @@
-"""One round (one target forward and its verdict), and the statistics of many."""
+"""Note rounds (one forward pass of the target and its verdict), and count over many."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ NEAR_TIE = 1e-3  # nats: a draw won by less may fall otherwise under other kerne
 
 @dataclass(frozen=True)
 class Round:
-    """What one target forward brought, and when. Times are seconds of one clock."""
+    """What one forward pass of the target brought, and when. Times are seconds of one clock."""
 
     tokens: tuple[int, ...]  # tokens that join the text
     num_accepted: int  # how many of them (the first ones) were drafted
     num_drafted: int  # draft tokens that were judged or dropped in it, each counted once
-    num_scored: int  # draft tokens in the forward
+    num_scored: int  # draft tokens in the forward pass
     margin: float  # nats, the narrowest win among its draws
-    start_s: float  # the forward
+    start_s: float  # of the forward pass
     end_s: float
-    draft_wait_s: float = 0.0  # waiting for the drafter before the forward
-    overlap_s: float = 0.0  # of the forward, during which the drafter was at work
+    draft_wait_s: float = 0.0  # waiting for the drafter before it
+    overlap_s: float = 0.0  # of it, during which the drafter was at work
 
 
 @dataclass(frozen=True)
 class Stats:
-    """The statistics of one answer, prompt to last token."""
+    """The statistics of one completion, prompt to last token."""
 
     num_prompt_tokens: int
     rounds: tuple[Round, ...]
@@ -51,7 +51,7 @@ class Stats:
 
     @property
     def mean_accepted(self) -> float:
-        """Tokens per target forward, its own included: 1 for plain decoding (Spec-Bench's
+        """Tokens per forward pass, its own included: 1 for plain decoding (Spec-Bench's
         "mean accepted tokens", vLLM's ``mean_acceptance_length``)."""
         return self.num_new_tokens / len(self.rounds) if self.rounds else math.nan
 
@@ -89,7 +89,8 @@ class Stats:
 
     @property
     def median_gap_s(self) -> float:
-        """Between one forward's end and the next one's start, drafting not waited for."""
+        """Between the end of a forward pass and the start of the next one, without waits for
+        drafts."""
         return median(
             b.start_s - a.end_s - b.draft_wait_s
             for a, b in zip(self.rounds, self.rounds[1:], strict=False)
@@ -97,7 +98,7 @@ class Stats:
 
     @property
     def median_forward_s(self) -> float:
-        """One target forward, prefill left out."""
+        """One forward pass of the target, prefill left out."""
         return median(r.end_s - r.start_s for r in self.rounds[1:])
 
 

@@ -1,7 +1,7 @@
-"""Passes over a row of logits: the best tokens, the normaliser, the nucleus.
+"""Find the best tokens, the normaliser and the nucleus of a row of logits.
 
-A row has up to a few hundred thousand entries, so each pass counts. What decides a token is made
-of comparisons, fixed-order fp32 operations and sums of whole numbers only.
+A row has up to a few hundred thousand entries, so each pass over it matters. Only comparisons,
+fixed-order fp32 operations and sums of whole numbers decide a token.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from duodec.errors import ComputeFailed
 
 Row = NDArray[np.float32]  # (vocab,) logits
 
-HEAD = 128  # tokens looked at before any other
+HEAD = 128  # tokens examined before any other
 
 
 def check_finite(row: NDArray[np.floating]) -> None:
-    """Raises ComputeFailed for a row of logits whose largest is no finite number: where any of them
-    is NaN, that is the largest."""
+    """Raises ComputeFailed for a row of logits whose largest is not finite: where any of them is
+    NaN, that is the largest."""
     if not math.isfinite(row.max()):
         raise ComputeFailed(
             "the model computed logits that are no numbers: its file is damaged, or its numbers "
@@ -52,7 +52,7 @@ def descending(values: Row) -> NDArray[np.int64]:
     """The stable order, largest first."""
     if len(values) <= 512:
         return np.argsort(-values, kind="stable")
-    # many values: integers that sort like (value descending, index) sort several times faster
+    # many values: integers in the order of (value descending, index) sort several times faster
     pattern = (values + np.float32(0)).view(np.int32).astype(np.int64)  # + 0: no negative zero
     ascending = np.where(pattern < 0, pattern ^ 0x7FFFFFFF, pattern)
     keys = (-ascending << 32) | np.arange(len(values))
@@ -62,8 +62,8 @@ def descending(values: Row) -> NDArray[np.int64]:
 
 
 def masked(row: Row, allowed: NDArray[np.bool_] | None) -> Row:
-    """The row with -inf where a token is not ``allowed``, or lies beyond what that knows. The row
-    itself where nothing of it would be left, as in a draft's smaller vocabulary."""
+    """The row with -inf where a token is not ``allowed`` or beyond the end of ``allowed``. The row
+    itself if no token would be left, as in a draft's smaller vocabulary."""
     if allowed is None:
         return row
     size = min(len(row), len(allowed))

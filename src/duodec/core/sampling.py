@@ -1,4 +1,4 @@
-"""From a row of logits to a token: the samplers, the keyed draw, the distribution.
+"""Turn a row of logits into a token: the samplers, the keyed draw, the distribution.
 
 The order is that of transformers: mask, bias and penalties, temperature, top-k, top-p, min-p.
 The keyed draw is ``argmax(score + gumbel)`` over the tokens that survive (Gumbel-max), so
@@ -40,7 +40,7 @@ MAX_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How an answer is sampled. ``temperature=0`` takes the most likely token.
+    """How a completion is sampled. ``temperature=0`` takes the most likely token.
 
     Raises BadOption on values that make no distribution.
     """
@@ -92,7 +92,7 @@ class SamplingParams:
     presence_penalty: Annotated[  # as in OpenAI's interface
         float,
         Parameter(
-            "Taken from tokens that the answer holds; 0: off.",
+            "Subtracted from tokens in the completion; 0: off.",
             "Sampling",
             gt=-math.inf,
             lt=math.inf,
@@ -102,7 +102,7 @@ class SamplingParams:
     frequency_penalty: Annotated[
         float,
         Parameter(
-            "Taken from a token each time that the answer holds it; 0: off.",
+            "Subtracted from a token for each time it is in the completion; 0: off.",
             "Sampling",
             gt=-math.inf,
             lt=math.inf,
@@ -110,11 +110,11 @@ class SamplingParams:
         ),
     ] = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    grammar: Grammar | None = None  # that the answer must match
+    grammar: Grammar | None = None  # that the completion must match
     seed: Annotated[
         int,
         Parameter(
-            "One seed gives one text, whatever the method and the draft; a random one is "
+            "One seed gives one text, whatever the method and the draft; a random seed is "
             "taken and reported where no default is shown.",
             "Sampling",
             ("--seed", "-s"),
@@ -124,8 +124,8 @@ class SamplingParams:
         ),
     ] = 0
     max_tokens: int | None = None  # of the completion; None: as many as the context holds
-    stop: Sequence[str] = ()  # texts that end the completion, and are no part of it
-    logprobs: int | None = None  # alternatives to each token, told with its log probability
+    stop: Sequence[str] = ()  # texts that end the completion and are not part of it
+    logprobs: int | None = None  # alternatives to each token, reported with its log probability
 
     def __post_init__(self) -> None:
         check(self, by_name)
@@ -185,7 +185,7 @@ class Distribution:
         return float(self.probs[i]) if found else 0.0
 
     def residual(self, q: Distribution) -> Distribution:
-        """norm(max(p - q, 0)): what is left of this distribution when a draw from q was refused."""
+        """norm(max(p - q, 0)): this distribution after a draw from q was refused."""
         probs = self.probs.copy()
         _, ours, theirs = np.intersect1d(
             self.tokens, q.tokens, assume_unique=True, return_indices=True
@@ -206,10 +206,10 @@ class Draw:
 
 @dataclass(frozen=True)
 class Sampler:
-    """The samplers of one answer: parameters, which answer, where the prompt ends.
+    """The samplers of one completion: its parameters, its choice, where its prompt ends.
 
-    ``mask`` is the parameters' grammar on the vocabulary of the rows. It stays where it was made:
-    who is sent a sampler makes its own.
+    ``mask`` is the parameters' grammar on the vocabulary of the rows. It is not pickled: a process
+    that receives a sampler makes its own.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -224,7 +224,7 @@ class Sampler:
         return noise.key(self.params.seed, self.choice, position, stream)
 
     def draw(self, row: Row, context: Context) -> Draw:
-        """The keyed draw from a row of logits. Raises ComputeFailed where they are no numbers."""
+        """The keyed draw from a row of logits. Raises ComputeFailed if they are not finite."""
         check_finite(row)
         tokens, scores = self._survivors(row, context)
         tokens, scores = self._perturbed_best(tokens, scores, context.position, 2)
@@ -246,8 +246,8 @@ class Sampler:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The draft's k best guesses of the target's draw, best first, and its confidence.
 
-        Ordered by log q + g with the target's own noise g. Confidence is the softmax of
-        these scores; at temperature 0, the distribution q at temperature 1. Both shapes (k,).
+        Ordered by log q + g with the target's noise g. Confidence is the softmax of these scores;
+        at temperature 0, the distribution q at temperature 1. Both shapes (k,).
         """
         row = self._adjusted(row, context)
         if self.params.is_greedy:
@@ -267,7 +267,7 @@ class Sampler:
         if p.logit_bias:
             row = row.copy()
             for token, bias in p.logit_bias.items():
-                if token < len(row):  # a draft's vocabulary may be the shorter one
+                if token < len(row):  # a draft's vocabulary may be smaller
                     row[token] += np.float32(bias)
         if p.repetition_penalty != 1:
             row = row.copy()
@@ -305,7 +305,7 @@ class Sampler:
         if p.min_p > 0:
             keep = scores >= scores.max() + np.float32(math.log(p.min_p))
             tokens, scores = tokens[keep], scores[keep]
-        if self.mask is not None or p.logit_bias:  # what is banned may still be among them
+        if self.mask is not None or p.logit_bias:  # banned tokens may still be among them
             keep = scores > -np.inf
             if keep.any():
                 tokens, scores = tokens[keep], scores[keep]
@@ -316,7 +316,7 @@ class Sampler:
     ) -> tuple[NDArray[np.int64], Row]:
         """The k best of score + gumbel, best first, lowest token first among equals.
 
-        Noise is made only for tokens that can still be among them.
+        Noise is computed only for tokens that can still be among them.
         """
         if len(tokens) == 1:  # common under top-p: nothing to decide
             return tokens, scores

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-_LONGEST = 256  # characters; longer ones are compared one after the other
+_LONGEST = 256  # characters; longer ones are compared one by one
 
 
 class Spelled(NamedTuple):
@@ -18,21 +18,21 @@ class Spelled(NamedTuple):
 
 
 class SpecialTokens:
-    """Tokens that stand for texts of their own, whatever surrounds them."""
+    """Tokens that stand for fixed texts, whatever surrounds them."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = {text: token for text, token in tokens.items() if text}
         self._pattern = re.compile(_expression(self.tokens) if self.tokens else r"(?!)")
 
     def find(self, text: str) -> Iterator[Spelled]:
-        """Those that ``text`` spells, from left to right, the longest where several begin."""
+        """The special tokens in ``text``, from left to right; the longest where several begin."""
         for match in self._pattern.finditer(text):
             yield Spelled(match.start(), match.end(), self.tokens[match[0]])
 
 
 def _expression(texts: Mapping[str, int]) -> str:
-    """A regular expression of all texts; where they share a beginning it is compared once, so that
-    a thousand of them are as fast as a few."""
+    """A regular expression of all texts. Shared beginnings are compared once, so a thousand texts
+    are as fast as a few."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree
@@ -45,7 +45,7 @@ def _expression(texts: Mapping[str, int]) -> str:
 
 
 def _branches(node: dict[str, Any]) -> str:
-    """What may follow, longest first. A chain of single letters nests nothing."""
+    """The expression of what may follow, longest first. A chain of single letters is not nested."""
     chain = ""
     while len(node) == 1 and "" not in node:
         ((letter, node),) = node.items()

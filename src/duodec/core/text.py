@@ -1,4 +1,4 @@
-"""From tokens to text as they come: whole characters only, and no stop string."""
+"""Decode tokens into text as they arrive: whole characters only, and no stop string."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class TextStream:
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held: list[Segment] = []
-        self.text = ""  # all that was given out
+        self.text = ""  # all text released so far
         self.is_stopped = False
 
     @property
     def can_stop(self) -> bool:
-        """There are stop strings to look for."""
+        """Whether there are stop strings to look for."""
         return bool(self._stop)
 
     def push(self, token: int, *, is_drafted: bool) -> list[Segment]:
@@ -34,7 +34,7 @@ class TextStream:
         return self._release(is_last=False)
 
     def finish(self) -> list[Segment]:
-        """What was held back, at the end of the answer."""
+        """The text held back, at the end of the completion."""
         self._hold(self._decoder.decode(b"", final=True), is_drafted=False)
         return self._release(is_last=True)
 
@@ -44,7 +44,7 @@ class TextStream:
 
     def _release(self, *, is_last: bool) -> list[Segment]:
         held = "".join(segment.text for segment in self._held)
-        # the one that is complete first, so that it does not matter how the text was cut up
+        # the one that is complete first, so that the segmentation does not matter
         found = [(at + len(stop), at) for stop in self._stop if (at := held.find(stop)) >= 0]
         if found:
             self.is_stopped = True
@@ -63,7 +63,7 @@ class TextStream:
         return released
 
     def _doubtful(self, held: str) -> int:
-        """Length of the longest end of ``held`` that may begin a stop string."""
+        """Length of the longest suffix of ``held`` that may begin a stop string."""
         longest = max((len(stop) for stop in self._stop), default=1) - 1
         for length in range(min(longest, len(held)), 0, -1):
             if any(stop.startswith(held[-length:]) for stop in self._stop):

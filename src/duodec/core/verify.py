@@ -1,4 +1,4 @@
-"""Verification: the one place where draft tokens are accepted or refused.
+"""Verify drafts: the one place where draft tokens are accepted or refused.
 
 accepted    draft tokens that are kept
 recovered   the target's token in place of refused ones
@@ -22,11 +22,11 @@ from duodec.core.sampling import Distribution, Sampler
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one verification.
+    """The result of one verification.
 
-    The walk ended at node ``end`` (ROOT: nothing was accepted). ``final`` is the target's own
-    token there, or None when the walk ran past what was scored: then ``end`` was accepted
-    but what follows it is not known yet.
+    The walk ended at node ``end`` (ROOT: nothing was accepted). ``final`` is the target's own token
+    there. It is None when the walk ran past what was scored: ``end`` was accepted, but the token
+    after it is not known yet.
     """
 
     accepted: tuple[int, ...]  # draft tokens, in order
@@ -73,7 +73,7 @@ def verify(draft: Draft, scores: Scores, rule: Rule = keyed) -> Verdict:
 
 
 class Dice(Protocol):
-    """Chance, asked for one position at a time."""
+    """A source of randomness, used for one position at a time."""
 
     def accept(self, position: int, token: int, probability: float) -> bool:
         """True with ``probability``."""

@@ -1,4 +1,4 @@
-"""A datastore built of the user's files: their tokens, and the order of all suffixes."""
+"""Build a datastore from the user's files: their tokens, and the order of all suffixes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from duodec.core.protocols import Tokenizer
 
 Stage = Literal["reading", "sorting", "writing"]
-Progress = Callable[[Stage, int, int], None]  # how many bytes of how many; none while sorting
-Sort = Callable[[NDArray[np.uint8]], NDArray[np.int32]]  # bytes to the offsets of sorted suffixes
+Progress = Callable[[Stage, int, int], None]  # bytes done and bytes in all; none while sorting
+Sort = Callable[[NDArray[np.uint8]], NDArray[np.int32]]  # bytes to sorted suffixes' offsets
 
 _CHUNK = 1 << 22  # offsets
 
 
 @dataclass(frozen=True)
 class Built:
-    """A datastore as it was built."""
+    """What `build` built."""
 
     header: Header
     num_bytes: int  # of its file
-    num_skipped: int  # files that lie in a folder and are hidden, binary or unreadable
-    num_plain_chats: int  # kept without the chat template, which refuses them
+    num_skipped: int  # files in a folder that are hidden, binary or unreadable
+    num_plain_chats: int  # stored without the chat template, which refuses them
 
 
 def build(
@@ -49,12 +49,12 @@ def build(
     on_progress: Progress = lambda stage, done, total: None,
     today: Callable[[], date] = date.today,
 ) -> Built:
-    """Build a datastore of the text and the chats in files and folders.
+    """Build a datastore from the text and the chats in files and folders.
 
-    What is at ``path`` is replaced when all is written, not before: an error or an interruption
-    leaves it as it was, and nothing beside it. Raises BadOption for files that cannot be read or
-    hold no text and for a place that cannot hold the result, BackendUnavailable where the
-    library that sorts is missing, OSError when the disk fills up.
+    The file at ``path`` is replaced only when all is written: an error or an interruption leaves it
+    as it was, and no other file. Raises BadOption for files that cannot be read or hold no text and
+    for a place that cannot hold the result, BackendUnavailable if the library that sorts is
+    missing, OSError when the disk fills up.
     """
     _check_place(path)
     sort = _divsufsort()
@@ -107,10 +107,10 @@ def _divsufsort() -> Sort:
 
 
 def _sorted_positions(tokens: bytearray, width: int, sort: Sort) -> NDArray[np.uint32]:
-    """The positions of encoded tokens in the order of what begins there.
+    """The positions of encoded tokens, sorted by the text that begins there.
 
-    All bytes are sorted, and those kept with which a token begins: tokens are big-endian, so
-    texts from there on compare as their bytes do. Raises BadOption when memory is short.
+    All bytes are sorted, and those that begin a token are kept: tokens are big-endian, so texts
+    compare as their bytes do. Raises BadOption when memory is short.
     """
     try:
         offsets = sort(np.frombuffer(tokens, dtype=np.uint8))
@@ -130,13 +130,13 @@ def _sorted_positions(tokens: bytearray, width: int, sort: Sort) -> NDArray[np.u
 
 
 def _check_place(path: Path) -> None:
-    """Make the folder of the result. Raises BadOption where we cannot write, or must not."""
+    """Make the folder of the result. Raises BadOption if we cannot write there, or must not."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             with path.open("rb") as file:
                 if file.read(len(MAGIC)) != MAGIC:
-                    raise BadOption(f"{path} is there and no datastore; name another --output")
+                    raise BadOption(f"{path} exists and is not a datastore; name another --output")
     except OSError as error:
         raise _unwritable(path, error) from error
     if not os.access(path.parent, os.W_OK | os.X_OK):
@@ -154,7 +154,7 @@ def _check_room(path: Path, header: Header) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when it is complete, and else is removed."""
+    """A file that replaces ``path`` when it is complete, and is removed otherwise."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:

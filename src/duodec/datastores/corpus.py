@@ -1,4 +1,4 @@
-"""From documents to the tokens of a datastore."""
+"""Turn documents into the tokens of a datastore."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from duodec.chat import render
+from duodec.chat.template import render
 from duodec.datastores.documents import Chat, NoText, Source, Text, documents, pieces
 from duodec.drafting.datastore_file import Header, encode
 from duodec.errors import BadOption
@@ -22,10 +22,10 @@ class Corpus:
     """Documents as encoded tokens, a separator after each; grows file by file."""
 
     tokenizer: Tokenizer
-    on_read: Callable[[int], None]  # how many bytes of all files
+    on_read: Callable[[int], None]  # bytes of all files so far
     tokens: bytearray = field(default_factory=bytearray)
     num_documents: int = 0
-    num_plain_chats: int = 0  # without the chat template, which refuses them
+    num_plain_chats: int = 0  # stored without the chat template, which refuses them
     _num_read: int = 0  # bytes
 
     def __post_init__(self) -> None:
@@ -41,8 +41,8 @@ class Corpus:
         return len(self.tokens) // self._width - self.num_documents
 
     def read(self, source: Source) -> bool:
-        """Add a file's documents. One that turns out to be no text adds nothing: False if it was
-        met in a folder; raises NoText if somebody named it."""
+        """Add a file's documents. A file that turns out not to be text adds nothing: returns False
+        if it was found in a folder, raises NoText if the user named it."""
         before = len(self.tokens), self.num_documents, self.num_plain_chats
         end = self._num_read + source.num_bytes
         try:
@@ -75,7 +75,7 @@ class Corpus:
             self.num_documents += 1
 
     def _written(self, chat: Chat) -> tuple[str, bool]:
-        """A chat as a text, and whether the chat template made it."""
+        """A chat as a text, and whether the chat template rendered it."""
         template = self.tokenizer.chat_template
         if template is not None and chat.messages:
             try:
@@ -85,7 +85,7 @@ class Corpus:
         return "\n".join(str(message["content"]) for message in chat.messages), False
 
     def _tokens(self, parts: Iterable[str], end: int, *, is_templated: bool) -> Iterator[bytes]:
-        """The tokens of a text's parts, with the beginning token that the first may get."""
+        """The tokens of a text's parts; the first may get a beginning token."""
         for number, part in enumerate(parts):
             tokens = self.tokenizer.tokenize(part, is_templated=is_templated)
             is_added = tokens[:1] == [self.tokenizer.bos] and not part.startswith(self._bos)

@@ -1,8 +1,7 @@
-"""What a datastore is built from: files of text and of chats, read as documents.
+"""Read files of text and of chats as documents for a datastore.
 
-Nothing is interpreted beyond the shapes named here: a `.jsonl` line or a `.json` item with
-``messages``, ShareGPT's ``conversations``, Spec-Bench's ``turns``, ``text`` or ``content``.
-Whatever else is UTF-8 is text as it is.
+Only these shapes are interpreted: a `.jsonl` line or a `.json` item with ``messages``, ShareGPT's
+``conversations``, Spec-Bench's ``turns``, ``text`` or ``content``. Any other UTF-8 is plain text.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from duodec.chat import Message
+from duodec.chat.template import Message
 from duodec.errors import BadOption
 
 _PIECE = 1 << 16  # characters; a tokenizer is slow on much longer strings
@@ -32,7 +31,7 @@ class NoText(BadOption):
 
 @dataclass(frozen=True)
 class Source:
-    """A file to read; one that nobody named may turn out to be no text."""
+    """A file to read; one found in a folder may turn out not to be text."""
 
     path: Path
     num_bytes: int
@@ -41,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Text:
-    """A document as it is, in pieces of about 64 KiB that end at line ends; read once."""
+    """A plain document, in pieces of about 64 KiB that end at line ends; read once."""
 
     pieces: Iterable[str]
 
@@ -54,8 +53,8 @@ class Chat:
 
 
 def sources(paths: Iterable[Path]) -> tuple[list[Source], int]:
-    """The files of ``paths``, each once, and how many were passed over: of a folder all that
-    is below it but what is hidden, binary or unreadable.
+    """The files of ``paths``, each once, and how many were skipped. A folder stands for all files
+    below it that are not hidden, binary or unreadable.
 
     Raises NoText for a path that is missing, unreadable or binary itself.
     """
@@ -83,10 +82,10 @@ def documents(path: Path) -> Iterator[Text | Chat]:
     """The documents of a file, in order.
 
     Raises NoText, there or while a document is read, and BadOption for a line of a `.jsonl` that
-    is no JSON.
+    is not JSON.
     """
     kind = path.suffix.lower()
-    # a byte order mark is no text, and line ends become those that models write
+    # drop a byte order mark, and use the line ends that models write
     with _reading(path), path.open(encoding="utf-8-sig") as file:
         if kind == ".jsonl":
             yield from _lines(path, file)
@@ -113,12 +112,12 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _source(path: Path, is_named: bool) -> Source | None:
-    """A file as a source; None for a hidden one that nobody named. Raises NoText."""
+    """A file as a source; None for a hidden one found in a folder. Raises NoText."""
     if path.name.startswith(".") and not is_named:
         return None
     with _reading(path):
         if path.exists() and not path.is_file():  # a pipe cannot be read twice
-            raise NoText(f"{path} is no regular file; name files or folders of text")
+            raise NoText(f"{path} is not a regular file; name files or folders of text")
         with path.open("rb") as file:
             if b"\0" in file.read(_HEAD_BYTES):
                 raise _binary(path)
@@ -139,7 +138,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _binary(path: Path) -> NoText:
-    return NoText(f"{path} is no UTF-8 text; leave it out (in a folder such files are passed over)")
+    return NoText(f"{path} is not UTF-8 text; leave it out (in a folder such files are skipped)")
 
 
 def _file_pieces(path: Path, file: TextIO) -> Iterator[str]:
@@ -166,7 +165,7 @@ def _lines(path: Path, file: TextIO) -> Iterator[Text | Chat]:
 
 
 def _items(text: str) -> Iterator[Text | Chat]:
-    """The items of an array, or a single one; any other file is text as it is."""
+    """The items of an array, or a single item; any other file is plain text."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -203,7 +202,7 @@ def _message(turn: Any) -> Message:
 
 
 def _words(content: Any) -> str:
-    """A message's text; of a list of parts, as chat interfaces have it, the texts."""
+    """A message's text; the texts of a list of parts, as in chat interfaces."""
     if isinstance(content, list):
         return "\n".join(_words(part.get("text")) for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""

@@ -1,4 +1,4 @@
-"""Datastores on this machine: kept by vocabulary, opened again."""
+"""Find and open the datastores on this machine, kept by vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STRIDE = 4  # the pieces of all of 152,000 tokens would take 0.2 s at each star
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """What tells a vocabulary from others: 16 hexadecimal digits."""
+    """A fingerprint of a vocabulary: 16 hexadecimal digits."""
     digest = hashlib.sha256(str(tokenizer.num_vocab).encode())
     for token in range(0, tokenizer.num_vocab, _STRIDE):
         piece = tokenizer.piece(token)
@@ -36,7 +36,7 @@ def default_path(fingerprint: str) -> Path:
 
 
 def open_for(tokenizer: Tokenizer, path: Path | None = None) -> Datastore:
-    """The datastore at ``path``, or the one that is kept for this vocabulary.
+    """Open the datastore at ``path``, or the one kept for this vocabulary.
 
     Raises BadOption when there is none, DatastoreUnreadable when it is broken or was made for
     another vocabulary.

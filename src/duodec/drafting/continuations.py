@@ -1,4 +1,4 @@
-"""From continuations that were seen to a draft: the tree of the commonest ones."""
+"""Build a draft from continuations seen before: the tree of the most frequent ones."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from numpy.typing import NDArray
 
 from duodec.core.draft import ROOT, Draft
 
-FEW = 16  # continuations that are counted one by one faster than by columns
-END = -1  # in place of a token: the continuation is over
+FEW = 16  # up to so many continuations are counted faster one by one than by columns
+END = -1  # in place of a token: the continuation has ended
 
 
 @dataclass(frozen=True)
 class Frequent:
-    """A tree, and how many of the continuations run through each node."""
+    """A tree, and how many of the continuations pass through each node."""
 
     draft: Draft
     counts: tuple[int, ...]
 
 
 def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 1) -> Frequent:
-    """The ``num_tokens`` nodes that most continuations run through, at least ``min_count``.
+    """The ``num_tokens`` nodes that the most continuations pass through, ``min_count`` at least.
 
     ``windows`` has shape (continuations, length), in lexicographic order, padded with `END`. No
-    node is commoner than its parent, so the nodes are one tree; of two equally common ones the
-    one nearer the root comes first.
+    node is more frequent than its parent, so the nodes are one tree; of two equally frequent nodes
+    the one nearer the root comes first.
     """
     if len(windows) <= FEW:
         return most_frequent_of_few(windows.tolist(), num_tokens, min_count)
@@ -34,7 +34,7 @@ def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 
     found: list[tuple[int, int, int]] = []  # (count, token, parent in this list)
     for depth in range(windows.shape[1]):
         column = rows[:, depth]
-        is_first = np.ones(len(column), dtype=bool)  # of the rows that run through one node
+        is_first = np.ones(len(column), dtype=bool)  # of the rows that pass through one node
         is_first[1:] = (column[1:] != column[:-1]) | (parents[1:] != parents[:-1])
         firsts = np.flatnonzero(is_first)
         counts = np.diff(firsts, append=len(column))
@@ -44,7 +44,7 @@ def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 
             break
         nodes = np.arange(len(found), len(found) + len(kept))
         found += zip(own.tolist(), column[kept].tolist(), parents[kept].tolist(), strict=True)
-        if len(found) >= num_tokens:  # a deeper node must be commoner than the last of these
+        if len(found) >= num_tokens:  # a deeper node must be more frequent than the last of these
             min_count = 1 + sorted(count for count, _, _ in found)[-num_tokens]
         if len(kept) < len(firsts):
             rows = rows[np.repeat(is_kept, counts)]
@@ -53,7 +53,7 @@ def most_frequent(windows: NDArray[np.int32], num_tokens: int, min_count: int = 
 
 
 def most_frequent_of_few(windows: list[list[int]], num_tokens: int, min_count: int = 1) -> Frequent:
-    """The same of lists."""
+    """`most_frequent` for lists."""
     if len(windows) == min_count == 1:  # the usual case of a long match
         tokens = windows[0][:num_tokens]
         length = tokens.index(END) if END in tokens else len(tokens)
@@ -80,7 +80,7 @@ def _counted(windows: list[list[int]], min_count: int) -> list[tuple[int, int, i
 
 
 def _ranked(found: list[tuple[int, int, int]], num_tokens: int) -> Frequent:
-    """The commonest nodes; of equals, those that were found first."""
+    """The most frequent nodes; of equally frequent ones, those found first."""
     best = sorted(range(len(found)), key=lambda i: -found[i][0])[:num_tokens]  # stable
     place = {ROOT: ROOT, **{i: node for node, i in enumerate(best)}}
     draft = Draft(tuple(found[i][1] for i in best), tuple(place[found[i][2]] for i in best))

@@ -1,7 +1,7 @@
-"""REST's datastore (arXiv 2311.08252): what followed the same words in text read beforehand.
+"""Search REST's datastore (arXiv 2311.08252) for what followed the same tokens in other texts.
 
-A suffix array over tokens, mapped into memory: opening it costs nothing, processes share it, and
-a search is some dozens of comparisons. `duodec.datastores` builds its file.
+A suffix array over tokens, mapped into memory: opening it is free, processes share it, and a search
+takes some dozens of comparisons. `duodec.datastores` builds its file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from duodec.errors import DatastoreUnreadable
 
 
 class Datastore:
-    """Documents, searched by the longest suffix of a text. It never changes."""
+    """Documents, searchable by the longest suffix of a text. Immutable."""
 
     def __init__(self, header: Header, data: bytes | mmap.mmap, tokens_at: int) -> None:
         """``data`` is a file's bytes, in which the tokens begin at ``tokens_at``."""
@@ -42,7 +42,7 @@ class Datastore:
 
     @classmethod
     def open(cls, path: Path) -> Datastore:
-        """The datastore in a file, which may be replaced from then on but not written to.
+        """Open the datastore in a file, which may be replaced from then on but not written to.
 
         Raises DatastoreUnreadable for a file that is missing, broken or of another version.
         """
@@ -66,7 +66,7 @@ class Datastore:
 
     @classmethod
     def of(cls, documents: Iterable[Sequence[int]], num_vocab: int) -> Datastore:
-        """A datastore in memory, sorted the plain way: for tests and small texts."""
+        """A datastore in memory, sorted by a simple algorithm: for tests and small texts."""
         texts = [[*document, num_vocab] for document in documents]
         header = Header(sum(map(len, texts)) - len(texts), len(texts), num_vocab)
         width = header.token_width
@@ -86,7 +86,7 @@ class Datastore:
 
     @property
     def vocabulary(self) -> str:
-        """The fingerprint of the vocabulary whose tokens these are; "" when made in memory."""
+        """The fingerprint of the tokens' vocabulary; "" when made in memory."""
         return self.header.vocabulary
 
     def continuations(
@@ -100,10 +100,11 @@ class Datastore:
     ) -> NDArray[np.int32]:
         """What followed the longest suffix of ``text`` that occurs in the documents.
 
-        The suffix has max_span tokens at most and min_span at least; ``text`` holds tokens of
-        the vocabulary alone. Windows (num_found, length), -1 from the end of a document on, in
+        The suffix has max_span tokens at most and min_span at least; ``text`` holds tokens of the
+        vocabulary only. Returns windows (num_found, length), -1 from the end of a document on, in
         lexicographic order, in which that end comes after every token. Of more than ``limit``
-        occurrences as many, evenly spread over this order; (0, length) when there is none.
+        occurrences, ``limit`` are returned, evenly spread over this order; (0, length) when there
+        is none.
         """
         assert min_span >= 1
         width = self.header.token_width
@@ -123,12 +124,12 @@ class Datastore:
         return self._windows(chosen.astype(np.int64) + span, length)
 
     def _find(self, words: bytes) -> range:
-        """Where in the order the texts stand that begin with these tokens."""
+        """The range of sorted texts that begin with these tokens."""
         data, tokens_at, width = self._data, self._tokens_at, self.header.token_width
         size = len(words)
 
         def text(position: int) -> bytes:
-            # the last one may reach past the tokens, but its separator decides before
+            # the last text may reach past the tokens, but its separator decides first
             begin = tokens_at + position * width
             return data[begin : begin + size]
 
@@ -140,9 +141,9 @@ class Datastore:
         return range(first, bisect_right(self._order, words, first, high, key=text))
 
     def _windows(self, positions: NDArray[np.int64], length: int) -> NDArray[np.int32]:
-        """What stands at these positions: (len(positions), length), -1 from a separator on."""
+        """The tokens at these positions: (len(positions), length), -1 from a separator on."""
         width, num_positions = self.header.token_width, self.header.num_positions
-        num_held = min(length, num_positions)  # what it reads past the tokens is in the file
+        num_held = min(length, num_positions)  # the bytes it reads past the tokens are in the file
         rows = np.ndarray(
             num_positions, f"V{num_held * width}", self._data, self._tokens_at, (width,)
         )

@@ -1,9 +1,9 @@
-"""A datastore's file: a header, then three arrays that are mapped into memory as they are.
+"""Read and write a datastore's file: a header, then three arrays that are mapped into memory.
 
 The tokens of all documents, each document followed by one separator (the id ``num_vocab``);
-the positions of all these, ordered by the text that begins there; and for each token where in
-that order the texts that begin with it begin. Tokens are big-endian and of one width, so that
-slices of bytes compare as tokens do; the other numbers are uint32 in the machine's byte order.
+the positions of all these, sorted by the text that begins there; and for each token where in that
+order the texts that begin with it start. Tokens are big-endian and of one width, so that slices of
+bytes compare as tokens do; the other numbers are uint32 in the machine's byte order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHUNK = 1 << 20  # tokens counted at once
 
 @dataclass(frozen=True)
 class Header:
-    """What a datastore says of itself."""
+    """A datastore's description of itself."""
 
     num_tokens: int  # of the documents, without the separators
     num_documents: int
@@ -59,7 +59,7 @@ class Header:
 
 
 def encode(tokens: Tokens | Sequence[int], width: int) -> bytes:
-    """Tokens as they are stored: ``width`` bytes each, 2 or 3."""
+    """Tokens as stored: ``width`` bytes each, 2 or 3."""
     if width == 2:
         return np.asarray(tokens, dtype=">u2").tobytes()
     digits = np.asarray(tokens, dtype=">u4").view(np.uint8).reshape(-1, 4)
@@ -67,7 +67,7 @@ def encode(tokens: Tokens | Sequence[int], width: int) -> bytes:
 
 
 def decode(tokens: bytes | bytearray, width: int) -> Tokens:
-    """What `encode` encoded."""
+    """Undo `encode`."""
     if width == 2:
         return np.frombuffer(tokens, dtype=">u2").astype(np.int32)
     high, middle, low = np.frombuffer(tokens, dtype=np.uint8).reshape(-1, 3).astype(np.int32).T
@@ -101,11 +101,11 @@ def read_header(path: Path, data: bytes) -> tuple[Header, int]:
     Raises DatastoreUnreadable.
     """
     if not data.startswith(MAGIC):
-        raise DatastoreUnreadable(f"{path} is no datastore; {REMEDY}")
+        raise DatastoreUnreadable(f"{path} is not a datastore; {REMEDY}")
     version, size = (
         int.from_bytes(data[at : at + 4], sys.byteorder) for at in (_WORDS_AT - 8, _WORDS_AT - 4)
     )
-    if version != _VERSION:  # or of a machine with another byte order
+    if version != _VERSION:  # or written on a machine with another byte order
         raise DatastoreUnreadable(
             f"{path} is a datastore of version {version}, not {_VERSION}; {REMEDY}"
         )

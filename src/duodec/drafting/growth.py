@@ -1,7 +1,7 @@
-"""The tree that never stops growing: best first, several leaves a forward, kept from text to text.
+"""Grow a tree without pause: best first, several leaves a pass, kept from one text to the next.
 
-What was drafted for a text is a memo of it: when the next request's text goes on along the tree,
-all that lies under its end is still there, and growth goes on from it.
+A text's draft is a memo of it: when the next request's text continues along the tree, the subtree
+at its end is kept, and growth continues from there.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from duodec.core.sampling import Context, Sampler, Tokens
 
 _LEAVES = (1, 2, 4, 8)
 _REMEMBERED = 32  # steps
-_TICK_S = 1e-9  # no step takes less, unless a simulated one is free
-_NEXT = 1.4  # what twice the leaves are taken to cost, before it is known
-_LEAST_VALUE = 1e-3  # a node less likely than that is not worth a forward
+_TICK_S = 1e-9  # the least a step takes; a simulated one may be free
+_NEXT = 1.4  # the estimated cost of twice the leaves, before it is measured
+_LEAST_VALUE = 1e-3  # a node less likely than that is not worth a forward pass
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree of candidates under the text, grown until nothing in it is worth a forward."""
+    """A tree of candidates under the text, grown until no node is worth a forward pass."""
 
-    num_leaves: int = 0  # expanded in one forward; 0: as many as pay
+    num_leaves: int = 0  # expanded in one forward pass; 0: as many as pay
     num_candidates: int = 16  # of each
     least_confidence: float = 0.003
     max_expanded: int = 120  # each may be a leaf, and leaves cost sequence ids
@@ -43,7 +43,7 @@ class Tree:
         return self.max_expanded * self.num_candidates
 
     def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[CandidateTree]:
-        """What is left of the last tree, then the tree after each forward."""
+        """What is left of the last tree, then the tree after each forward pass."""
         growth = _growth_of(model, request, self)
         clock = getattr(model, "clock", perf_counter)  # a simulated model has its own
         yield growth.tree
@@ -56,7 +56,7 @@ class Tree:
 
 
 class _Steps:
-    """What a forward over so many leaves takes: running medians."""
+    """Running medians of a forward pass's seconds by its number of leaves."""
 
     def __init__(self) -> None:
         self._seconds = {k: deque[float](maxlen=_REMEMBERED) for k in _LEAVES}
@@ -66,8 +66,8 @@ class _Steps:
             self._seconds[num_leaves].append(seconds)
 
     def best(self, values: Sequence[float]) -> int:
-        """How many of the likeliest leaves (``values``, best first) bring the most value a
-        second. What was never tried is taken to cost little more than what was."""
+        """How many of the likeliest leaves (``values``, best first) bring the most value a second.
+        An untried number is estimated to cost little more than a measured one."""
         best, best_rate, expected_s = 1, 0.0, 1.0
         for k in _LEAVES:
             if k > max(1, len(values)):
@@ -81,18 +81,18 @@ class _Steps:
 
 
 class _Growth:
-    """A tree in the making under one text."""
+    """A tree growing under one text."""
 
     def __init__(
         self, text: Tokens, sampler: Sampler, tree: CandidateTree, plan: Tree, steps: _Steps
     ) -> None:
-        """Growth goes on from what ``tree`` holds already."""
+        """Continues from what ``tree`` already holds."""
         self.text, self.sampler, self.tree, self._plan = text, sampler, tree, plan
         self.steps = steps
         self._expanded: list[int] = []  # parents precede children; the root is left out
         self._values: dict[int, float] = {ROOT: 1.0}
         self._depths: dict[int, int] = {ROOT: 0}
-        self._edge: list[tuple[float, int]] = []  # (-value, node) of what may be expanded
+        self._edge: list[tuple[float, int]] = []  # (-value, node) of nodes that may be expanded
         if not tree.is_expanded(ROOT) and plan.depth > 0:
             self._edge.append((-1.0, ROOT))
         for node in range(len(tree)):
@@ -103,7 +103,7 @@ class _Growth:
         heapq.heapify(self._edge)
 
     def _enter(self, node: int) -> None:
-        """A node that is new here may be expanded."""
+        """Let a new node be expanded."""
         parent = self.tree.parents[node]
         value = self._values[parent] * self.tree.confidences[node]
         self._values[node] = value
@@ -112,7 +112,7 @@ class _Growth:
             heapq.heappush(self._edge, (-value, node))
 
     def best_leaves(self) -> list[int]:
-        """The likeliest nodes of the edge."""
+        """The likeliest nodes that may be expanded."""
         room = min(self._plan.max_expanded - len(self._expanded), len(self._edge))
         num_leaves = self._plan.num_leaves
         if not num_leaves:
@@ -122,7 +122,7 @@ class _Growth:
     def successors(
         self, model: DraftModel, request: DraftRequest, leaves: list[int]
     ) -> list[tuple[list[int], list[float]]]:
-        """One batched forward: each leaf's likely successors with their confidences."""
+        """One batched forward pass: each leaf's likely successors with their confidences."""
         nodes = [*self._expanded, *(leaf for leaf in leaves if leaf != ROOT)]
         place = {ROOT: ROOT, **{node: i for i, node in enumerate(nodes)}}
         draft = Draft(
@@ -150,7 +150,7 @@ class _Growth:
 
 @dataclass
 class _Memory:
-    """What is known beside a model: its costs, and by slot the last tree, a memo of its text."""
+    """State kept with a model: its costs, and by slot the last tree, a memo of its text."""
 
     steps: _Steps = field(default_factory=_Steps)
     growths: dict[int, _Growth] = field(default_factory=dict)
@@ -160,7 +160,7 @@ _memories: WeakKeyDictionary[DraftModel, _Memory] = WeakKeyDictionary()
 
 
 def _growth_of(model: DraftModel, request: DraftRequest, plan: Tree) -> _Growth:
-    """Where growth stands under the request's text."""
+    """The growth under the request's text so far."""
     memory = _memories.setdefault(model, _Memory())
     last = memory.growths.get(request.slot)
     tree = CandidateTree()

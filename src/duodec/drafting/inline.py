@@ -1,4 +1,4 @@
-"""The drafter's in-process twin: the same drafts, made while `submit` is waited for."""
+"""Draft in the caller's process: the same drafts as a drafter process, made within `submit`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from duodec.core.protocols import Drafted, DraftModel, DraftRequest
 
 
 class InlineDrafter:
-    """Drafts at once and in full. The seam's fake: deterministic, with nothing to wait for."""
+    """Drafts at once and in full: a deterministic drafter with nothing to wait for, for tests."""
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""The Jacobi window of lookahead decoding, and the n-grams that it yields."""
+"""Advance the Jacobi window of lookahead decoding, and pool the n-grams that it yields."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ Ngram = tuple[int, ...]
 
 
 class Window:
-    """Guesses at the tokens after the text, as they were some rounds ago.
+    """Guesses at the tokens after the text, from the last rounds.
 
     The *trunk* guesses the next tokens. Column j's branch leaves the trunk after its j-th token
-    (column 0: after the text) and holds a newer guess a level. All of them are one token tree.
-    A round adds a level from what the target says at the ends of the branches; when the window
-    is full, the oldest level, the trunk, gives way.
+    (column 0: after the text) and holds a newer guess at each level. Together they are one token
+    tree. A round adds a level from the target's tokens at the ends of the branches; when the window
+    is full, it drops the oldest level, the trunk.
     """
 
     def __init__(self, trunk: Sequence[int], num_levels: int) -> None:
-        """A trunk; ``num_levels`` is the length of the n-grams that will come, 3 or more."""
+        """``num_levels`` is the length of the n-grams to collect, 3 or more."""
         assert num_levels > 2, "an n-gram has a key and at least two tokens"
         self._levels = [list(trunk)]
         self._num_levels = num_levels
 
     @classmethod
     def beside(cls, text: Tokens, num_levels: int, num_columns: int) -> Window:
-        """A trunk of tokens thrown from the text. It is longer than the window by a token for
-        each level that is to be filled, since every round moves the text under it."""
+        """A trunk of random tokens from the text. It is longer than the window by one token for
+        each level to be filled, since every round advances the text."""
         dice = random.Random(0)
         trunk = dice.choices(text.tolist(), k=num_columns + num_levels - 3)
         return cls(trunk, num_levels)
 
     def branches(self) -> Iterator[list[int]]:
-        """The path down to the end of every column."""
+        """The path from the root to the end of every column."""
         trunk, *levels = self._levels
         for column in range(len(trunk) + 1):
             yield trunk[:column] + [level[column] for level in levels]
 
     def advance(self, last: int, guesses: Sequence[int]) -> list[Ngram]:
-        """Take in a guess for every column's end. The n-grams that are complete: of column 0,
-        it begins with ``last``, the text's last token."""
+        """Add a guess at every column's end; returns the n-grams that are now complete. That of
+        column 0 begins with ``last``, the text's last token."""
         trunk, *levels = self._levels
         if len(levels) + 2 < self._num_levels:
             self._levels = [level[1:] for level in (trunk, *levels, list(guesses))]

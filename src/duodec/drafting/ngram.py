@@ -1,4 +1,4 @@
-"""Drafts that cost nothing: what followed the same words before."""
+"""Draft without a model: what followed the same tokens earlier in the text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from duodec.core.sampling import Tokens
 
 def continuation(text: Tokens, max_ngram: int, num_tokens: int) -> list[int]:
     """Up to ``num_tokens`` tokens that followed the first earlier occurrence of the text's last
-    n-gram, longest n first; [] when even its last token is new."""
+    n-gram, longest n first; [] when its last token is new."""
     length = len(text)
     for n in range(min(max_ngram, length - 1), 0, -1):
         # starts[i]: text[i : i + n] equals the last n tokens

@@ -1,6 +1,6 @@
-"""The shapes a draft model drafts, and how each one grows.
+"""Define the shapes of drafts that a draft model makes, and how each one grows.
 
-A plan is a small value that travels to the drafter; ``grow`` runs there, one forward of the
+A plan is a small value that is sent to the drafter; ``grow`` runs there, one forward pass of the
 draft model between two yields, each yield the tree so far. The caller may stop at any yield.
 """
 
@@ -22,7 +22,8 @@ MAX_SEQUENCES = 8
 def rows_after(
     model: DraftModel, request: DraftRequest, tree: Draft, nodes: list[int]
 ) -> list[tuple[Row, Context]]:
-    """One batched forward: the logits after each node (ROOT: the text), with their contexts."""
+    """One batched forward pass: the logits after each node (ROOT: the text), with their
+    contexts."""
     rows = model.rows(RowQuery(request.slot, request.text, tree, tuple(n + 1 for n in nodes)))
     contexts = [Context(request.text, tuple(tree.path_tokens(node))) for node in nodes]
     return list(zip(rows, contexts, strict=True))
@@ -30,7 +31,7 @@ def rows_after(
 
 @dataclass(frozen=True)
 class Chain:
-    """One sequence of the draft's best guesses; with no tokens, the text is read and no more."""
+    """One sequence of the draft's best guesses; with no tokens, the text is only prefilled."""
 
     num_tokens: int
 
@@ -47,7 +48,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class SampledChain:
-    """One sequence drawn from the draft's own distribution, which goes with it."""
+    """One sequence drawn from the draft's own distribution, which is returned with it."""
 
     num_tokens: int
 
@@ -69,7 +70,7 @@ class Sequences:
     """A budget of tokens as k sequences of equal length, k by the uncertainty rule (2503.00784).
 
     Two tokens are drafted; theta is the likelihood of that path. Every other first token
-    likelier than theta opens a sequence of its own: breadth is worth more than depth there.
+    likelier than theta starts a sequence of its own: breadth is worth more than depth there.
     """
 
     num_tokens: int
@@ -101,8 +102,8 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Comb:
-    """So many sequences of that length, whatever the draft thinks of them: each step but the
-    first expands all of them, which is what a step costs by its leaves."""
+    """A fixed number of sequences of a fixed length, however likely: each step but the first
+    expands all of them, which measures a step's cost by its leaves."""
 
     num_sequences: int
     length: int
@@ -122,7 +123,7 @@ class Comb:
 def _lengthened(
     model: DraftModel, request: DraftRequest, tree: Draft, length: int
 ) -> Iterator[Draft]:
-    """Every sequence of the tree, a token a step, until it has that length."""
+    """Extend every sequence of the tree to that length, one token a step."""
     tips = [node for node in range(len(tree)) if node not in tree.parents]
     lengths = [len(tree.path(tip)) for tip in tips]
     while open_ := [i for i in range(len(tips)) if lengths[i] < length]:

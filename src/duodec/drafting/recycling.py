@@ -1,4 +1,4 @@
-"""Drafts from an adjacency matrix: after each token, what was likely when it was last scored."""
+"""Draft from an adjacency matrix: after each token, what was likely when it was last scored."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _TEMPLATE = (
 
 
 def recycled(adjacency: Mapping[int, tuple[int, ...]], last: int) -> Draft:
-    """The tree under ``last``, the text's last token; what is not known yet is left out."""
+    """The tree under ``last``, the text's last token; unknown successors are left out."""
     tokens: list[int] = []
     parents: list[int] = []
-    # of a level: each node that the template has, its token, or None where it is not known
+    # of a level: for each node of the template its token, or None if unknown
     level: list[tuple[int, int] | None] = [(ROOT, last)]
     for counts in _TEMPLATE:
         below: list[tuple[int, int] | None] = []
@@ -47,23 +47,22 @@ _MAX_CONTEXTS = 1 << 13  # of two tokens and more, each; the latest
 
 
 class RecycledRows:
-    """What the target held likely after each context of one to `MAX_ORDER` tokens, from every row
-    that it scored: token recycling (2408.08696) with longer contexts where they are known."""
+    """The target's candidates after each context of one to `MAX_ORDER` tokens, from every row that
+    it scored: token recycling (2408.08696) with longer contexts where they are known."""
 
     def __init__(self, max_contexts: int = _MAX_CONTEXTS) -> None:
-        """Of contexts of two tokens and more, the latest ``max_contexts`` each are kept; of one
-        token, all."""
+        """Keeps all contexts of one token and the latest ``max_contexts`` of each longer length."""
         self._max_contexts = max_contexts
         self._by_order: tuple[dict[tuple[int, ...], Candidates], ...] = tuple(
             {} for _ in range(MAX_ORDER)
         )
 
     def __len__(self) -> int:
-        """Contexts that are known."""
+        """The number of known contexts."""
         return sum(map(len, self._by_order))
 
     def add(self, context: tuple[int, ...], candidates: Candidates) -> None:
-        """A row that follows ``context``, whose last `MAX_ORDER` tokens count."""
+        """Add the row that follows ``context``, of which the last `MAX_ORDER` tokens are used."""
         for order, known in enumerate(self._by_order, 1):
             if order > len(context):
                 return
@@ -75,9 +74,11 @@ class RecycledRows:
             known[key] = candidates
 
     def longest(self, context: tuple[int, ...]) -> tuple[int, Candidates] | None:
-        """The latest row after the longest known end of a context, and that end's length."""
-        for order in range(min(MAX_ORDER, len(context)), 0, -1):
-            found = self._by_order[order - 1].get(context[-order:])
+        """The latest row after the longest known suffix of a context, and that suffix's length."""
+        end = context[-MAX_ORDER:]
+        while end:
+            found = self._by_order[len(end) - 1].get(end)
             if found is not None:
-                return order, found
+                return len(end), found
+            end = end[1:]
         return None

@@ -1,8 +1,8 @@
-"""Drafts from all that was said before: where the text's last tokens occurred, what came next.
+"""Draft from earlier texts: what came next where the text's last tokens occurred before.
 
-`Suffixes` answers what a suffix tree with counts answers (2411.04975), from an inverted index:
-each token with the places where it stands. The places of the text's last token, and how far each
-agrees with the text, are all the tree's nodes that a draft can come from.
+`Suffixes` gives the results of a suffix tree with counts (2411.04975), from an inverted index: each
+token with its places. The places of the text's last token, and how far each agrees with the text,
+are all the nodes of that tree that a draft can come from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from duodec.drafting.continuations import (
 
 _MAX_TOKENS = 1 << 18
 _MAX_PLACES = 256  # of a suffix that are counted: the latest
-_MANY_PLACES = 100  # so many are compared faster as arrays than one by one
+_MANY_PLACES = 100  # from here on, arrays are faster than comparing one by one
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Speculation:
 
     draft: Draft = field(default_factory=Draft)
     score: float = 0.0
-    shares: tuple[float, ...] = ()  # by node, of the places that run through it
+    shares: tuple[float, ...] = ()  # by node, of the places that pass through it
     length: int = 0  # of the suffix, in tokens
 
 
@@ -49,8 +49,8 @@ class Suffixes:
 
     def __init__(self, max_depth: int, max_tokens: int = _MAX_TOKENS) -> None:
         """``max_depth``: tokens of a match, and of its continuation, at most; each sequence takes
-        the room of so many more. Of more than ``max_tokens`` with those, the older half is
-        forgotten when a sequence ends."""
+        so many tokens more. When a sequence ends with more than ``max_tokens`` in all, the older
+        half is forgotten."""
         self._max_depth = max_depth
         self._max_tokens = max_tokens
         self._clear()
@@ -65,14 +65,14 @@ class Suffixes:
         return self._num_tokens
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """The current sequence goes on."""
+        """Append to the current sequence."""
         for token in tokens:
             self._places.setdefault(token, array("i")).append(len(self._tokens))
             self._tokens.append(token)
             self._num_tokens += 1
 
     def end(self) -> None:
-        """The next token begins a sequence of its own."""
+        """End the current sequence; the next token begins another."""
         self._tokens.extend([END] * self._max_depth)
         if len(self._tokens) > self._max_tokens:
             newer = self._tokens[len(self._tokens) // 2 :]
@@ -88,12 +88,12 @@ class Suffixes:
     ) -> Speculation:
         """The best draft over all suffixes of the text, at most ``depth`` tokens deep. A suffix of
         n tokens may draft ``factor`` * n; a node is drafted when at least ``min_share`` of the
-        suffix's places run through it; a draft's score is the sum of these shares."""
+        suffix's places pass through it; a draft's score is the sum of these shares."""
         best = _NOTHING
         most = self._max_depth if depth is None else min(depth, self._max_depth)
         for length, places in reversed(self._matches(text)):
             num_tokens = min(most, int(factor * length + 1e-6))
-            if num_tokens <= best.score:  # no shorter match scores more, and the longer is taken
+            if num_tokens <= best.score:  # no shorter match scores more, and the longer one wins
                 break
             places = places[-_MAX_PLACES:]
             tree = self._after(places, num_tokens, _at_least(min_share * len(places)))
@@ -103,8 +103,8 @@ class Suffixes:
         return best
 
     def _matches(self, text: Tokens) -> list[tuple[int, _Places]]:
-        """Suffix lengths, ascending, with the places of a suffix's last token; of lengths with
-        the same places the longest only."""
+        """Suffix lengths, ascending, with the places of a suffix's last token; of lengths with the
+        same places only the longest."""
         tail: list[int] = text[-self._max_depth :][::-1].tolist()
         places: _Places = self._places.get(tail[0], ())
         if len(places) and places[-1] + 1 == len(self._tokens):  # the text's own end
@@ -118,7 +118,7 @@ class Suffixes:
         return matches
 
     def _before(self, places: _Places, distance: int, token: int) -> _Places:
-        """Those of the places so far before which this token stands."""
+        """The places that ``token`` precedes by ``distance``."""
         if len(places) < _MANY_PLACES:
             known = self._tokens
             return [place for place in places if known[place - distance] == token]
@@ -127,7 +127,7 @@ class Suffixes:
         return found
 
     def _after(self, places: _Places, num_tokens: int, min_count: int) -> Frequent:
-        """The commonest of what follows these places."""
+        """The most frequent tokens after these places."""
         if len(places) <= FEW:
             lists = [self._tokens[place + 1 : place + 1 + num_tokens].tolist() for place in places]
             padded = [found + [END] * (num_tokens - len(found)) for found in lists]
@@ -143,5 +143,5 @@ class Suffixes:
 
 
 def _at_least(count: float) -> int:
-    """The least whole number that is no less, rounding aside."""
+    """The least whole number not below ``count``, up to rounding error."""
     return max(1, math.ceil(count - 1e-6))

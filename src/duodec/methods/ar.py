@@ -1,4 +1,4 @@
-"""Autoregressive decoding: one token a forward."""
+"""Decode autoregressively: one token a forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class Autoregressive(Method):
-    """Plain decoding: what every other method must equal in text and beat in speed."""
+    """Plain decoding: every other method must equal its text and beat its speed."""
 
     name = "ar"
 

@@ -1,4 +1,4 @@
-"""DuoDecoding: as PEARL, with several sequences where the draft is unsure."""
+"""Decode with DuoDecoding: like PEARL, with several sequences where the draft is unsure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class DuoDecoding(Method):
-    """2503.00784. The budget is measured: the draft tokens that fit in one target forward."""
+    """2503.00784. The budget is measured: the draft tokens that fit in one forward pass of the
+    target."""
 
     name = "duo"
     needs_draft_model = True

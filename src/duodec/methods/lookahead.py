@@ -1,4 +1,4 @@
-"""Lookahead decoding: n-grams from a Jacobi window that the target fills beside its own text."""
+"""Decode with lookahead: n-grams from a Jacobi window that the target fills while it decodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Lookahead(Method):
 
         def learn(text: Tokens, draft: Draft, scores: Scores) -> None:
             ends = draft.find(window.branches())
-            if len(draft) and None not in ends:  # at the end of a text the window is cut
+            is_whole = scores.num_rows > len(draft) > 0  # some targets score a first chain only
+            if is_whole and None not in ends:  # at the end of a text the window is truncated
                 guesses = [scores.candidates(end + 1).tokens[0] for end in ends if end is not None]
                 for ngram in window.advance(int(text[-1]), guesses):
                     pool.add(ngram)

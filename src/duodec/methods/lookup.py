@@ -1,4 +1,4 @@
-"""Prompt lookup decoding: the draft is what followed the last n-gram earlier in the text."""
+"""Decode with prompt lookup: the draft is what followed the last n-gram earlier in the text."""
 
 from __future__ import annotations
 

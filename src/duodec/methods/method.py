@@ -1,4 +1,4 @@
-"""What every method is: a name, what it needs, and rounds over a request."""
+"""Define what every method has: a name, requirements, and rounds over a request."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from duodec.methods.request import Loop, Request
 
 
 class Method(ABC):
-    """A way to decode. Its fields are the settings of its paper; an object of it keeps what it
-    learned from one answer for the next."""
+    """A way to decode. Its fields are the settings of its paper; an instance keeps what it learns
+    from one request for the next."""
 
     name: ClassVar[str]
     needs_draft_model: ClassVar[bool] = False
     uses_draft_model: ClassVar[bool] = False
-    """It drafts with a model where there is one, and does without where there is none."""
+    """It drafts with a model if there is one, and works without."""
     needs_datastore: ClassVar[bool] = False
     is_overlapped: ClassVar[bool] = False
-    """The drafter computes while the target does."""
+    """The drafter computes in parallel with the target."""
     reads_off_path: ClassVar[bool] = False
-    """Distributions or rows beside the text are read, which a replayed text cannot answer."""
+    """It reads distributions or rows off the text, which a replayed text does not have."""
     learns: ClassVar[bool] = False
-    """Later answers are drafted with what earlier ones taught."""
+    """Later requests are drafted with what earlier ones taught."""
 
     @property
     def takes_draft_model(self) -> bool:
@@ -30,4 +30,4 @@ class Method(ABC):
 
     @abstractmethod
     def decode(self, request: Request) -> Loop:
-        """Decode until the request's text is full."""
+        """Decode until the request ends."""

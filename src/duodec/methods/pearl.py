@@ -1,4 +1,4 @@
-"""PEARL: draft the next chain while the target verifies the last one."""
+"""Decode with PEARL: draft the next chain while the target verifies the last one."""
 
 from __future__ import annotations
 

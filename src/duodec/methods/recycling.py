@@ -1,4 +1,4 @@
-"""Token recycling: the candidates that a forward did not take are the next rounds' drafts."""
+"""Decode with token recycling: the candidates of earlier forward passes are the next drafts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class TokenRecycling(Method):
             return recycled(self.adjacency, int(request.text[-1]))
 
         def learn(text: Tokens, draft: Draft, scores: Scores) -> None:
-            for row, token in enumerate((int(text[-1]), *draft.tokens)):
+            scored = (int(text[-1]), *draft.tokens)[: scores.num_rows]
+            for row, token in enumerate(scored):
                 self.adjacency[token] = scores.candidates(row).tokens
 
         return serial(request, propose, learn=learn, num_candidates=NUM_CANDIDATES)

@@ -1,4 +1,4 @@
-"""The registry: every method by the name it has on the command line."""
+"""Look up methods by their names on the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DEFAULT_METHOD = Auto.name
 
 
 def method(name: str) -> Method:
-    """The method of that name, new: it has learned nothing yet. ``sps:2`` is `sps` with two draft
+    """A new method of that name, which has learned nothing yet. ``sps:2`` is `sps` with two draft
     tokens a round. Raises BadOption, which lists the names."""
     base, _, number = name.partition(":")
     if base not in METHODS:

@@ -132,6 +132,10 @@ class Request:
         self.finish_reason: FinishReason | None = None  # once an end was drawn
         self.is_drafting = False  # the drafter works while the target does
         self.outside_s = 0.0  # spent by the caller, between forward passes
+        self.rehearse: Callable[[float], None] | None = None
+        """Prepares the next round for the likeliest verdicts; to be called, if at all, shortly
+        before the end of a forward pass that is computed elsewhere, with the moment of that end."""
+        self._waited_s = 0.0  # for drafts, since the last forward pass
 
     # --- what a method sees
 
@@ -181,13 +185,20 @@ class Request:
         self.costs.observe_draft(len(drafted.draft), drafted.draft_s)
         return drafted
 
+    def wait(self, seconds: float, beyond: int | None = None) -> Generator[Need, Any, Drafted]:
+        """Wait for drafts, and note for how long."""
+        start_s = self.clock()
+        drafted: Drafted = yield Wait(seconds, beyond)
+        self._waited_s += self.clock() - start_s
+        return drafted
+
     def collect(self, plan: Plan) -> Generator[Need, Any, Drafted]:
         """Wait, with patience, for the draft that was asked for; what there is when it runs out."""
         wait_s = PATIENCE * self.costs.draft_s(plan.num_tokens)
-        start = self.clock()
-        drafted: Drafted = yield Wait(wait_s)
+        start_s = self.clock()
+        drafted = yield from self.wait(wait_s)
         self.costs.observe_draft(len(drafted.draft), drafted.draft_s)
-        if not len(drafted.draft) and plan.num_tokens and self.clock() - start >= wait_s:
+        if not len(drafted.draft) and plan.num_tokens and self.clock() - start_s >= wait_s:
             self.costs.observe_draft(1, wait_s)  # it was drafting, and a token takes longer
         return drafted
 
@@ -222,7 +233,6 @@ class Request:
         *,
         num_scored: int,
         num_drafted: int,
-        draft_wait_s: float = 0.0,
         overlap_s: float = 0.0,
     ) -> Round:
         """Let the verdict's tokens join the text, up to its end; note the round."""
@@ -241,9 +251,10 @@ class Request:
             margin=verdict.margin,
             start_s=forward.start_s,
             end_s=forward.end_s,
-            draft_wait_s=draft_wait_s,
+            draft_wait_s=self._waited_s,
             overlap_s=min(overlap_s, forward.duration_s),
         )
+        self._waited_s = 0.0
         self.rounds.append(done)
         return done
 

@@ -1,4 +1,4 @@
-"""REST: what followed the text's last tokens in a datastore, as a token tree."""
+"""Decode with REST: the draft is what followed the text's last tokens in a datastore."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class Rest(Method):
-    """2311.08252. The longest suffix that the datastore knows; its commonest continuations."""
+    """2311.08252. The most frequent continuations of the longest suffix in the datastore."""
 
     name = "rest"
     needs_datastore = True

@@ -1,4 +1,4 @@
-"""Speculative sampling, keyed: a chain from the draft model, one forward to verify it."""
+"""Decode with keyed speculative sampling: a chain from the draft model, one pass to verify it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speculative sampling as published: drafts drawn from q, accepted with min(1, p / q)."""
+"""Decode with speculative sampling as published: drafts from q, accepted with min(1, p / q)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duodec.methods.request import Loop, Request
 
 @dataclass(frozen=True)
 class RejectionSampling(Method):
-    """2211.17192 with distributions: exact in distribution, exempt from "one seed, one text"."""
+    """2211.17192: exact in distribution, exempt from "one seed, one text"."""
 
     name = "sps-rejection"
     needs_draft_model = True

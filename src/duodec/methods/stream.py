@@ -1,4 +1,4 @@
-"""Streaming tree drafting: the drafter never stops, and nothing useful is thrown away."""
+"""Decode with streaming tree drafts: the drafter never stops, and no useful draft is discarded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from duodec.planning.sources import TextMemory, TextSources
 
 
 class _Always(Governor):
-    """Everything takes part, whether it pays or not."""
+    """Allows all sources, whether they pay or not."""
 
     def __init__(self) -> None:
         super().__init__([Sources.ALL])
@@ -26,8 +26,8 @@ class _Always(Governor):
 
 @dataclass(frozen=True)
 class Stream(Method):
-    """Ours. Of its kind are SwiftSpec (2506.11309), SSD (2603.03251) and SpecBranch (2506.01979);
-    none of them drafts on a CPU."""
+    """Ours. Related: SwiftSpec (2506.11309), SSD (2603.03251) and SpecBranch (2506.01979); none of
+    them drafts on a CPU."""
 
     name = "stream"
     needs_draft_model = True
@@ -36,10 +36,10 @@ class Stream(Method):
 
     num_tokens: int = (
         Planner.num_tokens
-    )  # draft tokens in a forward at most; the planner says how many of them
+    )  # draft tokens in a forward pass at most; the planner decides how many
     patience: float = (
         Planner.patience
-    )  # how much faster than decoding a wait for drafts must bring tokens
+    )  # how much faster than decoding a wait for drafts must yield tokens
     plan: Tree = field(default_factory=Tree)
     acceptance: Acceptance = field(default_factory=Acceptance)
     memory: TextMemory = field(default_factory=TextMemory)
@@ -53,5 +53,5 @@ class Stream(Method):
             texts.end(request.text)
 
     def governor(self, request: Request) -> Governor:
-        """Who says which sources take part."""
+        """The governor that chooses the sources."""
         return _Always()

@@ -1,4 +1,4 @@
-"""Suffix decoding: what followed the text's last tokens in it, or in earlier answers."""
+"""Decode with suffixes: drafts are what followed the last tokens in this text or earlier ones."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MAX_DEPTH = 24
 
 @dataclass(frozen=True)
 class SuffixDecoding(Method):
-    """2411.04975. Two stores: this text, and the answers to earlier ones; the more promising
-    of their two drafts is taken. Settings are those of its release."""
+    """2411.04975. Two stores: this text, and earlier completions; the more promising of their two
+    drafts is used. Settings are those of its release."""
 
     name = "suffix"
     learns = True

@@ -1,10 +1,10 @@
-"""From a model's name to a file on this machine.
+"""Resolve a model's name to a file on this machine.
 
 A reference is a path, a repository of the Hugging Face hub
 (`hf:owner/repo[/file.gguf][:quant][@rev]`), or one of our `ALIASES`, whose SHA-256 is
-pinned. `resolve` answers with a GGUF file, `resolve_folder` with a folder of safetensors.
-What is on the disk is used before any network; a download resumes; nothing is ever
-installed or executed; a file that we did not put there is never changed or deleted.
+pinned. `resolve` returns a GGUF file, `resolve_folder` a folder of safetensors. Files on the disk
+are used before the network; a download resumes; nothing is ever installed or executed; files that
+we did not create are never changed or deleted.
 """
 
 from duodec.models.aliases import ALIASES, Bundled

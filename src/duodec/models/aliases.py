@@ -1,4 +1,4 @@
-"""The models that we know by name, each with its content pinned."""
+"""List the models that we know by name, each with its content pinned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duodec.models.packages import Package
 
 @dataclass(frozen=True)
 class Bundled:
-    """A file that lies in this package."""
+    """A file in this package."""
 
     filename: str
 

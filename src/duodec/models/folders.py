@@ -1,7 +1,7 @@
-"""Models as transformers keeps them: a folder with config.json and safetensors.
+"""Check and fetch models of transformers: folders with config.json and safetensors.
 
-Only the files that we asked for are fetched from a hub repository: no pickles, which run code
-when they are read, and nothing that lies in folders below.
+Only the files that we need are fetched from a hub repository: no pickles, which run code when they
+are read, and nothing from folders below.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _LONGEST_HEADER = 100_000_000  # bytes, as the safetensors library allows
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether this looks like a model of transformers, sound or not."""
+    """Whether this looks like a model of transformers, valid or not."""
     return path.is_dir() and (path / CONFIG).is_file()
 
 
 def check_folder(path: Path) -> Path:
-    """The path, if whole safetensors weights and a configuration are there.
+    """The path, if it has complete safetensors weights and a configuration.
 
     Reads their headers only. Raises ModelUnreadable.
     """
@@ -64,7 +64,7 @@ def folder_bytes(path: Path) -> int:
 
 
 def choose_files(names: list[str], repo: str) -> list[str]:
-    """The files of a repository that make a model. Raises ModelNotFound for want of them."""
+    """The files of a repository that make a model. Raises ModelNotFound if there are none."""
     weights = [name for name in names if _WEIGHTS.fullmatch(name)]
     if not weights:
         raise ModelNotFound(_no_weights(repo, names))
@@ -74,7 +74,7 @@ def choose_files(names: list[str], repo: str) -> list[str]:
 
 
 def has_weights(names: list[str]) -> bool:
-    """Whether there are safetensors of a model among a repository's files."""
+    """Whether a repository's files include a model's safetensors."""
     return any(_WEIGHTS.fullmatch(name) for name in names)
 
 
@@ -83,7 +83,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no JSON"
+        reason = getattr(error, "strerror", None) or "it is not JSON"
         raise ModelUnreadable(f"cannot read {path} ({reason}); fetch it again") from error
     if not isinstance(found, dict):
         raise ModelUnreadable(f"{path} holds no JSON object; fetch it again")
@@ -91,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _named_weights(path: Path, names: list[str]) -> list[str]:
-    """The weight files that must be there: those of the index, where there is one."""
+    """The required weight files: those of the index, if there is one."""
     if INDEX in names:
         listed = read_json(path / INDEX).get("weight_map")
         wanted = sorted({str(name) for name in listed.values()} if isinstance(listed, dict) else [])
@@ -117,14 +117,14 @@ def _no_weights(place: str, names: list[str]) -> str:
         )
     if any(name.endswith(".safetensors") for name in names):
         return (
-            f"{place} holds no model.safetensors; an adapter or a part of a pipeline is no "
+            f"{place} holds no model.safetensors; an adapter or a part of a pipeline is not a "
             "language model: name the whole one"
         )
     return f"{place} holds no safetensors; name a model that has them, or a GGUF file"
 
 
 def _check_weights(path: Path) -> None:
-    """Raises ModelUnreadable for a file that is cut short or no safetensors."""
+    """Raises ModelUnreadable for a file that is truncated or not safetensors."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_LENGTH_BYTES)
@@ -135,7 +135,7 @@ def _check_weights(path: Path) -> None:
         ends = [item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"]
         expected = _LENGTH_BYTES + length + max(ends, default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ModelUnreadable(f"{path} is no safetensors file; fetch it again") from error
+        raise ModelUnreadable(f"{path} is not a safetensors file; fetch it again") from error
     if size < expected:
         raise ModelUnreadable(f"{path} has {size} bytes of {expected}; fetch it again")
 
@@ -143,8 +143,8 @@ def _check_weights(path: Path) -> None:
 def fetch_folder(
     hub: Hub, reference: str, *, offline: bool, check: Callable[[Path], object]
 ) -> ModelFile:
-    """A repository's folder in the hub's cache, fetched if need be. Before its weights are,
-    ``check`` sees the folder with all the rest, and may raise.
+    """A repository's folder in the hub's cache, fetched if needed. Before its weights are fetched,
+    ``check`` gets the folder with the other files, and may raise.
 
     Raises ModelNotFound, ModelUnreadable, DownloadFailed and CacheUnwritable.
     """
@@ -160,11 +160,11 @@ def fetch_folder(
 
 
 def _check_is_cached(hub: Hub) -> None:
-    """Raises DownloadFailed where an earlier download came to nothing, or not to its end."""
+    """Raises DownloadFailed if an earlier download failed or did not finish."""
     names = hub.names(offline=True)
     try:
         choose_files(names, hub.repo)
     except ModelNotFound as error:
         raise DownloadFailed(
-            f"{hub.words} is not whole in the cache and the network is off; fetch it once online"
+            f"{hub.words} is incomplete in the cache and the network is off; fetch it once online"
         ) from error

@@ -1,4 +1,4 @@
-"""Files of the Hugging Face hub, in the hub library's own cache."""
+"""Find and fetch files of the Hugging Face hub, in the hub library's own cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 Choose = Callable[[list[str]], list[str]]
-"""The files to have of those that a repository holds; the first of them is named."""
+"""Chooses files from a repository's; the first one is the model's name."""
 
 _T = TypeVar("_T")
 DEFAULT_QUANT = "Q4_K_M"
@@ -50,27 +50,27 @@ class Hub:
         return self.find(self._gguf, offline=False)[0]
 
     def resolve(self, reference: str, *, offline: bool) -> ModelFile:
-        """The file, by the network if allowed and reachable, else from the hub's cache."""
+        """The file, from the network if allowed and reachable, otherwise from the hub's cache."""
         path, terms = self.find(self._gguf, offline=offline)
         return ModelFile(check_gguf(path), reference, self.words_of(path), terms, None)
 
     def words_of(self, path: Path) -> str:
-        """The place with the commit, which is in a path of the cache: `snapshots/<commit>/`."""
+        """The source with its commit, which is in a path of the cache: `snapshots/<commit>/`."""
         _, _, after = path.as_posix().partition("/snapshots/")
         return f"{self.words}@{after.split('/')[0][:12]}" if after else self.words
 
     def names(self, *, offline: bool) -> list[str]:
-        """The repository's files; those in the cache where the network is off or down."""
+        """The repository's files; those in the cache if the network is off or down."""
         return self._reach(lambda: _names(self._info()), self._cached_names, offline=offline)
 
     def find(self, choose: Choose, *, offline: bool) -> tuple[Path, str | None]:
-        """The first of the files that are chosen, once all are on the disk, and their licence."""
+        """The first of the chosen files, once all are on the disk, and their licence."""
         return self._reach(
             lambda: self._online(choose), lambda: (self._local(choose), None), offline=offline
         )
 
     def _reach(self, online: Callable[[], _T], local: Callable[[], _T], *, offline: bool) -> _T:
-        """What the network says, or else the cache. Raises one line for what kept us from it."""
+        """The network's result, or else the cache's. Raises an error of one line if both fail."""
         trouble: Exception | None = None
         if not offline:
             try:
@@ -88,7 +88,7 @@ class Hub:
         return _shards(self.filename or choose_gguf(names, self.quant, self.repo))
 
     def _info(self) -> ModelInfo:
-        # asked first even where the file is known: it fails at once without a network
+        # called first even if the file is known: it fails at once without a network
         return _listed(self.repo, self.revision)
 
     def _online(self, choose: Choose) -> tuple[Path, str | None]:
@@ -122,13 +122,13 @@ class Hub:
 
 @cache
 def _listed(repo: str, revision: str | None) -> ModelInfo:
-    """What the hub says of a repository, asked once: a start asks for it many times."""
+    """The hub's information on a repository, fetched once: a start needs it many times."""
     info: ModelInfo = _hub_library().HfApi().model_info(repo, revision=revision, timeout=10)
     return info
 
 
 def forget() -> None:
-    """Ask the hub anew."""
+    """Forget the hub's information, to fetch it again."""
     _listed.cache_clear()
 
 
@@ -139,8 +139,8 @@ def _names(info: ModelInfo) -> list[str]:
 def choose_gguf(names: list[str], quant: str | None, repo: str) -> str:
     """The GGUF file of a quantisation, the first shard if there are several.
 
-    Without a quantisation DEFAULT_QUANT, or else the first by name. Raises ModelNotFound
-    naming what there is.
+    Without a quantisation DEFAULT_QUANT, or else the first by name. Raises ModelNotFound, which
+    names the available ones.
     """
     models = sorted(n for n in names if n.endswith(".gguf") and "mmproj" not in n.lower())
     if not models:
@@ -155,7 +155,7 @@ def choose_gguf(names: list[str], quant: str | None, repo: str) -> str:
 
 
 def _shards(name: str) -> list[str]:
-    """Every file of a model split into several, the first of them first."""
+    """Every file of a model split into several, in order."""
     shard = _SHARD.fullmatch(name)
     if shard is None:
         return [name]
@@ -166,7 +166,7 @@ def _shards(name: str) -> list[str]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Every file of a model split into several, or the one file that it is."""
+    """Every file of a model split into several, or its only file."""
     return [path.with_name(name) for name in _shards(path.name)]
 
 
@@ -194,7 +194,7 @@ def hub_listing() -> list[CachedModel]:
 
 
 def _hub_library() -> Any:
-    """Imported when first needed: a local file must not wait for it."""
+    """Import the hub library when first needed: a local file must not wait for it."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import huggingface_hub
 
@@ -202,7 +202,7 @@ def _hub_library() -> Any:
 
 
 def _hub_error(hub: Hub, error: Exception | None) -> DuodecError:
-    """One line for whatever kept a file of the hub from us."""
+    """One line on why a file of the hub is unavailable."""
     if error is None:
         return DownloadFailed(
             f"{hub.words} is not in the cache and the network is off; fetch it once online"
@@ -220,7 +220,7 @@ def _hub_error(hub: Hub, error: Exception | None) -> DuodecError:
         (errors.GatedRepoError, f"is gated; accept its terms at {page}, then set HF_TOKEN"),
         (errors.RepositoryNotFoundError, "does not exist or is private; check it or set HF_TOKEN"),
         (errors.RevisionNotFoundError, f"has no revision {revision!r}; leave out @{revision}"),
-        (errors.HFValidationError, "is no repository name; write hf:owner/repo"),
+        (errors.HFValidationError, "is not a repository name; write hf:owner/repo"),
     ):
         if isinstance(error, kind):
             return ModelNotFound(f"{hub.words} {words}")

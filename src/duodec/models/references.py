@@ -1,4 +1,4 @@
-"""How a reference names a file of the hub."""
+"""Parse references to files of the hub."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _HUB = re.compile(
 
 
 def parse_hub(reference: str) -> Hub | None:
-    """The hub's file that a reference names; None when it names none.
+    """The hub's file that a reference names; None if it names none.
 
     Without a prefix only `owner/repo[:quant][@rev]` counts, and only if it cannot be a
-    mistyped path. Raises ModelNotFound for `hf:` with something else behind it.
+    mistyped path. Raises ModelNotFound for `hf:` with anything else after it.
     """
     text = reference.strip()
     url = _URL.fullmatch(text)

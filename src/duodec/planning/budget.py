@@ -1,14 +1,15 @@
-"""What the shared target costs, and how the planners of several answers share it.
+"""Share a target's cost among the planners of a batch.
 
-A forward's cost depends on all of its rows, so one answer's drafts slow every other one. Each
-planner chooses the width n that maximises its own (1 + v) / F(n), where v is what it expects of its
-draft. What should be maximised is the sum over all answers of (1 + v), over T(others + n). Where k
-answers are alike, both have the same optimum for F(n) = T(others) * (T(others + n) / T(others))^k.
+A forward pass's cost depends on all of its rows, so one request's drafts slow all others. Each
+planner chooses the width n that maximises its own (1 + v) / F(n), where v is the expected number of
+accepted tokens. The batch should maximise the sum over all requests of (1 + v), over T(others + n).
+Where k requests are alike, both have the same optimum for F(n) = T(others) * (T(others + n) /
+T(others))^k.
 
-Of many rows, what a few more cost is a small difference between two noisy numbers, so T is a
-straight line there, through the latest forwards of all widths. What drafts cost is not forgotten
-while there are none, and the first forwards with drafts of about as many answers have few of them:
-else a trial would begin with too many.
+With many rows, the cost of a few more is a small difference between two noisy numbers, so T is a
+straight line there, through the latest forward passes of all widths. The cost of drafts is not
+forgotten while there are none. The first passes with drafts at about one batch size have few draft
+tokens, or a trial would begin with too many.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from duodec.planning.batch_governor import BatchGovernor, level
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Sources
 
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.002, 0.02
-_PATIENCE = 0.25  # of a forward
-_WINDOW = 64  # forwards that the line goes through
+_PATIENCE = 0.25  # of a forward pass
+_WINDOW = 64  # forward passes that the line is fitted to
 _PRIOR_WEIGHT = 8.0  # squared rows
-_FIRST_ROOMS = (4, 12, 28)  # draft tokens of the first forwards that have any
-_LEAST_SHARE = 2  # of them, for an answer
-_PRIOR_SHARE = 0.25  # of what a row costs on average: expected of one more
+_FIRST_ROOMS = (4, 12, 28)  # draft tokens of the first passes that have any
+_LEAST_SHARE = 2  # of them, for a request
+_PRIOR_SHARE = 0.25  # of a row's average cost: expected of one more row
 
 
 class Line:
-    """Seconds of a forward by its rows. Until rows have differed, one more is taken to be cheap
-    enough to be tried: what is never tried is never known."""
+    """Seconds of a forward pass by its rows. Until rows have differed, one more is estimated to be
+    cheap enough to be tried: what is never tried is never measured."""
 
     def __init__(self) -> None:
-        # forwards without and with drafts of several answers
+        # passes of several requests without drafts and with drafts
         self._seen: tuple[deque[tuple[int, float]], ...] = (deque(), deque())
-        # over what was seen, of rows n and seconds s: n, s, n * n, n * s
+        # sums over rows n and seconds s: n, s, n * n, n * s
         self._n = self._s = self._nn = self._ns = 0.0
 
     def observe(self, num_rows: int, seconds: float, *, is_drafted: bool = False) -> None:
@@ -49,7 +50,7 @@ class Line:
             self._count(*seen.popleft(), -1)
 
     def seconds(self, num_rows: int) -> float:
-        """Expected of a forward; 0 before there was one."""
+        """Expected seconds of a forward pass; 0 before the first one."""
         if not (num := sum(map(len, self._seen))):
             return 0.0
         mean_rows, mean_s = self._n / num, self._s / num
@@ -67,11 +68,11 @@ class Line:
 
 
 class BatchBudget:
-    """The costs of the shared target by the rows of its forwards, and who asked for how many.
+    """The shared target's costs by the rows of its forward passes, and the rows of each request.
 
     On cores that a drafter shares it leaves ``cores_beside`` to the target (None: the target
-    computes elsewhere). There each draft of several answers slows the forward of all: prompts are
-    read without drafts beside.
+    computes elsewhere). On such cores each draft slows the whole batch's forward pass, so nothing
+    is drafted during a prefill.
     """
 
     def __init__(self, costs: Costs, cores_beside: int | None = None) -> None:
@@ -79,14 +80,14 @@ class BatchBudget:
         self._line = Line()
         self._governor = BatchGovernor(cores_beside)
         self._shares_cores = cores_beside is not None
-        self._num_drafted = Counter[int]()  # forwards with drafts, by level
-        self._given = 0  # draft tokens of the next forward that answers were given room for
-        self._rows: dict[int, int] = {}  # by slot in work, of its last forward; 0 before the first
+        self._num_drafted = Counter[int]()  # forward passes with drafts, by level
+        self._given = 0  # draft tokens of the next pass that were granted to requests
+        self._rows: dict[int, int] = {}  # by active slot, in its last pass; 0: none yet
 
     def observe(self, rows: Mapping[int, int], seconds: float) -> None:
-        """A forward that read no prompt, with so many rows by slot."""
+        """Add a forward pass without prefill, with its rows by slot."""
         num_rows = sum(rows.values())
-        # what is alone may be computed by another target, where drafts cost less
+        # a request alone may be computed by another target, where drafts cost less
         is_drafted = num_rows > len(rows) > 1
         self._line.observe(num_rows, seconds, is_drafted=is_drafted)
         self._num_drafted[level(len(rows))] += is_drafted
@@ -95,14 +96,14 @@ class BatchBudget:
         self._rows.update((slot, num) for slot, num in rows.items() if slot in self._rows)
 
     def took(self, num_tokens: int) -> None:
-        """Tokens that a forward brought an answer."""
+        """Count the tokens that a forward pass gave a request."""
         self._governor.took(num_tokens)
 
     def ended(
         self, num_answers: int, end_s: float, busy_s: float = 0.0, *, is_plain_work: bool
     ) -> None:
-        """A forward ended, with so many answers at work, when this process had computed for
-        ``busy_s`` seconds in all; plain work if it read no prompt."""
+        """End a forward pass of ``num_answers`` requests, when this process has computed for
+        ``busy_s`` seconds in all; plain work if it had no prefill."""
         self._given = 0
         self._governor.cycle(num_answers, end_s, busy_s, is_plain_work=is_plain_work)
 
@@ -113,17 +114,17 @@ class BatchBudget:
         self._rows.pop(slot, None)
 
     def turn(self, slot: int) -> float:
-        """How much longer the drafter's next step seems to a slot: for ever, where others are at
-        work. Their forward does not wait, and who misses it loses more than a step brings."""
+        """How much longer the drafter's next step takes for a slot: infinite while other slots are
+        active. Their forward pass does not wait, and missing it costs more than a step gains."""
         return math.inf if self._rows.keys() - {slot} else 1.0
 
     def patience_s(self) -> float:
-        """How long a forward waits for answers that are not ready yet."""
+        """How long a forward pass waits for requests that are not ready yet."""
         usual_s = max(self._costs.forward_s(0), self._line.seconds(len(self._rows)))
         return min(max(_PATIENCE * usual_s, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)
 
     def forward_s(self, slot: int, num_tokens: int) -> float:
-        """F(n) of the slot's planner: T(n) itself where nobody else is at work."""
+        """F(n) of the slot's planner: T(n) itself if no other slot is active."""
         if len(self._rows) < 2:
             return self._costs.forward_s(num_tokens)
         others = [rows for other, rows in self._rows.items() if other != slot]
@@ -131,12 +132,12 @@ class BatchBudget:
             return math.inf
         width = sum(max(1, rows) for rows in others) + 1
         base_s, whole_s = (self._line.seconds(width + n) for n in (0, num_tokens))
-        if base_s <= 0:  # nobody knows yet
+        if base_s <= 0:  # not measured yet
             return self._costs.forward_s(num_tokens)
         return base_s * (whole_s / base_s) ** (1 + len(others))
 
     def room(self) -> int:
-        """Draft tokens that an answer may have scored in the next forward."""
+        """Draft tokens that a request may have scored in the next forward pass."""
         num_answers = len(self._rows)
         num_drafted = self._num_drafted[level(num_answers)]
         if num_answers < 2 or num_drafted >= len(_FIRST_ROOMS):
@@ -147,7 +148,7 @@ class BatchBudget:
         return share
 
     def sources(self) -> Sources:
-        """The most that an answer may draft from."""
+        """The most sources that a request may draft from."""
         if len(self._rows) < 2:
             return Sources.ALL
         return self._sources()
@@ -157,13 +158,13 @@ class BatchBudget:
         return Sources.NONE if self._shares_cores and has_reader else self._governor.sources()
 
     def costs(self, slot: int) -> Costs:
-        """The costs that the slot's planner sees: its own but for the target's."""
+        """The costs that the slot's planner sees: its own, with the shared target's."""
         return _SlotCosts(self._costs, self, slot)
 
 
 class _SlotCosts(Costs):
-    """One slot's view: the forward pass of all, which waits for no drafts of one. What the draft
-    model costs is the same for all."""
+    """One slot's view: the batch's forward pass, which waits for no single slot's drafts. The draft
+    model's costs are the same for all."""
 
     def __init__(self, known: Costs, budget: BatchBudget, slot: int) -> None:
         super().__init__(**vars(known))
@@ -171,6 +172,9 @@ class _SlotCosts(Costs):
 
     def forward_s(self, num_tokens: int) -> float:
         return self._budget.forward_s(self._slot, num_tokens)
+
+    def curve(self, num_tokens: int) -> Sequence[float]:  # others change it: nothing is kept
+        return [self.forward_s(num) for num in range(num_tokens + 1)]
 
     def room(self) -> int:
         return self._budget.room()

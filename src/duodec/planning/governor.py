@@ -1,8 +1,8 @@
-"""Never slower than plain decoding: which sources of drafts a text is decoded with.
+"""Choose the sources of drafts for a text, so that decoding is never slower than plain decoding.
 
 Rates are measured, not modelled: tokens and seconds of rounds under each choice, drafting,
 waiting and contention included. Plain decoding is probed now and then, a round at a time, and
-what did not pay is tried again after a pause that grows.
+what did not pay is retried after a pause that grows.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _FADE = 0.94  # of what was measured before, with each round
 _TRIAL = 8  # rounds after which a choice is judged
 _SOONEST = 2  # rounds of a trial
 _FIRST_PROBE, _PROBE_EVERY = 4, 48  # rounds of drafting between two of plain decoding
-_FIRST_PAUSE, _MAX_PAUSE = 32, 512  # rounds without what did not pay
+_FIRST_PAUSE, _MAX_PAUSE = 32, 512  # rounds before what did not pay is retried
 
 
 class Sources(IntEnum):
-    """What is drafted from; each includes those before."""
+    """What drafts come from; each includes those before."""
 
     NONE = 0
     FREE = 1  # earlier text
@@ -30,11 +30,11 @@ class Sources(IntEnum):
 
 @dataclass
 class Governor:
-    """Chooses among ``allowed`` for one text after the other, after ``first_rest`` rounds of plain
-    decoding. A choice is judged after ``trial`` rounds, and must be ``margin`` times as fast as
-    what is simpler; below ``hopeless`` times that, it is after two. What does not pay rests, each
-    time ``backoff`` times longer. ``probes``, simpler ones, are measured in turn, each first after
-    ``first_probe`` rounds of drafting. A single round must tell something of a probe."""
+    """Chooses among ``allowed`` for one text after another, after ``first_rest`` rounds of plain
+    decoding. A choice is judged after ``trial`` rounds and must be ``margin`` times as fast as
+    simpler ones; below ``hopeless`` times that, it is judged after two. What does not pay rests,
+    each time ``backoff`` times longer. ``probes``, simpler choices, are measured in turn, each
+    first after ``first_probe`` rounds of drafting, for a single round each."""
 
     allowed: Sequence[Sources]
     trial: int = _TRIAL
@@ -45,9 +45,9 @@ class Governor:
     hopeless: float = 0.0
     backoff: int = 2
     _rates: dict[Sources, Rate] = field(default_factory=dict)
-    _pause: dict[Sources, int] = field(default_factory=dict)  # the next one, in rounds
-    _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of it
-    _trial: dict[Sources, int] = field(default_factory=dict)  # rounds since it was taken up
+    _pause: dict[Sources, int] = field(default_factory=dict)  # the next rest, in rounds
+    _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of the rest
+    _trial: dict[Sources, int] = field(default_factory=dict)  # rounds since it was chosen
     _since_probe: int = 0
     _num_probes: int = 0
 
@@ -55,15 +55,17 @@ class Governor:
         self._rest = self._rest or dict.fromkeys(self.allowed, self.first_rest)
 
     def anew(self) -> Governor:
-        """One that begins with the choice of this one, and measures all of it again."""
+        """A governor that begins with this one's choice and measures everything again."""
         return replace(
             self, _rates={}, _pause=dict(self._pause), _trial={}, _since_probe=0, _num_probes=0,
             _rest={s: max(rest, self.first_rest) for s, rest in self._rest.items()},
         )  # fmt: skip
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:
-        """For the next round, in which no more than ``most`` may take part."""
+        """The sources for the next round, at most ``most``."""
         best = self._best(most)
+        if best == Sources.NONE:  # the path of plain decoding is short
+            return best
         probes = [s for s in self.probes if s < best and not self._rest.get(s)]
         probe_after = _PROBE_EVERY if self._num_probes >= len(probes) else self.first_probe
         if probes and self._since_probe >= probe_after:
@@ -73,12 +75,16 @@ class Governor:
     def observe(
         self, sources: Sources, num_tokens: int, seconds: float, most: Sources = Sources.ALL
     ) -> None:
-        """A round that was decoded so, in which no more than ``most`` might take part."""
-        self._rates.setdefault(sources, Rate(_FADE)).observe(num_tokens, seconds)
-        is_probe = sources in self.probes and sources < self._best(most)
-        for resting in self._rest:
-            self._rest[resting] = max(0, self._rest[resting] - 1)
-        if is_probe or sources == Sources.NONE:
+        """Add a round decoded with ``sources``, of at most ``most``."""
+        if sources not in self._rates:
+            self._rates[sources] = Rate(_FADE)
+        self._rates[sources].observe(num_tokens, seconds)
+        is_plain = sources == Sources.NONE
+        is_probe = is_plain or (sources in self.probes and sources < self._best(most))
+        for resting, num_rounds in self._rest.items():
+            if num_rounds:
+                self._rest[resting] = num_rounds - 1
+        if is_probe:
             self._num_probes += self._since_probe > 0
             self._since_probe = 0
             return
@@ -88,11 +94,14 @@ class Governor:
             self._judge(sources)
 
     def _best(self, most: Sources) -> Sources:
-        awake = (s for s in self.allowed if s <= most and not self._rest.get(s))
-        return max(awake, default=Sources.NONE)
+        best = Sources.NONE
+        for sources in self.allowed:
+            if best < sources <= most and not self._rest.get(sources):
+                best = sources
+        return best
 
     def _judge(self, sources: Sources) -> None:
-        """What is slower than something simpler rests for a while."""
+        """Rest sources that are slower than simpler ones."""
         own = self._rates[sources].value
         known = [rate.value for s, rate in self._rates.items() if s < sources and rate.num_rounds]
         simpler = max(known, default=0.0)
@@ -105,4 +114,4 @@ class Governor:
         self._rest[sources] = pause
         self._pause[sources] = min(self.backoff * pause, _MAX_PAUSE)
         self._trial[sources] = 0
-        self._rates[sources] = Rate(_FADE)  # judged anew when it is tried again
+        self._rates[sources] = Rate(_FADE)  # judged anew when retried

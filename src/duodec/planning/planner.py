@@ -1,18 +1,18 @@
-"""Which of the candidates to score, and whether to wait for more: expected tokens by the second."""
+"""Choose which candidates to score and whether to wait for more, by expected tokens a second."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from duodec.core.candidates import CandidateTree
-from duodec.core.draft import ROOT
-from duodec.planning.acceptance import Acceptance, unexpanded
+from duodec.core.candidates import Place
+from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.rate import Rate
-from duodec.planning.selection import Selection, Source
+from duodec.planning.selection import LEAST_VALUE, Selection, Source
 
-_TICK_S = 1e-9  # no forward takes less
+_TICK_S = 1e-9  # the least a forward pass takes
+_NODE_S = 1e-5  # to find one more candidate and to send it: measured
 _HANDOVER_S = 3e-4  # from one process to the other: measured 0.2 ms
 _FADE = 0.9  # of earlier rounds in the running rate
 _SLOW_FADE = 0.98
@@ -20,12 +20,12 @@ _SLOW_FADE = 0.98
 
 @dataclass
 class Planner:
-    """Decides for one text, on what it and others before it taught."""
+    """Decides for one text, from what it and earlier texts taught."""
 
     costs: Costs
     acceptance: Acceptance  # of the draft model's candidates
     num_tokens: int = 80  # draft tokens in a forward pass at most
-    patience: float = 1.75  # how much faster than decoding a wait must bring tokens
+    patience: float = 1.75  # how much faster than decoding a wait must yield tokens
     has_branches: bool = True  # the target scores trees; otherwise chains
     _rate: Rate = field(default_factory=lambda: Rate(_FADE))
     _without_draft: Rate = field(default_factory=lambda: Rate(_SLOW_FADE, 3.0, 6.0))
@@ -37,54 +37,58 @@ class Planner:
         ``num_tokens`` of them, ``depth`` tokens deep."""
         selection = Selection(sources, agreement)
         num_tokens = min(num_tokens, self.num_tokens, self.costs.room())
-        selection.grow(num_tokens, depth, has_branches=self.has_branches)
+        # to find a node takes time, in which tokens come without it
+        least = max(LEAST_VALUE, _NODE_S * self._rate.value)
+        selection.grow(num_tokens, depth, has_branches=self.has_branches, least=least)
         return selection
 
     def can_pay(self) -> bool:
-        """Whether some draft would pay if every token of it were accepted."""
+        """Whether any draft would pay if all of its tokens were accepted."""
         plain_s = self.costs.forward_s(0)
         widths = (1 << i for i in range(self.num_tokens.bit_length()))
+        self.costs.curve(self.num_tokens)  # is wanted between two forward passes
         return any(self.costs.forward_s(n) < (1 + n) * plain_s for n in widths)
 
-    def is_worth_waiting(self, tree: CandidateTree, selection: Selection) -> bool:
-        """Whether one more step of the draft model, whose tree this is, is expected to bring tokens
-        faster than decoding does: beyond what the other sources propose already."""
+    def is_worth_waiting(self, place: Place, selection: Selection) -> bool:
+        """Whether one more step of the draft model, whose tree under the text this is, is expected
+        to yield tokens faster than decoding does, beyond what the other sources already propose."""
+        if not (self._rate.value or self.costs.is_measured):
+            return False  # it may be that the target needs no time at all
         rate = self._rate.value or 1 / max(_TICK_S, self.costs.forward_s(0))
-        return self._gain(tree, selection) > self.patience * rate * self.step_s(tree)
-
-    def _gain(self, tree: CandidateTree, selection: Selection) -> float:
-        """Accepted tokens that one more draft step is expected to add."""
+        least = self.patience * rate * self.step_s(place)
         coverage = self.acceptance.coverage
-        if not tree.is_expanded(ROOT):
+        if not place.is_expanded:
             reach = selection.reach
             further = max(1.0, sum(selection.values) / reach) if reach else 1.0
-            return coverage * (1.0 - reach) * further
-        values = self.acceptance.values(tree)
-        missed = 1.0 - self._without_draft.value
-        return coverage * missed * unexpanded(tree, values, self.costs.step_leaves())
+            return coverage * (1.0 - reach) * further > least
+        most = coverage * (1.0 - self._without_draft.value)  # of nodes, one of which comes true
+        if most <= least:
+            return False
+        return most * self.acceptance.unexpanded(place, self.costs.step_leaves()) > least
 
-    def step_s(self, tree: CandidateTree) -> float:
-        """Expected seconds until the drafter's next step is known here."""
-        own_s = self.costs.step_s() if tree.is_expanded(ROOT) else self.costs.root_s()
+    def step_s(self, place: Place) -> float:
+        """Expected seconds until the drafter's next step arrives here."""
+        own_s = self.costs.step_s() if place.is_expanded else self.costs.root_s()
         return own_s + _HANDOVER_S
 
     def learn(self, selection: Selection, tokens: Sequence[int]) -> None:
-        """The tokens that came where these candidates were selected from."""
+        """Learn from the tokens generated where these candidates were selected."""
         selection.learn(tokens)
         if selection.num_labelled:
             self._without_draft.observe(selection.num_without_draft, selection.num_labelled)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """A round, from the end of the one before."""
+        """Add a round, timed from the end of the previous one."""
         self._rate.observe(num_tokens, seconds)
 
 
-def best_width(values: Iterable[float], costs: Costs) -> int:
-    """How many draft tokens of these values, the highest first, bring the most tokens a second."""
-    best, num_best, expected = 1 / max(_TICK_S, costs.forward_s(0)), 0, 1.0
+def best_width(values: Sequence[float], costs: Costs) -> int:
+    """How many draft tokens of these values, highest first, yield the most tokens a second."""
+    seconds = costs.curve(len(values))
+    best, num_best, expected = 1 / max(_TICK_S, seconds[0]), 0, 1.0
     for num, value in enumerate(values, 1):
         expected += value
-        rate = expected / max(_TICK_S, costs.forward_s(num))
+        rate = expected / (seconds[num] or _TICK_S)
         if rate > best:
             best, num_best = rate, num
     return num_best

@@ -1,4 +1,4 @@
-"""Something by the second, of the latest rounds: tokens, or work."""
+"""Measure tokens or work per second over the latest rounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Rate:
-    """All of it over all seconds, where what was measured before fades with each round."""
+    """The total amount over the total seconds; earlier measurements fade with each round."""
 
     fade: float
     amount: float = 0.0
@@ -21,5 +21,5 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """0 before anything was measured."""
+        """Amount per second; 0 before the first measurement."""
         return self.amount / self.seconds if self.seconds > 0 else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -18,37 +19,46 @@ from duodec.planning.acceptance import Acceptance
 from duodec.planning.selection import Source
 
 _MAX_DEPTH = 24
-_FACTOR = 4.0  # draft tokens a matched token
+_FACTOR = float(_MAX_DEPTH)  # draft tokens a matched token: their values say how many are scored
 _MIN_SHARE = 0.05
-_LENGTHS = (1, 2, 4, 8)  # matches that are judged apart: of one token, 2 or 3, 4 to 7, more
+_LENGTHS = (1, 2, 4, 8, 16)  # matches that are judged apart: of one token, 2 or 3, 4 to 7, ...
+_BY_LENGTH = (0.4, 0.6, 0.8, 0.9, 0.95)  # how often they are expected to go on as before
 _MAX_SPAN, _MIN_SPAN = 16, 2  # tokens of a suffix that a datastore is searched for
 _STORED_TOKENS, _STORED_DEPTH = 64, 10  # of what it proposes
 _BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)  # expected where a row tells no more
 
 
 Context = tuple[int, ...]
+ByLength = Sequence[Acceptance]
 
 
 class TreeSource:
-    """A tree of candidates under the text; a state is a node."""
+    """A tree of candidates, the text being at a place in it; a state is a node.
 
-    def __init__(self, tree: CandidateTree, acceptance: Acceptance, *, learns: bool) -> None:
+    What a node is worth is looked up when it is asked for: most never are.
+    """
+
+    def __init__(
+        self, tree: CandidateTree, acceptance: Acceptance, node: int = ROOT, *, learns: bool
+    ) -> None:
         """``learns``: its acceptance is learned from what `observe` is told."""
         self._tree = tree
         self._acceptance = acceptance
+        self._node = node
         self._learns = learns
-        self._likelihoods = acceptance.rates(tree.confidences, tree.ranks)
 
     def root(self) -> int:
-        return ROOT
+        return self._node
 
     def successors(self, state: int, least: float) -> list[tuple[int, float, int]]:
-        tokens, likelihoods = self._tree.tokens, self._likelihoods
-        return [
-            (tokens[i], likelihoods[i], i)
-            for i in self._tree.children(state)
-            if likelihoods[i] >= least
-        ]
+        tree, found = self._tree, []
+        tokens, confidences, ranks = tree.tokens, tree.confidences, tree.ranks
+        estimate = self._acceptance.estimate
+        for child in tree.children(state):
+            likelihood = estimate(confidences[child], ranks[child])
+            if likelihood >= least:
+                found.append((tokens[child], likelihood, child))
+        return found
 
     def follow(self, state: int, token: int) -> int | None:
         return None  # it is not in the tree, or it would have been proposed
@@ -56,6 +66,53 @@ class TreeSource:
     def observe(self, state: int, token: int) -> None:
         if self._learns:
             self._acceptance.learn(self._tree, [token], state)
+
+
+class MatchSource:
+    """What followed the same words before; a state is a node. Every token that it is right about
+    makes the match longer, and longer matches are right more often."""
+
+    def __init__(
+        self, draft: Draft, shares: Sequence[float], length: int, by_length: ByLength
+    ) -> None:
+        """``length``: matched tokens at the end of the text; ``shares`` by node, of its places."""
+        self._by_length = by_length
+        self._tree = tree = CandidateTree()
+        self._classes: list[int] = []  # by node, of the match at its parent
+        lengths: list[int] = []  # of that match
+        confidences: list[float] = []
+        for share, parent in zip(shares, draft.parents, strict=True):
+            above, matched = (
+                (1.0, length) if parent == ROOT else (shares[parent], lengths[parent] + 1)
+            )
+            number = bisect_right(_LENGTHS, matched) - 1
+            lengths.append(matched)
+            self._classes.append(number)
+            confidences.append(_BY_LENGTH[number] * share / above)
+        tree.extend(draft.tokens, draft.parents, confidences)
+
+    def root(self) -> int:
+        return ROOT
+
+    def successors(self, state: int, least: float) -> list[tuple[int, float, int]]:
+        tree = self._tree
+        children = tree.children(state)
+        if not children:
+            return []
+        estimate = self._by_length[self._classes[children[0]]].estimate
+        return [
+            (tree.tokens[child], likelihood, child)
+            for child in children
+            if (likelihood := estimate(tree.confidences[child], tree.ranks[child])) >= least
+        ]
+
+    def follow(self, state: int, token: int) -> int | None:
+        return None  # it is not in the tree, or it would have been proposed
+
+    def observe(self, state: int, token: int) -> None:
+        children = self._tree.children(state)
+        if children:
+            self._by_length[self._classes[children[0]]].learn(self._tree, [token], state)
 
 
 class RowSource:
@@ -76,11 +133,11 @@ class RowSource:
             return []
         order, (tokens, confidences) = known
         likelihoods = self._acceptance[order - 1].by_rank(confidences or _BY_RANK[: len(tokens)])
-        return [
-            (token, likelihood, None)  # `follow` says where it leads
-            for token, likelihood in zip(tokens, likelihoods, strict=True)
-            if likelihood >= least
-        ]
+        successors = []
+        for token, likelihood in zip(tokens, likelihoods, strict=True):
+            if likelihood >= least:
+                successors.append((token, likelihood, None))  # `follow` says where it leads
+        return successors
 
     def follow(self, state: Context, token: int) -> Context:
         return (*state[1 - MAX_ORDER :], token)
@@ -130,18 +187,20 @@ class TextSources:
         self._own.extend(text[len(self._own) :].tolist())
 
     def sources(self, text: Tokens, depth: int = _MAX_DEPTH) -> list[Source]:
-        """The sources at the end of a text, at most so many tokens deep."""
-        self.read(text)
+        """The sources at the end of a text, at most so many tokens deep. It may be longer than
+        what was read."""
         found: list[Source] = [
             RowSource(self.memory.rows, self.memory.by_order, tuple(text[-MAX_ORDER:].tolist()))
         ]
         for store in (self._own, self.memory.earlier):
             speculation = store.speculate(text, _FACTOR, _MIN_SHARE, depth)
             if len(speculation.draft):
-                acceptance = self._acceptance(speculation.length)
                 found.append(
-                    TreeSource(
-                        _tree_of(speculation.draft, speculation.shares), acceptance, learns=True
+                    MatchSource(
+                        speculation.draft,
+                        speculation.shares,
+                        speculation.length,
+                        self.memory.by_length,
                     )
                 )
         if self._datastore is not None:
@@ -186,10 +245,6 @@ class TextSources:
         """The completion is over."""
         self.memory.earlier.extend(text[self._num_prompt :].tolist())
         self.memory.earlier.end()
-
-    def _acceptance(self, length: int) -> Acceptance:
-        number = sum(length >= least for least in _LENGTHS) - 1
-        return self.memory.by_length[number]
 
 
 def _tree_of(draft: Draft, shares: Sequence[float]) -> CandidateTree:

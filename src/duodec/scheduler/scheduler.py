@@ -8,14 +8,15 @@ server's thirty-two run the same loop; a server runs it in a thread of its own.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Condition
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 
-from duodec.core.events import Delta, Finished, FinishReason
 from duodec.core.protocols import (
     Drafted,
     InThisThread,
@@ -26,59 +27,22 @@ from duodec.core.protocols import (
     has_branches,
     launch,
 )
-from duodec.core.round import Stats
 from duodec.core.sampling import Tokens
-from duodec.methods.method import Method
-from duodec.methods.request import Forward, Loop, Need, Request, Score, Wait
+from duodec.errors import ComputeFailed
+from duodec.methods.request import Forward, Score, Wait
 from duodec.planning.budget import BatchBudget
 from duodec.planning.costs import Costs
-from duodec.scheduler.outputs import Counts, Done, Failed, Output, Piece
+from duodec.scheduler.outputs import Failed
 from duodec.scheduler.slots import Slot, Targets, best_slot
+from duodec.scheduler.task import Task
 
 _POLL_S = 0.0005  # of waiting for one slot's draft, before others are looked at
+_FIRST_REHEARSAL_S = 0.001  # expected before there was one
+_MARGIN = 1.5  # of what the longest rehearsal took, of those that are not long ago
+_FADE = 0.95  # of that, with each one
 
-Ended = Callable[["Task", str], None]
+Ended = Callable[[Task, str], None]
 """Told of each task that ends, and how: as OpenAI's finish reasons, ``abort`` or ``error``."""
-
-
-class Task:
-    """A request with its method, in the queue or in a slot. ``say`` is called with `Piece`s and
-    then with one `Done` or `Failed`, from the thread that steps the scheduler; after `abort` with
-    nothing more. `abort` may be called from any thread."""
-
-    slot: Slot  # from admission on
-    loop: Loop
-
-    def __init__(
-        self,
-        request: Request,
-        method: Method,
-        say: Callable[[Output], None],
-        *,
-        full: FinishReason = "length",
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.request = request
-        self.method = method
-        self.say = say
-        self.full = full  # why the completion ends when its text is full
-        self.should_stop = should_stop  # asked each round: end with what there is
-        self.arrive_s = self.start_s = request.clock()
-        self.counts = Counts()
-        self.is_aborted = False
-        self.is_over = False  # all is said
-        self.need: Need | None = None  # what it waits for
-        self.deadline_s = 0.0  # of a `Wait`
-        self.part: Tokens | None = None  # of a long prompt, in the next forward pass
-        self.num_cached = 0
-        self.num_said = 0  # logprobs that pieces have told
-        self.restarts = 0
-        self.first_s: float | None = None
-        self.finish_s = self.arrive_s
-
-    def abort(self) -> None:
-        """Nobody waits for it any more: its slot is free within a round."""
-        self.is_aborted = True
 
 
 @dataclass
@@ -91,6 +55,11 @@ class _Flight:
     launched: list[Launched] = field(default_factory=list)  # one a target
     is_here: bool = True  # computed in this thread, when its result is wanted
 
+    @property
+    def due_s(self) -> float:
+        """When its result is there, where that is known; never, where it is not."""
+        return max((getattr(one, "due_s", math.inf) for one in self.launched), default=math.inf)
+
 
 @dataclass
 class Scheduler:
@@ -102,7 +71,7 @@ class Scheduler:
     cores_beside: int | None = None
     """Cores that a drafter at work leaves a target on the same ones; None: it shares none."""
     prepare: Callable[[bool], None] = lambda is_beside: None
-    """Shares the cores, with a drafter at work beside the target or not."""
+    """Shares the cores, with a drafter at work in parallel to the target or not."""
     num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all
     on_end: Ended = lambda task, reason: None
     clock: Callable[[], float] = perf_counter
@@ -120,6 +89,8 @@ class Scheduler:
         self._last_reader = -1
         self._flight: _Flight | None = None
         self._is_beside: bool | None = None  # how the cores are shared now
+        self._rehearsal_s = _FIRST_REHEARSAL_S
+        self._accounts: list[Callable[[], None]] = []  # of forward passes, to be settled
 
     # --- for its owner; `submit` and `Task.abort` also for other threads
 
@@ -143,9 +114,11 @@ class Scheduler:
     def launch(self) -> bool:
         """Start the next forward pass, and deliver the last one's text while it runs. False when
         nothing is left to do; then all is delivered."""
-        self.land()  # where somebody else launched
+        if self._flight is not None:  # somebody else launched
+            self.land()
         self.drop_aborted()
-        self._admit()
+        if self.waiting:
+            self._admit()
         while self.running:
             self._await_drafts()
             if batch := self._batch():
@@ -159,6 +132,7 @@ class Scheduler:
             self._flight = None
             self._blame(batch, error)
             return self.launch()
+        self._settle()
         for task in list(self.running):
             self._deliver(task)
         return True
@@ -168,9 +142,13 @@ class Scheduler:
         flight, self._flight = self._flight, None
         if flight is None:
             return
+        begin_s = self.clock()
         if flight.is_here:
-            flight.start_s = self.clock()
+            flight.start_s = begin_s
+        late_s = max(0.0, begin_s - flight.due_s)
         try:
+            if len(flight.tasks) == 1 and not flight.is_here:
+                self._rehearse(flight)
             scores = [s for launched in flight.launched for s in launched.result()]
         except Exception as error:  # noqa: BLE001  whoever caused it is told
             self._blame(flight.tasks, error)
@@ -179,10 +157,10 @@ class Scheduler:
             for task in flight.tasks:
                 task.slot.forget()
             raise
-        self._landed(flight, scores)
-        for task in list(self.running):
-            if isinstance(task.need, Wait):  # its text does not wait with it
-                self._deliver(task)
+        if late_s:  # the caller's time, not the target's
+            for task in flight.tasks:
+                task.request.outside_s += late_s
+        self._landed(flight, scores, flight.due_s if late_s else self.clock())
 
     @property
     def is_computing_elsewhere(self) -> bool:
@@ -244,10 +222,11 @@ class Scheduler:
 
     def _begin(self, task: Task) -> None:
         request, slot = task.request, task.slot
+        self._settle()
         slot.use(self._target_of(task))
         task.start_s = self.clock()
         task.num_cached = min(slot.num_known(request.text), len(request.prompt) - 1)
-        task.restarts = request.drafter.restarts
+        task.num_restarts = request.drafter.restarts
         if self.num_slots > 1:
             request.costs = self.budget.costs(slot.number)
         self.budget.begin(slot.number)
@@ -272,40 +251,38 @@ class Scheduler:
         request = task.request
         request.has_branches = has_branches(task.slot.target)
         num_rounds = request.num_rounds
+        need = None
         try:
             need = task.loop.send(result)
         except StopIteration:
-            self._note_rounds(task, num_rounds)
-            self._finish(task)
-            return
+            pass
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(task, error)
             return
-        self._note_rounds(task, num_rounds)
-        if request.num_rounds > num_rounds and task.should_stop():
-            self._finish(task)
-            return
+        except BaseException:  # an interrupt ends the coroutine that it hits
+            self._fail(task, ComputeFailed("an interrupt ended this completion; ask again"))
+            raise
+        if request.num_rounds > num_rounds:
+            self._accounts.append(partial(self._note_round, task, num_rounds, self.clock()))
+            if task.should_stop is not None and task.should_stop():
+                need = None
         task.need = need
-        if isinstance(need, Wait):
+        if need is None:
+            self._finish(task)
+        elif isinstance(need, Wait):
             task.deadline_s = self.clock() + need.seconds
-
-    def _note_rounds(self, task: Task, num_known: int) -> None:
-        for done in task.request.rounds[num_known:]:
-            task.counts = task.counts.plus(done)
-            self.budget.took(len(done.tokens))
-            task.finish_s = self.clock()
-            if task.first_s is None:
-                task.first_s = task.finish_s
+            self._settle()
+            self._deliver(task)  # its text does not wait with it
 
     def _await_drafts(self) -> None:
         """Let those who wait for drafts have them, for as long as others can be kept waiting."""
         end_s: float | None = None
         while waiting := [task for task in self.running if isinstance(task.need, Wait)]:
-            if len(waiting) < len(self.running):  # somebody is ready
-                end_s = self.clock() + self.budget.patience_s() if end_s is None else end_s
-                if self.clock() >= end_s:
-                    return
             for task in waiting:
+                if len(waiting) < len(self.running):  # somebody is ready
+                    end_s = self.clock() + self.budget.patience_s() if end_s is None else end_s
+                    if self.clock() >= end_s:
+                        return
                 try:
                     self._poll(task)
                 except Exception as error:  # noqa: BLE001  one request ends, the others go on
@@ -335,7 +312,7 @@ class Scheduler:
             if isinstance(task.need, Score):
                 if len(self.running) > 1:
                     task.slot.use(self._target_of(task))
-                (readers if self._is_long(task) else batch).append(task)
+                (readers if task.is_long(self.num_chunk) else batch).append(task)
         if readers:
             later = [task for task in readers if task.request.slot > self._last_reader]
             reader = (later or readers)[0]  # they take turns
@@ -343,44 +320,49 @@ class Scheduler:
             batch.append(reader)
         return batch
 
-    def _is_long(self, task: Task) -> bool:
-        """More of its text is unread than one part; then it is cut."""
-        text, task.part = task.request.text, None
-        if self.num_chunk is None or len(text) <= self.num_chunk:
-            return False
-        num_known = task.slot.num_known(text)
-        if len(text) - num_known <= self.num_chunk:
-            return False
-        # parts end at multiples of their length, however much was known before
-        task.part = text[: (num_known // self.num_chunk + 1) * self.num_chunk]
-        return True
-
     def _launched(self, batch: Sequence[Task]) -> _Flight:
+        flight = _Flight(start_s=self.clock())
         groups: dict[int, tuple[Target, list[Task]]] = {}
         for task in batch:
             groups.setdefault(id(task.slot.target), (task.slot.target, []))[1].append(task)
-        flight = _Flight(start_s=self.clock())
         for target, tasks in groups.values():
-            queries = [_query(task) for task in tasks]
+            queries = [task.query() for task in tasks]
             flight.tasks += tasks
             flight.queries += queries
             flight.launched.append(launch(target, queries))
         flight.is_here = any(isinstance(one, InThisThread) for one in flight.launched)
         return flight
 
-    def _landed(self, flight: _Flight, scores: Sequence[Scores]) -> None:
-        end_s = self.clock()
-        seconds = end_s - flight.start_s
-        self.num_forwards += 1
-        is_plain_work = not any(map(_reads_prompt, flight.tasks, flight.queries))
-        self.budget.ended(len(self.running), end_s, process_time(), is_plain_work=is_plain_work)
-        if is_plain_work:
-            rows = zip(flight.queries, scores, strict=True)
-            self.budget.observe({query.slot: own.num_rows for query, own in rows}, seconds)
+    def _rehearse(self, flight: _Flight) -> None:
+        """Shortly before the forward pass is over at the soonest, prepare what follows."""
+        (task,), (query,) = flight.tasks, flight.queries
+        rehearse = task.request.rehearse
+        if rehearse is None or task.part is not None or task not in self.running:
+            return
+        end_s = flight.start_s + self.costs.soonest_s(len(query.draft))
+        left_s = end_s - _MARGIN * self._rehearsal_s - self.clock()
+        if left_s > 0:
+            sleep(left_s)
+        begin_s = self.clock()
+        try:
+            rehearse(end_s)
+        except Exception as error:  # noqa: BLE001  one request ends, the others go on
+            self._fail(task, error)
+        self._rehearsal_s = max(_FADE * self._rehearsal_s, self.clock() - begin_s)
+
+    def _landed(self, flight: _Flight, scores: Sequence[Scores], end_s: float) -> None:
+        before = [task.slot.known for task in flight.tasks]
+        num_rows = [own.num_rows for own in scores]  # these end with the next forward pass
+        account = partial(self._note_forward, flight, num_rows, before, len(self.running), end_s)
+        self._accounts.append(account)
+        if flight.is_here or len(self.running) > 1:  # nothing to gain, or to share by what it cost
+            self._settle()
         for task, query, own in zip(flight.tasks, flight.queries, scores, strict=True):
             task.slot.known = query.text
             if task.part is None and task in self.running:
                 self._advance(task, Forward(own, flight.start_s, end_s))
+        if len(self.running) > 1:
+            self._settle()
 
     def _blame(self, tasks: Sequence[Task], error: Exception) -> None:
         """Alone, each of them shows whose fault it was; the others go on."""
@@ -404,66 +386,63 @@ class Scheduler:
             self.prepare(is_beside)
             self._is_beside = is_beside
 
+    # --- accounts: what one request's next forward pass need not wait for
+
+    def _settle(self) -> None:
+        """Note what forward passes brought and cost, in their order."""
+        while self._accounts:
+            self._accounts.pop(0)()
+
+    def _note_forward(
+        self,
+        flight: _Flight,
+        num_rows: Sequence[int],
+        known: Sequence[Tokens],
+        num_running: int,
+        end_s: float,
+    ) -> None:
+        self.num_forwards += 1
+        parts = zip(flight.tasks, flight.queries, known, strict=True)
+        is_plain_work = not any(task.reads_prompt(query, text) for task, query, text in parts)
+        self.budget.ended(num_running, end_s, process_time(), is_plain_work=is_plain_work)
+        if is_plain_work:
+            by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))
+            self.budget.observe(by_slot, end_s - flight.start_s)
+
+    def _note_round(self, task: Task, number: int, now_s: float) -> None:
+        done = task.request.rounds[number]
+        task.counts = task.counts.plus(done)
+        self.budget.took(len(done.tokens))
+        task.finish_s = now_s
+        if task.first_s is None:
+            task.first_s = now_s
+
     # --- what is said
 
     def _deliver(self, task: Task) -> None:
         """Do what was put off, and say the new text."""
-        request = task.request
         try:
-            request.run_deferred()
+            task.request.run_deferred()
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(task, error)
             return
-        if segments := request.take_segments():
-            new = tuple(request.logprobs[task.num_said :])
-            task.num_said += len(new)
-            task.say(Piece(Delta(segments), new, task.counts))
+        if piece := task.text_so_far():
+            task.say(piece)
 
     def _finish(self, task: Task) -> None:
         """The completion came to its end."""
-        request = task.request
+        self._settle()
         try:
-            request.run_deferred()
+            task.request.run_deferred()
             self._leave(task)
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(task, error)
             return
-        finished = self._finished(task)
+        finished = task.finished()
         task.is_over = True
         self.on_end(task, finished.finish_reason)
-        if segments := request.take_segments():
-            task.say(Piece(Delta(segments), (), task.counts))
-        logprobs = request.logprobs[task.num_said :]
-        task.say(
-            Done(
-                finished,
-                task.method.name,
-                request.sampler.params.seed,
-                tuple(one for one in logprobs if not request.is_end(one.token)),
-                task.num_cached,
-                task.arrive_s,
-                task.start_s,
-            )
-        )
-
-    def _finished(self, task: Task) -> Finished:
-        request = task.request
-        stream = request.stream
-        if stream is not None:
-            request.segments += stream.finish()
-        return Finished(
-            text=stream.text if stream is not None else "",
-            tokens=tuple(request.text[len(request.prompt) :].tolist()),
-            finish_reason=request.finish_reason or task.full,
-            stats=Stats(
-                num_prompt_tokens=len(request.prompt),
-                rounds=tuple(request.rounds),
-                begin_s=task.arrive_s,
-                first_s=task.arrive_s if task.first_s is None else task.first_s,
-                finish_s=task.finish_s,
-                drafter_restarts=request.drafter.restarts - task.restarts,
-            ),
-        )
+        for output in task.last_words(finished):
+            task.say(output)
 
     def _fail(self, task: Task, error: Exception) -> None:
         self._end(task, "error")
@@ -484,6 +463,7 @@ class Scheduler:
                 return
             self.running.remove(task)
             self.changed.notify_all()
+        self._settle()
         request = task.request
         task.need = None
         self.budget.end(request.slot)
@@ -493,19 +473,3 @@ class Scheduler:
             request.drafter.cancel(request.slot)
             if not self.running:
                 self.release_cores()
-
-
-def _query(task: Task) -> Query:
-    """What the next forward pass scores of it."""
-    request, need = task.request, task.need
-    assert isinstance(need, Score)
-    if task.part is not None:
-        return Query(request.slot, task.part, sampler=request.sampler)
-    return request.query(need)
-
-
-def _reads_prompt(task: Task, query: Query) -> bool:
-    """More than a round's tokens are unread: a prompt, or a text that another target knew."""
-    if len(query.text) <= query.sampler.num_prompt_tokens or not len(task.slot.known):
-        return True
-    return len(query.text) - task.slot.num_known(query.text) > task.request.max_width + 1

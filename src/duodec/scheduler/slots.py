@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +18,7 @@ _NOTHING: Tokens = np.empty(0, dtype=np.int32)
 class Targets:
     """What computes a request.
 
-    ``shared`` computes it beside others, in one forward pass with them; ``alone`` while there are
+    ``shared`` computes it together with others, in one forward pass; ``alone`` while there are
     none, in the first slot (others would each need a cache of their own); ``trees`` computes for
     methods that read rows off the path, where ``shared`` leaves out branches.
     """
@@ -33,21 +33,30 @@ class Targets:
         return (self.alone or self.shared) if is_alone and slot == 0 else self.shared
 
 
-@dataclass(eq=False)
 class Slot:
-    """A place at the target. What one target has read there is unknown to another one."""
+    """A place at the target. What one target has read there another one does not know."""
 
-    number: int
-    target: Target
-    known: Tokens = field(default_factory=lambda: _NOTHING)  # the text that was read last
+    def __init__(self, number: int, target: Target) -> None:
+        self.number = number
+        self.target = target
+        self._known: dict[int, Tokens] = {}  # by target, the text that was read last
+
+    @property
+    def known(self) -> Tokens:
+        """The text that its target has read last."""
+        return self._known.get(id(self.target), _NOTHING)
+
+    @known.setter
+    def known(self, text: Tokens) -> None:
+        self._known[id(self.target)] = text
 
     def use(self, target: Target) -> None:
-        if target is not self.target:
-            self.target = target
-            self.known = _NOTHING
+        """Compute what follows with this one."""
+        self.target = target
 
     def forget(self) -> None:
-        self.known = _NOTHING
+        """What its target holds is not known any more."""
+        self._known.pop(id(self.target), None)
 
     def num_known(self, text: Tokens) -> int:
         """Tokens of a text that were read already."""

@@ -138,7 +138,7 @@ def make_app(service: Service) -> ASGIApp:
     """The ASGI application over a service, which may still be loading."""
     routes = Routes(service)
 
-    async def refused(request: Request, error: Exception) -> Response:
+    def refusal(error: Exception) -> Response:
         if isinstance(error, ClientGone | ClientDisconnect):
             return Response(status_code=_GONE)
         told = _of_http(error) if isinstance(error, HTTPException) else api_error(error)
@@ -146,6 +146,9 @@ def make_app(service: Service) -> ASGIApp:
             log.error("a request failed", exc_info=error)
         service.meters.refused(told.status)
         return JSONResponse(told.body, told.status, told.headers)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return refusal(error)
 
     app = Starlette(
         routes=[
@@ -162,7 +165,7 @@ def make_app(service: Service) -> ASGIApp:
     )
     for kind in (ApiError, HTTPException, DuodecError, ClientGone, ClientDisconnect, Exception):
         app.add_exception_handler(kind, refused)
-    return guarded(app, service.settings)
+    return guarded(app, service.settings, refusal)
 
 
 def _of_http(error: HTTPException) -> ApiError:

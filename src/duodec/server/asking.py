@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from duodec.chat import Message
+from duodec.chat.template import Message
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams
 from duodec.server.choosing import base_name

@@ -42,15 +42,19 @@ class PromptBounds:
         sizes = (max(len(tokenizer.piece(t)), len(tokenizer.token_text(t))) for t in tokens)
         return cls(tokenizer, num_context, max(1, max(sizes, default=1)))
 
-    def check_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Raises ContextExceeded."""
-        if len(messages) >= self.num_context:
+    def check_number(self, messages: object) -> None:
+        """Of messages, before anything else is looked at: each has a token at least. Raises
+        ContextExceeded."""
+        if isinstance(messages, list) and len(messages) >= self.num_context:
             raise ContextExceeded(
                 f"the prompt has {len(messages)} messages and the context holds "
                 f"{self.num_context} tokens; send fewer"
             )
+
+    def check_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Raises ContextExceeded."""
         self._check([*_texts(messages), *_texts(tools)], is_templated=True)
 
     def check_text(self, prompt: str | Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from time import perf_counter
 
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
-from duodec.scheduler.scheduler import Task
+from duodec.scheduler.task import Task
 from duodec.server.errors import timed_out
 from duodec.server.scheduling import SchedulerThread
 

@@ -88,7 +88,7 @@ def _of_text(schema: str) -> Grammar:
         parse(schema)
     except ValueError as error:
         raise bad_field(
-            "structured_outputs.json", f"the JSON schema is no JSON ({error}); write an object"
+            "structured_outputs.json", f"the JSON schema is not JSON ({error}); write an object"
         ) from error
     return Grammar("json_schema", schema)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hmac
-import json
 import re
 import secrets
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -16,9 +14,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from duodec.server.errors import ApiError, api_error
+from duodec.server.errors import ApiError
 from duodec.server.logs import facts, log
 from duodec.server.settings import Settings
+
+Refusal = Callable[[Exception], Response]
+"""How a client is told of what went wrong."""
 
 _PROTECTED = "/v1/"
 _HERE = re.compile(
@@ -34,10 +35,10 @@ _ALLOWED_HEADERS = (
 )  # fmt: skip
 
 
-def guarded(app: ASGIApp, settings: Settings) -> ASGIApp:
+def guarded(app: ASGIApp, settings: Settings, refusal: Refusal) -> ASGIApp:
     """The application behind its guard; browsers are told which pages may read its answers."""
     return _Cors(
-        Guard(app, settings),
+        Guard(app, settings, refusal),
         allow_origins=settings.cors_origins,
         allow_origin_regex=_HERE.pattern,
         allow_methods=("GET", "POST", "OPTIONS"),
@@ -65,9 +66,10 @@ class _Cors(CORSMiddleware):
 class Guard:
     """An ASGI middleware around all routes."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, refusal: Refusal) -> None:
         self._app = app
         self._settings = settings
+        self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,16 +84,13 @@ class Guard:
         facts.set({"id": sent.request_id})
         try:
             if scope["method"] == "OPTIONS":  # and no browser's question about a page
-                await sent.refuse(204, {})
+                await Response(status_code=204)(scope, receive, sent)
             else:
                 self._check(path, headers)
                 await self._app(scope, receive, sent)
         except Exception as error:  # noqa: BLE001  every client gets an answer
-            told = api_error(error)
             if not sent.has_begun:  # otherwise it was told, and written down, further inside
-                if told.status >= 500 and not isinstance(error, ApiError):
-                    log.error("a request failed", exc_info=error)
-                await sent.refuse(told.status, told.body, told.headers)
+                await self._refusal(error)(scope, receive, sent)
         finally:
             log.info(
                 "request", extra={"facts": {
@@ -156,14 +155,6 @@ class _Sent:
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
         await self._send(message)
-
-    async def refuse(self, status: int, body: Any, headers: Mapping[str, str] = {}) -> None:
-        data = json.dumps(body).encode() if body else b""
-        pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        pairs += [(b"content-length", str(len(data)).encode())] if status != 204 else []
-        pairs += [(b"content-type", b"application/json")] if data else []
-        await self({"type": "http.response.start", "status": status, "headers": pairs})
-        await self({"type": "http.response.body", "body": data})
 
 
 def too_large(max_bytes: int) -> ApiError:

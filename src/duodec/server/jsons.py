@@ -15,6 +15,7 @@ from duodec.server.errors import ApiError
 
 MAX_DEPTH = 100
 MAX_VALUES = 300_000
+MAX_NAMES = 50_000  # of fields, arrays and objects: what is dear to make
 _PART = 1 << 18  # bytes that are counted at a time
 _REMEDY = "send one JSON object"
 
@@ -63,7 +64,7 @@ def _check(data: bytes) -> None:
     """Raises TooMuch, at the first part that holds it: others run between two parts."""
     if b"\\" in data:
         data = data.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
-    num_values = depth = is_open_text = 0
+    num_values = num_names = depth = is_open_text = 0
     for begin in range(0, len(data), _PART):
         signs = np.frombuffer(data[begin : begin + _PART], dtype=np.uint8)
         quotes = np.cumsum(signs == ord('"'), dtype=np.uint8)  # wraps, and stays odd or even
@@ -72,14 +73,18 @@ def _check(data: bytes) -> None:
         signs = signs[is_text == 0]
         is_open = (signs == ord("[")) | (signs == ord("{"))
         is_close = (signs == ord("]")) | (signs == ord("}"))
-        num_values += int(np.count_nonzero(is_open) + np.count_nonzero(signs == ord(",")))
-        if num_values > MAX_VALUES:
-            raise TooMuch(f"more than {MAX_VALUES} values")
         depths = depth + np.cumsum(np.where(is_open[is_open | is_close], 1, -1))
         if depths.size:
             depth = int(depths[-1])
             if depths.max() > MAX_DEPTH:
                 raise TooMuch(f"nested too deeply, more than {MAX_DEPTH} levels")
+        num_open = int(np.count_nonzero(is_open))
+        num_values += num_open + int(np.count_nonzero(signs == ord(",")))
+        if num_values > MAX_VALUES:
+            raise TooMuch(f"more than {MAX_VALUES} values")
+        num_names += num_open + int(np.count_nonzero(signs == ord(":")))
+        if num_names > MAX_NAMES:
+            raise TooMuch(f"more than {MAX_NAMES} fields, arrays and objects")
 
 
 def _no_number(word: str) -> NoReturn:

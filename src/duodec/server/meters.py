@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from duodec.core.round import NEAR_TIE, Round
-from duodec.scheduler.scheduler import Task
+from duodec.scheduler.task import Task
 from duodec.server.watchdog import Watchdog
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

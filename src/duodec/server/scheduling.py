@@ -8,7 +8,8 @@ from threading import Thread
 
 from duodec.errors import BadOption
 from duodec.scheduler.outputs import Failed
-from duodec.scheduler.scheduler import Scheduler, Task
+from duodec.scheduler.scheduler import Scheduler
+from duodec.scheduler.task import Task
 from duodec.server.errors import busy, unavailable
 
 

@@ -9,13 +9,12 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from duodec.backends.grammar_trial import GrammarTrial
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.methods.registry import DEFAULT_METHOD
-from duodec.scheduler.scheduler import Task
+from duodec.scheduler.task import Task
 from duodec.server.asking import ChatWish, Wish, parse_chat, parse_completion
 from duodec.server.bounds import PromptBounds
 from duodec.server.choosing import method_for
@@ -45,7 +44,6 @@ class Service:
             "num_requests_preparing", "Requests on their way to the scheduler.",
             lambda: self.intake.num_preparing,
         )  # fmt: skip
-        self._trial = GrammarTrial(settings.grammar_s, settings.grammar_bytes)
         self._bounds: PromptBounds
         self._llm: LLM | None = None
         self._scheduler: SchedulerThread | None = None
@@ -173,6 +171,7 @@ class Service:
     async def chat(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A chat request on its way. Raises ApiError and what the model refuses."""
         scheduler, llm = self.scheduler, self.llm
+        self._bounds.check_number(body.get("messages"))
         template = llm.tokenizer.chat_template
         asked = await self.intake.run(parse_chat, body, self.check_model, template)
         await self.intake.run(self._bounds.check_chat, asked.messages, asked.tools)
@@ -207,11 +206,9 @@ class Service:
         return Feed(scheduler, tasks, self.settings.timeout_s, interval_s, self.intake.begin_s)
 
     async def _tasks(self, llm: LLM, wish: Wish, tokens: list[int]) -> list[Task]:
-        """The requests of a wish. Their grammar is tried first, where nobody else waits for it."""
-        run = self.intake.run
-        if wish.sampling.grammar is not None:
-            await self.intake.compile(self._trial, wish.sampling.grammar)
-            run = self.intake.compile
+        """The requests of a wish; a new grammar is compiled where only other new ones wait."""
+        is_compiled = llm.is_compiled(wish.sampling.grammar)
+        run = self.intake.run if is_compiled else self.intake.compile
         return await run(self._made, llm, wish, tokens)
 
     def _made(self, llm: LLM, wish: Wish, tokens: list[int]) -> list[Task]:

@@ -14,6 +14,10 @@ DEFAULT_PORT = 8000
 _VISIBLE = re.compile(r"[!-~]+")
 
 
+def _seconds(words: str, flag: str, *, least: float = 0.001) -> Parameter:
+    return Parameter(words, "Limits", (flag,), ge=least, lt=math.inf)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What is not an option of `duodec serve` is one of decoding, or times a stream's events."""
@@ -23,11 +27,7 @@ class Settings:
     port: Annotated[
         int,
         Parameter(
-            "0: any free one.",
-            "Server",
-            ge=0,
-            lt=1 << 16,
-            remedy="use 0 (any free one) to 65535",
+            "0: any free one.", "Server", ge=0, lt=1 << 16, remedy="use 0 (any free one) to 65535"
         ),
     ] = DEFAULT_PORT
     metrics_prefix: Annotated[
@@ -47,28 +47,19 @@ class Settings:
         ),
     ] = 64
     timeout_s: Annotated[
-        float,
-        Parameter(
-            "Seconds that a request may take, once it is sent.",
-            "Limits",
-            ("--timeout",),
-            ge=0.001,
-            lt=math.inf,
-        ),
+        float, _seconds("Seconds that a request may take, once it is sent.", "--timeout")
     ] = 600.0
     grace_s: Annotated[
         float,
-        Parameter(
+        _seconds(
             "Seconds that running requests are given when the server is told to stop.",
-            "Limits",
-            ("--grace",),
-            ge=0,
-            lt=math.inf,
+            "--grace",
+            least=0,
         ),
     ] = 30.0
     max_body_bytes: Annotated[
         int, Parameter("Bytes of a request at most.", "Limits", ("--max-body",), ge=1)
-    ] = 16 << 20
+    ] = 4 << 20
     max_header_bytes: Annotated[
         int,
         Parameter("Bytes of a request's headers at most.", "Limits", ("--max-header",), ge=1024),
@@ -81,47 +72,11 @@ class Settings:
             ge=1,
         ),
     ] = 512
-    header_s: Annotated[
-        float,
-        Parameter(
-            "Seconds to send headers in.", "Limits", ("--header-timeout",), ge=0.001, lt=math.inf
-        ),
-    ] = 10.0
-    body_s: Annotated[
-        float,
-        Parameter(
-            "Seconds to send a body in.", "Limits", ("--body-timeout",), ge=0.001, lt=math.inf
-        ),
-    ] = 30.0
+    header_s: Annotated[float, _seconds("Seconds to send headers in.", "--header-timeout")] = 10.0
+    body_s: Annotated[float, _seconds("Seconds to send a body in.", "--body-timeout")] = 30.0
     idle_s: Annotated[
-        float,
-        Parameter(
-            "Seconds between two requests of a connection.",
-            "Limits",
-            ("--idle-timeout",),
-            ge=0.001,
-            lt=math.inf,
-        ),
+        float, _seconds("Seconds between two requests of a connection.", "--idle-timeout")
     ] = 75.0
-    grammar_s: Annotated[
-        float,
-        Parameter(
-            "Seconds to compile a request's JSON schema or other grammar in.",
-            "Limits",
-            ("--grammar-timeout",),
-            ge=0.001,
-            lt=math.inf,
-        ),
-    ] = 2.0
-    grammar_bytes: Annotated[
-        int,
-        Parameter(
-            "Bytes of memory that compiling it may take.",
-            "Limits",
-            ("--grammar-memory",),
-            ge=1 << 20,
-        ),
-    ] = 256 << 20
     api_keys: Annotated[
         tuple[str, ...],
         Parameter(

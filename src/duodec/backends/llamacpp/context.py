@@ -236,7 +236,7 @@ class LlamaContext:
             if status == 0:
                 self.num_computed += len(entries)
                 return
-            if status == _STOPPED:
+            if status == STOPPED:
                 for slot in used:
                     self._slots.pop(slot).drop()
                 self.on_chunk()
@@ -251,7 +251,7 @@ class LlamaContext:
 
 
 NO_CELLS = 1  # llama_decode's answer to a full cache
-_STOPPED = 2  # and when it was told to stop
+STOPPED = 2  # and when it was told to stop
 
 
 def logits(model: LlamaModel, handle: object, num_rows: int) -> NDArray[np.float32]:

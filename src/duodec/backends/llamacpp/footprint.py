@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from duodec.backends.llamacpp.caches import CacheTypes
-from duodec.backends.llamacpp.header import Header, ggml
+from duodec.backends.llamacpp.header import Header
 from duodec.backends.llamacpp.overrides import CPU, Override, device_of
 from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS
 
@@ -18,7 +17,6 @@ _ROWS = 3 * 80  # of logits, as measured: those of a widest forward pass, and wo
 _MASK_BYTES = 1 << 10  # for a token of context: who may see it, while a prompt is read
 _SHARE = 0.5  # of what weights leave, that caches take where nobody named a context
 _STEP = 256  # tokens, to which llama.cpp rounds up
-_GPUS = (1, 2)  # ggml_backend_dev_type: with memory of its own, and with the machine's
 
 
 @dataclass(frozen=True)
@@ -62,18 +60,3 @@ class Footprint:
         """Tokens whose caches take no more than a share of what weights leave."""
         left = max(0, free_bytes - self.weight_bytes - self.row_bytes - self.state_bytes)
         return max(_LEAST, int(_SHARE * left) // self.cache_bytes_per_token // _STEP * _STEP)
-
-
-def gpu_free_bytes(lib: Any) -> int:
-    """Free memory of the GPUs that llama.cpp can use, together."""
-    count = ggml(lib, "ggml_backend_dev_count", ctypes.c_size_t)
-    device = ggml(lib, "ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    kind = ggml(lib, "ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
-    sizes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t))
-    memory = ggml(lib, "ggml_backend_dev_memory", None, *sizes)
-    found = 0
-    for gpu in (d for d in map(device, range(count())) if kind(d) in _GPUS):
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        memory(gpu, ctypes.byref(free), ctypes.byref(total))
-        found += free.value
-    return found

@@ -88,6 +88,11 @@ def compute_row() -> list[float]:
     return [float(x) for x in row[::_STRIDE]]
 
 
+def library_key() -> str:
+    """Names the installed library on this processor. Raises BackendUnavailable."""
+    return _key(_library_folder())
+
+
 def _library_folder() -> Path:
     """Where the library's files are. Raises BackendUnavailable."""
     spec = importlib.util.find_spec("llama_cpp")

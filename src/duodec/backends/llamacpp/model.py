@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from duodec.backends.interrupts import FLAG, callback, interruptible
-from duodec.backends.llamacpp import library, overrides
+from duodec.backends.llamacpp import devices, library, overrides
 from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.llamacpp.devices import Device
+from duodec.backends.llamacpp.header import Header
 from duodec.backends.placement import Placement
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import BadOption, ModelUnreadable
@@ -28,7 +30,8 @@ class LlamaModel:
     """A causal language model in a GGUF file.
 
     ``vocabulary_only`` reads no weights. ``placed`` tensors lie on devices of their own; contexts
-    keep keys and values in the formats of ``cache``. Raises ModelUnreadable, and BadOption for a
+    keep keys and values in the formats of ``cache``; layers that a GPU computes lie ``on`` these
+    devices, on all that there are by default. Raises ModelUnreadable, and BadOption for a
     device that is not there.
     """
 
@@ -41,10 +44,11 @@ class LlamaModel:
         vocabulary_only: bool = False,
         placed: Sequence[overrides.Override] = (),
         cache: CacheTypes = CacheTypes(),  # noqa: B008  frozen
+        on: Sequence[Device] = (),
     ) -> None:
         self.path = path
         self.cache = cache
-        self._placed, self._num_gpu_layers = placed, num_gpu_layers
+        self._placed, self._num_gpu_layers, self._on = placed, num_gpu_layers, tuple(on)
         self.lib = lib = library.load(is_exact=is_exact)
         params = lib.llama_model_default_params()
         params.n_gpu_layers = num_gpu_layers
@@ -57,6 +61,9 @@ class LlamaModel:
         if placed:
             tensors = overrides.as_array(lib, placed)
             params.tensor_buft_overrides = ctypes.addressof(tensors)
+        if on:
+            chosen = devices.as_array(lib, on)
+            params.devices = ctypes.addressof(chosen)
         self.handle = interruptible(
             lambda: lib.llama_model_load_from_file(os.fsencode(path), params),
             lambda handle: handle and lib.llama_model_free(handle),
@@ -66,12 +73,29 @@ class LlamaModel:
                 raise ModelUnreadable(
                     f"{path} is no language model ({kind}); use a causal (decoder-only) model"
                 )
+            self._refuse_large()
             raise ModelUnreadable(
                 f"{path} cannot be loaded by llama.cpp: truncated, damaged or of an unknown "
                 "architecture; download it again or update llama-cpp-python"
             )
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self._refuse_other_kinds()
+
+    def _refuse_large(self) -> None:
+        """Raises ModelUnreadable for weights that the devices have no memory for."""
+        lib, header = self.lib, Header.read(self.lib, self.path)
+        if header is None or not self._num_gpu_layers or not lib.llama_supports_gpu_offload():
+            return
+        used, free = self._on or devices.every(lib), devices.free_bytes(lib, self._on)
+        most = max(1, len(header.kv_heads))
+        share = min(1.0, self._num_gpu_layers / most) if self._num_gpu_layers > 0 else 1.0
+        need = int(share * header.num_bytes)
+        if need > free:
+            raise ModelUnreadable(
+                f"{self.path.name} does not fit on {', '.join(device.name for device in used)}: "
+                f"its weights take {need / 1e9:.1f} GB there and {free / 1e9:.1f} GB are free; use "
+                f"fewer than {most} --gpu-layers, or a smaller quantisation"
+            )
 
     def _refuse_other_kinds(self) -> None:
         lib, handle = self.lib, self.handle
@@ -130,6 +154,18 @@ class LlamaModel:
         if is_split or any(override.device == overrides.CPU for override in self._placed):
             return Placement.SPLIT
         return Placement.ELSEWHERE
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those that compute its layers; none where the CPU does."""
+        if self.placement is Placement.CPU:
+            return ()
+        return self._on or tuple(devices.every(self.lib))
+
+    @property
+    def placed_as(self) -> tuple[object, ...]:
+        """Where its layers, tensors and caches lie, for keys of what was measured."""
+        return self._num_gpu_layers, self._on, tuple(self._placed), self.cache
 
     @property
     def num_params(self) -> int:

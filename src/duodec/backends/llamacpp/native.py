@@ -82,6 +82,27 @@ def find_or_build(
     return next(folder.glob("*.whl"))
 
 
+def fetch(pip: Sequence[str], indices: Sequence[str], say: Callable[[str], None]) -> Path | None:
+    """A wheel that somebody else built, from the first of some package indices that has one of our
+    version for this machine; None where none has."""
+    for index in indices:
+        folder = cache_folder() / "wheels" / f"{PACKAGE}-{VERSION}-{index.rpartition('/')[2]}"
+        if not (wheels := list(folder.glob("*.whl"))):
+            command = [
+                *pip, "download", "-qq", "--no-deps", "--only-binary", ":all:", "--dest",
+                str(folder), "--index-url", index, f"{PACKAGE}=={VERSION}",
+            ]  # fmt: skip
+            subprocess.run(
+                command, env=pip_environment(), stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+            wheels = list(folder.glob("*.whl"))
+        if wheels:
+            say(f"{wheels[0].name} of {index} suits this machine")
+            return wheels[0]
+    return None
+
+
 def forget(cpu: str, cmake_args: str) -> None:
     """Remove the kept build, so that the next `find_or_build` builds."""
     shutil.rmtree(cache_folder() / "wheels" / wheel_key(cpu, cmake_args), ignore_errors=True)

@@ -66,7 +66,7 @@ def check_header(path: Path) -> None:
 
 def _check(path: Path, reader: _Reader) -> None:
     if reader.bytes(4) != _MAGIC:
-        raise ModelUnreadable(f"{path} is no GGUF file; give one, or a hub repository of one")
+        raise ModelUnreadable(f"{path} is not a GGUF file; give one, or a hub repository of one")
     version = reader.number("I")
     if version not in _VERSIONS:
         raise reader.wrong("version", version, f"one of {_VERSIONS}")

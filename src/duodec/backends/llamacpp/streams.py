@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from duodec.backends.llamacpp.context import NO_CELLS, Batch, Threads, logits
+from duodec.backends.interrupts import stoppable
+from duodec.backends.llamacpp.context import NO_CELLS, STOPPED, Batch, Threads, logits
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.target import MAX_WIDTH, LlamaScores
 from duodec.backends.tree_cache import Entry
@@ -100,6 +101,7 @@ class LlamaStreams:
         is_width_exact: bool = True,
         pass_rows: int = 1,
         num_snapshots: int = 0,
+        uses_flash_attention: bool | None = None,
     ) -> None:
         """Raises BadOption and ModelUnreadable."""
         if num_slots > (most := int(model.lib.llama_max_parallel_sequences())):
@@ -122,6 +124,7 @@ class LlamaStreams:
             is_width_exact=is_width_exact,
             is_unified=False,
             num_snapshots=num_snapshots,
+            uses_flash_attention=uses_flash_attention,
         )
         self._memory = self._lib.llama_get_memory(self._handle)
         self._threads = Threads(self._lib, self._handle)
@@ -138,7 +141,7 @@ class LlamaStreams:
             # neighbours in the cache share a forward, others take turns
             entries = [entry for slot in sorted(works) for entry in works[slot].rest()]
             self._decode(entries)
-        except (ComputeFailed, ContextExceeded):
+        except BaseException:
             for slot in works:
                 self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
                 self._held.pop(slot, None)
@@ -199,7 +202,10 @@ class LlamaStreams:
     def _decode(self, entries: Sequence[Entry]) -> None:
         self._threads.use(self.num_threads)
         self._batch.fill(entries)
-        status = self._lib.llama_decode(self._handle, self._batch.struct)
+        with stoppable():
+            status = self._lib.llama_decode(self._handle, self._batch.struct)
+        if status == STOPPED:
+            raise KeyboardInterrupt
         if status == NO_CELLS:
             raise ContextExceeded("the context is full; ask for a larger one with --context")
         if status:

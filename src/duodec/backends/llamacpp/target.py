@@ -9,10 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from duodec.backends.llamacpp.context import LlamaContext
-from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llguidance import Masks
-from duodec.backends.window import (
+from duodec.backends.drafter.window import (
     DEFAULT_WINDOW,
     LEAST_MEASURED,
     LEAST_WINDOW,
@@ -20,6 +17,9 @@ from duodec.backends.window import (
     Track,
     Window,
 )
+from duodec.backends.llamacpp.context import LlamaContext
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import Candidates, Query, RowQuery, Scores
 from duodec.core.rows import Row
@@ -103,8 +103,8 @@ class LlamaDraftModel:
     """A draft model over a `LlamaContext`; its rows hold until the next call.
 
     Of a long text it reads the end first, so that it drafts at once, and then older text while that
-    pays: see `duodec.backends.window`. ``max_window`` is the number of tokens of a text that it
-    holds at most (None: `DEFAULT_WINDOW`), and no text is longer than ``num_context``. Of a
+    pays: see `duodec.backends.drafter.window`. ``max_window`` is the number of tokens of a text
+    that it holds at most (None: `DEFAULT_WINDOW`), and no text is longer than ``num_context``. Of a
     vocabulary larger than the target's it knows the first ``num_vocab`` tokens only. Its cache
     holds ``num_texts`` texts at once. Positions beyond those that the model was trained for are not
     used: a longer text begins anew with its later half. Flash attention is slow for a draft step's
@@ -122,6 +122,7 @@ class LlamaDraftModel:
         max_window: int | None = None,
         uses_flash_attention: bool = False,
     ) -> None:
+        self.vocabulary = model
         self._num_vocab = num_vocab
         self._masks = Masks(model)
         self._num_positions = model.num_context_train - MAX_WIDTH

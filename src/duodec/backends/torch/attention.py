@@ -1,13 +1,13 @@
-"""Tree attention: what each row of a forward sees, by two ways of computing it.
+"""Compute tree attention, in which each row of a forward pass sees its own path, in two ways.
 
 A row at position p sees the positions up to p of its own sequence: those up to ``p - TAIL`` lie in
 the cells of its slot in order, the last ``TAIL`` of them (a tree is no deeper) in cells that the
 row lists. Both ways take groups of query heads as rows of one matrix, so that no key is repeated.
 
 - `Masked` is one call of torch's attention over a window of cells, under a mask.
-- `Rowwise` gives a row the same bits wherever its keys lie, whatever stands beside it: its prefix
-  is computed in blocks by absolute position, its tail from a gathered copy, and both have shapes
-  that no text, tree or row changes. What a row does not see adds exact zeros.
+- `Rowwise` gives a row the same bits wherever its keys are, whatever the other rows: its prefix is
+  computed in blocks by absolute position, its tail from a gathered copy, and both have shapes that
+  no text, tree or row changes. Unseen keys add exact zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCK = 256  # positions of a block of `Rowwise`
 
 
 class Plan(Protocol):
-    """What the rows of a forward see."""
+    """What the rows of a forward pass see."""
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
@@ -36,14 +36,14 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """Where each row of a forward stands; the tensors are on the device."""
+    """The place of each row of a forward pass; the tensors are on the device."""
 
     positions: torch.Tensor  # (rows,) in its sequence
     bases: torch.Tensor  # (rows,) first cell of its slot
     tails: torch.Tensor  # (rows, TAIL) cells of the positions p - TAIL + 1 .. p
 
     def to(self, device: torch.device) -> Rows:
-        """The same for the layers of a device."""
+        """The same rows, for the layers of a device."""
         return Rows(*(part.to(device) for part in (self.positions, self.bases, self.tails)))
 
     def sees(self, begin: int, num_cells: int, reach: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ class Masked:
         return out.view_as(query)
 
     def _bias(self, group: int, dtype: torch.dtype) -> torch.Tensor:
-        """What torch would make of the mask in every layer: (group * rows, cells), in the query's
+        """The mask as torch would convert it in every layer: (group * rows, cells), in the query's
         type."""
         if (group, dtype) not in self._biases:
             hidden = ~self.mask.repeat(group, 1)
@@ -90,7 +90,7 @@ class Masked:
 
 @dataclass(frozen=True)
 class Rowwise:
-    """Attention whose arithmetic a row's own sequence decides, and nothing else."""
+    """Attention whose arithmetic depends on a row's own sequence only."""
 
     rows: Rows
     blocks: tuple[int, ...]  # cells where blocks of the prefixes begin, in order for each slot
@@ -147,7 +147,7 @@ class PerDevice:
 
 
 class Layout(Protocol):
-    """What is the same in all forwards of one kind, and makes the plan of one. Hashable."""
+    """The fixed part of all forward passes of one kind; makes the plan of one. Hashable."""
 
     def plan(self, rows: Rows) -> Plan: ...
 
@@ -177,7 +177,7 @@ class TreeWindow:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks that hold the prefixes of all rows; more of them change no bit."""
+    """Blocks that hold the prefixes of all rows; further blocks change no bit."""
 
     begins: tuple[int, ...]
 
@@ -197,7 +197,7 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers calls: (1, heads, rows, size) to (1, rows, heads, size)."""
     if plan is None:
-        raise ModelUnreadable("this architecture does not hand arguments on to its attention")
+        raise ModelUnreadable("this architecture does not pass arguments to its attention")
     for name in ("softcap", "s_aux", "sliding_window", "position_bias"):
         if options.get(name) is not None:
             raise ModelUnreadable(f"attention with {name} is not computed by the torch backend")

@@ -1,7 +1,7 @@
-"""A target for benchmarks without large weights: one model's answers at another one's cost.
+"""Make a benchmark target without large weights: one model's texts at another one's cost.
 
-Each forward runs a second stack beside the model, randomly initialised and of a stated shape, over
-the same rows and as many cells; it is computed and not used. Reports name it for what it is.
+Each forward pass also runs a second stack, randomly initialised and of a given shape, over the same
+rows and as many cells; its results are not used. Reports name it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from duodec.errors import BadOption
 
 @dataclass(frozen=True)
 class Shape:
-    """What a stack of Llama's kind costs by."""
+    """The sizes that a Llama-like stack's cost depends on."""
 
     num_layers: int
     width: int
@@ -30,7 +30,7 @@ class Shape:
 
 
 SHAPES: Mapping[str, Shape] = {
-    "tiny": Shape(2, 64, 4, 2, 128),  # to try things on a CPU
+    "tiny": Shape(2, 64, 4, 2, 128),  # for tests on a CPU
     "llama-2-7b": Shape(32, 4096, 32, 32, 11008),
     "llama-2-13b": Shape(40, 5120, 40, 40, 13824),
     "codellama-34b": Shape(48, 8192, 64, 8, 22016),
@@ -46,7 +46,7 @@ def shape_named(name: str) -> Shape:
 
 
 def random_model(shape: Shape, *, dtype: torch.dtype, device: str | torch.device) -> Any:
-    """A model of that shape with random weights, made where it will be."""
+    """A model of that shape with random weights, made on its device."""
     config = transformers.LlamaConfig(
         num_hidden_layers=shape.num_layers,
         hidden_size=shape.width,
@@ -63,16 +63,15 @@ def random_model(shape: Shape, *, dtype: torch.dtype, device: str | torch.device
 
 
 class BallastNetwork(Network):
-    """The model, and beside it what makes it as slow as another one.
+    """The model, and a stack that makes it as slow as another one.
 
-    What moves in the model's cells is not moved in those of the stack: two kernels a round that
-    its cost lacks.
+    Moves of cells are not repeated in the stack: its cost lacks two kernels a round.
     """
 
     def __init__(
         self, model: Any, stack: Any, on_warning: Callable[[str], None] = lambda line: None
     ) -> None:
-        self._stack: Network | None = None  # none while the model itself is checked
+        self._stack: Network | None = None  # None while the model itself is checked
         super().__init__(model, on_warning)
         try:
             self._stack = Network(stack, on_warning)

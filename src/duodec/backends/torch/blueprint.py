@@ -1,5 +1,4 @@
-"""A model as its configuration describes it: what is refused is refused before weights are read,
-and for a model of the hub before they are fetched."""
+"""Plan a model from its configuration, and refuse it before its weights are read or downloaded."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from duodec.backends.torch.network import check_outline
 from duodec.backends.torch.placing import Place, choose_places
 from duodec.backends.torch.spreading import blocks
 
-_UNKNOWN_CONTEXT = 2048  # tokens, for the few models that do not say
+_UNKNOWN_CONTEXT = 2048  # tokens, for the few models that do not declare one
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model that can be computed here, and how it will lie."""
+    """A model that can be computed here, and its placement."""
 
     source: Source
     config: Any  # of transformers
@@ -38,14 +37,14 @@ class Blueprint:
         num_context: int = 0,
         num_slots: int = 1,
     ) -> Blueprint:
-        """Read off config.json, or a GGUF file. ``dtype`` and ``device`` are names or auto: on a
-        GPU bfloat16, on the CPU the files' own or float32; caches of ``num_slots`` texts of
-        ``num_context`` tokens must fit beside the weights.
+        """Read config.json, or a GGUF file. ``dtype`` and ``device`` are names or auto: on a GPU
+        bfloat16, on the CPU the files' own or float32; caches of ``num_slots`` texts of
+        ``num_context`` tokens must fit next to the weights.
 
-        Raises ModelUnreadable for what cannot be computed or does not fit, BackendUnavailable and
-        BadOption for a device or dtype.
+        Raises ModelUnreadable for a model that cannot be computed or does not fit,
+        BackendUnavailable and BadOption for a device or dtype.
         """
-        choose_places(device, dtype, None)  # a GPU that is not there is said at once
+        choose_places(device, dtype, None)  # a missing GPU is reported at once
         source = Source(path)
         config = read_config(source)
         places = choose_places(device, dtype, None if source.is_gguf else _dtype_of(config))
@@ -74,6 +73,6 @@ def num_context_train(config: Any) -> int:
 
 
 def _dtype_of(config: Any) -> Any:
-    """The number format that a folder's weights are kept in, None where it does not say."""
+    """The number format of a folder's weights, None if it is not declared."""
     dtype = getattr(config, "dtype", None)
     return getattr(torch, dtype) if isinstance(dtype, str) else dtype

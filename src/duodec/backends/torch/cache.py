@@ -1,8 +1,8 @@
-"""The KV cache: one tensor for all layers of a device, cells written where a forward says.
+"""Hold the KV cache: one tensor for all layers of a device, whose cells a forward pass writes.
 
 Compaction (the accepted path of a tree moves to its place in the text) is one gather and one
 scatter for all layers of a device. Keys are stored after the rotation, and a node's depth gave it
-the position of its final cell, so moving is copying.
+the position of its final cell, so a move is a copy.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from duodec.backends.torch.library import torch
 
 
 class CellLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's cells. What a forward writes goes where its plan says; all cells come back,
-    and the plan says which of them a row sees."""
+    """One layer's cells. A forward pass writes to the cells of its plan; all cells are returned,
+    and the plan decides which of them a row sees."""
 
     is_sliding = False
 
@@ -31,7 +31,7 @@ class CellLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing is left to do: the cells were made with the cache."""
+        """Do nothing: the cells were made with the cache."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -42,7 +42,7 @@ class CellLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        return 0  # positions are always given, so nobody counts on it
+        return 0  # positions are always given, so it is unused
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.keys.shape[2], 0
@@ -55,7 +55,7 @@ class CellLayer(CacheLayerMixin):  # type: ignore[misc]
 
 class CellCache(Cache):  # type: ignore[misc]
     """All layers, each on its device, over one buffer a device; a layer's number is its place in
-    ``devices``. ``written`` are the cells of the next forward's rows, on each device."""
+    ``devices``. ``written`` are the cells of the next forward pass's rows, on each device."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class CellCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[CellLayer(self, *next(parts[device])) for device in devices])
 
     def write_to(self, cells: torch.Tensor) -> None:
-        """Where the rows of the next forward go."""
+        """Set the cells of the next forward pass's rows."""
         self.written = {device: cells.to(device) for device in self.buffers}
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:

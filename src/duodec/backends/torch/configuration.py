@@ -1,5 +1,4 @@
-"""What a model's files say of it before its weights are read; refused in one line where that is no
-language model that transformers computes by itself."""
+"""Read a model's configuration, and refuse models that transformers does not compute by itself."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class Source:
 
     @property
     def where(self) -> dict[str, Any]:
-        """What transformers' `from_pretrained` wants to be told."""
+        """The arguments of transformers' `from_pretrained`."""
         # never the network, and never code that comes with a model
         own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         if self.is_gguf:
@@ -41,15 +40,15 @@ class Source:
 
 
 def read_config(source: Source) -> Any:
-    """The model's configuration. Raises ModelUnreadable for what is no causal language model,
-    or needs what we do not have."""
+    """The model's configuration. Raises ModelUnreadable if it is not a causal language model, or
+    needs something that we lack."""
     _check_declared(source)
     try:
         with quietly():
             config = transformers.AutoConfig.from_pretrained(**source.where)
     except Exception as error:
         raise ModelUnreadable(
-            f"{source.path} is no model that transformers {transformers.__version__} can read "
+            f"{source.path} is not a model that transformers {transformers.__version__} can read "
             f"({one_line(error)}); use llama.cpp with a GGUF file of it, or a newer transformers"
         ) from error
     kinds = getattr(config, "architectures", None) or ()
@@ -58,13 +57,13 @@ def read_config(source: Source) -> Any:
     if not is_causal or is_other or getattr(config, "is_encoder_decoder", False):
         kind = kinds[0] if kinds else config.model_type
         raise ModelUnreadable(
-            f"{source.path} is no language model ({kind}); use a causal (decoder-only) model"
+            f"{source.path} is not a language model ({kind}); use a causal (decoder-only) model"
         )
     return config
 
 
 def _check_declared(source: Source) -> None:
-    """What config.json says by itself; a library would explain it worse."""
+    """Check config.json itself; a library's errors would be less clear."""
     if source.is_gguf:
         return
     declared, _ = transformers.PretrainedConfig.get_config_dict(source.path, local_files_only=True)
@@ -88,7 +87,7 @@ def _check_declared(source: Source) -> None:
 
 
 def outline(config: Any) -> Any:
-    """The model without weights: it takes no memory. Raises ModelUnreadable."""
+    """The model without weights, which takes no memory. Raises ModelUnreadable."""
     try:
         with quietly(), torch.device("meta"):
             return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -101,7 +100,7 @@ def outline(config: Any) -> Any:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """transformers draws bars and warns; what counts, we say ourselves."""
+    """Silence transformers' bars and warnings; we report what matters."""
     logging = transformers.utils.logging
     level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
@@ -118,7 +117,7 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def _no_bar_of_gguf() -> Iterator[None]:
-    """The one bar that transformers' own switch does not reach."""
+    """Disable the one bar that transformers' switch does not."""
     module = import_module("transformers.modeling_gguf_pytorch_utils")
     bar = module.__dict__["tqdm"]
     module.__dict__["tqdm"] = partial(bar, disable=True)

@@ -1,4 +1,4 @@
-"""A draft model on torch: for a draft on the GPU, to compare with one on the CPU."""
+"""Run a draft model on torch: a draft on the GPU, to compare with one on the CPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from duodec.core.rows import Row
 
 
 class TorchDraftModel:
-    """A draft model over a `TorchTarget`: one forward, the rows that are wanted to the host.
+    """A draft model over a `TorchTarget`: one forward pass, the requested rows to the host.
 
-    It has as many context as the target; of a larger vocabulary it knows the first ``num_vocab``
-    tokens only.
+    It has the target's context length; of a larger vocabulary it uses only the first ``num_vocab``
+    tokens.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""All draws of a round in one batched step on the device; the host gets a few numbers a row.
+"""Draw all rows of a round in one batched step on the device; the host gets a few numbers a row.
 
 Given the same row of logits, the token and the margin are those of `Sampler.draw`: every step is
-a comparison, a fixed-order fp32 operation or a sum of whole numbers. Top-k and top-p need a row in
-order: its best tokens are looked at first. The samplers keep a prefix of them, and if the rest
-cannot win whatever its noise, the row is settled. Where one is not, it is drawn again from its
-whole sorted row.
+a comparison, a fixed-order fp32 operation or a sum of whole numbers. Top-k and top-p need a sorted
+row: its best tokens are examined first. The samplers keep a prefix of them, and if no other token
+can win whatever its noise, the row is settled. Otherwise it is drawn again from its whole sorted
+row.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,59 +27,75 @@ from duodec.core.noise import GUMBEL_MAX
 from duodec.core.protocols import Query
 from duodec.core.rows import check_finite
 
-HEAD = 1024  # tokens of a row that are looked at before its rest
+HEAD = 1024  # tokens of a row that are examined first
 _MASS_FLOOR = float(np.float32(-25 * math.log(2)))  # below it, a mass rounds to 0
 _GREEDY = -1.0  # in place of an inverse temperature
 
 ToHost = Callable[[torch.Tensor], NDArray[np.float64]]
+Copied = Callable[[torch.Tensor], Callable[[], NDArray[np.float64]]]
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the host knows of rows: tokens, margins and candidates, all of them whole."""
+    """The results of rows on the host: tokens, margins and candidates."""
 
     tokens: NDArray[np.float64]  # (rows,)
     margins: NDArray[np.float64]  # (rows,)
-    candidates: NDArray[np.float64]  # (rows, most that any query asked for)
+    candidates: NDArray[np.float64]  # (rows, the most that any query requested)
     likely: NDArray[np.float64]  # their logits, of the same shape
+
+
+class Drawing:
+    """Draws of a round that the device was told to make."""
+
+    def __init__(
+        self, logits: torch.Tensor, queries: Sequence[Query], copied: Copied, pick: Pick
+    ) -> None:
+        """See `draw`; ``copied`` begins to copy a small tensor, and returns what waits for it."""
+        self._copied, self._pick = copied, pick
+        lengths = [len(query.draft) + 1 for query in queries]
+        self._scores = _adjusted(logits, queries, lengths)
+        self._params = _RowParams.of(queries, lengths)
+        tokens, margins, is_settled = _first_look(self._scores, self._params, pick)
+        largest = logits.amax(dim=-1)  # of NaN and a number, NaN
+        parts = [tokens[:, None], margins[:, None], is_settled[:, None], largest[:, None]]
+        most = max(query.num_candidates for query in queries)
+        self._num_candidates = min(most, logits.shape[-1])
+        if self._num_candidates:
+            values, tops = top(logits, self._num_candidates)
+            parts += [tops, values]
+        self._found = copied(torch.cat([part.double() for part in parts], dim=-1))
+
+    def result(self) -> Drawn:
+        """Wait for them. Raises ComputeFailed for logits that are no numbers."""
+        found, wanted = self._found(), self._num_candidates
+        check_finite(found[:, 3])
+        open_rows = np.flatnonzero(found[:, 2] == 0)
+        if len(open_rows):
+            rows = self._scores[upload(open_rows, self._scores.device)]
+            settled = _sampled(rows, self._params.only(open_rows), rows.shape[-1], self._pick)
+            again = self._copied(torch.stack([part.double() for part in settled], dim=-1))()
+            found = found.copy()
+            found[open_rows, :2] = again[:, :2]
+        return Drawn(found[:, 0], found[:, 1], found[:, 4 : 4 + wanted], found[:, 4 + wanted :])
 
 
 def draw(
     logits: torch.Tensor, queries: Sequence[Query], to_host: ToHost, pick: Pick = pick
 ) -> Drawn:
-    """Draw every row of ``queries``, laid end to end in ``logits``: (rows, vocab) fp32. ``pick``
-    draws those that are not cut.
+    """Draw every row of ``queries``, concatenated in ``logits``: (rows, vocab) fp32. ``pick`` draws
+    those that are not cut.
 
     ``to_host`` copies a small tensor and waits for it: once, twice if a row was not settled.
-    Raises ComputeFailed for logits that are no numbers.
+    Raises ComputeFailed for logits that are not finite.
     """
-    lengths = [len(query.draft) + 1 for query in queries]
-    scores = _adjusted(logits, queries, lengths)
-    params = _RowParams.of(queries, lengths)
-    tokens, margins, is_settled = _first_look(scores, params, pick)
-    wanted = min(max(query.num_candidates for query in queries), logits.shape[-1])
-    largest = logits.amax(dim=-1)  # of NaN and a number, NaN
-    parts = [tokens[:, None], margins[:, None], is_settled[:, None], largest[:, None]]
-    if wanted:
-        values, tops = top(logits, wanted)
-        parts += [tops, values]
-    found = to_host(torch.cat([part.double() for part in parts], dim=-1))
-    check_finite(found[:, 3])
-    open_rows = np.flatnonzero(found[:, 2] == 0)
-    if len(open_rows):
-        rest = params.only(open_rows)
-        rows = scores[upload(open_rows, scores.device)]
-        settled = _sampled(rows, rest, rows.shape[-1], pick)
-        again = to_host(torch.stack([part.double() for part in settled], dim=-1))
-        found = found.copy()
-        found[open_rows, :2] = again[:, :2]
-    return Drawn(found[:, 0], found[:, 1], found[:, 4 : 4 + wanted], found[:, 4 + wanted :])
+    return Drawing(logits, queries, lambda tensor: partial(to_host, tensor), pick).result()
 
 
 def _adjusted(
     logits: torch.Tensor, queries: Sequence[Query], lengths: Sequence[int]
 ) -> torch.Tensor:
-    """The logits under bias and penalties: themselves where nothing changes them."""
+    """The logits with bias and penalties; ``logits`` itself if nothing changes them."""
     if not any(adjusts(query.sampler.params) for query in queries):
         return logits
     scores = logits.clone()
@@ -89,7 +106,7 @@ def _adjusted(
 
 @dataclass(frozen=True)
 class _RowParams:
-    """The samplers' numbers, one line a row."""
+    """The samplers' parameters, one line a row."""
 
     values: NDArray[np.float64]  # (rows, 7), all exact in float64
 
@@ -115,7 +132,7 @@ class _RowParams:
 
     @property
     def is_cut(self) -> bool:
-        """Whether some row is cut by top-k or top-p, which need the row in order."""
+        """Whether some row is cut by top-k or top-p, which need a sorted row."""
         return bool((self.values[:, 1] > 0).any() or (self.values[:, 2] < 1).any())
 
     @property
@@ -186,8 +203,8 @@ def _sampled_in_order(
 def _num_kept(
     scores: torch.Tensor, values: torch.Tensor, params: _RowParams, lines: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many of each row's best tokens survive top-k, top-p and min-p; more than there are of
-    ``values`` when it is not known how many. And whether these already tell what survives."""
+    """How many of each row's best tokens survive top-k, top-p and min-p, more than there are in
+    ``values`` if unknown; and whether these already decide what survives."""
     num_vocab, num_head = scores.shape[-1], values.shape[-1]
     top_k = lines[:, 1].clamp(max=num_vocab).long()
     num_kept = torch.where(top_k > 0, top_k, num_vocab)
@@ -208,7 +225,7 @@ def _num_in_nucleus(
     scores: torch.Tensor, values: torch.Tensor, num_kept: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
     """The fewest tokens, best first, whose mass reaches top_p: over the best ``num_kept`` of each
-    row, or its whole. More than there are of ``values`` if these do not reach it."""
+    row, or all of it. More than there are in ``values`` if these do not reach it."""
     best_value, num_head = values[:, :1], values.shape[-1]
     is_whole = num_kept == scores.shape[-1]
     ranks = torch.arange(num_head, device=values.device)

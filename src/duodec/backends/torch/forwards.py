@@ -1,4 +1,4 @@
-"""Forwards over static buffers: what rows there are goes in by one copy, logits come out."""
+"""Run forward passes over static buffers: rows go in by one copy, logits come out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NUM_COLUMNS = _TAIL + TAIL
 
 @dataclass(frozen=True)
 class Lines:
-    """Rows to compute, as the host knows them: (rows, columns) int64."""
+    """Rows to compute, on the host: (rows, columns) int64."""
 
     values: NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class Lines:
         values[:, _POSITION] = positions
         values[:, _CELL] = base + positions
         values[:, _BASE] = base
-        # places before the text are masked, and may be any
+        # places before the text are masked, and may be anything
         places = positions[:, None] + np.arange(1 - TAIL, 1)
         values[:, _TAIL:] = base + np.maximum(places, 0)
         return cls(values)
@@ -74,7 +74,7 @@ class Lines:
         return [int(base) for base in np.unique(self.values[:, _BASE])]
 
     def last_position(self, base: int) -> int:
-        """Of the rows of the slot at ``base``."""
+        """The last position of the rows of the slot at ``base``."""
         return int(self.values[self.values[:, _BASE] == base, _POSITION].max())
 
     @property
@@ -84,10 +84,10 @@ class Lines:
 
 
 class Forwards:
-    """Runs a network over rows. Logits are in a buffer that the next forward overwrites.
+    """Runs a network over rows. Logits are in a buffer that the next forward pass overwrites.
 
-    Rows that only pad a forward write to cells of their own at the end of the cache, and see one
-    cell of a slot in use: nothing of them comes back.
+    Rows that only pad a forward pass write to their own cells at the end of the cache, and see one
+    cell of an active slot; their results are dropped.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class Forwards:
     def score(
         self, lines: Lines, num_rows: int, layout: Layout, *, can_repeat: bool
     ) -> torch.Tensor:
-        """Compute ``lines`` padded to ``num_rows``: their logits, (rows, vocab) fp32. Forwards
-        that can repeat, with the same layout, are worth a graph. Raises ComputeFailed."""
+        """Compute ``lines`` padded to ``num_rows``: their logits, (rows, vocab) fp32. Forward
+        passes that can repeat, with the same layout, use a graph. Raises ComputeFailed."""
         self._send(lines, num_rows)
 
         def body() -> None:
@@ -137,7 +137,7 @@ class Forwards:
     def _send(self, lines: Lines, num_rows: int) -> None:
         """Put the rows in the static inputs: one copy."""
         if self._copied is not None:
-            self._copied.synchronize()  # the copy before may still be on its way
+            self._copied.synchronize()  # the previous copy may still be in progress
         host = self._host[:num_rows]
         values = host.numpy()
         num_lines = len(lines)
@@ -162,15 +162,16 @@ class Forwards:
     def _guarded(self, work: Callable[[], _Result]) -> _Result:
         try:
             return work()
-        except Exception as error:  # out of memory, what the driver or a compiler reports
+        except Exception as error:  # out of memory, errors of the driver or a compiler
             raise failure(error) from error
 
 
 def failure(error: Exception) -> ComputeFailed:
-    """What torch reported, in one line."""
+    """torch's error, in one line."""
     reason = first_line(error)
     return ComputeFailed(
-        f"torch could not compute a forward ({reason}); if memory is short, use a smaller --context"
+        f"torch could not compute a forward pass ({reason}); if memory is short, "
+        "use a smaller --context"
     )
 
 

@@ -1,9 +1,9 @@
-"""Projections of the same input computed as one: fewer, larger products of matrices.
+"""Fuse projections of the same input: fewer, larger matrix products.
 
-A forward of few rows takes as long as its weights take to be read, and small matrices are read
-below the speed of memory. The weights of a layer's query, key and value are laid end to end, those
-of gate and up too, where modules have the names that most models give them; each keeps its own as
-a view. One layer at a time is copied, so memory holds a model and one of its layers at most.
+A forward pass of few rows takes as long as reading its weights, and small matrices are read below
+the memory's speed. The weights of a layer's query, key and value are concatenated, and those of
+gate and up, if modules have the names that most models use; each module keeps its own as a view.
+One layer at a time is copied, so memory holds a model and one of its layers at most.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def gains_by_fusing(device: torch.device) -> bool:
-    """A CPU does not: a forward of SmolLM2 took 2% longer there. Nor does an outline, whose
-    weights have no memory that a kernel could read."""
+    """False on a CPU: a forward pass of SmolLM2 took 2% longer. False for an outline, whose weights
+    have no memory that a kernel could read."""
     return device.type not in ("cpu", "meta")
 
 
 def fuse(model: Any) -> None:
-    """Fuse what can be, in place, for good; a model that is fused is left alone."""
-    # by name: a list of modules would keep those that are replaced, and their weights
+    """Fuse all projections that can be, permanently and in place; leaves a fused model
+    unchanged."""
+    # by name: a list of modules would keep the replaced ones alive, with their weights
     for path in [path for path, _ in model.named_modules()]:
         for names in _TOGETHER:
             _fuse_parts(model.get_submodule(path), names)
@@ -39,11 +40,11 @@ def _fuse_parts(module: Any, names: Sequence[str]) -> None:
         setattr(module, name, _Slice(shared, part.out_features))
     if shared.weight.is_cuda:
         del part, parts
-        torch.cuda.empty_cache()  # what was freed is in pieces too small for the next layer's
+        torch.cuda.empty_cache()  # freed memory is in pieces too small for the next layer's
 
 
 def shared_by(*parts: Any) -> _Shared | None:
-    """What holds the weights of just these projections, in this order; None where nothing does."""
+    """The fused weights of exactly these projections, in this order; None if there are none."""
     found = {part._shared if type(part) is _Slice else None for part in parts}
     shared = found.pop()
     begins = [part._rows.start for part in parts] if shared else []
@@ -53,7 +54,7 @@ def shared_by(*parts: Any) -> _Shared | None:
 
 
 def _are_alike(parts: Sequence[Any]) -> bool:
-    # a subclass may compute something else, and so may one whose forward somebody has replaced
+    # a subclass may compute something else, and so may a module whose forward was replaced
     if not all(type(part) is torch.nn.Linear and "forward" not in vars(part) for part in parts):
         return False
     kinds = {(p.in_features, p.bias is None, p.weight.dtype, p.weight.device) for p in parts}
@@ -61,7 +62,7 @@ def _are_alike(parts: Sequence[Any]) -> bool:
 
 
 class _Shared:
-    """The weights of several projections end to end, and the last product by them."""
+    """The concatenated weights of several projections, and their last product."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         with torch.no_grad():
@@ -83,7 +84,7 @@ class _Shared:
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """`of`, computed when the first projection asks, and forgotten when the last one has."""
+        """`of`, computed for the first projection, and forgotten after the last one."""
         if self._input is not x or self._product is None:
             self._input, self._left = x, self.num_slices
             self._product = self.of(x)
@@ -95,7 +96,7 @@ class _Shared:
 
 
 class _Slice(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """One of several projections."""
+    """One of several fused projections."""
 
     def __init__(self, shared: _Shared, out_features: int) -> None:
         super().__init__()

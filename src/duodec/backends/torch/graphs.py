@@ -1,8 +1,8 @@
-"""CUDA graphs: a body of kernels is launched one by one once, then replayed as a whole.
+"""Capture CUDA graphs: a body's kernels are launched once one by one, then replayed as a whole.
 
 The same body runs either way, over the same static buffers, so on a CPU everything but capture
-and replay themselves is exercised. Those two were written from the documentation and never ran
-on the machine where this was developed, which has no GPU.
+and replay itself is exercised. Those two were written from the documentation and never ran on the
+machine where this was developed, which has no GPU.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _NUM_WARM_UPS = 3  # workspaces, plans and compiled kernels are made before capt
 
 
 class Queue:
-    """The order in which a device works: a CUDA stream of our own; on a CPU, the program's."""
+    """The order in which a device works: our own CUDA stream; on a CPU, the program's order."""
 
     def __init__(self, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if self.is_cuda else None
-        if self.stream is not None:  # the weights may still be on their way
+        if self.stream is not None:  # the weights may still be in transit
             self.stream.wait_stream(torch.cuda.current_stream(device))
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """What is done inside is queued here, and no gradients are kept."""
+        """Queue the work inside here, without gradients."""
         with torch.inference_mode():
             if self.stream is None:
                 yield
@@ -38,23 +38,31 @@ class Queue:
                     yield
 
     def to_host(self, tensor: torch.Tensor) -> NDArray[np.float64]:
-        """A small float64 tensor on the host: waits until the device has come so far."""
+        """Copy a small float64 tensor to the host; waits until the device has computed it."""
+        return self.copied(tensor)()
+
+    def copied(self, tensor: torch.Tensor) -> Callable[[], NDArray[np.float64]]:
+        """Queue the copy of a small float64 tensor; what is returned waits for it."""
         if self.stream is None:
-            return np.asarray(tensor.numpy())
+            return lambda: np.asarray(tensor.numpy())
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         pinned.copy_(tensor, non_blocking=True)
         event = torch.cuda.Event()
         event.record(self.stream)
-        event.synchronize()
-        return np.asarray(pinned.numpy())
+
+        def arrived() -> NDArray[np.float64]:
+            event.synchronize()
+            return np.asarray(pinned.numpy())
+
+        return arrived
 
 
 class Graphs:
     """Captured bodies by their keys. A body takes and leaves everything in static buffers that
     were allocated before, outside of the graphs' pool.
 
-    Where nothing can be captured the body just runs; after a failed capture nothing is tried
-    again, and ``on_warning`` gets one line.
+    If nothing can be captured, the body just runs; after a failed capture nothing is tried again,
+    and ``on_warning`` gets one line.
     """
 
     def __init__(self, queue: Queue, on_warning: Callable[[str], None]) -> None:
@@ -89,7 +97,7 @@ class Graphs:
                 capture_error_mode="thread_local",
             ):
                 body()
-        except Exception as error:  # noqa: BLE001  a compiler's are of any kind; the body runs eager
+        except Exception as error:  # noqa: BLE001  a compiler's errors are of any type; the body runs eagerly
             self.give_up(first_line(error))
             return
         self._graphs[key] = graph

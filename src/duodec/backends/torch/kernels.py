@@ -1,12 +1,12 @@
-"""`Rowwise` attention as two Triton kernels: the same promise, without a copy of any key.
+"""Compute `Rowwise` attention with two Triton kernels: the same guarantee, without copying keys.
 
 Prefixes are split by absolute position, whatever a row's length: a program computes one split for
-one key head and some rows, and leaves at once where no row reaches. A second kernel computes each
-row's tail from the cells that it lists, and merges it with the row's splits in their order. Lengths
-are read on the device, so one graph serves all of them.
+one key head and some rows, and returns at once where no row reaches. A second kernel computes each
+row's tail from its listed cells, and merges it with the row's splits in their order. Lengths are
+read on the device, so one graph serves all of them.
 
-A row's arithmetic depends on its own sequence alone: what lies past a row's reach has weight 0 and
-leaves its maximum as it is, so that its sums are scaled by exactly 1. Bits differ from those of
+A row's arithmetic depends on its own sequence only: keys past a row's reach have weight 0 and do
+not change its maximum, so that its sums are scaled by exactly 1. Bits differ from those of
 `Rowwise`, which stays the readable oracle. Tested in Triton's interpreter and compiled for GPUs,
 but never run on one where they were written, so `check` compares them with the oracle before a
 target uses them.
@@ -27,9 +27,9 @@ _TILE = 64  # positions that a program computes at once
 _TAIL_TILE = 16  # divides TAIL
 
 
-# Triton compiles anew where an integer is 1 or a multiple of 16, or a pointer is aligned: what may
-# differ between two forwards of a target is left out of that, so that several slots are computed by
-# the binary of one and nothing is compiled while somebody waits
+# Triton compiles anew when an integer is 1 or a multiple of 16, or a pointer is aligned. Arguments
+# that may differ between two forward passes of a target are excluded from that, so that several
+# slots use one binary and nothing is compiled during a request
 _COUNTS = ("num_rows", "num_bases", "num_splits")
 _VIEWS = ("positions", "row_bases", "bases", "tails")
 
@@ -152,8 +152,8 @@ class SplitPlan:
     ) -> torch.Tensor:
         num_kv_heads, group, num_rows, size = query.shape
         rows, num_bases = self.rows, len(self.bases)
-        assert query.stride(3) == keys.stride(2) == 1, "numbers of a head lie side by side"
-        assert keys.stride() == values.stride(), "keys and values lie alike"
+        assert query.stride(3) == keys.stride(2) == 1, "numbers of a head are contiguous"
+        assert keys.stride() == values.stride(), "keys and values have one layout"
         lines = (num_kv_heads, num_rows * group, self.num_splits)
         best, total = (query.new_empty(lines, dtype=torch.float32) for _ in range(2))
         summed = query.new_empty((*lines, size), dtype=torch.float32)
@@ -183,8 +183,8 @@ class SplitPlan:
 
 @dataclass(frozen=True)
 class Splits:
-    """As many splits as a slot has. Where the rows are of one slot, it is read off them; else all
-    ``num_slots`` are looked at. So one graph serves each of the slots, and one all of them."""
+    """As many splits as a slot has. If the rows are of one slot, they name it; otherwise all
+    ``num_slots`` are scanned. So one graph serves each single slot, and one serves all of them."""
 
     num_splits: int
     num_slots: int = 1
@@ -207,8 +207,8 @@ def check(
     num_rows: int,
     num_splits: int,
 ) -> float:
-    """How far the kernels are from `Rowwise` on random numbers, at most: of numbers around 1. With
-    the shapes and strides of a target's forwards, so that what is checked is what will run."""
+    """The largest difference between the kernels and `Rowwise` on random numbers around 1, with the
+    shapes and strides of a target's forward passes, so that the checked code is what runs."""
     maker = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""What a decoder layer does between its products of matrices, as three Triton kernels.
+"""Compute a decoder layer between its matrix products with three Triton kernels.
 
 transformers launches some thirty small kernels there, each of which reads and writes all rows. The
-roundings between them are kept, so numbers differ by the order of a norm's sum at most. A row's
-numbers depend on nothing but the row.
+roundings between them are kept, so results differ at most by the order of a norm's sum. A row's
+results depend on the row only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _turned(a, b, by_a, by_b, dtype: tl.constexpr):  # type: ignore[no-untyped-d
     return (first + (b * by_b).to(dtype).to(tl.float32)).to(dtype)
 
 
-# the cells are a column of a forward's inputs, wherever it lies
+# the cells are a column of a forward pass's inputs, at any alignment
 @triton.jit(do_not_specialize_on_alignment=["cells"])  # type: ignore[untyped-decorator, unused-ignore]
 def _place_kernel(  # type: ignore[no-untyped-def]
     x, cos, sin, cells, query_norm, key_norm, query, keys, values, cell_column, head_step, eps,
@@ -110,8 +110,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def gated(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of rows that hold both, one after the other: (rows, 2 * inner) to (rows,
-    inner)."""
+    """silu(gate) * up of rows that hold both, concatenated: (rows, 2 * inner) to (rows, inner)."""
     num_rows, inner = x.shape[0], x.shape[1] // 2
     out = x.new_empty(num_rows, inner)
     with torch.cuda.device_of(x):
@@ -132,14 +131,14 @@ def placed(
 ) -> torch.Tensor:
     """Put the keys and values of rows into their cells, and return the query: (rows, heads, size).
 
-    ``x`` (rows, all heads * size) holds query, keys and values, one after the other; ``cos`` and
-    ``sin`` (rows, size) rotate the first two, after the norms of their heads if there are some.
-    ``cells`` (rows,) are those of ``keys`` and ``values`` (kv heads, cells, size).
+    ``x`` (rows, all heads * size) holds query, keys and values, concatenated; ``cos`` and ``sin``
+    (rows, size) rotate the first two, after the norms of their heads if there are any. ``cells``
+    (rows,) are those of ``keys`` and ``values`` (kv heads, cells, size).
     """
     num_rows, (num_kv_heads, _, size) = len(x), keys.shape
     num_heads = x.shape[1] // size - 2 * num_kv_heads
-    assert keys.stride() == values.stride(), "keys and values lie alike"
-    assert keys.stride()[1:] == (size, 1), "cells lie side by side"
+    assert keys.stride() == values.stride(), "keys and values have one layout"
+    assert keys.stride()[1:] == (size, 1), "cells are contiguous"
     query = x.new_empty(num_rows, num_heads, size)
     query_norm, key_norm, eps = norms or (x, x, 0.0)
     with torch.cuda.device_of(x):

@@ -1,7 +1,7 @@
-"""Decoder layers of Llama's kind in ten launches: four products of matrices and six kernels.
+"""Run Llama-like decoder layers in ten launches: four matrix products and six kernels.
 
-transformers' own layer has 37, and on a GPU a forward of few rows waits for each of them. The
-layer keeps its weights and its place in the model; only its ``forward`` is another.
+transformers' own layer has 37, and on a GPU a forward pass of few rows waits for each of them. The
+layer keeps its weights and its place in the model; only its ``forward`` is replaced.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from duodec.backends.torch.cache import CellCache
 from duodec.backends.torch.fusing import shared_by
 from duodec.backends.torch.library import torch
 
-# those whose layers compute what `_Launches` does; others may only look like it
+# models whose layers compute the same as `_Launches`; others may only look like it
 _KINDS = {f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 
 
 def fuse_layers(model: Any) -> Callable[[], None]:
-    """Give every layer that is of the kind another forward, which needs projections that are
-    fused; what it returns gives them their own back. Raises ImportError without Triton."""
+    """Replace the ``forward`` of every layer of these kinds, which needs fused projections; returns
+    a function that restores them. Raises ImportError without Triton."""
     found = [(layer, _Launches.of(layer)) for layer in model.modules() if _is_of_the_kind(layer)]
     for layer, forward in found:
         layer.forward = forward
@@ -29,7 +29,7 @@ def fuse_layers(model: Any) -> Callable[[], None]:
     def undo() -> None:
         for layer, _ in found:
             vars(layer).pop("forward", None)
-        found.clear()  # whoever keeps this keeps no weights
+        found.clear()  # so that a reference to this keeps no weights alive
 
     return undo
 
@@ -51,13 +51,13 @@ def _is_of_the_kind(layer: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Launches:
-    """The forward of one layer; rows are all of one sequence's batch."""
+    """The forward pass of one layer; rows are all of one sequence's batch."""
 
     layer: Any
     number: int
     qkv: Any  # fused projections
     gate_up: Any
-    norms: tuple[torch.Tensor, torch.Tensor, float] | None  # of the heads of query and keys
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None  # of the heads of queries and keys
     kernels: Any
 
     @classmethod
@@ -82,7 +82,7 @@ class _Launches:
         plan: Plan,
         **_: Any,
     ) -> torch.Tensor:
-        """As the layer's own, (1, rows, width); what comes in is overwritten by what goes out."""
+        """As the layer's own ``forward``: (1, rows, width); the output overwrites the input."""
         layer, kernels, x = self.layer, self.kernels, hidden_states[0]
         attention, cache = layer.self_attn, past_key_values.layers[self.number]
         keys, values = cache.keys[0], cache.values[0]

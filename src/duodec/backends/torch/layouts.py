@@ -1,4 +1,4 @@
-"""Which layout a forward's rows get: of few kinds and sizes, so that few graphs are captured."""
+"""Choose the layout of a forward pass, of few kinds and sizes, so that few graphs are captured."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _TOLERANCE = 0.05  # of numbers around 1, in half precision
 
 class Layouts(Protocol):
     def of(self, lines: Lines) -> Layout:
-        """The layout of a forward that continues texts."""
+        """The layout of a forward pass that continues texts."""
 
     def recurring(self) -> Sequence[Layout]:
-        """All that a single text in the first slot needs, and what all forwards of several texts
-        share, if they do."""
+        """All layouts that a single text in the first slot needs, and the one that all passes of
+        several texts share, if there is one."""
 
 
 class WindowLayouts:
-    """One mask over a window of the slot's cells, or over all slots where there are several."""
+    """One mask over a window of the slot's cells, or over all slots if there are several."""
 
     def __init__(self, num_slots: int, num_region: int) -> None:
         self._num_cells = num_slots * num_region
@@ -44,7 +44,7 @@ class WindowLayouts:
 
 
 class BlockLayouts:
-    """As many blocks as the longest prefix of each slot needs, or somewhat more."""
+    """As many blocks as the longest prefix of each slot needs, or a few more."""
 
     def __init__(self, num_region: int) -> None:
         self._sizes = [0, *_sizes(BLOCK, 2, num_region)]
@@ -65,7 +65,7 @@ class BlockLayouts:
 
 @dataclass(frozen=True)
 class SplitLayouts:
-    """The kernels find out themselves how long each row's prefix is."""
+    """The kernels themselves determine the length of each row's prefix."""
 
     num_slots: int
     num_region: int
@@ -88,7 +88,7 @@ def exact_layouts(
     num_rows: int,
     on_warning: Callable[[str], None],
 ) -> BlockLayouts | SplitLayouts:
-    """The kernels on a GPU where they compile and agree with their oracle, else the oracle."""
+    """The kernels if they compile on this GPU and agree with their oracle, otherwise the oracle."""
     if network.device.type != "cuda":
         return BlockLayouts(num_region)
     try:
@@ -106,7 +106,7 @@ def exact_layouts(
         reason = f"its results are off by {off:.2g}"
         if off < _TOLERANCE:
             return SplitLayouts(num_slots, num_region)
-    except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
+    except Exception as error:  # noqa: BLE001  # a compiler may raise anything
         reason = first_line(error)
     on_warning(f"Triton's attention is off, decoding will be slower: {reason}")
     return BlockLayouts(num_region)
@@ -114,11 +114,11 @@ def exact_layouts(
 
 @dataclass(frozen=True)
 class Readings:
-    """In how many rows and over which window a part of a prompt is read: both depend on nothing
-    but where the part begins and how long it is.
+    """The rows and the window in which a part of a prompt is prefilled: both depend only on where
+    the part begins and how long it is.
 
-    Where none are listed there are as many as are needed. On a GPU a shape that is new is planned,
-    and perhaps compiled, while somebody waits; so there are few, and each is run beforehand.
+    If none are listed, any number is allowed. On a GPU a new shape is planned, and perhaps
+    compiled, during a request; so there are few, and each is run beforehand.
     """
 
     rows: tuple[int, ...] = ()
@@ -126,14 +126,15 @@ class Readings:
 
     @classmethod
     def few(cls, num_chunk: int, num_region: int, least_rows: int) -> Readings:
-        """Doubled again and again; every part has at least ``least_rows``."""
+        """Doubling sizes; every part has at least ``least_rows`` rows."""
         return cls(
             tuple(_sizes(least_rows, 2, num_chunk)),
             tuple(_sizes(num_chunk, 2, num_region + num_chunk)),
         )
 
     def of(self, base: int, begin: int, num_lines: int) -> tuple[int, TextWindow]:
-        """For so many tokens from position ``begin`` on, of the slot at ``base``."""
+        """The shape for ``num_lines`` tokens from position ``begin`` on, of the slot at
+        ``base``."""
         num_rows = _at_least(self.rows or (num_lines,), num_lines)
         num_cells = begin + num_rows
         return num_rows, TextWindow(base, _at_least(self.windows or (num_cells,), num_cells))
@@ -143,7 +144,7 @@ class Readings:
 
 
 def _sizes(first: int, factor: int, last: int) -> list[int]:
-    """``first``, multiplied again and again, up to and including ``last``."""
+    """``first``, multiplied repeatedly by ``factor``, up to and including ``last``."""
     sizes = [first]
     while sizes[-1] * factor < last:
         sizes.append(sizes[-1] * factor)

@@ -1,7 +1,7 @@
-"""torch and transformers, imported once and in one place; and what they complain of, in a line.
+"""Import torch and transformers in one place, and shorten their errors to one line.
 
-Importing this module is what loads them; it raises BackendUnavailable where they are missing. So
-nothing outside of this package imports one of its modules before a torch target is asked for.
+Importing this module loads them; it raises BackendUnavailable if they are missing. So nothing
+outside this package imports one of its modules before a torch target is requested.
 """
 
 from __future__ import annotations
@@ -18,5 +18,6 @@ except (ImportError, OSError) as error:
 
 
 def first_line(error: Exception) -> str:
-    """What a driver or a compiler reported; its other lines are advice to who wrote the library."""
+    """The first line of a driver's or compiler's error; the others are advice for the library's
+    authors."""
     return (str(error) or type(error).__name__).split("\n", 1)[0]

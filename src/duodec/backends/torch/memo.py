@@ -1,12 +1,12 @@
-"""What a slot's cells hold: a text (the trunk) and a tree under it. Bookkeeping without torch.
+"""Track what a slot's cells hold: a text (the trunk) and a tree under it. Independent of torch.
 
 A slot owns a region of the cache's cells. Position i of the trunk is cell ``base + i``; node i of
 a tree scored after n tokens is cell ``base + n + i`` until the text shows that it was accepted:
-then it is moved to the cell of its position, and what was not accepted is overwritten.
+then it is moved to the cell of its position, and refused nodes are overwritten.
 
-A token's keys and values have other last bits when it was *read* (as part of a prompt, in a
-wide forward) than when it *continued* the text. Where bits count, a token is kept only as what it
-is wanted as.
+A token's keys and values have other last bits when it was *read* (as part of a prompt, in a wide
+forward pass) than when it *continued* the text. Where bits count, a token is reused only in the way
+in which it was computed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SlotMemo:
     tree: Draft = field(default_factory=Draft)
 
     def follow(self, text: Tokens, num_prompt: int | None = None) -> Moves:
-        """Make the trunk the longest known prefix of ``text`` but its last token, whose row is
-        always wanted, and forget the rest. The moves must be made before the next forward.
+        """Make the trunk the longest known prefix of ``text`` without its last token, whose row is
+        always needed, and forget the rest. The moves must be made before the next forward pass.
 
         With ``num_prompt``, a token counts as known only if it was read before that position,
         or continued the text from there on.
@@ -52,7 +52,7 @@ class SlotMemo:
             return []
         path = _path(tree, text[common : max(common, limit)].tolist())
         if num_prompt is not None and common < num_prompt:
-            path = []  # what was drafted is wanted as read
+            path = []  # drafted tokens must be computed as read
         self.extend(text[common : common + len(path)], was_read=False)
         cells = ((common + node, common + i) for i, node in enumerate(path))
         return [(self.base + source, self.base + to) for source, to in cells if source != to]
@@ -63,7 +63,7 @@ class SlotMemo:
         self.tree = Draft()
 
     def extend(self, tokens: Tokens, *, was_read: bool) -> None:
-        """These tokens are computed, in the cells after the trunk."""
+        """Add tokens that were computed in the cells after the trunk."""
         self.trunk = np.concatenate([self.trunk, tokens])
         self.was_read = np.concatenate([self.was_read, np.full(len(tokens), was_read)])
 
@@ -76,7 +76,7 @@ class Slots:
         self._memos: OrderedDict[int, SlotMemo] = OrderedDict()  # least recently used first
 
     def of(self, slots: Sequence[int]) -> list[SlotMemo]:
-        """Their memos; slots that were not used for longest give way to new ones."""
+        """The memos of ``slots``; the least recently used slots are replaced by new ones."""
         for slot in slots:
             if slot in self._memos:
                 self._memos.move_to_end(slot)
@@ -88,7 +88,7 @@ class Slots:
 
 
 def _path(tree: Draft, tokens: list[int]) -> list[int]:
-    """The nodes that carry ``tokens``, from the root on, as far as there are some."""
+    """The nodes that carry ``tokens``, from the root on, as far as they exist."""
     path: list[int] = []
     for token in tokens:
         node = tree.child(path[-1] if path else ROOT, token)

@@ -1,4 +1,4 @@
-"""What a target takes of memory, weighed before any weight is read."""
+"""Estimate a target's memory before any weight is read."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from duodec.backends.torch.spreading import Block, spread
 from duodec.errors import ModelUnreadable
 
 _LOWEST_CONTEXT, _STEP = 512, 256  # tokens
-_DRAW_BYTES = 72  # of one number of a row: its noise in integers, and a sorted row (measured)
-_ACTIVATIONS = (8, 4)  # tensors of a layer's width and of its inner width that live at once
+_DRAW_BYTES = 72  # for one number of a row: its noise in integers, and a sorted row (measured)
+_ACTIVATIONS = (8, 4)  # tensors of a layer's width and of its inner width that are alive at once
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much a target keeps and computes at once."""
+    """How much a target caches and computes at once."""
 
     num_context: int  # tokens of a text
     num_slots: int  # texts
-    num_rows: int  # of a forward that continues texts
-    num_chunk: int  # tokens of a prompt that are read at once
+    num_rows: int  # of a forward pass that continues texts
+    num_chunk: int  # tokens of a prompt that are prefilled at once
 
     @classmethod
     def on(cls, device_kind: str, num_context: int, num_slots: int = 1) -> Extent:
-        """What suits a GPU, whose time hardly depends on the rows, or a CPU, whose does."""
+        """The extent for a GPU, whose time hardly depends on the rows, or a CPU, whose time
+        does."""
         rows, chunk = (8, 64) if device_kind == "cpu" else (32, 512)
         return cls(num_context, num_slots, rows, chunk)
 
@@ -40,9 +41,9 @@ class Extent:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model costs by, in numbers."""
+    """The numbers that a model's memory depends on."""
 
-    blocks: tuple[Block, ...]  # in the order in which they compute
+    blocks: tuple[Block, ...]  # in the order of computation
     cached: int  # keys and values of a token in one layer
     width: int  # of a layer
     inner: int  # of its feed-forward part
@@ -60,7 +61,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Need:
-    """A model's sizes, and what it is to hold beside its weights."""
+    """A model's sizes, and what it must hold besides its weights."""
 
     name: str
     sizes: Sizes
@@ -69,14 +70,14 @@ class Need:
 
     def settle(self, places: Sequence[Place]) -> tuple[Place, Mapping[str, str]]:
         """The first place where all of it fits, and the device of each module. Raises
-        ModelUnreadable where none does, with what would."""
+        ModelUnreadable if none does, with a remedy."""
         for place in places:
             if (found := self.layout(place)) is not None:
                 return place, found
         raise ModelUnreadable(self.complaint(places[-1]))
 
     def layout(self, place: Place) -> Mapping[str, str] | None:
-        """The device of each module; None where they do not fit."""
+        """The device of each module; None if they do not fit."""
         numbers = spread(list(self._block_bytes(place)), self._free(place))
         if numbers is None:
             return None
@@ -87,7 +88,7 @@ class Need:
         }
 
     def complaint(self, place: Place) -> str:
-        """One line on what is needed, what there is, and what would fit."""
+        """One line on the memory needed, the memory available, and what would fit."""
         weights = self._weight_bytes(place)
         cache = self.sizes.num_layers * self._layer_cache_bytes(place)
         slots = f" in each of {self.num_slots} slots" if self.num_slots > 1 else ""
@@ -100,7 +101,7 @@ class Need:
         )
 
     def beside_weights(self) -> Need:
-        """What is needed once the weights lie in memory."""
+        """The needs once the weights are loaded."""
         blocks = tuple(replace(block, num_params=0) for block in self.sizes.blocks)
         return replace(self, sizes=replace(self.sizes, blocks=blocks))
 
@@ -113,7 +114,7 @@ class Need:
         )
 
     def _smaller(self, place: Place) -> Iterator[tuple[str, Need, Place]]:
-        """What takes less, what costs least first."""
+        """Smaller alternatives, the least costly first."""
         for num_slots in range(self.num_slots - 1, 0, -1):
             yield f"--parallel {num_slots}", replace(self, num_slots=num_slots), place
         alone = replace(self, num_slots=1)
@@ -128,7 +129,7 @@ class Need:
     # --- bytes
 
     def _free(self, place: Place) -> list[int]:
-        """What each device has for blocks: the work of one layer at a time is done on any."""
+        """Each device's memory for blocks: each needs work space for one layer."""
         work = self._work_bytes(place)
         return [max(0, free - work) for free in place.free_bytes]
 
@@ -151,11 +152,11 @@ class Need:
         return int(num_cells * self.sizes.cached * place.dtype.itemsize)
 
     def _draw_bytes(self, place: Place) -> int:
-        """The logits of a full forward of each slot, and what is made of them to draw."""
+        """The logits of a full forward pass of each slot, and the tensors of their draws."""
         return self.num_slots * self._extent(place).num_rows * self.sizes.num_vocab * _DRAW_BYTES
 
     def _work_bytes(self, place: Place) -> int:
-        """One layer reading a part of a prompt: what passes through it, and its mask."""
+        """One layer's prefill of a part of a prompt: its activations and its mask."""
         extent, itemsize = self._extent(place), place.dtype.itemsize
         wide, inner = _ACTIVATIONS
         passing = (wide * self.sizes.width + inner * self.sizes.inner) * itemsize

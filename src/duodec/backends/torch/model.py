@@ -1,4 +1,4 @@
-"""A causal language model of transformers: weights on their devices, vocabulary, facts."""
+"""Load a causal language model of transformers: weights on their devices, vocabulary, facts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from duodec.errors import ModelUnreadable
 
 
 class TorchModel:
-    """A model in a folder with config.json and safetensors, or in a GGUF file, dequantised: as its
-    blueprint says. Nothing that comes with a model is executed. Raises ModelUnreadable.
+    """A model in a folder with config.json and safetensors, or in a GGUF file, dequantised, loaded
+    according to its blueprint. No code that comes with a model is executed. Raises ModelUnreadable.
     """
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -34,7 +34,7 @@ class TorchModel:
         self.causal_lm: Any = read_weights(blueprint)
 
     def _gguf_vocabulary(self) -> LlamaModel:
-        """llama.cpp's own, and what else transformers overlooks in the file."""
+        """llama.cpp's vocabulary, with the parts of the file that transformers ignores."""
         vocabulary = LlamaModel(self.path, vocabulary_only=True, num_gpu_layers=0)
         kind = vocabulary.metadata("general.architecture")
         add_rope(
@@ -80,17 +80,17 @@ class TorchModel:
 
     @property
     def num_params(self) -> int:
-        """Of its weights, those that are used twice counted once."""
+        """The number of weights; shared ones count once."""
         return self.need.sizes.num_params
 
     @property
     def num_bytes(self) -> int:
-        """Of its weights, as they are computed with."""
+        """The weights' bytes, in the number format of the computation."""
         return int(self.num_params * self.place.dtype.itemsize)
 
     @property
     def is_read(self) -> bool:
-        """All weights lie in memory."""
+        """True: all weights are in memory."""
         return True
 
     @property
@@ -104,7 +104,7 @@ class TorchModel:
 
     @property
     def license(self) -> str | None:
-        """Of the weights, where the file names it."""
+        """The weights' licence, if the file names it."""
         if isinstance(self.vocabulary, LlamaModel):
             return self.vocabulary.license
         return None
@@ -138,7 +138,7 @@ class TorchModel:
         return self.vocabulary.eos
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends the answer."""
+        """Whether a token ends the completion."""
         return self.vocabulary.is_end(token)
 
     def token_text(self, token: int) -> bytes:
@@ -155,7 +155,7 @@ class TorchModel:
 
     @property
     def controls(self) -> SpecialTokens:
-        """Tokens that direct the model: no text of a user's stands for them."""
+        """Tokens that direct the model: no text of a user may spell them."""
         return self.vocabulary.controls
 
     def piece(self, token: int) -> bytes:
@@ -171,7 +171,7 @@ def vocabulary_of(folder: Path) -> FolderTokenizer:
 
 
 def _ends(folder: Path, config: Any) -> frozenset[int]:
-    """Tokens that end an answer, as the model's configurations list them."""
+    """Tokens that end a completion, as the model's configurations list them."""
     found: set[int] = set()
     listed = [getattr(config, "eos_token_id", None)]
     if (folder / "generation_config.json").is_file():

@@ -1,8 +1,8 @@
-"""A causal language model of transformers as the target uses it: what it is, and one forward.
+"""Check a causal language model of transformers, and run its forward passes for the target.
 
-Models whose text cannot be scored as a tree are refused here, each with one line: those with
-recurrent state (it has no branches), windows, soft-capping, sinks, or a rotation that changes with
-the length of the text.
+Models whose text cannot be scored as a tree are refused here with one line: those with recurrent
+state (which has no branches), windows, soft-capping, sinks, or a rotation that changes with the
+length of the text.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _TOLERANCE, _HALF_TOLERANCE = 0.1, 0.6
 
 class Network:
     """A model of transformers in eval mode, on its devices, with our attention in place of its own
-    until `close`, and on a GPU its projections fused for good: it serves one target at a time.
-    ``on_warning`` gets a line when forwards are slower than they should be.
+    until `close`, and on a GPU with its projections permanently fused. It serves one target at a
+    time. ``on_warning`` gets a line when forward passes are slower than they should be.
 
     Raises ModelUnreadable for models that we cannot score, or whose logits our attention changes.
     """
@@ -41,7 +41,7 @@ class Network:
         self._own_attention = model.config._attn_implementation
         assert self._own_attention != NAME, "a model serves one target at a time"
         self._part = join(model)
-        self.split_layers: Callable[[], None] = lambda: None  # gives them their own forward back
+        self.split_layers: Callable[[], None] = lambda: None  # restores their own forward
         try:
             with torch.inference_mode():
                 expected = self._learn()
@@ -58,7 +58,7 @@ class Network:
             raise
 
     def _learn(self) -> torch.Tensor:
-        """What the model shows of itself in a forward of its own, and the logits of that."""
+        """The model's structure from its own forward pass, and the logits of that pass."""
         expected, layers = self._own_forward()
         self.device = expected.device  # of the logits: the last, where there are several
         self.layer_devices = [layer.keys.device for layer in layers]
@@ -70,17 +70,17 @@ class Network:
         return expected
 
     def _fuse_layers(self, expected: torch.Tensor, on_warning: Callable[[str], None]) -> None:
-        """Where the kernels compile and give the model's logits; else layers stay its own."""
+        """Fuse the layers if the kernels compile and give the model's logits."""
         try:
             self.split_layers = fuse_layers(self._model)
             self._check_logits(expected)
-        except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
+        except Exception as error:  # noqa: BLE001  # a compiler may raise anything
             self.split_layers()
             reason = first_line(error)
             on_warning(f"Triton's layers are off, decoding will be slower: {reason}")
 
     def close(self) -> None:
-        """Give the model its own attention back, and let go of it; can be called twice."""
+        """Restore the model's own attention, and release it; can be called twice."""
         if self._model is not None:
             self.split_layers()
             self._model.set_attn_implementation(self._own_attention)
@@ -88,7 +88,7 @@ class Network:
             self._model = None
 
     def check_rowwise(self) -> None:
-        """Raises BadOption where a row's numbers depend on the rows beside it."""
+        """Raises BadOption if a row's numbers depend on the other rows."""
         check_rowwise(self._model.config)
 
     def cache(self, num_cells: int) -> CellCache:
@@ -161,32 +161,32 @@ class Network:
         tolerance = _TOLERANCE if self.dtype == torch.float32 else _HALF_TOLERANCE
         if not bool(off < tolerance):  # NaN too; waits for the device
             raise ModelUnreadable(
-                f"{_name(self._model)} gives other logits through tree attention than through "
+                f"{_name(self._model)} gives different logits with tree attention than with "
                 f"its own (off by {float(off):.2g} standard deviations); it cannot be a target"
             )
 
 
 def check_outline(model: Any) -> None:
-    """Refuse a model by its shapes alone, without its weights: what `Network` would refuse, but
-    for its numbers. Raises ModelUnreadable."""
-    # some look at numbers on their way; `Network` is asked again when these are there
+    """Refuse a model by its shapes, without its weights, as `Network` would, except for its
+    numbers. Raises ModelUnreadable."""
+    # some models read numbers in their forward pass; `Network` checks again once there are any
     with suppress(NotImplementedError, RuntimeError):
         Network(model).close()
 
 
 def check_rowwise(config: Any) -> None:
-    """Raises BadOption where a row's numbers depend on the rows beside it."""
+    """Raises BadOption if a row's numbers depend on the other rows."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     if any(getattr(config.get_text_config(), name, None) for name in names):
         raise BadOption(
-            f"{config.model_type} is a mixture of experts, whose rows depend on those beside "
-            "them; use --fast"
+            f"{config.model_type} is a mixture of experts, whose rows depend on the "
+            "others; use --fast"
         )
 
 
 @dataclass
 class _Counted:
-    """A plan that counts how many layers follow it."""
+    """A plan that counts the layers that use it."""
 
     plan: Plan
     num_calls: int = 0
@@ -224,6 +224,6 @@ def _check_config(model: Any) -> None:
 
 
 def _rope_types(parameters: dict[str, Any]) -> list[str]:
-    """Rotations named in a config: one, or one for each kind of layer."""
+    """The rotations named in a config: one, or one for each kind of layer."""
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return [str(p.get("rope_type", "default")) for p in (parameters, *nested)]

@@ -1,7 +1,7 @@
-"""Masks, bias and penalties on the device: as `Sampler` has them, for a query's rows at once.
+"""Apply masks, bias and penalties on the device as `Sampler` does, to all rows of a query.
 
-A text's tokens are edited in all rows of its query; tokens of a branch in the rows that lie on
-it, from the values they had before. Counts are made on the host, in integers.
+A text's tokens are edited in all rows of its query; tokens of a branch in the rows of that branch,
+from their original values. Counts are made on the host, in integers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def adjust(logits: torch.Tensor, query: Query) -> None:
 
 
 def _restrict(logits: torch.Tensor, query: Query, mask: Mask) -> None:
-    """What `duodec.core.rows.masked` does, to all rows."""
+    """`duodec.core.rows.masked` for all rows."""
     num_rows, num_vocab = logits.shape
     is_open = np.ones((num_rows, num_vocab), dtype=bool)
     for row in range(num_rows):
@@ -85,7 +85,7 @@ class _Penalties:
         return self._has_repetition or self._has_counted
 
     def values(self, values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Logits of tokens that were seen, ``counts`` times each in the answer."""
+        """Logits of tokens seen before, each ``counts`` times in the completion."""
         if self._has_repetition:
             penalty = self._repetition
             values = torch.where(values > 0, values / penalty, values * penalty)
@@ -96,7 +96,7 @@ class _Penalties:
 
 
 def _counts(query: Query, num_vocab: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The text's tokens, each once, and how often each is in the answer."""
+    """The text's tokens, each once, and how often each is in the completion."""
     tokens, where = np.unique(query.text, return_inverse=True)
     answer = where[query.sampler.num_prompt_tokens :]
     counts = np.bincount(answer, minlength=len(tokens))
@@ -107,7 +107,7 @@ def _counts(query: Query, num_vocab: int) -> tuple[NDArray[np.int32], NDArray[np
 def _tail_counts(
     query: Query, num_rows: int, num_vocab: int, in_text: dict[int, int]
 ) -> tuple[list[int], list[int], list[int]]:
-    """For each row and each token of its branch: row, token, times in the answer."""
+    """For each row and each token of its branch: row, token, times in the completion."""
     num_prompt = max(0, query.sampler.num_prompt_tokens - len(query.text))
     rows, tokens, counts = [], [], []
     for row in range(1, num_rows):
@@ -122,5 +122,5 @@ def _tail_counts(
 
 
 def _on(like: torch.Tensor, values: ArrayLike, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Numbers from the host beside ``like``."""
+    """Numbers from the host on the device of ``like``."""
     return upload(values, like.device, dtype)

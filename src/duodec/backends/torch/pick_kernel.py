@@ -1,9 +1,9 @@
-"""`pick` as one Triton kernel: a row is read once, its noise is never written.
+"""Compute `pick` with one Triton kernel: a row is read once, its noise is never written.
 
 The same sequence of fp32 operations as `duodec.backends.torch.noise`, none fused with the next, on
-integers of 32 bits that wrap by themselves. Products are made by ``mul_rn``: for Blackwell the
-compiler pairs plain ones with sums, and the assembler fuses these, whatever it is told. A program
-takes a part of a row; what the parts found is put together by a few operations on small tensors.
+integers of 32 bits that wrap by themselves. Products use ``mul_rn``: for Blackwell the compiler
+pairs plain ones with sums, and the assembler fuses these whatever its options. A program takes a
+part of a row; a few operations on small tensors combine the parts' results.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _log(  # type: ignore[no-untyped-def]
     return y + mul_rn(e, high)
 
 
-# one binary for all vocabularies: the one that was checked
+# one binary, the checked one, for all vocabularies
 @triton.jit(do_not_specialize=["row_step", "num_vocab", "num_parts"])  # type: ignore[untyped-decorator, unused-ignore]
 def _pick_kernel(  # type: ignore[no-untyped-def]
     logits, inverses, lows, highs, best_out, token_out, second_out,

@@ -1,7 +1,7 @@
-"""The draw of rows that no sampler cuts: temperature, noise and the best token.
+"""Draw from rows that no sampler cuts: temperature, noise and the best token.
 
-`pick` is the readable way, some sixty passes over the rows; `picker` answers with one Triton kernel
-where the device has one that gives the same bits. Never run on a GPU where it was written, so it
+`pick` is the readable version, some sixty passes over the rows; `picker` returns one Triton kernel
+if the device has one that gives the same bits. It was not run on a GPU where it was written, so it
 is compared with `pick` before a target uses it.
 """
 
@@ -22,13 +22,14 @@ _CHECKED = 70_001  # tokens of the rows that a kernel is checked with
 
 
 def pick(logits: torch.Tensor, inverse: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> Two:
-    """The token of each row's largest perturbed score, and by how much it is the largest."""
+    """The token of each row's largest perturbed score, and its margin."""
     tokens = torch.arange(logits.shape[-1], device=logits.device)
     return best(logits * inverse + gumbel(low, high, tokens))
 
 
 def picker(device: torch.device, on_warning: Callable[[str], None]) -> Pick:
-    """The kernel on a GPU where it compiles and agrees with `pick` to the last bit, else `pick`."""
+    """The kernel if it compiles on this GPU and agrees with `pick` to the last bit, otherwise
+    `pick`."""
     if device.type != "cuda":
         return pick
     try:
@@ -36,8 +37,8 @@ def picker(device: torch.device, on_warning: Callable[[str], None]) -> Pick:
 
         if _agree(fused_pick, device):
             return fused_pick
-        reason = "its bits are others"
-    except Exception as error:  # noqa: BLE001  # whatever a compiler may raise
+        reason = "its bits differ"
+    except Exception as error:  # noqa: BLE001  # a compiler may raise anything
         reason = first_line(error)
     on_warning(f"Triton's draw is off, sampling will be slower: {reason}")
     return pick
@@ -46,7 +47,7 @@ def picker(device: torch.device, on_warning: Callable[[str], None]) -> Pick:
 def _agree(fused: Pick, device: torch.device) -> bool:
     maker = torch.Generator(device).manual_seed(0)
     logits = 4 * torch.randn((4, _CHECKED), generator=maker, device=device)
-    logits[1] = logits[1].half().float()  # many that are equal
+    logits[1] = logits[1].half().float()  # with many equal values
     logits[2, :-3] = -torch.inf
     logits[3] = 0
     inverse = torch.tensor([[1.0], [1.25], [0.5], [3.0]], device=device)

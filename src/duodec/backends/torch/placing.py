@@ -1,4 +1,4 @@
-"""Where a model may go and in which number format, decided before any of it is read."""
+"""Choose where a model may be placed and in which number format, before it is read."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Place:
 
     @property
     def free_bytes(self) -> tuple[int, ...]:
-        """Memory that is free now on each of the devices."""
+        """The memory that is free now on each device."""
         if self.is_on_cpu:
             return (int(psutil.virtual_memory().available),)
-        torch.cuda.empty_cache()  # what torch keeps for later is free too
+        torch.cuda.empty_cache()  # memory that torch keeps for later is free too
         return tuple(int(torch.cuda.mem_get_info(device)[0]) for device in self.devices)
 
     @property
@@ -46,10 +46,10 @@ class Place:
 
 
 def choose_places(device: str, dtype: str, own_dtype: Any) -> list[Place]:
-    """The places that what was asked for allows, in the order they are to be tried: a GPU alone
-    before several. ``own_dtype`` is the files', None where they are quantised.
+    """The places that the options allow, in the order to try them: one GPU before several.
+    ``own_dtype`` is the files' own, None if they are quantised.
 
-    Raises BadOption, and BackendUnavailable where no such device is there.
+    Raises BadOption, and BackendUnavailable if there is no such device.
     """
     allowed = _devices(device)
     return [Place(devices, _dtype(devices[0], dtype, own_dtype)) for devices in allowed]
@@ -81,9 +81,9 @@ def _devices(device: str) -> list[tuple[str, ...]]:
         why = (
             f"torch {torch.__version__} was built without CUDA"
             if torch.version.cuda is None
-            else f"torch {torch.__version__} finds no GPU, or no driver that suits it"
+            else f"torch {torch.__version__} finds no GPU, or no suitable driver"
         )
-        raise BackendUnavailable(f"no device {device}: {why}; mend that, or use --device cpu")
+        raise BackendUnavailable(f"no device {device}: {why}; fix that, or use --device cpu")
     there = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
     if device == "cuda":
         alone = [(name,) for name in there]
@@ -110,7 +110,7 @@ def gpu_words() -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch failed for want of memory, of a GPU or of the machine."""
+    """Whether torch ran out of memory, on a GPU or on the machine."""
     words = str(error)
     return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError)

@@ -1,5 +1,4 @@
-"""The rope scaling of a GGUF file, which transformers does not read: a wrong one gives worse text
-and no error."""
+"""Read a GGUF file's rope scaling, which transformers ignores: without it text is worse."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from duodec.backends.torch.library import torch
 from duodec.errors import ModelUnreadable
 
 _FREQS = b"rope_freqs.weight"
-_HEAD_BYTES = 64 << 20  # of a file: its vocabulary and its list of tensors
+_HEAD_BYTES = 64 << 20  # of a file: more than its vocabulary and its list of tensors
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192  # the same in every Llama 3.1, 3.2 and 3.3
 _CLOSE = 1e-3
 
@@ -23,7 +22,7 @@ def add_rope(path: Path, config: Any, scaling: str | None, factor: str | None) -
     """
     known = getattr(config, "rope_parameters", None) or {}
     if known.get("rope_type", "default") != "default":
-        return  # transformers did read it
+        return  # transformers read it
     if scaling == "linear" and factor:
         config.rope_parameters = {**known, "rope_type": "linear", "factor": float(factor)}
     elif scaling not in (None, "none"):
@@ -42,7 +41,7 @@ def _has_divisors(path: Path) -> bool:
 
 
 def _llama3(path: Path, theta: float) -> dict[str, Any]:
-    """The scaling of Llama 3.1 whose divisors a file holds. Raises ModelUnreadable for others."""
+    """Llama 3.1's scaling with the divisors in a file. Raises ModelUnreadable for others."""
     import gguf
 
     (tensor,) = (t for t in gguf.GGUFReader(path).tensors if t.name == _FREQS.decode())
@@ -63,7 +62,7 @@ def _llama3(path: Path, theta: float) -> dict[str, Any]:
 
 
 def divisors(theta: float, head_dim: int, factor: float) -> Any:
-    """How much slower each pair of dimensions turns, as llama.cpp's converter writes it."""
+    """How much slower each pair of dimensions rotates, as llama.cpp's converter writes it."""
     turns = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     lengths = 2 * torch.pi * turns  # tokens of a full turn
     smooth = (_ORIGINAL / lengths - _LOW) / (_HIGH - _LOW)

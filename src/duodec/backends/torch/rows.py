@@ -1,4 +1,4 @@
-"""Order in rows of logits, on the device: largest first, lowest index first among equals."""
+"""Sort rows of logits on the device: largest first, lowest index first among equals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOW = 0xFFFFFFFF
 def top(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The k largest of each row, (rows, k) fp32, and their indices, as `duodec.core.rows.top`.
 
-    Value and index are packed in one integer, because `torch.topk` breaks ties as it likes.
+    Value and index are packed in one integer, because `torch.topk` breaks ties arbitrarily.
     """
     num_values = values.shape[-1]
     pattern = (values + 0.0).view(torch.int32).long()  # + 0: no negative zero
@@ -26,8 +26,8 @@ def top(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def best(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The index of each row's largest value, and by how much it is larger than the next: few
-    kernels, for the greedy case."""
+    """The index of each row's largest value, and its margin over the next: few kernels, for the
+    greedy case."""
     winner = values.argmax(-1, keepdim=True)  # the first among equals
     second = values.scatter(-1, winner, -torch.inf).amax(-1, keepdim=True)
     margin = values.gather(-1, winner) - second

@@ -1,9 +1,9 @@
-"""A model over several devices: which layers lie where, and what is moved between them.
+"""Spread a model over several devices: place its layers, and move tensors between them.
 
-Layers follow one another from device to device, so a token passes every one of them in turn: more
-devices hold a larger model and make none faster. What the layers are is what transformers itself
-does not split, as in `device_map`; what is moved are the arguments of a module, as accelerate does
-it, but each tensor once a forward.
+Layers follow one another from device to device, so a token passes all of them in turn: more devices
+hold a larger model but do not make it faster. Layers are the modules that transformers does not
+split, as in `device_map`; the arguments of a module are moved, as in accelerate, but each tensor
+once a forward pass.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Block:
 
 
 def blocks(model: Any) -> tuple[Block, ...]:
-    """A model's modules in the order in which they compute: what comes before the layers, each
-    layer, and what comes after them. Weights that both ends share lie with the last."""
+    """A model's modules in the order of computation: those before the layers, each layer, and those
+    after them. Weights that both ends share are placed with the last."""
     before, layers, after = _parts(model)
     shared = {id(p) for name in before for p in model.get_submodule(name).parameters()}
     if any(id(p) in shared for name in after for p in model.get_submodule(name).parameters()):
@@ -56,7 +56,7 @@ def _parts(model: Any) -> tuple[list[str], list[str], list[str]]:
                 walk(child, f"{path}.")
             elif layers and any(True for _ in child.parameters()):
                 after.append(path)
-            else:  # a rotary embedding has no weights, and is used first wherever it stands
+            else:  # a rotary embedding has no weights, and is used first wherever it is listed
                 before.append(path)
 
     walk(model, "")
@@ -69,8 +69,8 @@ def _num_params(model: Any, names: Sequence[str]) -> int:
 
 
 def spread(sizes: Sequence[int], free: Sequence[int]) -> tuple[int, ...] | None:
-    """Which device each block goes to, in order, so that the fullest keeps as much room as can
-    be; None where they do not fit. ``sizes`` and ``free`` are bytes."""
+    """The device of each block, in order, so that the fullest device keeps the most free memory;
+    None if they do not fit. ``sizes`` and ``free`` are bytes."""
     for percent in range(1, 101):
         found = _filled(sizes, [room * percent // 100 for room in free])
         if found is not None:
@@ -93,8 +93,8 @@ def _filled(sizes: Sequence[int], room: Sequence[int]) -> tuple[int, ...] | None
 
 
 def join(model: Any) -> Callable[[], None]:
-    """Move what crosses from one device to another, in every forward of a model whose blocks lie
-    on several; what it returns ends that. Raises ModelUnreadable where a layer itself is split."""
+    """Move tensors between devices in every forward pass of a model whose blocks are on several;
+    returns a function that undoes this. Raises ModelUnreadable if a layer itself is split."""
     if len({parameter.device for parameter in model.parameters()}) < 2:
         return lambda: None
     _unhook(model)
@@ -117,7 +117,7 @@ def join(model: Any) -> Callable[[], None]:
 
 
 def _devices(model: Any) -> Iterator[tuple[str, torch.device]]:
-    """Where each module of a block lies; one without weights, where the first layer does."""
+    """The device of each module of a block; the first layer's for one without weights."""
     before, layers, after = _parts(model)
     first = next(model.get_submodule(layers[0]).parameters()).device
     for name in (*before, *layers, *after):
@@ -131,7 +131,7 @@ def _devices(model: Any) -> Iterator[tuple[str, torch.device]]:
 
 
 def _unhook(model: Any) -> None:
-    """accelerate's own movers would bring every result back to where its arguments were."""
+    """Remove accelerate's hooks, which would move every result back to its arguments' device."""
     if getattr(model, "hf_device_map", None):
         from accelerate.hooks import (  # type: ignore[import-untyped, unused-ignore]
             remove_hook_from_module,
@@ -142,8 +142,8 @@ def _unhook(model: Any) -> None:
 
 @dataclass(frozen=True)
 class _Passage:
-    """Tensors that were moved in this forward, by device and source; the source is kept, so that
-    no other takes its place."""
+    """Tensors moved in this forward pass, by device and source; the source is kept, so that no
+    other gets its address."""
 
     moved: dict[tuple[torch.device, int], tuple[torch.Tensor, torch.Tensor]]
 

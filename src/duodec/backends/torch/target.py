@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from duodec.backends.torch.attention import TAIL
-from duodec.backends.torch.draws import Drawn, draw
+from duodec.backends.torch.draws import Drawing, Drawn, draw
 from duodec.backends.torch.forwards import Forwards, Lines, failure
 from duodec.backends.torch.graphs import Queue
 from duodec.backends.torch.layouts import Layouts, Readings, WindowLayouts, exact_layouts
@@ -21,7 +21,7 @@ from duodec.backends.torch.network import Network
 from duodec.backends.torch.picking import picker
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, Query, Scores
+from duodec.core.protocols import Candidates, Launched, Query, Scores
 from duodec.core.sampling import Distribution, Draw, Sampler, SamplingParams
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
@@ -157,6 +157,15 @@ class TorchTarget:
         self.__dict__.pop("_forwards", None)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
+        return self.queued(queries).result()
+
+    @property
+    def launch(self) -> Callable[[Sequence[Query]], Launched] | None:
+        """Where the device computes while the host goes on, `queued`; None on a CPU."""
+        return self.queued if self._queue.is_cuda else None
+
+    def queued(self, queries: Sequence[Query]) -> Launched:
+        """Tell the device to score the queries and to draw; nothing is waited for."""
         self._check(queries)
         firsts = np.cumsum([0, *(len(query.draft) + 1 for query in queries)]).tolist()
         memos = self._slots.of([query.slot for query in queries])
@@ -170,11 +179,8 @@ class TorchTarget:
             for query, memo, first in zip(queries, memos, firsts, strict=False):
                 self._read(query, memo, logits[first : first + 1])
             self._continue(queries, memos, firsts, logits)
-            drawn = draw(logits, queries, self._queue.to_host, self._pick)
-        return [
-            TorchScores(query, drawn, logits[first:end], first)
-            for query, first, end in zip(queries, firsts, firsts[1:], strict=False)
-        ]
+            drawing = Drawing(logits, queries, self._queue.copied, self._pick)
+        return _Queued(self._queue, memos, queries, firsts, logits, drawing)
 
     # --- before a forward
 
@@ -287,6 +293,26 @@ class TorchTarget:
         for params in _DRAWN_FIRST:
             query = Query(0, np.zeros(1, dtype=np.int32), Draft(), Sampler(params), 1)
             draw(logits, [query], self._queue.to_host, self._pick)
+
+
+@dataclass(frozen=True)
+class _Queued:
+    """A forward pass that the device was told to compute."""
+
+    queue: Queue
+    memos: Sequence[SlotMemo]
+    queries: Sequence[Query]
+    firsts: Sequence[int]  # each query's first row, and the number of rows
+    logits: torch.Tensor  # (rows, vocab) fp32
+    drawing: Drawing
+
+    def result(self) -> list[Scores]:
+        with self.queue.scope(), _blamed(self.memos):
+            drawn = self.drawing.result()
+        return [
+            TorchScores(query, drawn, self.logits[first:end], first)
+            for query, first, end in zip(self.queries, self.firsts, self.firsts[1:], strict=False)
+        ]
 
 
 @contextmanager

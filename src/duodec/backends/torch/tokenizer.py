@@ -1,4 +1,4 @@
-"""The vocabulary of a folder of safetensors, spelled as llama.cpp spells that of a GGUF file.
+"""Read the vocabulary of a folder of safetensors in llama.cpp's spelling of a GGUF file's.
 
 So a target of transformers and a draft in a GGUF file can be compared token by token, and a text
 has the same tokens and bytes on both sides.
@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from duodec.backends.torch.library import transformers
+from duodec.backends.translation.spelling import SpelledVocabulary
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import ModelUnreadable
 
-_LONGEST = 160  # characters of a library's words
+_LONGEST = 160  # characters of a library's message
 _SPACE = "\u2581"  # how sentencepiece spells a space
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# llama.cpp's converter takes these for control tokens whatever the folder says of them
+# llama.cpp's converter treats these as control tokens, whatever the folder declares
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<pad>|<mask>|<2mass>|\[@BOS@\]|<unused\d+>")  # noqa: RUF001
-# tokens that end an answer in llama.cpp, by their text
+# tokens that end a completion in llama.cpp, by their text
 _ENDS = frozenset(
     {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>",
      "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
@@ -35,18 +36,18 @@ _ENDS = frozenset(
 
 @dataclass(frozen=True)
 class FolderTokenizer:
-    """A fast tokenizer of transformers, with the vocabulary's size as the model has it.
+    """A fast tokenizer of transformers, with the model's vocabulary size.
 
     Make it with `open`, which raises ModelUnreadable.
     """
 
     tokenizer: Any  # of transformers
     num_vocab: int  # rows of logits: a vocabulary may be padded
-    ends: frozenset[int]  # what the model's files say ends an answer
+    ends: frozenset[int]  # end tokens, according to the model's files
 
     @classmethod
     def open(cls, folder: Path, num_vocab: int, ends: frozenset[int]) -> FolderTokenizer:
-        """Raises ModelUnreadable where the folder has no tokenizer that we can read."""
+        """Raises ModelUnreadable if the folder has no tokenizer that we can read."""
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
@@ -63,7 +64,7 @@ class FolderTokenizer:
             )
         found = cls(tokenizer, num_vocab, ends)
         found._prepare(folder)
-        _ = found._plain  # here, where nobody else tokenises
+        _ = found._plain  # here, while no other thread tokenises
         return found
 
     def _prepare(self, folder: Path) -> None:
@@ -76,7 +77,7 @@ class FolderTokenizer:
                 f"{folder} has a tokenizer that is neither byte-level nor sentencepiece's "
                 f"({', '.join(sorted(self._kinds)) or 'no decoder'}); use another model"
             )
-        # a prompt's own words must not become control tokens, whoever forgot to mark them
+        # a prompt's own text must not become control tokens, even if they are not marked as such
         unmarked = [
             token
             for token in backend.get_added_tokens_decoder().values()
@@ -95,7 +96,7 @@ class FolderTokenizer:
 
     @cached_property
     def _kinds(self) -> set[str]:
-        """The kinds of decoders that turn its tokens into text."""
+        """The types of decoders that turn its tokens into text."""
         decoder = self._backend.decoder
         return set(_kinds(json.loads(decoder.__getstate__()))) if decoder else set()
 
@@ -124,11 +125,11 @@ class FolderTokenizer:
         return _or_none(self.tokenizer.eos_token_id)
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends the answer."""
+        """Whether a token ends the completion."""
         return token >= 0 and token in self._ends
 
     def token_text(self, token: int) -> bytes:
-        """The vocabulary's entry; one of the padding is named as llama.cpp's converter does."""
+        """The vocabulary's entry; padding is named as by llama.cpp's converter."""
         text = self._backend.id_to_token(token)
         if text is None:
             return f"[PAD{token}]".encode()
@@ -138,8 +139,8 @@ class FolderTokenizer:
         return str(text).encode()
 
     def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
-        """Tokens of a text. A templated text has its special tokens spelled out; another one
-        gets the model's own beginning token and no meaning is read into its words."""
+        """Tokens of a text. A templated text has its special tokens spelled out; any other gets the
+        model's beginning token, and its special tokens are plain text."""
         begins = self.token_text(self.bos).decode() if self.bos >= 0 else ""
         has_bos = is_templated and bool(begins) and text.startswith(begins)
         return _encode(self._backend if is_templated else self._plain, text, has_bos)
@@ -156,13 +157,13 @@ class FolderTokenizer:
 
     @cached_property
     def controls(self) -> SpecialTokens:
-        """Tokens that direct the model: no text of a user's stands for them."""
+        """Tokens that direct the model: no text of a user may spell them."""
         return SpecialTokens({t.content: i for i, t in self._added.items() if t.special})
 
     @cached_property
     def _plain(self) -> Any:
-        """A tokenizer that reads no control tokens but our own names of them. One of its own: the
-        switch is the tokenizer's, and several threads tokenise."""
+        """A tokenizer that reads no control tokens except our own names for them. It is a copy: the
+        switch belongs to the tokenizer, and several threads tokenise."""
         plain = type(self._backend).from_str(self._backend.to_str())
         plain.encode_special_tokens = True
         plain.add_tokens(
@@ -179,16 +180,28 @@ class FolderTokenizer:
 
     @cached_property
     def _of_alias(self) -> dict[int, int]:
-        """The control tokens, by the tokens of our own names of them."""
+        """The control tokens, by the tokens of our own names for them."""
         controls = self.controls.tokens.values()
         return {self._plain.token_to_id(self._alias(token)): token for token in controls}
+
+    def by_value(self) -> SpelledVocabulary:
+        """This vocabulary without transformers, to be sent to another process."""
+        every = range(self.num_vocab)
+        return SpelledVocabulary(
+            tuple(self.token_text(token) for token in every),
+            tuple(self.piece(token) for token in every),
+            self.bos,
+            self.eos,
+            frozenset(token for token in every if self.is_end(token)),
+            self._plain,
+        )
 
     @cached_property
     def _secret(self) -> str:
         return secrets.token_hex(8)
 
     def _alias(self, token: int) -> str:
-        """Our own name of a control token, which no text spells."""
+        """Our own name for a control token, which no text contains."""
         return f"\U0010fffd{self._secret}:{token}\U0010fffd"
 
     def piece(self, token: int) -> bytes:
@@ -208,12 +221,12 @@ class FolderTokenizer:
 
 
 def _encode(backend: Any, text: str, has_bos: bool) -> list[int]:
-    text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no text
+    text = text.encode("utf-8", "replace").decode()  # a lone surrogate is not text
     return list(backend.encode(text, add_special_tokens=not has_bos).ids)
 
 
 def one_line(error: BaseException) -> str:
-    """What a library said, short enough for a message."""
+    """A library's error, short enough for a message."""
     words = " ".join(str(error).split()) or type(error).__name__
     return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."
 

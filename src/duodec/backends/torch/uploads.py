@@ -1,7 +1,7 @@
-"""Numbers of the host on a device, without a wait for what the device still has to do.
+"""Copy numbers from the host to a device without waiting for the device's queue.
 
-A plain copy from memory that may be paged out waits until the device has done all that was queued
-before, a whole forward perhaps, and leaves it idle until the next kernel is launched.
+A plain copy from pageable memory waits until the device has done everything queued before, perhaps
+a whole forward pass, and leaves it idle until the next kernel is launched.
 """
 
 from __future__ import annotations

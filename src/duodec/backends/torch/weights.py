@@ -1,4 +1,4 @@
-"""A model of transformers read from its files, whole or refused in one line."""
+"""Read a model of transformers from its files, or refuse it in one line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from duodec.errors import ModelUnreadable
 
 
 def read_weights(blueprint: Blueprint) -> Any:
-    """The model with its weights in place. Raises ModelUnreadable where files are broken, weights
-    are missing, or memory runs out."""
+    """The model with its weights. Raises ModelUnreadable if files are broken, weights are missing,
+    or memory runs out."""
     source, place = blueprint.source, blueprint.place
     how: dict[str, Any] = {
         "config": blueprint.config, "dtype": place.dtype, "output_loading_info": True,

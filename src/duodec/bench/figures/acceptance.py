@@ -1,4 +1,4 @@
-"""How often at least so many draft tokens are accepted, a line for each method."""
+"""Draw how often at least so many draft tokens are accepted, a line for each method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARKERS, _DASHES = "osD^vPX*", ("-", "--", ":")
 
 
 def acceptance_figure(name: str, measures: PairMeasures) -> str | None:
-    """None where nothing was accepted."""
+    """The figure as SVG; None if nothing was accepted."""
     found = {m: measures.of(m).acceptance[:_MOST_POSITIONS] for m in measures.methods}
     lines = sorted(
         ((m, shares) for m, shares in found.items() if shares), key=lambda item: -item[1][0]

@@ -1,4 +1,4 @@
-"""How a figure becomes SVG inside of a page: text stays text, colours are the page's.
+"""Render figures as SVG within a page: text stays text, colours are the page's.
 
 Every colour is a CSS variable of the page with the light theme's value as its fallback, so
 that figures follow a dark theme and paper.
@@ -65,14 +65,14 @@ _STYLE: Any = {
 def svg(
     name: str, title: str, description: str, size: tuple[int, int], draw: Callable[[Figure], None]
 ) -> str:
-    """What ``draw`` puts on a figure of this size (in CSS pixels), for the page.
+    """Render what ``draw`` puts on a figure of this size (in CSS pixels), for the page.
 
-    ``name`` keeps its ids apart from other figures'; title and description are its words for
-    who cannot see it.
+    ``name`` distinguishes its ids from other figures'; title and description are for readers who
+    cannot see it.
     """
     width, height = size
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
-        # the reader's fonts draw the text, not the one that measures it here
+        # the reader's fonts draw the text, not the font that measures it here
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, facecolor="none")
         draw(figure)
@@ -98,7 +98,7 @@ def _variable(match: re.Match[str]) -> str:
 
 
 def shortened(label: str) -> str:
-    """A name that leaves room for the figure beside it."""
+    """A name short enough to leave space for the figure."""
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}\u2026"
 
 

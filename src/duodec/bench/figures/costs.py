@@ -1,4 +1,4 @@
-"""What forwards and draft steps cost, by their widths."""
+"""Draw what forward passes and draft steps cost, by their widths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def costs_figure(profile: Profile) -> str:
         left.plot(widths, seconds, marker="o", label=f"{context} tokens before")
         steps = [s for s in profile.steps if s.context == context]
         right.plot([s.leaves for s in steps], [s.seconds * 1e3 for s in steps], marker="o")
-    left.set(title="T(n): a target forward", xlabel="draft tokens", ylabel="ms")
+    left.set(title="T(n): the target's forward pass", xlabel="draft tokens", ylabel="ms")
     right.set(title="d(k): a draft step", xlabel="leaves", ylabel="ms")
     for axes in (left, right):
         axes.set_ylim(bottom=0)

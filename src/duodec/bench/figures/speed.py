@@ -1,4 +1,4 @@
-"""Speed over the baseline's as bars with intervals: gains to the right, losses to the left."""
+"""Draw speed over the baseline's as bars with intervals: gains to the right, losses to the left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from duodec.bench.statistics import Ratio
 from duodec.bench.tables import ALL, mark_of
 
 _WIDTH, _BAR = 262, 20
-_VALUES = 52  # room for the values at the right
+_VALUES = 52  # space for the values at the right
 _TICKS = (1.0, 0.7, 0.5, 0.25, 0.1, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)  # outwards from 1
 _TICK_ROOM = 0.19  # of the axis
 _SIGNS = {"slower": ("\u2212", "loss"), "faster": ("+", "gain"), "": ("=", "flat")}
@@ -82,7 +82,7 @@ def _task_figure(
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Those that leave room for each other's words."""
+    """The ticks whose labels do not overlap."""
     room = _TICK_ROOM * log(high / low)
     kept: list[float] = []
     for tick in _TICKS:
@@ -92,7 +92,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _words_and_colour(ratio: Ratio | None) -> tuple[str, str]:
-    """A loss has a minus before its value, so that no colour is needed to see it."""
+    """A loss has a minus before its value, so that it is visible without colour."""
     if ratio is None:
         return "none", COLOURS["flat"]
     sign, colour = _SIGNS[mark_of(ratio)]

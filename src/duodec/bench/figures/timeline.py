@@ -1,4 +1,4 @@
-"""Who works when: a method's target and, under it, its drafter, on one axis of time."""
+"""Draw when a method's target and, under it, its drafter work, on one axis of time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _WIDTH, _LANE, _GAP, _RIGHT = 1080, 17, 11, 84
 
 
 def timeline_figure(name: str, timeline: Timeline) -> str:
-    """Filled over empty: the target's forwards with the tokens they added, then drafting
-    beside a forward (filled) and drafting that the target waits for (outlined)."""
+    """The target's forward passes with the tokens they added; under them drafting in parallel with
+    a pass (filled) and drafting that the target waits for (outlined)."""
     heights = [_LANE * (2 if lane.has_drafter else 1) for lane in timeline.lanes]
     inner = sum(heights) + _GAP * len(heights)
 
@@ -38,10 +38,10 @@ def timeline_figure(name: str, timeline: Timeline) -> str:
         axes.set_xlabel("ms since the first token")
 
     described = "; ".join(
-        f"{lane.method}: {lane.total_tokens} tokens in {len(lane.forwards)} forwards"
+        f"{lane.method}: {lane.total_tokens} tokens in {len(lane.forwards)} passes"
         for lane in timeline.lanes
     )
-    title = f"Target and drafter at work, {timeline.prompt}"
+    title = f"When target and drafter work, {timeline.prompt}"
     return svg(name, title, described, (_WIDTH, inner + 52), draw)
 
 

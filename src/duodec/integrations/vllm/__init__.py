@@ -1,10 +1,10 @@
-"""vLLM with our drafter: the CPUs of its hosts draft while its forwards run.
+"""Run vLLM with our drafter: the CPUs of its hosts draft during its forward passes.
 
     proposer    vLLM's hook
-    speculator  what to propose for every row, from what is drawn already
+    speculator  what to propose for every row, from the drafts that are ready
     requests    which row is which request
     pace        the planner on vLLM's clock
-    beside      the drafter, and the thread that listens to it
+    beside      the drafter, and the thread that reads its messages
     settings, opening, vocabulary
                 from the environment to a drafter that suits vLLM's target
     meters      for Prometheus

@@ -1,4 +1,4 @@
-"""What an operator watches of the drafter, in the registry that vLLM's own counters are in."""
+"""Count the drafter's work for operators, in the registry of vLLM's own counters."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from duodec.integrations.vllm.beside import Beside
 from duodec.integrations.vllm.speculator import Counts
 
 _NAMES = {
-    "steps": "Steps of the engine that drafts were asked of.",
-    "tree_hits": "Rows whose next tokens were drawn before they were asked for.",
+    "steps": "Engine steps that requested drafts.",
+    "tree_hits": "Rows whose next tokens were drafted in advance.",
     "tree_misses": "Rows whose next tokens were not.",
     "free_drafts": "Rows that were drafted from earlier text.",
     "proposed_tokens": "Draft tokens proposed.",
-    "propose_seconds": "Time of the engine that proposing took.",
+    "propose_seconds": "Engine time spent on proposing.",
     "drafter_busy_seconds": "Time that the drafter worked.",
-    "drafter_waiting_seconds": "Time that it had nothing to do.",
-    "drafter_restarts": "Drafters that were started again.",
+    "drafter_waiting_seconds": "Time that it was idle.",
+    "drafter_restarts": "Restarts of drafters.",
 }
 _EVERY_S = 0.5
 
 
 class Meters:
-    """Counters that follow what happened. `look` is cheap between two updates."""
+    """Counters that follow the counts. `look` is cheap between two updates."""
 
     def __init__(self, counts: Counts, beside: Beside) -> None:
         self._counters = counters()
@@ -62,7 +62,7 @@ _made: dict[str, object] = {}
 
 
 def counters() -> Mapping[str, object]:
-    """One counter each, once a process: engines that follow each other share them."""
+    """One counter each, once a process: successive engines share them."""
     if not _made:
         from prometheus_client import Counter
 

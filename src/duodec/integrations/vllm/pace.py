@@ -1,4 +1,4 @@
-"""The planner on vLLM's clock: what a step takes by the size of its batch, and what pays there."""
+"""Plan for vLLM's batches: measure steps by batch size, and choose the drafts that pay."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import best_width
 
-_MANY_ROWS = 4  # whose step tells whether drafting from earlier text alone would be better
+_MANY_ROWS = 4  # in a step that shows whether drafting from earlier text only would be better
 _WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What may follow one text, and how likely each token and all before it come true."""
+    """A continuation of one text, and how likely each token is accepted with all before it."""
 
     tokens: Sequence[int] = ()
     values: Sequence[float] = ()
 
     @property
     def expected(self) -> float:
-        """Its tokens that are expected to come true."""
+        """The expected number of accepted tokens."""
         return sum(self.values)
 
 
@@ -34,18 +34,20 @@ class Regime:
     costs: Costs = field(default_factory=Costs)
 
     def observe(self, sources: Sources, num_drafted: int, num_tokens: int, seconds: float) -> None:
-        """A step that verified so many draft tokens of these sources, and brought so many."""
+        """Add a step that verified ``num_drafted`` tokens of these sources and yielded
+        ``num_tokens``."""
         self.costs.observe_forward(seconds, num_drafted)
         self.governor.observe(sources, num_tokens, seconds)
-        for width in _WIDTHS:  # looked up before they are needed
+        for width in _WIDTHS:  # computed before they are needed
             self.costs.forward_s(width)
 
     def lengths(self, chains: Sequence[Chain], num_rows: int) -> list[int]:
-        """How much of every chain to verify, so that all rows together gain most tokens a second.
+        """How much of every chain to verify, so that all rows together yield the most tokens a
+        second.
 
-        A step gives every row a token anyway. So R rows with the chosen nodes' values v bring
-        R + sum(v) tokens, which is R times what the planner maximises for one text where the
-        values are v / R. Of a chain, no token is likelier than those before it.
+        A step gives every row a token anyway. So R rows with the chosen nodes' values v yield R +
+        sum(v) tokens, which is R times what the planner maximises for one text where the values are
+        v / R. Of a chain, no token is likelier than those before it.
         """
         order = sorted(
             (-value / num_rows, row) for row, chain in enumerate(chains) for value in chain.values

@@ -1,4 +1,4 @@
-"""vLLM's `custom_class` proposer (its PR 39487): `duodec.integrations.vllm.DuoProposer`."""
+"""Propose drafts to vLLM through its `custom_class` hook (its PR 39487)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _log = logging.getLogger("vllm.duodec")
 
 
 class DuoProposer:
-    """Proposes what a drafter on this host's CPUs has drawn while vLLM's forward ran.
+    """Proposes what a drafter on this host's CPUs drafted during vLLM's forward pass.
 
-    One a worker; the one whose drafts vLLM takes has the drafter. What is wrong with the settings
-    is one line in vLLM's log, and vLLM goes on without it, or with ``on_fault: refuse`` it is
-    raised and ends the start.
+    One for each worker; the one whose drafts vLLM takes has the drafter. Errors in the settings are
+    one line in vLLM's log, and vLLM continues without the drafter; with ``on_fault: refuse`` they
+    are raised and end the start.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -44,12 +44,12 @@ class DuoProposer:
         except DuodecError as error:
             if settings.on_fault == "refuse":
                 raise
-            _log.warning("duodec: %s; vLLM goes on without speculation", error)
+            _log.warning("duodec: %s; vLLM continues without speculation", error)
             return
         self.speculator = self._started(engine)
 
     def _open(self, settings: Settings, engine: Engine) -> OpenDrafter | None:
-        """The drafter; None where none is named, or where we go on without it."""
+        """The drafter; None if none is named, or if we continue without it."""
         if not settings.has_draft:
             return None
         try:
@@ -57,7 +57,7 @@ class DuoProposer:
         except DuodecError as error:
             if settings.on_fault == "refuse":
                 raise
-            _log.warning("duodec: %s; drafts come from earlier text alone", error)
+            _log.warning("duodec: %s; drafts come from earlier text only", error)
             return None
 
     def _started(self, engine: Engine) -> Speculator:
@@ -73,7 +73,7 @@ class DuoProposer:
         return speculator
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """vLLM offers the target's model; nothing of it is needed."""
+        """vLLM passes the target's model; it is not needed."""
 
     def propose(
         self,
@@ -84,7 +84,7 @@ class DuoProposer:
     ) -> list[list[int]]:
         """The drafts that are ready, one list a row; never waits for the drafter.
 
-        ``sampled_token_ids``: what the step brought to each row, [] while its prompt is read.
+        ``sampled_token_ids``: the step's new tokens of each row, [] during its prefill.
         ``num_tokens_no_spec`` (rows or more,) and ``token_ids_cpu`` (rows or more, length): the
         lengths of the texts, and the texts, with what was sampled.
         """
@@ -97,8 +97,8 @@ class DuoProposer:
                 for i, tokens in enumerate(sampled_token_ids)
             ]
             return self.speculator.propose(rows)
-        except Exception:  # noqa: BLE001  a mistake of ours must not end vLLM's engine
-            _log.exception("duodec: a mistake in the proposer; vLLM goes on without speculation")
+        except Exception:  # noqa: BLE001  a bug of ours must not end vLLM's engine
+            _log.exception("duodec: a bug in the proposer; vLLM continues without speculation")
             self.speculator = None
             return [[] for _ in sampled_token_ids]
 

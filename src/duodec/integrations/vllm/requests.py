@@ -1,7 +1,7 @@
-"""Which row of the batch is which request: vLLM names none, and rows move.
+"""Match rows of the batch to requests: vLLM does not name them, and rows move.
 
-A request is known by its text. Two requests of one text are one as far as drafts go, so a wrong
-guess between them is none.
+A request is identified by its text. Requests with the same text need the same drafts, so confusing
+them does no harm.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.core.candidates import CandidateTree
-from duodec.core.draft import ROOT
+from duodec.core.candidates import Place
 from duodec.core.prefix import common_prefix
 from duodec.core.sampling import Tokens
 from duodec.planning.selection import Selection
@@ -21,51 +20,20 @@ from duodec.planning.sources import TextSources
 
 _WEIGHT = 4.0  # accepted tokens that the expectation counts as
 _FADE = 0.95  # of a request's earlier steps
-_MUCH = 64  # tokens that are worth another request's slot
+_MUCH = 64  # known tokens that justify taking another request's slot
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the batch: its text, and how many of its tokens the last step brought."""
+    """One row of the batch: its text, and how many of its tokens are from the last step."""
 
     text: NDArray[np.integer]  # (length,) a view of vLLM's own memory
-    num_new: int  # 0: its prompt is being read
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in a tree a text ends."""
-
-    tree: CandidateTree = field(default_factory=CandidateTree)
-    node: int = ROOT
-
-    def follow(self, tokens: Sequence[int]) -> Place:
-        """The place that so many tokens further on is; an empty tree where the path leaves it."""
-        node = self.node
-        for token in tokens:
-            child = self.tree.child(node, token)
-            if child is None:
-                return Place()
-            node = child
-        return Place(self.tree, node)
-
-    def down(self, length: int) -> list[int]:
-        """The nodes under it, the likeliest child of each, at most so many."""
-        node, nodes = self.node, list[int]()
-        while len(nodes) < length and (children := self.tree.children(node)):
-            node = children[0]
-            nodes.append(node)
-        return nodes
-
-    @property
-    def is_known(self) -> bool:
-        """Something is drawn under it."""
-        return bool(self.tree.children(self.node))
+    num_new: int  # 0: it is in prefill
 
 
 @dataclass
 class Luck:
-    """How one request's drafts fare, beside what all requests' drafts let expect."""
+    """One request's acceptance in proportion to that expected from all requests."""
 
     right: float = _WEIGHT
     expected: float = _WEIGHT
@@ -81,10 +49,10 @@ class Luck:
 
 @dataclass(eq=False)
 class Request:
-    """One text in the making. ``text`` is a copy that only grows."""
+    """One text being generated. ``text`` is a copy that only grows."""
 
-    slot: int | None  # at the drafter; None: there was none left
-    last_step: int = 0  # when it was in the batch last
+    slot: int | None  # at the drafter; None: no slot was free
+    last_step: int = 0  # when it was last in the batch
     place: Place = field(default_factory=Place)
     texts: TextSources | None = None
     selection: Selection | None = None  # the last one from them
@@ -94,13 +62,13 @@ class Request:
     drafted: tuple[int, ...] = ()  # the draft in flight
     num_expected: float = 0.0  # of its tokens, to be accepted
     num_right: int = 0  # draft tokens that the last step accepted
-    last_search: int = 0  # step in which earlier text was searched for it last
-    num_new: int = 0  # tokens since it was seen last
-    new_tokens: Sequence[int] = ()  # these, where the last step brought them
-    is_decoding: bool = False  # its prompt was read before the last step
-    is_continued: bool = False  # the last step brought all that is new
-    num_row_new: int = 0  # tokens that its row brought last
-    num_indexed: int = 0  # tokens that ``texts`` knows
+    last_search: int = 0  # step of the last search of earlier text
+    num_new: int = 0  # tokens since it was last seen
+    new_tokens: Sequence[int] = ()  # these, if they are from the last step
+    is_decoding: bool = False  # its prefill ended before the last step
+    is_continued: bool = False  # all new tokens are from the last step
+    num_row_new: int = 0  # its row's tokens in the last step
+    num_indexed: int = 0  # tokens that ``texts`` has indexed
     length: int = 0  # of the text
     _buffer: Tokens = field(default_factory=lambda: np.empty(256, dtype=np.int32))
 
@@ -125,7 +93,7 @@ class Request:
 
 
 class Requests:
-    """All requests that are known: those in the batch, and those that left it not long ago."""
+    """All known requests: those in the batch, and those that left it recently."""
 
     def __init__(self, num_slots: int) -> None:
         self._free_slots = list(range(num_slots))[::-1]
@@ -178,8 +146,8 @@ class Requests:
         return request
 
     def _slot_for(self, row: Row, idle: dict[Request, None]) -> int | None:
-        """A slot that knows much of the text, or else one that was never used, or else the one that
-        was idle for longest; its request is forgotten."""
+        """A slot that has much of the text in its cache, or else an unused one, or else the one
+        idle for longest; its request is forgotten."""
         for request in [request for request in idle if request.slot is None]:
             self._forget(request, idle)
         text = row.text.astype(np.int32)

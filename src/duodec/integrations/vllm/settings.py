@@ -1,4 +1,4 @@
-"""How the drafter beside vLLM is set up: by the environment, or by a file that it names."""
+"""Read the settings of vLLM's drafter from the environment, or from a file that it names."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 import yaml
 
-from duodec.config import listed_cores
 from duodec.errors import BadOption
+from duodec.machine.cores import listed_cores
 
 PREFIX = "DUODEC_VLLM_"
 FILE = f"{PREFIX}CONFIG"
 ON_FAULT = ("continue", "refuse")
-MAX_TEXTS = 64  # more cannot have leaves of their own
+MAX_TEXTS = 64  # more texts could not each have leaves
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Every field is `DUODEC_VLLM_` and its name in capitals, or a line of the file."""
+    """Every field is set by `DUODEC_VLLM_` and its name in capitals, or by a line of the file."""
 
     draft: str = "none"  # a GGUF file, a repository of the hub or an alias; none: earlier text only
     cores: tuple[int, ...] = ()  # the drafter's; none: those that vLLM leaves
@@ -56,7 +56,7 @@ class Settings:
         return replace(cls(), **{name: _value(name, value) for name, value in found.items()})
 
     def environment(self) -> dict[str, str]:
-        """The variables that say so; what is not set is left out."""
+        """The variables of these settings; unset fields are left out."""
         default = Settings()
         words = {
             "cores": ",".join(map(str, self.cores)),
@@ -87,7 +87,7 @@ def _of_file(path: Path) -> dict[str, Any]:
 
 
 def _value(name: str, value: Any) -> Any:
-    """A setting as it is kept. Raises BadOption."""
+    """A setting as its field stores it. Raises BadOption."""
     words = str(value).strip()
     if name == "cores":
         return parse_cores(value if isinstance(value, str) else ",".join(map(str, _list(value))))

@@ -1,4 +1,4 @@
-"""What to propose for every row of a batch, from what is drawn already, at once."""
+"""Propose drafts for every row of a batch at once, from the drafts that are ready."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 
-from duodec.core.candidates import CandidateTree
+from duodec.core.candidates import CandidateTree, Place
 from duodec.core.protocols import DraftRequest
 from duodec.core.sampling import Sampler
 from duodec.drafting.growth import Tree
 from duodec.integrations.vllm.beside import Beside
 from duodec.integrations.vllm.pace import Chain, Pace, Regime
-from duodec.integrations.vllm.requests import Place, Request, Requests, Row
+from duodec.integrations.vllm.requests import Request, Requests, Row
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.governor import Sources
 from duodec.planning.selection import Selection
 from duodec.planning.sources import TextMemory, TextSources, TreeSource
 
-_MAX_EXPANDED = 120  # of all trees together: the drafter's leaves are so many
-_STEPS = 3.0  # of the drafter, that a text must have between two of the engine's
+_MAX_EXPANDED = 120  # of all trees together: the drafter's number of leaves
+_STEPS = 3.0  # of the drafter, that a text needs between two of the engine's
 _TICK_S = 1e-6
 _NUM_CANDIDATES = 8
-_FREE_SHARE, _MOST_FREE_S = 0.03, 0.001  # of a step's time, for drafts that cost nothing else
-_GOOD = 0.5  # of a draft's tokens expected to be right: nothing else is looked for
-_LIKELIEST = Sampler()  # what the drafter orders by, whatever vLLM samples with
+_FREE_SHARE, _MOST_FREE_S = 0.03, 0.001  # of a step's time, for drafts from text
+_GOOD = 0.5  # of a draft's tokens expected to be right: then no other draft is searched for
+_LIKELIEST = Sampler()  # the drafter's order, however vLLM samples
 _INDEXED = 1024  # tokens of a prompt that are made searchable in one step
 
 
 @dataclass
 class Counts:
-    """What happened so far."""
+    """Counts since the start."""
 
     num_steps: int = 0
-    num_hits: int = 0  # rows whose next tokens the drafter had drawn already
+    num_hits: int = 0  # rows whose next tokens the drafter had already drafted
     num_misses: int = 0
-    num_free: int = 0  # rows that were drafted from earlier text
+    num_free: int = 0  # rows drafted from earlier text
     num_tokens: int = 0  # proposed
     propose_s: float = 0.0
 
@@ -64,12 +64,12 @@ class Speculator:
         self._begin_s = 0.0
         self._sources = Sources.NONE  # of the step in flight
         self._num_rows = 0
-        self._is_drafting = False  # the drafter was asked to, after the last step
+        self._is_drafting = False  # whether the drafter was requested to after the last step
         self._lessons: list[Callable[[], None]] = []
-        self._left: list[Place] = []  # for the thread to free: their trees are large
+        self._left: list[Place] = []  # for the thread to free, since their trees are large
 
     def propose(self, rows: Sequence[Row]) -> list[list[int]]:
-        """The drafts for the next step, one a row; rows that still read their prompt have none."""
+        """The drafts for the next step, one a row; none for rows in prefill."""
         begin_s = self.clock()
         self.beside.finish()
         requests, gone = self._requests.match(rows), self._requests.gone()
@@ -89,7 +89,7 @@ class Speculator:
     def _observe(
         self, requests: Sequence[Request], gone: Sequence[Request], seconds: float
     ) -> None:
-        """A step in which nothing but known texts went on tells what such steps take."""
+        """Measure a step in which only known texts continued."""
         if len(requests) == self._num_rows and all(
             request.is_continued and request.is_decoding for request in requests
         ):
@@ -118,20 +118,20 @@ class Speculator:
     # --- chains
 
     def _chains(self, requests: Sequence[Request], regime: Regime) -> dict[Request, Chain]:
-        """The best continuation that is known of every text."""
-        if self.beside.has_drafter:  # in a step without drafts, too: the next one may have them
+        """The best known continuation of every text."""
+        if self.beside.has_drafter:  # also in a step without drafts: the next one may have them
             self._follow(requests)
         if self._sources == Sources.NONE:
             return {}
         chains = self._drawn(requests) if self._sources == Sources.ALL else {}
         end_s = self.clock() + min(_FREE_SHARE * regime.costs.forward_s(0), _MOST_FREE_S)
-        # first those that have nothing else: who was right just now, then who waits longest
+        # first texts with nothing else: those right most recently, then those waiting longest
         for request in sorted(
             requests,
             key=lambda r: (r in chains and chains[r].expected, -r.num_right, r.last_search),
         ):
             if request in chains and chains[request].expected > _GOOD * self.num_tokens:
-                break  # and so are all after it
+                break  # as are all after it
             request.last_search = self.counts.num_steps
             chain = self._from_texts(request)
             if chain.expected > (chains[request].expected if request in chains else 0.0):
@@ -142,7 +142,7 @@ class Speculator:
         return chains
 
     def _drawn(self, requests: Sequence[Request]) -> dict[Request, Chain]:
-        """From the drafter's trees: down the likeliest child of every node."""
+        """From the drafter's trees: along the likeliest child of every node."""
         with self.beside.looking():
             chains = {
                 request: self._down(request) for request in requests if request.place.is_known
@@ -160,7 +160,7 @@ class Speculator:
         self._lessons.append(self._left.clear)
 
     def _down(self, request: Request) -> Chain:
-        """The path down its tree."""
+        """The likeliest path in its tree."""
         tree, value = request.place.tree, 1.0
         nodes = request.place.down(self._room(request))
         values = []
@@ -189,7 +189,7 @@ class Speculator:
         return self._followed(request, request.place)
 
     def _followed(self, request: Request, place: Place) -> Place:
-        """From the place of the text before the step, which teaches how likely the step was."""
+        """From the text's place before the step, which updates the acceptance."""
         if not request.is_continued:
             return Place()
         tokens = request.new_tokens
@@ -207,6 +207,7 @@ class Speculator:
             return Chain()
         room = self._room(request)
         no_tree = TreeSource(CandidateTree(), self._acceptance, learns=False)
+        request.texts.read(request.text)
         sources = [no_tree, *request.texts.sources(request.text, room)]
         request.selection = Selection(sources, self._memory.agreement)
         request.selection.grow(room, room, has_branches=False)
@@ -216,7 +217,7 @@ class Speculator:
         return max(0, min(self.num_tokens, self.max_length - request.length - 1))
 
     def _fill(self, chains: dict[Request, Chain], regime: Regime, num_rows: int) -> None:
-        """Put what pays of every chain in flight."""
+        """Send the part of every chain that pays."""
         if not chains:
             return
         lengths = regime.lengths(list(chains.values()), num_rows)
@@ -245,9 +246,10 @@ class Speculator:
         self._lessons = []
 
     def _served(self, requests: Sequence[Request], regime: Regime) -> list[Request]:
-        """Whom the drafter works for: no more than it has time for in a step, since half a tree
-        for each of them would serve none. Who is served already goes on to be."""
-        step_s = max(_TICK_S, self.beside.costs.step_s())
+        """The requests that the drafter works for: only as many as it has time for in a step, since
+        half a tree for each would help none. Those already served keep their turn."""
+        with self.beside.looking():
+            step_s = max(_TICK_S, self.beside.costs.step_s())
         num_served = max(1, int(regime.costs.forward_s(0) / (_STEPS * step_s)))
         able = [request for request in requests if request.slot is not None]
         able.sort(key=lambda request: not request.is_served)

@@ -1,4 +1,4 @@
-"""The draft's vocabulary, read by a process of its own: vLLM's never loads llama.cpp.
+"""Read the draft's vocabulary in a separate process: vLLM's process never loads llama.cpp.
 
 A second OpenMP, another allocator and, in some builds, CUDA come with that library.
 """
@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from duodec.backends.channel import Failure
+from duodec.backends.drafter.channel import Failure
 from duodec.errors import BackendUnavailable
 
 _TIMEOUT_S = 120.0
@@ -21,7 +21,7 @@ _CODE = "from duodec.integrations.vllm.vocabulary import tell; tell()"
 
 @dataclass(frozen=True)
 class DraftFacts:
-    """A draft model's vocabulary, as `duodec.pairing.Vocabulary`, and what its cache takes."""
+    """A draft model's vocabulary, for `duodec.models.pairing`, and its cache's size."""
 
     texts: tuple[bytes, ...]  # by token
     bos: int
@@ -42,7 +42,7 @@ class DraftFacts:
 
 
 def draft_facts(path: Path) -> DraftFacts:
-    """What a GGUF file says of itself. Raises ModelUnreadable, BackendUnavailable."""
+    """The facts of a GGUF file. Raises ModelUnreadable, BackendUnavailable."""
     try:
         told = subprocess.run(
             [sys.executable, "-c", _CODE, str(path), *sys.path],
@@ -65,7 +65,7 @@ def draft_facts(path: Path) -> DraftFacts:
 
 
 def tell() -> None:
-    """The child: the facts of the file named first, pickled to stdout; or why there are none."""
+    """Run in the child: pickle the facts of the file named first to stdout, or the error."""
     path, *places = sys.argv[1:]
     sys.path[:] = places
     from duodec.backends.llamacpp.model import LlamaModel

@@ -1,0 +1,197 @@
+"""What is asked of a drafter's process, and what it has answered so far."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from duodec.backends.drafter.channel import Failure, Frame, Kind, Progress, pack_request
+from duodec.backends.drafter.child import Child
+from duodec.backends.drafter.supervision import Pace, Silence
+from duodec.core.candidates import CandidateTree
+from duodec.core.draft import Draft
+from duodec.core.protocols import Drafted, DraftRequest
+from duodec.core.sampling import Distribution, Tokens
+
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+@dataclass
+class _Answer:
+    """What has arrived for a slot's last request."""
+
+    epoch: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    distributions: list[Distribution] = field(default_factory=list)
+    draft: Draft = field(default_factory=Draft)
+    tree: CandidateTree | None = None
+    num_steps: int = 0
+    is_complete: bool = False
+    is_reading: bool = False
+    read_s: float = 0.0
+    draft_s: float = 0.0
+    num_kept: int = 0  # expanded nodes of the last tree that are in this one
+    root_s: float = 0.0
+
+    def hear(self, kind: Kind, progress: Progress) -> None:
+        if progress.confidences is None:
+            self.tokens += progress.tokens
+            self.parents += progress.parents
+            self.distributions += progress.distributions or ()
+        else:
+            self.tree = self.tree or CandidateTree()
+            self.tree.extend(progress.tokens, progress.parents, progress.confidences)
+        self.num_steps += kind == Kind.NODES
+        if self.tree is not None:
+            if self.num_steps == 1:
+                self.num_kept = self.tree.num_expanded
+            elif not self.num_kept and not self.root_s:
+                self.root_s = progress.draft_s
+        self.read_s, self.draft_s = progress.read_s, progress.draft_s
+        self.is_reading = kind == Kind.READING
+        self.is_complete = kind == Kind.DONE
+
+    def end(self) -> None:
+        self.is_complete, self.is_reading = True, False
+
+    def drafted(self, busy_s: float) -> Drafted:
+        if len(self.draft) != len(self.tokens):
+            distributions = tuple(self.distributions) if self.distributions else None
+            self.draft = Draft(tuple(self.tokens), tuple(self.parents), distributions)
+        return Drafted(
+            self.draft,
+            self.tree,
+            self.num_steps,
+            self.is_complete,
+            self.read_s,
+            self.draft_s,
+            self.tree.num_expanded - self.num_kept if self.tree else 0,
+            self.root_s,
+            busy_s,
+        )
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A request, or without a text a cancel, that was not begun to be sent."""
+
+    epoch: int
+    text: Tokens | None = None
+    shape: bytes = b""
+
+
+class Requests:
+    """Each slot's last request, its way to a child and the answer. Never blocks."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._answers: dict[int, _Answer] = {}
+        self._queue: dict[int, _Message] = {}  # at most one a slot
+        self._silence = Silence()
+        self._busy_s = 0.0  # of the child, as last heard
+        self._steps, self._chunks = Pace(), Pace()
+
+    def ask(self, request: DraftRequest) -> None:
+        """Put a request in the place of the slot's last one."""
+        self._epoch += 1
+        shape = pickle.dumps((request.plan, request.sampler), pickle.HIGHEST_PROTOCOL)
+        # a child in the middle of a long text goes on reading until it sees this
+        old = self._answers.get(request.slot)
+        is_reading = old is not None and old.is_reading
+        self._answers[request.slot] = _Answer(self._epoch, is_reading=is_reading)
+        self._put(request.slot, _Message(self._epoch, request.text, shape))
+
+    def cancel(self, slot: int) -> None:
+        """Forget the slot's answer and tell the child, which may be at work on it, or read on."""
+        answer = self._answers.pop(slot, None)
+        # told even if its request was never sent: the one before it may still be in work
+        if answer is not None:
+            self._put(slot, _Message(answer.epoch))
+
+    def drafted(self, slot: int) -> Drafted:
+        """What has arrived for the slot's last request."""
+        answer = self._answers.get(slot)
+        return Drafted() if answer is None else answer.drafted(self._busy_s)
+
+    def is_drafting(self, slot: int, beyond: int | None = None) -> bool:
+        """The slot is owed more (than ``beyond`` candidates), and no long text is being read
+        before that."""
+        answer = self._answers.get(slot)
+        if answer is None or answer.is_complete or self._is_reading():
+            return False
+        return beyond is None or answer.tree is None or len(answer.tree) <= beyond
+
+    def silent_s(self) -> float:
+        """How long the child has kept us waiting, once that is too long; 0 before."""
+        pace = self._chunks if self._is_reading() else self._steps
+        return self._silence.seconds if self._silence.seconds > pace.limit_s() else 0.0
+
+    def give_up(self) -> None:
+        """The child is gone: what it made stays, what it owed is not waited for."""
+        self._queue.clear()
+        self._silence.end(is_more_owed=False)
+        for answer in self._answers.values():
+            answer.end()
+
+    def send_to(self, child: Child) -> None:
+        """Send what the child takes now; requests only when it is ready."""
+        channel = child.channel
+        channel.flush()
+        # a message is made when its sending begins: its text is told relative to the last one sent
+        while self._queue and child.is_ready and channel.is_flushed and not channel.is_closed:
+            slot = next(iter(self._queue))
+            channel.send(_frame(child, slot, self._queue.pop(slot)))
+            self._silence.ask()
+
+    def listen_to(self, child: Child) -> None:
+        """Take what has arrived and send what can be; any byte that moves is a sign of life."""
+        num_bytes = child.channel.num_bytes
+        try:
+            for frame in child.receive():
+                self._hear(frame, child)
+        except Exception as error:  # noqa: BLE001  a peer that sends no sense is as good as dead
+            child.last_words = Failure.of(error)
+            child.channel.is_closed = True
+        self.send_to(child)
+        if child.channel.num_bytes > num_bytes:
+            is_owed = any(not answer.is_complete for answer in self._answers.values())
+            self._silence.end(is_more_owed=is_owed)
+
+    def _put(self, slot: int, message: _Message) -> None:
+        """Queue it; what waits is replaced by what is newer."""
+        self._queue.pop(slot, None)
+        self._queue[slot] = message
+
+    def _hear(self, frame: Frame, child: Child) -> None:
+        answer = self._answers.get(frame.slot)
+        if answer is None:
+            return  # cancelled
+        if answer.epoch != frame.epoch:  # superseded; but who drafts has done with reading
+            answer.is_reading = answer.is_reading and frame.kind == Kind.READING
+            return
+        value: Progress | Failure = frame.value()
+        if isinstance(value, Failure):
+            answer.end()
+            child.failed = child.failed or value
+            return
+        self._busy_s = value.busy_s
+        if answer.is_reading:
+            self._chunks.observe(value.read_s - answer.read_s)
+        if frame.kind == Kind.NODES:
+            self._steps.observe(value.draft_s - answer.draft_s)
+        answer.hear(frame.kind, value)
+        child.has_drafted = child.has_drafted or frame.kind in (Kind.NODES, Kind.DONE)
+
+    def _is_reading(self) -> bool:
+        return any(answer.is_reading for answer in self._answers.values())
+
+
+def _frame(child: Child, slot: int, message: _Message) -> Frame:
+    if message.text is None:
+        return Frame(Kind.CANCEL, child.generation, slot, message.epoch)
+    body = pack_request(child.texts.get(slot, _NOTHING), message.text, message.shape)
+    child.texts[slot] = message.text
+    return Frame(Kind.REQUEST, child.generation, slot, message.epoch, body)

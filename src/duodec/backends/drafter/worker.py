@@ -1,0 +1,295 @@
+"""The drafter's process: takes texts, grows drafts one step at a time, sends each step's nodes.
+
+Between two steps it looks at its socket, so a newer request or a cancel takes effect within one
+step; with nothing to draft it lets the model read older text, a little at a time, and with nothing
+to read it sleeps in the kernel. It dies with its parent. Started by
+`duodec.backends.drafter.child` only, which has set the environment and the cores already.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from threading import Thread
+from time import perf_counter
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from duodec.backends.drafter.channel import (
+    NO_SLOT,
+    Channel,
+    Failure,
+    Frame,
+    Kind,
+    Progress,
+    unpack_request,
+)
+from duodec.core.candidates import CandidateTree
+from duodec.core.draft import Draft
+from duodec.core.grammar import Grammar, Mask
+from duodec.core.prefix import common_prefix
+from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
+from duodec.core.sampling import Tokens
+from duodec.errors import BadOption
+
+LONG_TEXT = 64  # new tokens from which reading is announced, so that nobody waits for it
+_LAST_WORDS_S = 1.0
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+@runtime_checkable
+class ReadsInChunks(Protocol):
+    """A draft model that calls ``on_chunk`` between two chunks of a text it reads. An exception
+    from there must leave the model usable, with what it has read so far. A model is taken for
+    hung that reads for 10 s without its first call, or later for five times the usual pause
+    between two calls, a second at least."""
+
+    on_chunk: Callable[[], None]
+
+
+@runtime_checkable
+class Widens(Protocol):
+    """A draft model that drafts from the end of a long text and reads older text later."""
+
+    def widen(self, slot: int, *, is_idle: bool) -> bool:
+        """Read a little older text of the slot, where that pays or, if the drafter ``is_idle``,
+        where it helps; within tens of milliseconds. Whether anything was computed."""
+
+
+@runtime_checkable
+class HasMasks(Protocol):
+    """A draft model that knows its vocabulary's texts, so that what it drafts follows a grammar.
+    Another one's drafts are refused where they do not."""
+
+    def mask(self, grammar: Grammar) -> Mask: ...
+
+
+class _Abandoned(BaseException):  # so that no model's `except Exception` eats it
+    """The text being read is no longer wanted."""
+
+
+@dataclass
+class _Job:
+    """A request in work; ``steps`` is None until its text was read."""
+
+    epoch: int
+    request: DraftRequest
+    steps: Iterator[Draft | CandidateTree] | None = None
+    num_sent: int = 0
+    start_s: float = 0.0
+    read_s: float = 0.0
+    draft_s: float = 0.0
+
+
+class Worker:
+    """The child's loop over one channel and one model."""
+
+    def __init__(self, channel: Channel, generation: int, model: DraftModel) -> None:
+        self._channel = channel
+        self._generation = generation
+        self._model = model
+        self._jobs: dict[int, _Job] = {}  # by slot, whose turn it is first
+        self._texts: dict[int, Tokens] = {}  # by slot, the last one received
+        self._seen: dict[int, Tokens] = {}  # by slot, the last one read
+        self._masks: dict[int, tuple[Grammar, Mask]] = {}  # by slot, the last one
+        self._wide: dict[int, int] = {}  # slots that may read older text -> their last epoch
+        self._current: _Job | None = None
+        self._busy_s = 0.0
+        if isinstance(model, ReadsInChunks):
+            model.on_chunk = self._between_chunks
+
+    def run(self) -> None:
+        """Serve until the parent closes its end."""
+        while True:
+            start = perf_counter()
+            self._pump()
+            if self._channel.is_closed:
+                return
+            is_working = bool(self._jobs) or self._widen_any()
+            if self._jobs:
+                slot = next(iter(self._jobs))
+                job = self._jobs[slot]
+                self._turn(job)
+                if self._jobs.get(slot) is job:
+                    self._jobs[slot] = self._jobs.pop(slot)
+                self._widen(slot, is_idle=False)
+            self._busy_s += perf_counter() - start
+            if not is_working:
+                self._channel.wait(None)
+
+    def _widen_any(self) -> bool:
+        """Let one slot's text be read further, for there is nothing else to do."""
+        return any(self._widen(slot, is_idle=True) for slot in list(self._wide))
+
+    def _widen(self, slot: int, *, is_idle: bool) -> bool:
+        if slot not in self._wide or not isinstance(self._model, Widens):
+            return False
+        try:
+            return self._model.widen(slot, is_idle=is_idle)
+        except Exception as error:  # noqa: BLE001  as a request that fails
+            self._jobs.pop(slot, None)
+            self._send(Kind.ERROR, slot, self._wide.pop(slot), Failure.of(error))
+            return False
+
+    def _pump(self) -> None:
+        self._channel.flush()
+        for frame in self._channel.receive():
+            if frame.generation != self._generation:
+                continue
+            if frame.kind == Kind.REQUEST:
+                self._accept(frame)
+            elif frame.kind == Kind.CANCEL:
+                job = self._jobs.get(frame.slot)
+                if job is not None and job.epoch <= frame.epoch:
+                    del self._jobs[frame.slot]
+                if self._wide.get(frame.slot, frame.epoch) <= frame.epoch:
+                    self._wide.pop(frame.slot, None)
+                self._send(Kind.DONE, frame.slot, frame.epoch, Progress())
+
+    def _accept(self, frame: Frame) -> None:
+        """A new request takes the place of the slot's earlier one."""
+        self._jobs.pop(frame.slot, None)
+        text, shape = unpack_request(self._texts.get(frame.slot, _NOTHING), frame.body)
+        self._texts[frame.slot] = text
+        try:
+            plan, sampler = pickle.loads(shape)  # noqa: S301  from our parent
+        except Exception as error:  # noqa: BLE001  a plan whose module this process cannot import
+            self._send(Kind.ERROR, frame.slot, frame.epoch, Failure.of(error))
+            return
+        self._wide[frame.slot] = frame.epoch
+        self._jobs[frame.slot] = _Job(frame.epoch, DraftRequest(frame.slot, text, plan, sampler))
+
+    def _turn(self, job: _Job) -> None:
+        """Read the job's text, or take one step of its draft."""
+        self._current = job
+        try:
+            if job.steps is None:
+                has_taken_long = self._read(job)
+                job.steps = job.request.plan.grow(self._model, self._masked(job))
+                if has_taken_long:
+                    return
+            start = perf_counter()
+            tree = next(job.steps, None)
+            job.draft_s += perf_counter() - start
+        except _Abandoned:
+            return
+        except Exception as error:  # noqa: BLE001  one request fails, the drafter goes on
+            del self._jobs[job.request.slot]
+            self._masks.pop(job.request.slot, None)  # one that failed stays so
+            self._send(Kind.ERROR, job.request.slot, job.epoch, Failure.of(error))
+            return
+        finally:
+            self._current = None
+        if tree is None:
+            del self._jobs[job.request.slot]
+            self._tell(Kind.DONE, job)
+        else:
+            self._tell(Kind.NODES, job, tree)
+
+    def _read(self, job: _Job) -> bool:
+        """Read a long text, all but its last token, whose row the first step wants; a few new
+        tokens go with that step. Whether there was anything to read."""
+        slot, text = job.request.slot, job.request.text
+        job.start_s = perf_counter()
+        is_long = len(text) - common_prefix(self._seen.get(slot, _NOTHING), text) > LONG_TEXT
+        if is_long:
+            self._tell(Kind.READING, job)
+            self._model.rows(RowQuery(slot, text[:-1], Draft(), ()))
+            job.read_s = perf_counter() - job.start_s
+        self._seen[slot] = text
+        return is_long
+
+    def _masked(self, job: _Job) -> DraftRequest:
+        """The request, with a mask of its own where its grammar can be followed here."""
+        request = job.request
+        grammar = request.sampler.params.grammar
+        if grammar is None or not isinstance(self._model, HasMasks):
+            return request
+        known = self._masks.get(request.slot)
+        if known is None or known[0] != grammar:
+            self._tell(Kind.READING, job)  # to read a grammar may take a while
+            known = self._masks[request.slot] = (grammar, self._model.mask(grammar))
+        return replace(request, sampler=replace(request.sampler, mask=known[1]))
+
+    def _between_chunks(self) -> None:
+        """The model's hook: shows that we live, and ends a reading that nobody wants."""
+        job = self._current
+        self._pump()
+        if job is None:
+            return
+        if self._channel.is_closed or self._jobs.get(job.request.slot) is not job:
+            raise _Abandoned
+        if job.steps is None:
+            job.read_s = perf_counter() - job.start_s
+        self._tell(Kind.READING, job)
+
+    def _tell(self, kind: Kind, job: _Job, tree: Draft | CandidateTree | None = None) -> None:
+        """A frame about a job, with the nodes of ``tree`` that were not sent yet."""
+        progress = Progress(read_s=job.read_s, draft_s=job.draft_s, busy_s=self._busy_s)
+        if tree is not None:
+            new = slice(job.num_sent, None)
+            distributions = None if tree.distributions is None else tree.distributions[new]
+            progress = Progress(
+                tree.tokens[new],
+                tree.parents[new],
+                distributions,
+                tree.confidences[new] if isinstance(tree, CandidateTree) else None,
+                job.read_s,
+                job.draft_s,
+                self._busy_s,
+            )
+            job.num_sent = len(tree)
+        self._send(kind, job.request.slot, job.epoch, progress)
+
+    def _send(self, kind: Kind, slot: int, epoch: int, value: Progress | Failure) -> None:
+        body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        self._channel.send(Frame(kind, self._generation, slot, epoch, body))
+
+
+def main(generation: int, socket_fd: int, lifeline_fd: int, problem: str) -> None:
+    """Serve the parent at the other end of ``socket_fd``; exit when ``lifeline_fd`` ends.
+
+    ``problem`` is what went wrong before this could run; it fails the loading.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the parent
+    Thread(target=_die_with_parent, args=(lifeline_fd,), daemon=True).start()
+    channel = Channel(socket.socket(fileno=socket_fd))
+    try:
+        if problem:
+            raise BadOption(problem)
+        model = _load(channel)
+        if model is not None:
+            channel.send(Frame(Kind.READY, generation))
+            Worker(channel, generation, model).run()
+    except Exception as error:  # noqa: BLE001  the last words; the parent decides what they mean
+        traceback.print_exc()
+        body = pickle.dumps(Failure.of(error))
+        channel.send(Frame(Kind.ERROR, generation, NO_SLOT, 0, body))
+        end = perf_counter() + _LAST_WORDS_S
+        while not channel.is_flushed and perf_counter() < end:
+            channel.wait(_LAST_WORDS_S)
+            channel.flush()
+        sys.exit(1)
+
+
+def _load(channel: Channel) -> DraftModel | None:
+    """The model of the recipe that the parent sends first; None when the parent left."""
+    while not channel.is_closed:
+        channel.wait(None)
+        for frame in channel.receive():
+            model: DraftModel = frame.value().load()
+            return model
+    return None
+
+
+def _die_with_parent(lifeline_fd: int) -> None:
+    """Block until the parent's end of the pipe is gone, also while a C call runs in `main`."""
+    os.read(lifeline_fd, 1)
+    os._exit(0)

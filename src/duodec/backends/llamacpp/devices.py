@@ -1,0 +1,107 @@
+"""List the devices that this build of llama.cpp can compute on, and find one by its name."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from duodec.backends.llamacpp.header import ggml
+from duodec.errors import BackendUnavailable, BadOption
+
+_GPUS = (1, 2)  # ggml_backend_dev_type: with memory of its own, and with the machine's
+_KINDS = {  # as users call them, by what llama.cpp calls its devices
+    "CUDA": "cuda", "ROCm": "rocm", "HIP": "rocm", "Vulkan": "vulkan", "Metal": "metal",
+    "MTL": "metal", "SYCL": "sycl",
+}  # fmt: skip
+KINDS = tuple(dict.fromkeys(_KINDS.values()))
+_NAME = re.compile(rf"(?P<kind>{'|'.join(KINDS)})(:(?P<number>\d+))?$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, or what stands for one."""
+
+    name: str  # llama.cpp's, as Vulkan0
+    description: str  # the vendor's
+    total_bytes: int
+
+    @property
+    def kind(self) -> str:
+        """As `--device` names it, without a number."""
+        own = self.name.rstrip("0123456789")
+        return _KINDS.get(own, own.lower())
+
+
+def every(lib: Any) -> list[Device]:
+    """All of this build, in llama.cpp's order; none for a build without a GPU."""
+    return [_describe(lib, pointer) for pointer in _pointers(lib)]
+
+
+def find(lib: Any, wanted: str) -> list[Device]:
+    """The devices that ``wanted`` names: all of a kind (``vulkan``), or one (``vulkan:1``, or as
+    llama.cpp says, ``Vulkan1``). Raises BackendUnavailable and BadOption."""
+    found = every(lib)
+    names = ", ".join(device.name for device in found)
+    if same := [device for device in found if device.name.lower() == wanted.lower()]:
+        return same
+    match = _NAME.match(wanted)
+    if not match:
+        raise BadOption(
+            f"unknown device '{wanted}'; use auto, cpu"
+            + (f", or one of: {names}" if found else f", {', '.join(KINDS)}")
+        )
+    kind, number = match["kind"].lower(), match["number"]
+    of_kind = [device for device in found if device.kind == kind]
+    if not of_kind:
+        has = f"has {names}" if found else "was built without a GPU"
+        raise BackendUnavailable(
+            f"no device {wanted}: this llama.cpp {has}; build one with `duodec setup --gpu {kind}`"
+            + (f", or choose from: {names}" if found else "")
+        )
+    if number is None:
+        return of_kind
+    if int(number) >= len(of_kind):
+        raise BadOption(
+            f"device is {wanted}, and there are {len(of_kind)} of {kind}; choose from: "
+            f"{', '.join(device.name for device in of_kind)}"
+        )
+    return [of_kind[int(number)]]
+
+
+def as_array(lib: Any, chosen: Sequence[Device]) -> Any:
+    """The devices for llama_model_params, ended by an empty one; it must outlive the loading."""
+    names = {device.name for device in chosen}
+    pointers = [p for p in _pointers(lib) if _describe(lib, p).name in names]
+    return (ctypes.c_void_p * (len(pointers) + 1))(*pointers, None)
+
+
+def free_bytes(lib: Any, chosen: Sequence[Device] = ()) -> int:
+    """Free memory of some devices together, or of all, as far as their drivers tell."""
+    names = {device.name for device in chosen or every(lib)}
+    return sum(_memory(lib, p)[0] for p in _pointers(lib) if _describe(lib, p).name in names)
+
+
+def _pointers(lib: Any) -> list[int]:
+    count = ggml(lib, "ggml_backend_dev_count", ctypes.c_size_t)
+    device = ggml(lib, "ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    kind = ggml(lib, "ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+    return [pointer for pointer in map(device, range(count())) if kind(pointer) in _GPUS]
+
+
+def _describe(lib: Any, pointer: int) -> Device:
+    name = ggml(lib, "ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+    words = ggml(lib, "ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
+    return Device(name(pointer).decode(), words(pointer).decode(), _memory(lib, pointer)[1])
+
+
+def _memory(lib: Any, pointer: int) -> tuple[int, int]:
+    """Free and total bytes."""
+    sizes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t))
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    ggml(lib, "ggml_backend_dev_memory", None, *sizes)(
+        pointer, ctypes.byref(free), ctypes.byref(total)
+    )
+    return free.value, total.value

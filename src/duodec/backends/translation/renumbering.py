@@ -1,0 +1,41 @@
+"""A draft model whose vocabulary is the target's but for a few tokens, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from duodec.backends.translation.rows import NONE, Correspondence
+from duodec.backends.translation.wrapped import Wrapped
+from duodec.core.draft import Draft
+from duodec.core.grammar import Grammar, Mask
+from duodec.core.protocols import DraftModel, RowQuery
+from duodec.core.rows import Row
+
+
+class RenumberedModel(Wrapped):
+    """``model`` over the target's tokens, each by its number in the model's own vocabulary.
+
+    A token that the model lacks is read as the first that it spells it with, and is never
+    offered. ``mask`` makes the mask of a grammar on the target's vocabulary.
+    """
+
+    def __init__(
+        self, model: DraftModel, words: Correspondence, mask: Callable[[Grammar], Mask]
+    ) -> None:
+        super().__init__(model)
+        self.mask = mask
+        self._words = words
+        self._numbers = words.of_target.copy()
+        filler = max(0, words.draft.vocabulary.eos)
+        for token in np.flatnonzero(self._numbers == NONE).tolist():
+            spelled = words.draft.tokens_of(words.target.pieces[token])
+            self._numbers[token] = spelled[0] if spelled else filler
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        """Logits over the target's vocabulary."""
+        draft = Draft(tuple(self._numbers[list(query.draft.tokens)].tolist()), query.draft.parents)
+        own = replace(query, text=self._numbers[query.text], draft=draft)
+        return [self._words.gathered(row) for row in self.model.rows(own)]

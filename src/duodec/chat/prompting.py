@@ -1,0 +1,215 @@
+"""Turn chat messages into tokens in which only the template writes control tokens.
+
+A message's content is text: `<|im_end|>` in it does not end a turn. The template is rendered with
+the characters that control tokens are spelled with (`<`, `|`, `[`) replaced by private characters
+in messages and tools, so every such character in the rendered text is known to be the template's or
+a message's. A control token counts if none of its characters is a message's; the text between is
+tokenised as plain text. If no message holds such characters, the tokenizer is used as usual.
+
+A template that searches for such characters (`</think>` in an earlier response) would not find
+them. If that changes the text, only those in control tokens, or parts of them, are replaced. The
+result must have the same control tokens as the first rendering; otherwise the first one is used, in
+which the template also sees messages as plain text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from duodec.chat.template import Message, render
+from duodec.core.protocols import Tokenizer
+from duodec.core.special_tokens import SpecialTokens, Spelled
+from duodec.errors import BadOption
+
+_FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0x10FFFD  # code points that texts do not use
+
+
+@runtime_checkable
+class ControlVocabulary(Protocol):
+    """A vocabulary that has control tokens."""
+
+    @property
+    def controls(self) -> SpecialTokens:
+        """Tokens that direct the model: no text of a user may spell them."""
+
+    def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
+        """Tokens of a templated text in which these are the only control tokens."""
+
+
+class _Rendered(NamedTuple):
+    """A prompt's text, the template's control tokens in it, and whether messages spell others."""
+
+    text: str
+    controls: list[Spelled]
+    is_forged: bool
+
+
+def chat_tokens(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    parse_special: bool = False,
+) -> list[int]:
+    """The tokens of a conversation, rendered by the model's chat template.
+
+    With ``parse_special``, control tokens that messages spell are control tokens, as if the
+    template had written them. Raises BadOption if there is no template, or it refuses.
+    """
+    template = tokenizer.chat_template
+    if template is None:
+        raise BadOption("the model has no chat template; give the text as it is with --raw")
+    bos, eos = (
+        tokenizer.token_text(token).decode("utf-8", "replace") if token >= 0 else ""
+        for token in (tokenizer.bos, tokenizer.eos)
+    )
+
+    def write(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        return render(template, messages, bos=bos, eos=eos, tools=tools)
+
+    plain = write(messages, tools)
+    if not parse_special and isinstance(tokenizer, ControlVocabulary):
+        found = _render(tokenizer.controls, write, plain, messages, tools)
+        if found.is_forged:
+            return tokenizer.tokenize_around(found.text, found.controls)
+        plain = found.text
+    return tokenizer.tokenize(plain, is_templated=True)
+
+
+def _render(
+    controls: SpecialTokens,
+    write: Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], str],
+    plain: str,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+) -> _Rendered:
+    """The text, and which of its control tokens are the template's."""
+    signs = _Signs.of(controls, plain)
+
+    def written(mark: Callable[[str], str]) -> _Rendered:
+        marker = _Marker(mark)
+        return signs.read(write(marker.messages(messages), marker.values(tools)), controls)
+
+    careful = _Marker(signs.mark_all)
+    marked = careful.messages(messages), careful.values(tools)
+    if not careful.has_marked:
+        return _Rendered(plain, [], is_forged=False)
+    strict = signs.read(write(*marked), controls)
+    if strict.text == plain:
+        return strict
+    loose = written(signs.mark_controls)
+    same = [c.token for c in loose.controls] == [c.token for c in strict.controls]
+    return loose if same else strict
+
+
+class _Marker:
+    """Copies values with every text in them marked, except texts that are structure."""
+
+    def __init__(self, mark: Callable[[str], str]) -> None:
+        self._mark = mark
+        self.has_marked = False
+
+    def values(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages or tools. Raises BadOption."""
+        try:
+            return [self._value(item) for item in items]
+        except RecursionError as error:
+            raise BadOption("a message is nested too deeply; send it flat") from error
+
+    def messages(self, items: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages; their roles stay, since templates build control tokens of them: <|user|>."""
+        roles = ({"role": item["role"]} if "role" in item else {} for item in items)
+        return [{**marked, **role} for marked, role in zip(self.values(items), roles, strict=True)]
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            marked = self._mark(value)
+            self.has_marked = self.has_marked or marked != value
+            return marked
+        if isinstance(value, Mapping):
+            return {self._key(key): self._value(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._value(inner) for inner in value]
+        return value
+
+    def _key(self, key: Any) -> Any:
+        """A field's name, which the template may look for, or a text."""
+        return key if isinstance(key, str) and key.isidentifier() else self._value(key)
+
+
+@dataclass(frozen=True)
+class _Signs:
+    """Maps the characters of control tokens to private ones, and back."""
+
+    controls: SpecialTokens
+    marks: Mapping[int, str]
+
+    @classmethod
+    def of(cls, controls: SpecialTokens, plain: str) -> _Signs:
+        """Choose private characters that the text does not contain."""
+        used = {c for c in set(plain) if _FIRST_PRIVATE <= ord(c) <= _LAST_PRIVATE}
+        free = (chr(code) for code in range(_FIRST_PRIVATE, _LAST_PRIVATE))
+        unused = (mark for mark in free if mark not in used)
+        signs = sorted(set().union(*map(_signs, controls.tokens)))
+        return cls(controls, {ord(sign): mark for sign, mark in zip(signs, unused, strict=False)})
+
+    @cached_property
+    def _back(self) -> dict[int, str]:
+        return {ord(mark): chr(sign) for sign, mark in self.marks.items()}
+
+    @cached_property
+    def _any_mark(self) -> re.Pattern[str]:
+        return re.compile(f"[{''.join(self.marks.values())}]" if self.marks else "(?!)")
+
+    @cached_property
+    def _beginnings(self) -> frozenset[str]:
+        return frozenset(text[:i] for text in self.controls.tokens for i in range(1, len(text)))
+
+    @cached_property
+    def _ends(self) -> frozenset[str]:
+        return frozenset(text[i:] for text in self.controls.tokens for i in range(1, len(text)))
+
+    def mark_all(self, text: str) -> str:
+        """Replace every sign."""
+        return text.translate(self.marks)
+
+    def mark_controls(self, text: str) -> str:
+        """Replace signs within control tokens, and where the text may begin or end within one."""
+        longest = max(map(len, self.controls.tokens), default=1)
+        most = range(min(len(text), longest - 1), 0, -1)
+        head = next((i for i in most if text[:i] in self._ends), 0)
+        tail = next((len(text) - i for i in most if text[-i:] in self._beginnings), len(text))
+        parts, end = [], 0
+        inner = ((found.begin, found.end) for found in self.controls.find(text))
+        for begin, stop in sorted([(0, head), *inner, (tail, len(text))]):
+            begin = max(begin, end)
+            stop = max(begin, stop)
+            parts += [text[end:begin], self.mark_all(text[begin:stop])]
+            end = stop
+        return "".join([*parts, text[end:]])
+
+    def read(self, marked: str, controls: SpecialTokens) -> _Rendered:
+        """Restore a rendered text, and find which control tokens are the template's."""
+        text = marked.translate(self._back)
+        places = [match.start() for match in self._any_mark.finditer(marked)]
+        own: list[Spelled] = []
+        is_forged = False
+        for found in controls.find(text):
+            i = bisect_left(places, found.begin)
+            if i < len(places) and places[i] < found.end:
+                is_forged = True
+            else:
+                own.append(found)
+        return _Rendered(text, own, is_forged)
+
+
+def _signs(control: str) -> set[str]:
+    """The characters that identify a control token: none that field names contain, and no white
+    space, which templates trim."""
+    signs = {c for c in control if not (c.isalnum() or c.isspace() or c == "_")}
+    return signs or set(control[:1])

@@ -1,0 +1,137 @@
+"""Watch the load of other programs on our cores: it spoils timings, and threads yield to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import psutil
+
+from duodec.machine.cores import available_cores
+
+NOTABLE = 0.5  # cores: from here on a timing is unreliable
+_EVERY_S = 0.25  # between two looks at others' load
+_RECENT_S = 2.0  # a longer window may contain a pause and does not describe the present
+_AT_WORK = 0.25  # of our threads' time in the window: below it there was a pause
+_CHILDREN_S = 5.0  # between two searches for our processes, which take milliseconds
+_TAKEN = 0.3  # of a core: a program uses it
+_FREE = 0.8  # of a core: no other program uses it
+_IDLE = ("idle", "iowait", "guest", "guest_nice")  # guests are counted as user time already
+
+
+class OtherPrograms:
+    """Watches from its creation on."""
+
+    def __init__(self) -> None:
+        self._start_s = perf_counter()
+        self._busy_s = _busy_s()
+        self._own_s = _own_s()
+
+    @property
+    def num_cores(self) -> float:
+        """Cores that others kept busy since, on average; 0 if the system does not report it."""
+        elapsed_s = perf_counter() - self._start_s
+        others_s = (_busy_s() - self._busy_s) - (_own_s() - self._own_s)
+        return max(0.0, others_s / elapsed_s)
+
+
+class SpareCores:
+    """How many threads may compute now, so that none waits for a core that another program uses.
+
+    Threads of one forward pass synchronise hundreds of times: two of them on two cores, one of
+    which was busy, were measured at a thirtieth of the speed of one. Called before each forward
+    pass; looks four times a second, yields to a program at once and takes a core back when it is
+    free.
+    """
+
+    def __init__(
+        self,
+        num_cores: int,
+        *,
+        clock: Callable[[], float] = perf_counter,
+        busy_s: Callable[[], float] | None = None,
+        own_s: Callable[[], float] | None = None,
+    ) -> None:
+        self._num_cores = self._limit = num_cores
+        self._clock = clock
+        self._busy_s = busy_s or _busy_s
+        self._own_s = own_s or _OwnTime()
+        self._look()
+
+    def __call__(self) -> int:
+        elapsed_s = self._clock() - self._then_s
+        if elapsed_s < _EVERY_S:
+            return self._limit
+        busy_s, own_s = self._seen
+        self._look()
+        used_s = self._seen[1] - own_s
+        if elapsed_s <= _RECENT_S or used_s >= _AT_WORK * self._limit * elapsed_s:
+            others_s = self._seen[0] - busy_s - used_s
+            self._limit = self._fitting(max(0.0, others_s / elapsed_s))
+        return self._limit
+
+    def _fitting(self, others: float) -> int:
+        """The threads to use while other programs use ``others`` cores."""
+        free = self._num_cores - others
+        if others >= _TAKEN and self._limit > free:
+            return max(1, int(free + 1 - _FREE))
+        if free - self._limit >= _FREE:
+            return min(self._num_cores, int(free + 1 - _FREE))
+        return self._limit
+
+    def _look(self) -> None:
+        self._then_s = self._clock()
+        self._seen = (self._busy_s(), self._own_s())
+
+
+class _OwnTime:
+    """Seconds that this process and its children have computed."""
+
+    def __init__(self) -> None:
+        self._processes: list[psutil.Process] = []
+        self._searched_s = float("-inf")
+        self._total_s = 0.0
+        self._before: dict[int, float] = {}
+        self._num_searches = 0
+
+    def __call__(self) -> float:
+        # twice at first: the drafter starts after the first look
+        if self._num_searches < 2 or perf_counter() - self._searched_s > _CHILDREN_S:
+            here = psutil.Process()
+            self._processes = [here, *here.children(recursive=True)]
+            self._searched_s = perf_counter()
+            self._num_searches += 1
+        now: dict[int, float] = {}
+        for process in self._processes:
+            try:
+                times = process.cpu_times()
+            except psutil.Error:  # it has ended
+                continue
+            now[process.pid] = times.user + times.system
+        # sums of differences: a process that ends takes nothing away, one that is new counts whole
+        self._total_s += sum(s - self._before.get(pid, 0.0) for pid, s in now.items())
+        self._before = now
+        return self._total_s
+
+
+def _busy_s() -> float:
+    """Seconds that our cores have been busy in all."""
+    cores = set(available_cores())
+    return sum(
+        sum(seconds for name, seconds in times._asdict().items() if name not in _IDLE)
+        for core, times in enumerate(psutil.cpu_times(percpu=True))
+        if core in cores
+    )
+
+
+def _own_s() -> float:
+    """Seconds that this process and the drafter's have computed."""
+    total = 0.0
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:  # it has ended meanwhile
+            continue
+        total += times.user + times.system
+    return total

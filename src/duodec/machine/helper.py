@@ -1,0 +1,105 @@
+"""Ask a program of ours in a process of its own, and end that where it does not answer in time.
+
+The program says that it is ready, then answers one request after the other: an answer is its kind,
+its length and a text; what a request is, only the program knows. It lives until nobody holds its
+standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+
+ANSWER = struct.Struct("<BQ")  # how an answer begins: its kind and its bytes
+_START_S = 30.0  # for an interpreter and its imports
+_BOOT = """\
+import runpy, sys
+sys.path[:] = sys.argv[2:]
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+_MOST_BYTES = 1 << 28  # of an answer
+_MOST_READ = 1 << 20
+
+
+class Late(Exception):
+    """No answer in time."""
+
+
+class Helper:
+    """A process that runs ``program``, started when it is needed first, and anew after one that did
+    not come to its end. For one thread at a time."""
+
+    def __init__(self, program: Path) -> None:
+        self._program = program
+        self._child: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+
+    def ask(self, request: bytes, limit_s: float) -> tuple[int, str]:
+        """The answer's kind and text. Raises Late, and OSError where the process has ended."""
+        try:
+            child = self._started()
+            assert child.stdin is not None
+            child.stdin.write(request)
+            child.stdin.flush()
+            return _read(child, limit_s)
+        except BaseException:  # Ctrl-C too: what is under way is nobody's answer
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the process; a later request starts another. Can be called twice."""
+        child, self._child = self._child, None
+        if child is None or self._owner != os.getpid():
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # with what it forked
+        child.wait()
+        for stream in (child.stdin, child.stdout):
+            with suppress(OSError):  # what was not sent any more
+                if stream is not None:
+                    stream.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._child is not None and self._owner != os.getpid():  # a fork's, not ours
+            self._child = None
+        if self._child is None:
+            self._owner = os.getpid()
+            self._child = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, str(self._program), *sys.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # the terminal's Ctrl-C is not for it
+            )
+            _read(self._child, _START_S)
+        return self._child
+
+
+def _read(child: subprocess.Popen[bytes], limit_s: float) -> tuple[int, str]:
+    end_s = perf_counter() + limit_s
+    kind, size = ANSWER.unpack(_exactly(child, ANSWER.size, end_s))
+    if size > _MOST_BYTES:
+        raise OSError("an answer that is too long")
+    return kind, _exactly(child, size, end_s).decode("utf-8", "surrogatepass")
+
+
+def _exactly(child: subprocess.Popen[bytes], size: int, end_s: float) -> bytes:
+    assert child.stdout is not None
+    number, found = child.stdout.fileno(), bytearray()
+    poll = select.poll()  # select knows no file numbers above 1023, which a server may have
+    poll.register(number, select.POLLIN)
+    while len(found) < size:
+        if not poll.poll(max(0.0, 1e3 * (end_s - perf_counter()))):
+            raise Late
+        part = os.read(number, min(_MOST_READ, size - len(found)))
+        if not part:
+            raise OSError("the process ended")
+        found += part
+    return bytes(found)

@@ -1,0 +1,203 @@
+"""Keep what a request's next forward pass may be offered: the draft model's tree and other sources.
+
+Between two forward passes only `Offers.best` and the move of the root stand. The rest, sending
+the text to the drafter, learning from the verdict, valuing widths, is put off until the target
+computes; and shortly before its end, the likeliest verdicts are rehearsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from duodec.core.candidates import Place
+from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import Drafted, Scores
+from duodec.core.sampling import Tokens
+from duodec.drafting.growth import Tree
+from duodec.drafting.recycling import MAX_ORDER
+from duodec.methods.request import PATIENCE, Need, Request
+from duodec.planning.planner import Planner, best_width
+from duodec.planning.selection import Selection, Source
+from duodec.planning.sources import TextSources, TreeSource
+
+_LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held likely in its rows
+_NUM_REHEARSED = 2  # verdicts
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A draft, the candidates that it was selected from, and their sources but the draft model."""
+
+    draft: Draft = field(default_factory=Draft)
+    selection: Selection | None = None
+    others: Sequence[Source] = ()
+
+
+class Offers:
+    """Of one request. `best` and `launch` come before a forward pass, `land` after it."""
+
+    def __init__(self, request: Request, planner: Planner, plan: Tree, texts: TextSources) -> None:
+        self._request, self._planner, self._plan, self._texts = request, planner, plan, texts
+        self.can_pay = planner.can_pay()
+        """Whether some draft would pay if every token of it were accepted."""
+        self._place = Place()  # of the text, in the draft model's tree
+        self._is_asked = False  # the drafter knows the text
+        self._text = request.text  # that the last forward pass went on from
+        self._busy_s = 0.0  # of the drafter, when that began
+        self._rehearsed: dict[tuple[int, ...], Offer] = {}
+        self._nothing = Selection((), texts.memory.agreement)
+
+    def draft_with_model(self, is_drafting: bool) -> None:
+        """The draft model takes part from now on, or rests."""
+        if self._request.is_drafting and not is_drafting:
+            self._place = Place()
+            self._rehearsed.clear()
+            self._request.rest()
+        self._request.is_drafting = is_drafting
+
+    def best(self) -> Generator[Need, Any, Offer]:
+        """The likeliest candidates of all sources, after the draft steps that are worth waiting
+        for."""
+        request, planner = self._request, self._planner
+        text = request.text
+        self._texts.read(text)
+        offer = self._rehearsed.get(tuple(text[len(self._text) :].tolist()))
+        if offer is None:
+            if request.is_drafting and planner.is_worth_waiting(self._place, self._nothing):
+                self._ask()  # it is at work while we are
+            offer = self._offer(self._place, self._texts.sources(text), request.remaining)
+        while (
+            request.is_drafting
+            and offer.selection is not None
+            and planner.is_worth_waiting(self._place, offer.selection)
+        ):
+            self._ask()
+            num_known = self._place.num_under
+            patience_s = PATIENCE * planner.step_s(self._place)
+            drafted = yield from request.wait(patience_s, num_known)
+            request.learn_steps(drafted)
+            self._place = _newer(drafted, self._place)
+            if self._place.num_under == num_known:
+                break  # it is dead, or reads, or has nothing more to say
+            offer = self._offer(self._place, offer.others, request.remaining)
+        return offer
+
+    def launch(self, offer: Offer) -> None:
+        """A forward pass over an offer begins."""
+        request = self._request
+        self._text = request.text
+        self._rehearsed.clear()
+        if request.is_drafting:
+            request.defer(self._ask)
+        request.rehearse = partial(self._rehearse, offer) if offer.selection else None
+
+    def overlap_s(self) -> float:
+        """How long the drafter worked during the forward pass that has just ended; takes in what
+        it has drafted."""
+        if not self._request.is_drafting:
+            return 0.0
+        drafted = self._request.peek_tree()
+        self._place = _newer(drafted, self._place)
+        return max(0.0, drafted.busy_s - self._busy_s)  # less after a restart
+
+    def land(self, offer: Offer, tokens: Sequence[int], end: int, scores: Scores | None) -> None:
+        """These tokens came, the verdict ending at that node of the draft; ``scores``, if there is
+        something to learn from them."""
+        place = self._place
+        self._place = place.follow(tokens)
+        self._is_asked = False
+        # where they are not, scores do not outlive the next forward pass
+        if scores is not None and not getattr(scores, "candidates_are_ready", False):
+            self._learn_rows(self._text, offer.draft, scores, end)
+            scores = None
+        work = partial(self._learn, offer, place, tokens, end, scores, self._text)
+        self._request.defer(work)
+
+    def _offer(self, place: Place, others: Sequence[Source], remaining: int) -> Offer:
+        """The likeliest candidates, the text being at a place, with room for so many tokens."""
+        planner = self._planner
+        planner.has_branches = self._request.has_branches
+        own = TreeSource(place.tree, planner.acceptance, place.node, learns=False)
+        agreement, width = self._texts.memory.agreement, self._request.max_width
+        selection = planner.select([own, *others], agreement, width, remaining - 1)
+        num_tokens = best_width(selection.values, planner.costs)
+        return Offer(selection.draft(num_tokens), selection, others)
+
+    # --- while the target computes
+
+    def _ask(self) -> None:
+        """Send the text to the drafter, once."""
+        if self._is_asked:
+            return
+        self._is_asked = True
+        request, plan = self._request, self._plan
+        depth = min(plan.depth, request.remaining - 1)
+        request.submit(plan if depth == plan.depth else replace(plan, depth=depth))
+        self._busy_s = request.drafter.poll(request.slot).busy_s
+
+    def _learn(
+        self,
+        offer: Offer,
+        place: Place,
+        tokens: Sequence[int],
+        end: int,
+        scores: Scores | None,
+        text: Tokens,
+    ) -> None:
+        """What the tokens after a text teach of those who proposed some."""
+        planner = self._planner
+        planner.acceptance.learn(place.tree, tokens, place.node)
+        if offer.selection is not None:
+            planner.learn(offer.selection, tokens)
+        if scores is not None:
+            self._learn_rows(text, offer.draft, scores, end)
+        self.can_pay = planner.can_pay()
+
+    def _learn_rows(self, text: Tokens, draft: Draft, scores: Scores, end: int) -> None:
+        request = self._request
+        budget_s = _LEARNING_SHARE * request.costs.forward_s(0)
+        self._texts.learn(text, draft, scores, end, clock=request.clock, budget_s=budget_s)
+
+    def _rehearse(self, offer: Offer, end_s: float) -> None:
+        """Make the offers after the likeliest verdicts on one: as many as there is time for until
+        ``end_s``, and one at least. They are there if such a verdict comes; if not, what makes
+        them is still warm."""
+        request, text = self._request, self._text
+        if request.is_drafting:
+            self._place = _newer(request.peek_tree(), self._place)
+        begin_s = request.clock()
+        for number, tokens in enumerate(self._likely_verdicts(offer.draft)):
+            now_s = request.clock()
+            if number and now_s + (now_s - begin_s) / number > end_s:
+                break
+            if len(tokens) < request.remaining:
+                whole = np.concatenate([text, np.array(tokens, dtype=np.int32)])
+                place, remaining = self._place.follow(tokens), request.remaining - len(tokens)
+                self._rehearsed[tokens] = self._offer(place, self._texts.sources(whole), remaining)
+
+    def _likely_verdicts(self, draft: Draft) -> Iterator[tuple[int, ...]]:
+        """Some path of the draft is accepted to its end, and goes on with the likeliest token."""
+        inner = set(draft.parents)
+        ends = [node for node in range(len(draft)) if node not in inner] or [ROOT]
+        for end in ends[:_NUM_REHEARSED]:
+            path = draft.path_tokens(end)
+            below = self._place.follow(path)
+            if below.is_known:
+                yield (*path, below.tree.tokens[below.tree.children(below.node)[0]])
+            else:
+                context = (*self._text[-MAX_ORDER:].tolist(), *path)[-MAX_ORDER:]
+                found = self._texts.memory.rows.longest(context)
+                yield (*path, found[1].tokens[0] if found else context[-1])
+
+
+def _newer(drafted: Drafted, known: Place) -> Place:
+    """The text's place in the drafter's tree under it, once it has said what is in that; until
+    then what is known of it."""
+    if drafted.tree is None or (known.is_expanded and not drafted.tree.is_expanded(ROOT)):
+        return known
+    return Place(drafted.tree)

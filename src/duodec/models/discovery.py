@@ -1,0 +1,151 @@
+"""Find drafts for a target on this machine: beside it, and in the caches of other programs.
+
+Files are only read. Each is judged by what it says of its vocabulary, size and kind; a file that
+does not suit is kept in the list with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from duodec.errors import ModelUnreadable
+from duodec.models.aliases import ALIASES
+from duodec.models.cache import cache_folder
+from duodec.models.summary import Summary
+
+_MOST_PART = 0.5  # of the target's parameters, above which a draft cannot pay
+_MOST_FILES = 400  # of one place that are looked at
+_NO_DRAFT = re.compile(r"embed|rerank|mmproj")
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A file that may be a draft. ``fault`` says why it is none; ``is_same`` tells that it has the
+    target's vocabulary, so that its tokens need not be translated."""
+
+    path: Path
+    name: str
+    place: str  # for people
+    num_params: int = 0
+    num_bytes: int = 0
+    is_same: bool = False
+    fault: str = ""
+
+
+def candidates(target: Path) -> list[Candidate]:
+    """What may draft for a target, best first: of its own vocabulary, smaller before larger; then
+    of other vocabularies; then what does not suit. Raises ModelUnreadable for the target."""
+    summary = Summary.of(target)
+    found: dict[Path, Candidate] = {}
+    for path, name, place in places(target):
+        real = path.resolve()
+        if real not in found and real != target.resolve():
+            found[real] = _judged(path, name, place, summary)
+    return sorted(
+        found.values(), key=lambda one: (bool(one.fault), not one.is_same, one.num_params, one.name)
+    )
+
+
+@cache
+def best_for(target: Path) -> Path | None:
+    """The draft of the target's own vocabulary that `--draft auto` takes: the smallest."""
+    try:
+        first = next(iter(candidates(target)), None)
+    except ModelUnreadable:  # loading it tells why
+        return None
+    return first.path if first and first.is_same and not first.fault else None
+
+
+def _judged(path: Path, name: str, place: str, target: Summary) -> Candidate:
+    num_bytes = path.stat().st_size
+    if num_bytes > target.num_bytes:
+        return Candidate(path, name, place, 0, num_bytes, fault="it is larger than the target")
+    if _NO_DRAFT.search(name.lower()):
+        return Candidate(path, name, place, 0, num_bytes, fault="its name says that it embeds")
+    try:
+        found = Summary.of(path)
+    except ModelUnreadable as error:
+        fault = str(error).partition("; ")[0]
+        return Candidate(path, name, place, 0, num_bytes, fault=fault)
+    is_same = found.has_vocabulary_of(target)
+    fault = ""
+    if not found.tokens:
+        fault = "it has no vocabulary: it is no language model, or a part of one"
+    elif found.is_recurrent:
+        fault = f"it is a recurrent model ({found.architecture}), whose state has no branches"
+    elif found.num_params > _MOST_PART * target.num_params:
+        size = f"{found.num_params / 1e6:.0f} M parameters"
+        fault = f"it is too large: {size}, the target has {target.num_params / 1e6:.0f} M"
+    return Candidate(path, name, place, found.num_params, found.num_bytes, is_same, fault)
+
+
+# --- where models lie: (file, what it is called there, the place in words)
+
+Found = Iterator[tuple[Path, str, str]]
+
+
+def places(target: Path) -> Found:
+    """Every GGUF file that may be a draft, nearest first."""
+    yield from _in_folder(target if target.is_dir() else target.parent, "beside the target")
+    yield from _ours()
+    yield from _in_folder(_hub_folder(), "the hub's cache")
+    yield from _in_folder(_llama_folder(), "llama.cpp's cache")
+    yield from _ollama()
+    for folder in (Path("~/.lmstudio/models"), Path("~/.cache/lm-studio/models")):
+        yield from _in_folder(folder.expanduser(), "LM Studio's models")
+
+
+def _in_folder(folder: Path, place: str) -> Found:
+    """GGUF files, of folders below too where the place is a cache."""
+    pattern = "*.gguf" if place == "beside the target" else "**/*.gguf"
+    try:
+        paths = sorted(folder.glob(pattern))[:_MOST_FILES]
+    except OSError:
+        return
+    for path in paths:
+        yield path, path.stem, place
+
+
+def _ours() -> Found:
+    for alias in ALIASES.values():
+        for source in alias.sources:
+            path = source.cached(alias)
+            if path is not None:
+                yield path, alias.name, "duodec's models"
+    yield from _in_folder(cache_folder() / "models", "duodec's models")
+
+
+def _hub_folder() -> Path:
+    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
+def _llama_folder() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return Path(os.environ.get("LLAMA_CACHE") or base / "llama.cpp").expanduser()
+
+
+def _ollama() -> Found:
+    """Ollama names its files by their content; manifests tell what they are."""
+    folder = Path(os.environ.get("OLLAMA_MODELS") or "~/.ollama/models").expanduser()
+    try:
+        manifests = sorted(p for p in (folder / "manifests").rglob("*") if p.is_file())
+    except OSError:
+        return
+    for manifest in manifests[:_MOST_FILES]:
+        try:
+            layers = json.loads(manifest.read_text("utf-8"))["layers"]
+            digests = [one["digest"] for one in layers if one["mediaType"] == _MODEL_LAYER]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        for digest in digests:
+            path = folder / "blobs" / str(digest).replace(":", "-")
+            if path.is_file():
+                yield path, f"{manifest.parent.name}:{manifest.name}", "Ollama's models"

@@ -1,0 +1,344 @@
+"""A target on a device: a GPU, or Mesa's software device (`make setup-vulkan-software`).
+
+`make test-gpu` runs these; elsewhere they are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes.tiny_models import write_dense
+
+from duodec import LLM, SamplingParams
+from duodec.backends.drafter.process import ProcessDrafter
+from duodec.backends.llamacpp import devices, library, row_choice, row_trial
+from duodec.backends.llamacpp.fixed_rows import NUM_PIECE, LlamaFixedRows
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.placement import Placement
+from duodec.core.draft import Draft
+from duodec.core.protocols import Query
+from duodec.core.sampling import Sampler, Tokens
+from duodec.errors import BadOption, ComputeFailed, ContextExceeded, ModelUnreadable
+from duodec.methods.registry import METHODS
+from duodec.models.config import EngineConfig
+from duodec.models.targets import load_target
+
+pytestmark = [pytest.mark.device, pytest.mark.timeout(1800)]  # a busy machine takes its time
+KINDS = ("F16", "Q8_0")  # benchmarks/device_rows.py measures more of them
+NUM_ROWS, NUM_PROMPT, NUM_TEXT = 8, 244, 252  # across the cells that a pass is shown more of
+KEYED = [name for name in METHODS if name not in ("sps-rejection", "rest", "ar")]
+PROMPTS = ("The cat sat on the mat", "One two three one two", "Why is it so?")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device() -> Iterator[devices.Device]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(library.EXACT_SWITCH, "0")  # for the layers that the CPU computes
+        found = devices.every(library.load())
+        if not found:
+            pytest.skip("no device: llama.cpp was built for none; make setup-vulkan-software")
+        yield found[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def path(folder: Path) -> Path:
+    return write_dense(folder / "dense.gguf", scale=3.0)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request: pytest.FixtureRequest, folder: Path) -> Iterator[LlamaModel]:
+    path = folder / f"{request.param}.gguf"
+    write_dense(path, kind=request.param, num_vocab=512, width=32)
+    with closing(LlamaModel(path)) as model:
+        yield model
+
+
+def words(num_tokens: int, seed: int = 0) -> Tokens:
+    return np.random.default_rng(seed).integers(0, 512, num_tokens).astype(np.int32)
+
+
+def query(text: Tokens, num_prompt: int, draft: tuple[int, ...] = (), slot: int = 0) -> Query:
+    sampler = replace(Sampler(), num_prompt_tokens=num_prompt)
+    return Query(slot, text, Draft(draft, tuple(range(-1, len(draft) - 1))), sampler)
+
+
+def open_target(model: LlamaModel, num_slots: int = 1, **more: Any) -> LlamaFixedRows:
+    return LlamaFixedRows(
+        model, num_rows=NUM_ROWS, num_context=640, num_threads=1, num_slots=num_slots, **more
+    )
+
+
+def rows_of(target: LlamaFixedRows, queries: list[Query]) -> list[list[np.ndarray]]:
+    """Copies of the rows of each query."""
+    return [[row.copy() for row in scores.rows] for scores in target.score(queries)]  # type: ignore[attr-defined]
+
+
+def plain(target: LlamaFixedRows, text: Tokens, num_prompt: int) -> list[np.ndarray]:
+    """The row after each token from the prompt's last on, one forward pass each."""
+    lengths = range(num_prompt, len(text) + 1)
+    return [rows_of(target, [query(text[:n], num_prompt)])[0][0] for n in lengths]
+
+
+# --- bits
+
+
+@pytest.mark.parametrize("uses_flash_attention", [False, True])
+def test_no_bit_depends_on_drafts_or_company(model: LlamaModel, uses_flash_attention: bool) -> None:
+    text = words(NUM_TEXT)
+    with closing(open_target(model, uses_flash_attention=uses_flash_attention)) as target:
+        expected = plain(target, text, NUM_PROMPT)
+    dice = np.random.default_rng(3)
+    num_compared = 0
+    with closing(open_target(model, 3, uses_flash_attention=uses_flash_attention)) as target:
+        for slot in (2, 2):  # the second time its prompt is read
+            length = NUM_PROMPT
+            while length <= NUM_TEXT:
+                num_right, num_wrong = dice.integers(1, NUM_ROWS, 2)
+                right = text[length : length + num_right].tolist()
+                wrong = dice.integers(0, 512, num_wrong).tolist()
+                other = words(int(dice.integers(2, 40)), seed=length)
+                own = query(text[:length], NUM_PROMPT, (*right, *wrong), slot)
+                found, _ = rows_of(target, [own, query(other, len(other), (1, 2), 1)])
+                for i, row in enumerate(found[: len(right) + 1]):
+                    assert (row == expected[length - NUM_PROMPT + i]).all(), (slot, length, i)
+                    num_compared += 1
+                length += int(dice.integers(0, len(found[: len(right) + 1]))) + 1
+    assert num_compared > NUM_TEXT - NUM_PROMPT
+
+
+def test_no_bit_depends_on_how_a_prompt_came(model: LlamaModel) -> None:
+    """In parts, after another prompt, or as a conversation that goes on."""
+    text, num_prompt = words(NUM_PIECE + 40), NUM_PIECE + 39
+    with closing(open_target(model)) as target:
+        (expected,) = rows_of(target, [query(text, num_prompt)])
+    with closing(open_target(model)) as target:
+        for length in (7, NUM_PIECE + 3, NUM_PIECE + 20):
+            target.score([query(text[:length], num_prompt)])
+        assert (rows_of(target, [query(text, num_prompt)])[0][0] == expected[0]).all()
+        target.score([query(words(50, seed=1), 50)])
+        plain(target, text[: NUM_PIECE + 9], NUM_PIECE - 9)
+        assert (rows_of(target, [query(text, num_prompt)])[0][0] == expected[0]).all()
+
+
+def test_a_longer_chain_is_cut_and_a_branch_left_out(model: LlamaModel) -> None:
+    text = words(20)
+    with closing(open_target(model)) as target:
+        (long,) = target.score([query(text, 20, tuple(range(30)))])
+        assert long.num_rows == NUM_ROWS
+        tree = Query(0, text, Draft((1, 2, 3), (-1, 0, -1)), Sampler())
+        (scores,) = target.score([tree])
+        assert scores.num_rows == 3
+
+
+def test_a_pass_is_launched_and_its_rows_come_later(model: LlamaModel) -> None:
+    text = words(20)
+    with closing(open_target(model)) as target:
+        (expected,) = rows_of(target, [query(text, 20, (1, 2))])
+        (scores,) = target.launch([query(text, 20, (1, 2))]).result()
+        assert (np.array(scores.rows) == np.array(expected)).all()  # type: ignore[attr-defined]
+
+
+# --- whole texts
+
+
+@pytest.fixture(scope="module")
+def alone(path: Path) -> Iterator[LLM]:
+    with LLM.load(str(path), draft=str(path), exact=True, context=512) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def together(path: Path) -> Iterator[LLM]:
+    with LLM.load(str(path), draft=str(path), exact=True, context=512, num_slots=3) as llm:
+        yield llm
+
+
+def params(temperature: float) -> SamplingParams:
+    return SamplingParams(max_tokens=16, temperature=temperature, seed=7)
+
+
+@pytest.fixture(scope="module")
+def expected(alone: LLM) -> dict[float, list[tuple[int, ...]]]:
+    """What plain decoding says, one request at a time."""
+    assert isinstance(alone.target, LlamaFixedRows)
+    return {
+        t: [alone.generate(prompt, params(t), method="ar")[0].tokens for prompt in PROMPTS]
+        for t in (0.0, 0.8)
+    }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", KEYED)
+def test_every_method_has_the_text_of_plain_decoding(
+    name: str, temperature: float, alone: LLM, together: LLM, expected: dict[float, Any]
+) -> None:
+    wanted = expected[temperature]
+    (one,) = alone.generate(PROMPTS[0], params(temperature), method=name)
+    assert one.tokens == wanted[0]
+    found = together.generate(list(PROMPTS), params(temperature), method=name)
+    assert [completion.tokens for completion in found] == wanted
+
+
+def test_a_killed_drafter_changes_no_text(alone: LLM, expected: dict[float, Any]) -> None:
+    drafter = alone.drafter
+    assert isinstance(drafter, ProcessDrafter)
+    tokens: list[int] = []
+    for event in alone.stream(PROMPTS[0], params(0.8), method="duo"):
+        tokens += getattr(event, "tokens", ())
+        if len(tokens) >= 3 and drafter.restarts == 0 and drafter.pid:
+            os.kill(drafter.pid, signal.SIGKILL)
+    (after,) = alone.generate(PROMPTS[0], params(0.8), method="duo")
+    assert tuple(tokens) == after.tokens == expected[0.8][0]
+
+
+def test_part_of_the_layers_gives_one_text_too(path: Path) -> None:
+    """The text of the same split without drafts."""
+    with LLM.load(str(path), draft=str(path), exact=True, context=512, gpu_layers=1) as llm:
+        assert isinstance(llm.target, LlamaFixedRows)
+        assert llm.is_split
+        texts = {
+            llm.generate(PROMPTS[0], params(0.8), method=name)[0].tokens
+            for name in ("ar", "lookup", "sps:4", "duo", "stream")
+        }
+    assert len(texts) == 1
+
+
+@pytest.mark.slow
+def test_smollm2_on_a_device() -> None:
+    few = SamplingParams(max_tokens=6)
+    with LLM.load("smollm2", exact=True, context=256) as llm:
+        texts = [
+            llm.generate("One, two, three, four,", few, method=name)[0].tokens
+            for name in ("ar", "sps:4")
+        ]
+    assert texts[0] == texts[1]
+
+
+# --- rows and places
+
+
+def test_the_choice_of_rows_is_kept(
+    model: LlamaModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
+    first = row_choice.choice_for(model, num_threads=1)
+    assert {1, row_choice.FEWEST} <= set(first.seconds)
+    monkeypatch.setattr(row_choice, "measure", lambda *_, **__: pytest.fail("measured anew"))
+    assert row_choice.choice_for(model, num_threads=1) == first
+
+
+def test_a_target_says_where_it_computes(path: Path, device: devices.Device) -> None:
+    config = EngineConfig(target=str(path), draft=None, exact=True, device=device.name)
+    loaded = load_target(config)
+    with closing(loaded.model):
+        assert loaded.placement is Placement.ELSEWHERE
+        assert device.name in loaded.place
+        assert f"{loaded.num_padded} rows" in loaded.place
+
+
+@pytest.mark.parametrize("name", ["cuda:7", "vulkan:7", "Vulkan7", "sycl"])
+def test_a_device_that_is_not_there_is_one_line(path: Path, name: str) -> None:
+    with pytest.raises(Exception, match=r"no device|and there are|unknown device") as caught:
+        load_target(EngineConfig(target=str(path), draft=None, device=name))
+    assert "\n" not in str(caught.value)
+
+
+# --- faults
+
+
+def test_a_prompt_that_is_aborted_is_read_on_from_there(model: LlamaModel) -> None:
+    """Requests of other slots go on."""
+
+    class Gone(Exception):
+        pass
+
+    def raises() -> None:
+        raise Gone
+
+    text, other = words(2 * NUM_PIECE + 30), words(30, seed=1)
+    with closing(open_target(model, 2)) as target:
+        (expected,) = rows_of(target, [query(text, len(text))])
+    with closing(open_target(model, 2)) as target:
+        (before,) = rows_of(target, [query(other, 30, slot=1)])
+        target.on_chunk = raises
+        with pytest.raises(Gone):
+            target.score([query(text, len(text))])
+        assert (rows_of(target, [query(other, 30, slot=1)])[0][0] == before[0]).all()
+        target.on_chunk = lambda: None
+        assert (rows_of(target, [query(text, len(text))])[0][0] == expected[0]).all()
+
+
+def test_a_failed_pass_ends_one_request(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp's answer to a graph that a device refuses, such as one out of memory."""
+    text, other = words(30), words(30, seed=1)
+    with closing(open_target(model, 2)) as target:
+        (expected,) = rows_of(target, [query(text, 30)])
+        (before,) = rows_of(target, [query(other, 30, slot=1)])
+        with monkeypatch.context() as patch:
+            patch.setattr(model.lib, "llama_decode", lambda *_: -3)
+            with pytest.raises(ComputeFailed, match=r"status -3.*memory"):
+                target.score([query(text, 30)])
+        assert (rows_of(target, [query(other, 30, slot=1)])[0][0] == before[0]).all()
+        assert (rows_of(target, [query(text, 30)])[0][0] == expected[0]).all()
+
+
+def test_a_text_longer_than_the_cache_is_one_line(model: LlamaModel) -> None:
+    with (
+        closing(LlamaFixedRows(model, num_rows=8, num_context=256, num_threads=1)) as target,
+        pytest.raises(ContextExceeded, match="--context"),
+    ):
+        target.score([query(words(600), 600)])
+
+
+def test_weights_that_do_not_fit_are_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama.cpp answers where a buffer cannot be had."""
+    monkeypatch.setattr(library.load(), "llama_model_load_from_file", lambda *_: None)
+    monkeypatch.setattr(devices, "free_bytes", lambda *_: 1000)
+    with pytest.raises(ModelUnreadable, match=r"does not fit on .*use fewer than 2 --gpu-layers"):
+        LlamaModel(path)
+
+
+def test_caches_that_do_not_fit_are_one_line(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llama.cpp answers where a buffer cannot be had."""
+    monkeypatch.setattr(model.lib, "llama_init_from_model", lambda *_: None)
+    with pytest.raises(ModelUnreadable, match="no memory for a context of 768 tokens"):
+        open_target(model)
+
+
+def test_a_device_named_twice_is_one_line(path: Path, device: devices.Device) -> None:
+    twice = f"{device.name},{device.kind}:0"
+    with pytest.raises(BadOption, match="names a GPU twice"):
+        load_target(EngineConfig(target=str(path), draft=None, device=twice))
+
+
+# --- the self-test of `duodec doctor`
+
+
+def test_a_trial_finds_padded_rows_exact(model: LlamaModel) -> None:
+    trial = row_trial.try_rows(model, num_rows=NUM_ROWS, num_threads=1)
+    assert trial.is_exact, trial.worst
+    assert {"2 rows", "a tree", "another request"} <= set(trial.moved)
+
+
+def test_a_trial_finds_what_moves(model: LlamaModel, device: devices.Device) -> None:
+    """Rows that are as many as are asked for, on a device whose kernels differ by them."""
+    if "llvmpipe" in device.description:
+        pytest.skip("Mesa's software driver dies of flash attention over changing numbers of rows")
+    trial = row_trial.try_rows(model, num_rows=None, num_threads=1)
+    name, most = trial.worst
+    assert trial.is_exact == (most == 0), name

@@ -1,0 +1,193 @@
+"""Hybrid targets: chains, and a state that refused tokens are taken back from.
+
+The model is tiny and random, in Qwen3.5's architecture; its weights give the same bits at every
+width, so nothing here is "close".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes.tiny_models import write_hybrid
+
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.llamacpp.footprint import Footprint
+from duodec.backends.llamacpp.header import Header
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
+from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores, LlamaTarget
+from duodec.backends.tree_cache import Entry
+from duodec.core.draft import Draft
+from duodec.core.events import Finished
+from duodec.core.grammar import Grammar
+from duodec.core.protocols import Query, has_branches
+from duodec.core.sampling import SamplingParams
+from duodec.drafting.inline import InlineDrafter
+from duodec.errors import BadOption, ModelUnreadable
+from duodec.llm import LLM
+from duodec.loading import load
+from duodec.machine.cores import CorePlan
+from duodec.models import resolve
+from duodec.models.config import EngineConfig
+from duodec.models.targets import load_target
+
+WORDS = Grammar("regex", "( (one|two|three|four)){70,90}")  # so that drafts come true at times
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hybrid(tmp_path_factory.mktemp("models") / "hybrid.gguf")
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Iterator[LlamaModel]:
+    with closing(LlamaModel(path, num_gpu_layers=0)) as found:
+        yield found
+
+
+class Counted(LlamaRecurrent):
+    """Counts the tokens that it computes."""
+
+    num_computed = 0
+
+    def _decode(self, entries: Sequence[Entry]) -> None:
+        self.num_computed += len(entries)
+        super()._decode(entries)
+
+
+def target_of(model: LlamaModel, num_slots: int = 1) -> Counted:
+    return Counted(model, num_slots=num_slots, num_context=600, num_threads=1)
+
+
+def query(text: Sequence[int], chain: Sequence[int] = (), slot: int = 0) -> Query:
+    return Query(slot, np.array(text, np.int32), Draft.chain(chain))
+
+
+def last_row(target: LlamaRecurrent, *queries: Query) -> list[np.ndarray]:
+    found = []
+    for scores in target.score(queries):
+        assert isinstance(scores, LlamaScores)
+        found.append(scores.rows[-1].copy())
+    return found
+
+
+def test_rows_after_many_refusals_are_those_of_a_text_that_is_read_alone(
+    model: LlamaModel,
+) -> None:
+    dice = np.random.default_rng(0)
+
+    def tokens(count: int) -> list[int]:
+        return [int(token) for token in dice.integers(100, 40000, count)]
+
+    texts = [tokens(40 + 9 * slot) for slot in range(3)]
+    with closing(target_of(model, 3)) as target, closing(target_of(model)) as alone:
+        assert target.num_snapshots == NUM_SNAPSHOTS
+        for _ in range(16):
+            slots = [slot for slot in range(3) if dice.random() < 0.7] or [0]
+            chains = [tokens(int(dice.integers(0, NUM_SNAPSHOTS + 1))) for _ in slots]
+            queries = [query(texts[s], c, s) for s, c in zip(slots, chains, strict=True)]
+            for slot, chain, row in zip(slots, chains, last_row(target, *queries), strict=True):
+                (plain,) = last_row(alone, query([*texts[slot], *chain]))
+                assert (row == plain).all()
+                texts[slot] += [*chain[: dice.integers(0, len(chain) + 1)], *tokens(1)]
+
+
+def test_a_draft_longer_than_the_snapshots_is_scored_as_far_as_they_go(model: LlamaModel) -> None:
+    with closing(target_of(model)) as target:
+        (scores,) = target.score([query([5, 6, 7], range(100, 130))])
+        assert scores.num_rows == NUM_SNAPSHOTS + 1
+        assert not has_branches(target)
+
+
+def test_states_and_snapshots_are_counted_before_loading(path: Path, model: LlamaModel) -> None:
+    header = Header.read(library.load(), path)
+    assert header is not None
+    with closing(target_of(model)) as target:
+        last_row(target, query(range(100, 140)))
+        own = model.lib.llama_state_seq_get_size_ext(target._handle, 0, 1)
+    assert 0 <= own - header.state_bytes < 1000, "what llama.cpp writes, less its heading"
+    assert header.kv_heads == (0, 0, 0, 1)
+    footprint = Footprint.of(library.load(), header, CacheTypes(), num_slots=3)
+    assert footprint.state_bytes == 3 * (1 + NUM_SNAPSHOTS) * header.state_bytes
+
+
+def test_a_conversation_reads_only_what_is_new(model: LlamaModel) -> None:
+    turn = [int(token) for token in np.random.default_rng(1).integers(100, 40000, 60)]
+    with closing(target_of(model)) as target:
+        text = list(turn)
+        for _ in range(4):
+            before = target.num_computed
+            (row,) = last_row(target, query(text))
+            assert target.num_computed - before == 60
+            text += turn
+        before = target.num_computed
+        (again,) = last_row(target, query(text[: len(text) - 60]))  # another answer to the last
+        assert target.num_computed - before <= 2, "from the checkpoint"
+        assert (again == row).all()
+        other = [*text[:30], *turn[:20]]
+        (moved,) = last_row(target, query(other))  # further back than any checkpoint: read again
+        with closing(target_of(model)) as alone:
+            assert (moved == last_row(alone, query(other))[0]).all()
+
+
+def test_an_abandoned_prompt_is_read_again(model: LlamaModel) -> None:
+    text = [int(token) for token in np.random.default_rng(2).integers(100, 40000, 550)]
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with closing(target_of(model)) as target:
+        target.on_chunk = stop
+        with pytest.raises(KeyboardInterrupt):
+            target.score([query(text)])
+        target.on_chunk = lambda: None
+        (row,) = last_row(target, query(text))
+        with closing(target_of(model)) as alone:
+            assert (row == last_row(alone, query(text))[0]).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_methods_text_is_plain_decodings(model: LlamaModel, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=5, grammar=WORDS)
+    prompt = " one two three four one two three"
+    with (
+        closing(LlamaModel(resolve("smollm2-draft").path, num_gpu_layers=0)) as small,
+        closing(target_of(model)) as target,
+    ):
+        draft = LlamaDraftModel(small, num_context=512, num_threads=1)
+        engine = LLM(target, model, 500, InlineDrafter(draft))
+        texts, accepted = {}, {}
+        for name in ("ar", "lookup", "sps", "stream", "auto"):
+            *_, last = engine.stream(prompt, replace(sampling, max_tokens=60), method=name)
+            assert isinstance(last, Finished)
+            texts[name] = last.tokens
+            accepted[name] = sum(done.num_accepted for done in last.stats.rounds)
+        draft.context.close()
+    assert all(text == texts["ar"] for text in texts.values())
+    assert accepted["lookup"] + accepted["sps"] + accepted["stream"] > 0
+
+
+def test_methods_that_score_branches_are_refused(model: LlamaModel) -> None:
+    with closing(target_of(model)) as target:
+        engine = LLM(target, model, 500)
+        with pytest.raises(BadOption, match="'lookahead' scores branches, and this target"):
+            engine.method("lookahead")
+
+
+def test_a_hybrid_is_loaded_as_a_target_and_refused_as_a_draft(path: Path) -> None:
+    loaded = load_target(EngineConfig(target=str(path), draft=None, num_slots=2))
+    with closing(loaded.model):
+        plan = CorePlan.make((0,), target_is_on_cpu=True)
+        with closing(loaded.start(128, plan)) as target:
+            assert isinstance(target, LlamaRecurrent)
+            assert (target.num_slots, has_branches(target)) == (2, False)
+        with pytest.raises(ModelUnreadable, match="can be a target and no draft"):
+            LlamaTarget(loaded.model, num_context=64, num_threads=1)  # type: ignore[arg-type]
+    with pytest.raises(ModelUnreadable, match="can be a target and no draft"):
+        load(EngineConfig(target="smollm2-draft", draft=str(path)))

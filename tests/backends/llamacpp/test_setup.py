@@ -1,0 +1,307 @@
+"""Setting up: llama.cpp is built once, with progress, and checked before it is used."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fakes import ROOT
+
+from duodec.backends.cpu import cpu_key
+from duodec.backends.llamacpp import build, kernels, native
+from duodec.cli.app import run
+from duodec.errors import BackendUnavailable
+
+FAKE_PIP = """
+import os, sys, time
+from pathlib import Path
+with open(os.environ["CALLS"], "a") as calls:
+    calls.write(" ".join(sys.argv[1:]) + "\\t" + os.environ.get("CMAKE_ARGS", "") + "\\n")
+if os.environ.get("BREAKS") == sys.argv[1]:
+    print("CMake Error: no luck")
+    sys.exit(1)
+if sys.argv[1] == "wheel":
+    print("[1/2] Building CXX object", flush=True)
+    folder = Path(sys.argv[sys.argv.index("--wheel-dir") + 1])
+    folder.mkdir()
+    (folder / "llama_cpp_python-0.3.36-py3-none-any.whl").touch()
+"""
+
+
+@pytest.fixture
+def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A pip that writes down what it is asked."""
+    script = tmp_path / "pip.py"
+    script.write_text(FAKE_PIP)
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("CXX", sys.executable)  # there is a compiler
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    return [sys.executable, str(script)]
+
+
+def calls(tmp_path: Path) -> list[str]:
+    path = tmp_path / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+# --- the build
+
+
+def test_a_build_is_kept_and_found_again(pip: list[str], tmp_path: Path) -> None:
+    said: list[str] = []
+    first = native.find_or_build(pip, "a cpu", "", said.append)
+    assert native.find_or_build(pip, "a cpu", "", said.append) == first
+    assert len(calls(tmp_path)) == 1
+    assert "building llama.cpp" in said[0]
+    native.find_or_build(pip, "another cpu", "", said.append)
+    native.find_or_build(pip, "a cpu", "-DGGML_VULKAN=on", said.append)
+    assert len(calls(tmp_path)) == 3
+    native.forget("a cpu", "")
+    native.find_or_build(pip, "a cpu", "", said.append)
+    assert len(calls(tmp_path)) == 4
+
+
+def test_a_build_makes_the_library_only_and_no_amx_kernels(pip: list[str], tmp_path: Path) -> None:
+    native.find_or_build(pip, "a cpu", "-DOWN=on", lambda line: None)
+    (call,) = calls(tmp_path)
+    assert "-U__AMX_INT8__" in call
+    assert f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={native.LIBRARY_ONLY}" in call
+    assert call.endswith("-DOWN=on")
+    words = native.LIBRARY_ONLY.read_text()
+    assert "set(LLAMA_BUILD_COMMON OFF" in words
+
+
+def test_a_build_that_fails_shows_the_end_of_its_log(
+    pip: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BREAKS", "wheel")
+    with pytest.raises(native.BuildFailed, match=r"building llama\.cpp failed.*\.log"):
+        native.find_or_build(pip, "a cpu", "", lambda line: None)
+    assert "CMake Error: no luck" in capsys.readouterr().err
+    assert not list((native.cache_folder() / "wheels").glob("building-*"))
+
+
+@pytest.mark.parametrize(
+    ("cxx", "path", "words"),
+    [(None, "", "apt install build-essential"), ("no-such-compiler", None, "correct CXX")],
+)
+def test_a_missing_compiler_is_one_line_with_the_remedy(
+    cxx: str | None, path: str | None, words: str, pip: list[str],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    if cxx is None:
+        monkeypatch.delenv("CXX")
+    else:
+        monkeypatch.setenv("CXX", cxx)
+    if path is not None:
+        monkeypatch.setenv("PATH", path)
+    with pytest.raises(native.BuildFailed, match=words) as caught:
+        native.find_or_build(pip, "a cpu", "", lambda line: None)
+    assert "\n" not in str(caught.value)
+    assert not calls(tmp_path)
+
+
+def test_progress_tells_the_time_left() -> None:
+    progress = native.Progress(start_s=0.0)
+    assert progress.words(b"Collecting llama-cpp-python", 65.0) == "fetching the sources, 1:05"
+    assert progress.words(b"[10/80] Building CXX object", 100.0).endswith(" 10/80")
+    # ten more steps took 20 s: 60 are left
+    assert progress.words(b"[1/80] x\n[20/80] y", 120.0).endswith("20/80, about 2:00 left")
+    assert "█" in progress.words(b"[20/80] y", 120.0)
+    of_make = native.Progress(start_s=0.0)
+    of_make.words(b"[ 10%] Building", 10.0)
+    assert of_make.words(b"[ 60%] Building", 60.0).endswith("60/100, about 0:40 left")
+
+
+def test_a_build_off_a_terminal_is_not_silent(
+    pip: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text(FAKE_PIP.replace("folder.mkdir()", "time.sleep(1.5); folder.mkdir()"))
+    monkeypatch.setattr(native, "_SAYS_EVERY_S", 0.5)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    said: list[str] = []
+    native.find_or_build([sys.executable, str(slow)], "a cpu", "", said.append)
+    assert "1/2" in said[1]
+
+
+# --- the command
+
+
+def test_the_command_builds_installs_and_checks(
+    pip: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Where llama.cpp is missing; the note says which processor the build is for."""
+    is_there = False
+    checked: list[bool] = []
+
+    def check() -> None:
+        checked.append(is_there)
+        if not is_there:
+            raise BackendUnavailable("llama.cpp is not built yet")
+
+    def install(wheel: Path, pip: list[str]) -> None:
+        nonlocal is_there
+        is_there = wheel.is_file()
+
+    @contextmanager
+    def fake() -> Iterator[list[str]]:
+        yield pip
+
+    monkeypatch.setattr(kernels, "check", check)
+    monkeypatch.setattr(native, "install", install)
+    monkeypatch.setattr(native, "pip_command", fake)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert run(["setup"]) == 0
+    assert checked == [False, True]
+    assert (tmp_path / build.NOTE).read_text().strip() == cpu_key()
+    assert "installed and works" in capsys.readouterr().err
+    assert run(["setup"]) == 0  # there is nothing to do
+    assert len(calls(tmp_path)) == 1
+    assert run(["setup", "--rebuild"]) == 0
+    assert len(calls(tmp_path)) == 2
+
+
+def test_an_environment_without_pip_gets_one_for_the_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of uv and pipx are."""
+    found = native.importlib.util.find_spec
+    monkeypatch.setattr(
+        native.importlib.util, "find_spec",
+        lambda name: None if name == "pip" else found(name),
+    )  # fmt: skip
+    made: list[list[str]] = []
+
+    class Done:
+        returncode = 0
+
+    def run_(command: list[str], **_: object) -> Done:
+        made.append(command)
+        return Done()
+
+    monkeypatch.setattr(native.subprocess, "run", run_)
+    with native.pip_command() as pip:
+        assert pip[1:4] == ["-m", "pip", "--python"]
+        assert pip[4] == sys.executable
+        assert pip[0] != sys.executable
+        folder = Path(made[0][-1])
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
+# --- the check at load time
+
+
+def test_the_installed_library_computes_what_was_recorded() -> None:
+    done_before = os.environ.get(kernels.CHECKED)
+    os.environ[kernels.CHECKED] = kernels.ANY
+    try:
+        assert kernels.deviation(kernels.compute_row()) < kernels.MOST_DEVIATION / 2
+    finally:
+        os.environ.pop(kernels.CHECKED)
+        if done_before is not None:
+            os.environ[kernels.CHECKED] = done_before
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "dies on this processor"),
+        ("import json; print(json.dumps([1.0] * 64))", "computes wrongly here"),
+        ("print('[' + ', '.join(['NaN'] * 64) + ']')", "computes wrongly here"),
+        ("raise ImportError('no libgomp')", "no libgomp"),
+    ],
+)
+def test_a_library_that_is_not_faithful_is_refused(
+    code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
+    monkeypatch.delenv(kernels.CHECKED, raising=False)
+    run_really = kernels.subprocess.run
+    monkeypatch.setattr(
+        kernels.subprocess, "run",
+        lambda command, **options: run_really([sys.executable, "-c", code], **options),
+    )  # fmt: skip
+    for _ in range(2):  # a bad verdict is not kept
+        with pytest.raises(BackendUnavailable, match=words) as caught:
+            kernels.check()
+        assert "duodec setup --rebuild" in str(caught.value)
+
+
+def test_a_faithful_library_is_examined_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
+    examined: list[bool] = []
+    monkeypatch.setattr(kernels, "_examine", lambda: examined.append(True))
+    for _ in range(2):
+        monkeypatch.delenv(kernels.CHECKED, raising=False)
+        kernels.check()
+    assert len(examined) == 1
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(kernels.CHECKED, raising=False)
+    monkeypatch.setattr(kernels, "version", lambda name: "0.2.1")
+    with pytest.raises(BackendUnavailable, match=r"0\.2\.1 is installed .* run `duodec setup`"):
+        kernels.check()
+
+
+def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BackendUnavailable, match="not built yet; run `duodec setup`"):
+        kernels.check()
+
+
+# --- the package
+
+
+def test_the_package_tells_what_an_index_shows() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 has it")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["readme"] == "README.md"
+    assert project["urls"]
+    assert project["authors"]
+    assert {"LICENSE", "NOTICE"} <= set(project["license-files"])
+    extra = project["optional-dependencies"]["llama-cpp"]
+    assert extra == [f"{native.PACKAGE}=={native.VERSION}"]
+    assert not any("llama" in name for name in project["dependencies"]), (
+        "pip would build in silence"
+    )
+
+
+def test_a_report_is_written_without_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    from duodec.bench import card
+
+    def version(name: str) -> str:
+        raise card.PackageNotFoundError(name)
+
+    monkeypatch.setattr(card, "version", version)
+    assert card.environment()["packages"]["llama-cpp-python"] == "not installed"
+
+
+@pytest.mark.parametrize(
+    ("program", "wanted"),
+    [
+        ("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB'\n", "NVIDIA H100, 81559 MiB"),
+        ("#!/bin/sh\necho broken driver >&2\nexit 9\n", None),
+    ],
+)
+def test_the_card_names_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, wanted: str | None
+) -> None:
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text(program)
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    from duodec.bench import card
+
+    assert card.environment()["gpu"] == wanted

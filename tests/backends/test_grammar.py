@@ -1,0 +1,474 @@
+"""Answers that must match a grammar: masks against a readable oracle, every method under them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from time import perf_counter
+
+import numpy as np
+import pytest
+from fakes.decoding import (
+    LETTERS,
+    PROMPT,
+    DyingDrafter,
+    FakeDatastore,
+    Letters,
+    Printable,
+    SlowDrafter,
+    proven,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duodec import LLM, Finished, SamplingParams
+from duodec.backends import grammar_trial, llguidance
+from duodec.backends.drafter.process import ProcessDrafter
+from duodec.backends.grammar_trial import GrammarTrial
+from duodec.backends.llguidance import Masks
+from duodec.backends.table import TableDraftModel, TableModel, TableTarget
+from duodec.core.grammar import Grammar, Mask
+from duodec.core.protocols import Drafter, DraftRequest
+from duodec.core.rows import masked
+from duodec.core.sampling import Context, Sampler
+from duodec.drafting.inline import InlineDrafter
+from duodec.drafting.plans import Chain
+from duodec.errors import BadOption
+from duodec.methods.registry import METHODS
+
+KEYED = [name for name in METHODS if name != "sps-rejection"]
+
+# --- masks
+
+
+@dataclass(frozen=True)
+class Syllables:
+    """A small vocabulary whose tokens overlap; the last two are control tokens, of which one ends
+    an answer."""
+
+    pieces: tuple[bytes, ...] = (
+        b"a", b"b", b"c", b"ab", b"abc", b"bc", b"ca", b"\xc3", b"\xa4", "ä".encode(), b"", b"",
+    )  # fmt: skip
+
+    @property
+    def num_vocab(self) -> int:
+        return len(self.pieces)
+
+    def token_text(self, token: int) -> bytes:
+        return self.pieces[token] or b"<%d>" % token
+
+    def piece(self, token: int) -> bytes:
+        return self.pieces[token]
+
+    def is_end(self, token: int) -> bool:
+        return token == len(self.pieces) - 1
+
+
+SYLLABLES = Syllables()
+END = SYLLABLES.num_vocab - 1
+PATTERNS = ("(ab|a)c{0,2}", "a{1,4}", "(abc|ä){1,2}", "[abc]{3}", "(a(b(c)?)?)?", "abcabc|abba")
+
+
+@cache
+def words(pattern: str) -> frozenset[bytes]:
+    """Every word of up to six characters that matches."""
+    found = ("".join(cs) for n in range(7) for cs in product("abcä", repeat=n))
+    return frozenset(word.encode() for word in found if re.fullmatch(pattern, word))
+
+
+def oracle(pattern: str, answer: list[int]) -> list[int] | None:
+    """The tokens with which some word begins; None where there is none."""
+    text = b"".join(map(SYLLABLES.piece, answer))
+    if END in answer or END - 1 in answer or not any(w.startswith(text) for w in words(pattern)):
+        return None
+    return [
+        token
+        for token, piece in enumerate(SYLLABLES.pieces)
+        if (piece and any(word.startswith(text + piece) for word in words(pattern)))
+        or (token == END and text in words(pattern))
+    ]
+
+
+def allowed(mask: Mask, answer: list[int]) -> list[int] | None:
+    found = mask.allowed(np.array(answer, dtype=np.int32))
+    return None if found is None else np.flatnonzero(found).tolist()
+
+
+MASKS = Masks(SYLLABLES)
+ANSWERS = st.lists(st.integers(0, END), max_size=5)
+
+
+@proven
+@given(st.sampled_from(PATTERNS), st.lists(ANSWERS, min_size=1, max_size=12))
+def test_a_mask_is_the_oracles_in_whatever_order_it_is_asked(pattern: str, answers) -> None:
+    mask = MASKS.mask(Grammar("regex", pattern))
+    for answer in answers:
+        for end in range(len(answer) + 1):  # so that many begin a match
+            assert allowed(mask, answer[:end]) == oracle(pattern, answer[:end])
+
+
+def test_the_oracle_sees_ends_branches_and_breaks() -> None:
+    assert oracle("(ab|a)c{0,2}", [0]) == [1, 2, 5, END]
+    assert oracle("(ab|a)c{0,2}", [0, 1, 2, 2]) == [END]
+    assert oracle("(ab|a)c{0,2}", [1]) is None
+    assert oracle("(abc|ä){1,2}", [7]) == [8]  # half of a character
+
+
+def test_masks_of_one_grammar_follow_their_own_answers() -> None:
+    one, other = (MASKS.mask(Grammar("regex", "abcabc|abba")) for _ in range(2))
+    assert allowed(one, [3]) == [1, 2, 6]
+    assert allowed(other, []) == [0, 3, 4]
+    assert allowed(one, [3, 1]) == [0]
+
+
+def test_a_text_that_is_forced_may_be_cut_into_any_tokens() -> None:
+    assert allowed(MASKS.mask(Grammar("regex", "abc")), []) == [0, 3, 4]
+
+
+def test_where_no_token_goes_on_the_answer_ends() -> None:
+    assert allowed(MASKS.mask(Grammar("regex", "az")), [0]) == [END]
+
+
+def test_notations() -> None:
+    assert allowed(MASKS.mask(Grammar("lark", 'start: "ab" | "c"')), []) == [0, 2, 3]
+    letters = Letters(ends=True)
+    schema = Grammar("json_schema", '{"type": "null"}')
+    assert allowed(Masks(letters).mask(schema), []) == [LETTERS.find("n")]
+
+
+BAD = {
+    "no expression": Grammar("regex", "(a"),
+    "not JSON": Grammar("json_schema", "{"),
+    "no schema": Grammar("json_schema", '{"type": "objekt"}'),
+    "a reference elsewhere": Grammar("json_schema", '{"$ref": "http://example.com/s"}'),
+    "an unknown format": Grammar("json_schema", '{"type": "string", "format": "nope"}'),
+    "no Lark": Grammar("lark", "begin: 'x'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_grammar_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(BadOption, match=r"cannot be used|is not JSON") as caught:
+        MASKS.mask(BAD[name])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_an_end_has_no_grammars() -> None:
+    with pytest.raises(BadOption, match="no end token"):
+        Masks(Letters(ends=False)).mask(Grammar("regex", "a"))
+
+
+def test_a_dead_end_is_left_by_taking_another_way() -> None:
+    mask = MASKS.mask(Grammar("regex", "az|bc"))
+    for _ in range(3):
+        assert allowed(mask, [0]) == [END]
+        assert allowed(mask, [1]) == [2]
+
+
+def wide(begin: str) -> Grammar:
+    """Three thousand rules, all of them possible after ``begin``."""
+    names = [f"r{i}" for i in range(3000)]
+    rules = [f'{name}: "a" {name} | "a{"bc"[i % 2]}"' for i, name in enumerate(names)]
+    return Grammar("lark", "\n".join([f"start: {begin}({' | '.join(names)})", *rules]))
+
+
+def test_a_grammar_that_is_too_complex_is_refused_before_anything_is_computed() -> None:
+    for _ in range(2):  # and is not remembered
+        with pytest.raises(BadOption, match="too complex to follow"):
+            MASKS.mask(wide(""))
+
+
+def test_a_grammar_that_becomes_too_complex_fails_by_name_and_goes_on_failing() -> None:
+    mask = MASKS.mask(wide('"bc" '))
+    for _ in range(2):
+        assert allowed(mask, []) == [1, 5]
+        with pytest.raises(BadOption, match="too complex to follow"):
+            allowed(mask, [5])
+
+
+def test_a_row_is_cut_to_what_the_mask_knows() -> None:
+    row = np.array([1.0, 2.0, 3.0], dtype=np.float32)
+    some = np.array([True, False])
+    assert masked(row, some).tolist() == [1.0, -np.inf, -np.inf]
+    assert masked(row[:1], some).tolist() == [1.0]
+    assert masked(row, None) is row
+    assert masked(row, ~some).tolist() == [-np.inf, 2.0, -np.inf]
+    assert masked(row[:1], ~some).tolist() == [1.0]  # nothing would be left
+
+
+@dataclass(frozen=True)
+class Only:
+    """A mask of few tokens."""
+
+    tokens: tuple[int, ...]
+    num_vocab: int
+
+    def allowed(self, answer: np.ndarray) -> np.ndarray:
+        return np.isin(np.arange(self.num_vocab), self.tokens)
+
+
+@pytest.mark.parametrize("tokens", [(7,), (7, 900)])
+@pytest.mark.parametrize("top_k", [0, 40])
+def test_few_tokens_of_a_large_row_are_drawn_among_themselves(tokens, top_k: int) -> None:
+    row = np.random.default_rng(1).normal(0, 3, 1000).astype(np.float32)
+    context = Context(np.array([1], dtype=np.int32))
+    drawn = set()
+    for seed in range(40):
+        params = SamplingParams(temperature=2.0, top_k=top_k, top_p=0.99, seed=seed)
+        sampler = Sampler(params, mask=Only(tokens, 1000))
+        draw = sampler.draw(row, context)
+        drawn.add(draw.token)
+        assert (draw.margin == np.inf) == (len(tokens) == 1)
+        distribution = sampler.distribution(row, context)
+        assert distribution.tokens.tolist() == list(tokens)
+        weights = np.exp(row[list(tokens)].astype(np.float64) / 2)
+        assert distribution.probs == pytest.approx(weights / weights.sum(), rel=1e-6)
+    assert drawn == set(tokens)
+
+
+# --- methods
+
+MODEL = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
+NOISY = replace(MODEL, noise=0.2)
+SCHEMA = Grammar(
+    "lark",
+    r"""start: "a" item ("," item)* "."
+item: /[bcd]{1,3}/ | /no (yes|ne)/
+""",
+)
+WORDS = re.compile(r"a([bcd]{1,3}|no (yes|ne))(,([bcd]{1,3}|no (yes|ne)))*\.")
+
+
+def engine_with(drafter, datastore=None) -> LLM:
+    return LLM(TableTarget(MODEL), Letters(ends=True), 200, drafter, datastore)
+
+
+def answer(engine: LLM, method: str, sampling: SamplingParams, num: int = 60) -> Finished:
+    *_, last = engine.stream(list(PROMPT), replace(sampling, max_tokens=num), method=method)
+    assert isinstance(last, Finished)
+    return last
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+@pytest.mark.parametrize("method", KEYED)
+def test_every_method_gives_plain_decodings_text_and_it_matches(
+    method: str, temperature: float
+) -> None:
+    num_ended = num_accepted = 0
+    for seed in range(4):
+        sampling = SamplingParams(
+            temperature=temperature, top_p=0.9, repetition_penalty=1.1, grammar=SCHEMA, seed=seed
+        )
+        plain = answer(engine_with(None), "ar", sampling)
+        datastore = FakeDatastore([[*PROMPT, *plain.tokens]])
+        drafter = InlineDrafter(NOISY.load())
+        found = answer(engine_with(drafter, datastore), method, sampling)
+        assert found.tokens == plain.tokens
+        num_ended += found.finish_reason == "stop"
+        num_accepted += found.stats.num_accepted_tokens
+        if found.finish_reason == "stop":
+            assert WORDS.fullmatch(found.text)
+    assert num_ended > 0
+    if METHODS[method]().needs_draft_model or method == "rest":
+        assert num_accepted > 0
+
+
+def test_an_answer_ends_when_its_grammar_does() -> None:
+    sampling = SamplingParams(grammar=Grammar("regex", "[a-c]{5}"))
+    found = answer(engine_with(None), "ar", sampling)
+    assert found.finish_reason == "stop"
+    assert re.fullmatch("[a-c]{5}", found.text)
+
+
+def test_the_rejection_rule_keeps_the_grammar() -> None:
+    for seed in range(6):
+        sampling = SamplingParams(temperature=1.0, grammar=SCHEMA, seed=seed)
+        drafter = InlineDrafter(NOISY.load())
+        found = answer(engine_with(drafter), "sps-rejection", sampling)
+        if found.finish_reason == "stop":
+            assert WORDS.fullmatch(found.text)
+
+
+def test_drafts_without_the_mask_are_refused_and_change_nothing() -> None:
+    """A draft model that does not know its vocabulary's texts."""
+    sampling = SamplingParams(temperature=0.8, grammar=SCHEMA, seed=3)
+
+    class Unmasked(InlineDrafter):
+        def submit(self, request) -> None:
+            plain = replace(request.sampler, mask=None)
+            super().submit(replace(request, sampler=plain))
+
+    found = answer(engine_with(Unmasked(MODEL.load())), "sps", sampling)
+    assert found.tokens == answer(engine_with(None), "ar", sampling).tokens
+
+
+DRAFTERS = {
+    "never seen": lambda: SlowDrafter(NOISY.load(), 0, 0),
+    "waited for in vain": lambda: SlowDrafter(NOISY.load(), 0, 1),
+    "dead at once": lambda: DyingDrafter(NOISY.load(), 0),
+    "dies soon": lambda: DyingDrafter(NOISY.load(), 5),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("method", [name for name in KEYED if METHODS[name]().needs_draft_model])
+def test_a_slow_or_dead_drafter_changes_no_text_of_a_grammar(method: str, drafter: str) -> None:
+    sampling = SamplingParams(temperature=0.8, grammar=SCHEMA, seed=2)
+    found = answer(engine_with(DRAFTERS[drafter]()), method, sampling)
+    assert found.tokens == answer(engine_with(None), "ar", sampling).tokens
+
+
+def test_a_bias_that_bans_all_that_the_grammar_allows_wins() -> None:
+    grammar = Grammar("regex", "b{3}")
+    sampling = SamplingParams(grammar=grammar, logit_bias={LETTERS.find("b"): -np.inf})
+    for temperature in (0.0, 1.0):
+        found = answer(engine_with(None), "ar", replace(sampling, temperature=temperature), 5)
+        assert "b" not in found.text
+
+
+def test_a_vocabulary_is_read_once_for_all_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_with(None)
+    engine.check(list(PROMPT), SamplingParams(grammar=Grammar("regex", "a")))
+    monkeypatch.setattr(llguidance, "_read", lambda vocabulary: pytest.fail("read again"))
+    replace(engine, _methods={}).check(list(PROMPT), SamplingParams(grammar=SCHEMA))
+
+
+def test_bad_grammars_are_refused_before_anything_is_computed() -> None:
+    engine = engine_with(None)
+    sampling = SamplingParams(grammar=BAD["no expression"])
+    with pytest.raises(BadOption, match="regular expression"):
+        engine.check(list(PROMPT), sampling)
+    with pytest.raises(BadOption, match="regular expression"):
+        answer(engine, "ar", sampling)
+
+
+# --- the drafter's own mask
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A recipe, imported by the child: a table that knows its letters."""
+
+    def load(self) -> TableDraftModel:
+        return _Spelling(MODEL)
+
+
+class _Spelling(TableDraftModel):
+    def mask(self, grammar: Grammar) -> Mask:
+        return Masks(Letters(ends=True)).mask(grammar)
+
+
+def drafted(drafter: Drafter, sampler: Sampler) -> tuple[int, ...]:
+    """A chain of eight after the prompt, once it is complete."""
+    text = np.array(PROMPT, dtype=np.int32)
+    drafter.submit(DraftRequest(0, text, Chain(8), sampler))
+    end_s = perf_counter() + 20
+    while not (found := drafter.poll(0, 0.05)).is_complete:
+        assert perf_counter() < end_s
+    return found.draft.tokens
+
+
+def test_a_drafter_in_its_own_process_follows_each_answers_grammar() -> None:
+    masks = Masks(Letters(ends=True))
+    with ProcessDrafter(Spelling(), on_warning=pytest.fail) as drafter:
+        drafter.wait_ready()
+        for pattern in ("[abc]{40}", "[def]{40}", "(abc|[x-z]){4}"):
+            grammar = Grammar("regex", pattern)
+            sampling = SamplingParams(temperature=0.8, grammar=grammar, seed=1)
+            sampler = Sampler(sampling, 0, len(PROMPT), masks.mask(grammar))
+            found = drafted(drafter, sampler)
+            assert found == drafted(InlineDrafter(MODEL.load()), sampler)
+            word = "".join(LETTERS[token] for token in found if token < len(LETTERS))
+            assert re.match(pattern.replace("{40}", "{8}").replace("{4}", "{2}"), word)
+        assert drafter.restarts == 0
+
+
+def test_a_grammar_that_the_drafter_cannot_follow_costs_drafts_only() -> None:
+    sampling = SamplingParams(temperature=0.8, grammar=SCHEMA, seed=1)
+    with ProcessDrafter(MODEL, on_warning=pytest.fail) as drafter:
+        drafter.wait_ready()
+        found = answer(engine_with(drafter), "sps", sampling)
+    assert found.tokens == answer(engine_with(None), "ar", sampling).tokens
+
+
+def test_samplers_travel_without_their_masks() -> None:
+    import pickle
+
+    sampler = Sampler(SamplingParams(grammar=SCHEMA), 1, 2, Masks(Letters(ends=True)).mask(SCHEMA))
+    there = pickle.loads(pickle.dumps(sampler))
+    assert there == sampler
+    assert there.mask is None
+    assert sampler.mask is not None
+
+
+def test_json_of_a_schema_is_read_back() -> None:
+    """What a mask lets through, a validator accepts: random walks along the mask."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    vocabulary = Printable()
+    mask = Masks(vocabulary).mask(Grammar("json_schema", json.dumps(schema)))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        tokens: list[int] = []
+        while not tokens or not vocabulary.is_end(tokens[-1]):
+            tokens.append(int(rng.choice(allowed(mask, tokens) or [])))
+            assert len(tokens) < 500
+        value = json.loads(b"".join(map(vocabulary.piece, tokens)))
+        assert value["a"] in ("x", "yy")
+        assert value["b"] in (True, False)
+        assert set(value) == {"a", "b"}
+
+
+def test_the_answer_is_what_follows_the_prompt() -> None:
+    context = Context(np.array([5, 6, 7], dtype=np.int32), (8, 9))
+    assert context.answer(2).tolist() == [7, 8, 9]
+
+
+# --- what a grammar may cost
+
+EXPLOSIVE = {
+    "allOf": [
+        {"anyOf": [{"type": "string", "pattern": f".*{chr(65 + i)}.{{8}}"},
+                   {"type": "number", "multipleOf": i + 2}]}
+        for i in range(26)
+    ]
+}  # fmt: skip
+
+
+def test_the_library_refuses_a_schema_that_would_take_the_process_down() -> None:
+    letters = Letters(ends=True)
+    llm = LLM(TableTarget(TableModel(num_vocab=letters.num_vocab, seed=7)), letters, 100)
+    llm.try_grammar = GrammarTrial(num_bytes=64 << 20)
+    params = SamplingParams(grammar=Grammar("json_schema", json.dumps(EXPLOSIVE)), max_tokens=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Masks, "_compiled", lambda *_: pytest.fail("it is compiled in this process"))
+        with pytest.raises(BadOption, match=r"than (64 MB|2 s) to compile; simplify it"):
+            llm.generate("ab", params)
+    assert llm.generate("ab", replace(params, grammar=Grammar("regex", "[a-c]+")))[0].tokens
+
+
+def test_a_trial_is_a_fork_of_one_process_that_may_die() -> None:
+    trial = GrammarTrial()
+    trial(Grammar("regex", "a"))
+    helper = grammar_trial._IDLE[-1]
+    child = helper._child
+    assert child is not None
+    trial(Grammar("regex", "ab"))
+    assert helper._child is child
+    child.kill()
+    child.wait()
+    trial(Grammar("regex", "abc"))
+    assert helper._child is not child
+
+
+def test_tokens_of_the_model_are_unknown_in_a_trial_and_no_fault() -> None:
+    GrammarTrial()(Grammar("lark", "start: <|im_end|>"))
+    with pytest.raises(BadOption, match="unknown name"):
+        GrammarTrial()(Grammar("lark", "start: nothing"))

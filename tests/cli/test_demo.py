@@ -1,0 +1,75 @@
+"""The demo: one prompt twice, the same text, and a ratio only where it can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from fakes import ROOT
+from fakes.decoding import LETTERS, Letters
+
+from duodec import loading
+from duodec.backends.table import TableModel, TableTarget
+from duodec.backends.testbeds import PacedTarget
+from duodec.cli import app, demo
+from duodec.drafting.inline import InlineDrafter
+from duodec.llm import LLM
+from duodec.loading import EngineConfig
+
+TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
+
+
+class Quiet:
+    num_cores = 0.0
+
+
+class Noisy:
+    num_cores = 1.5
+
+
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
+    seen: list[EngineConfig] = []
+
+    def load(config: EngineConfig, *, on_warning: Callable[[str], None]) -> LLM:
+        seen.append(config)
+        drafter = InlineDrafter(replace(TABLE, noise=0.1).load())
+        target = PacedTarget(TableTarget(TABLE), config.pace)
+        return LLM(target, Letters(), 400, drafter, pace_s=config.pace)
+
+    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(demo, "OtherPrograms", Quiet)
+    return seen
+
+
+def test_it_decodes_twice_at_the_pace_and_says_what_it_is(
+    configs: list[EngineConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(["demo", "--pace", "0.01", "-n", "24", "hello"]) == 0
+    shown = capsys.readouterr()
+    (config,) = configs
+    assert config.pace == 0.01
+    plain, drafted = shown.out.split("duodec, drafted text is underlined")
+    assert plain.partition("Plain decoding")[2].strip() == drafted.strip() != ""
+    assert "10 ms a forward pass: a stand-in for a larger model on a GPU" in shown.err
+    assert "x, the same 24 tokens" in shown.err
+    assert "With your own model: duodec generate -m" in shown.err
+
+
+def test_a_busy_machine_gets_no_ratio(
+    configs: list[EngineConfig], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(demo, "OtherPrograms", Noisy)
+    assert app.run(["demo", "--pace", "0.01", "-n", "8", "hello"]) == 0
+    err = capsys.readouterr().err
+    assert "no ratio: other programs kept 1.5 cores busy" in err
+    assert "x, the same" not in err
+
+
+def test_make_demo_runs_it_without_what_only_tests_need() -> None:
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("demo:"))
+    assert "setup-use" in lines[start]
+    assert lines[start + 1].endswith("duodec demo")

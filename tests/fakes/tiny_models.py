@@ -1,0 +1,194 @@
+"""Tiny random models as GGUF files, with the vocabulary of the shipped draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from duodec.models import resolve
+
+WIDTH, NUM_LAYERS, NUM_HEADS, INNER, NUM_EXPERTS = 64, 3, 2, 96, 4
+
+
+def write_mixture(path: Path) -> Path:
+    """A mixture of experts of three layers, in Llama's architecture."""
+    gguf = pytest.importorskip("gguf")
+    source = gguf.GGUFReader(resolve("smollm2-draft").path)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(512)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(NUM_LAYERS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(NUM_HEADS)
+    writer.add_head_count_kv(NUM_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(WIDTH // NUM_HEADS)
+    writer.add_expert_count(NUM_EXPERTS)
+    writer.add_expert_used_count(2)
+    copy_vocabulary(gguf, source, writer)
+    num_vocab = len(source.fields["tokenizer.ggml.tokens"].data)
+    dice = np.random.default_rng(1)
+
+    def add(name: str, *shape: int) -> None:
+        drawn = dice.normal(0, shape[-1] ** -0.5, shape).astype(np.float32)
+        writer.add_tensor(f"{name}.weight", np.ones_like(drawn) if len(shape) == 1 else drawn)
+
+    add("token_embd", num_vocab, WIDTH)
+    add("output_norm", WIDTH)
+    for i in range(NUM_LAYERS):
+        for norm in ("attn_norm", "ffn_norm"):
+            add(f"blk.{i}.{norm}", WIDTH)
+        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{i}.{part}", WIDTH, WIDTH)
+        add(f"blk.{i}.ffn_gate_inp", NUM_EXPERTS, WIDTH)
+        add(f"blk.{i}.ffn_gate_exps", NUM_EXPERTS, INNER, WIDTH)
+        add(f"blk.{i}.ffn_up_exps", NUM_EXPERTS, INNER, WIDTH)
+        add(f"blk.{i}.ffn_down_exps", NUM_EXPERTS, WIDTH, INNER)
+    return finish(writer, path)
+
+
+def write_dense(
+    path: Path,
+    *,
+    kind: str = "F16",
+    num_vocab: int = 1024,
+    width: int = WIDTH,
+    num_layers: int = 2,
+    scale: float = 1.0,
+) -> Path:
+    """Llama's architecture with matrices in the format ``kind``, one that gguf can write, and the
+    first tokens of the vocabulary. ``scale`` is that of its logits: the larger, the surer it is."""
+    gguf = pytest.importorskip("gguf")
+    source = gguf.GGUFReader(resolve("smollm2-draft").path)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(1024)
+    writer.add_embedding_length(width)
+    writer.add_block_count(num_layers)
+    writer.add_feed_forward_length(2 * width)
+    writer.add_head_count(NUM_HEADS)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(width // NUM_HEADS)
+    copy_vocabulary(gguf, source, writer, num_vocab)
+    dice, quantised = np.random.default_rng(1), gguf.GGMLQuantizationType[kind]
+
+    def add(name: str, *shape: int, scale: float = 1.0) -> None:
+        drawn = dice.normal(0, scale * shape[-1] ** -0.5, shape).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(f"{name}.weight", np.ones_like(drawn))
+        else:
+            data = gguf.quants.quantize(drawn, quantised)
+            writer.add_tensor(f"{name}.weight", data, raw_dtype=quantised)
+
+    add("token_embd", num_vocab, width)
+    add("output_norm", width)
+    add("output", num_vocab, width, scale=scale)
+    for i in range(num_layers):
+        for norm in ("attn_norm", "ffn_norm"):
+            add(f"blk.{i}.{norm}", width)
+        for part, num_out in (("q", width), ("k", width // NUM_HEADS), ("v", width // NUM_HEADS)):
+            add(f"blk.{i}.attn_{part}", num_out, width)
+        add(f"blk.{i}.attn_output", width, width)
+        for part in ("gate", "up"):
+            add(f"blk.{i}.ffn_{part}", 2 * width, width)
+        add(f"blk.{i}.ffn_down", width, 2 * width)
+    return finish(writer, path)
+
+
+def write_hybrid(path: Path) -> Path:
+    """A hybrid in Qwen3.5's architecture: three layers with a state, one with attention. Its
+    matrices are in Q8_0, whose products have the same bits at every width."""
+    gguf = pytest.importorskip("gguf")
+    source = gguf.GGUFReader(resolve("smollm2-draft").path)
+    writer = gguf.GGUFWriter(path, "qwen35")
+    heads, kv_heads, head, kernel, state, groups, steps = 2, 1, 64, 4, 64, 2, 4
+    writer.add_context_length(1024)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(4)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(32)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+    writer.add_rope_freq_base(1e6)
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(steps * state)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(steps)
+    writer.add_ssm_group_count(groups)
+    writer.add_uint32("qwen35.full_attention_interval", 4)
+    copy_vocabulary(gguf, source, writer)
+    num_vocab = len(source.fields["tokenizer.ggml.tokens"].data)
+    dice = np.random.default_rng(1)
+    q8 = gguf.GGMLQuantizationType.Q8_0
+
+    def add(name: str, *shape: int, scale: float = 0.0) -> None:
+        drawn = dice.normal(0, scale or shape[-1] ** -0.5, shape).astype(np.float32)
+        if name.endswith("norm.weight"):
+            writer.add_tensor(name, np.ones_like(drawn))
+        elif len(shape) == 2 and shape[-1] % 32 == 0:
+            writer.add_tensor(name, gguf.quants.quantize(drawn, q8), raw_dtype=q8)
+        else:
+            writer.add_tensor(name, drawn)
+
+    add("token_embd.weight", num_vocab, WIDTH, scale=1.0)
+    add("output_norm.weight", WIDTH)
+    add("output.weight", num_vocab, WIDTH, scale=0.3)
+    keys, values = state * groups, state * steps
+    for i in range(4):
+        block = f"blk.{i}."
+        add(f"{block}attn_norm.weight", WIDTH)
+        add(f"{block}post_attention_norm.weight", WIDTH)
+        if i == 3:
+            add(f"{block}attn_q.weight", 2 * head * heads, WIDTH)
+            add(f"{block}attn_k.weight", head * kv_heads, WIDTH)
+            add(f"{block}attn_v.weight", head * kv_heads, WIDTH)
+            add(f"{block}attn_output.weight", WIDTH, head * heads)
+            add(f"{block}attn_q_norm.weight", head)
+            add(f"{block}attn_k_norm.weight", head)
+        else:
+            add(f"{block}attn_qkv.weight", 2 * keys + values, WIDTH)
+            add(f"{block}attn_gate.weight", values, WIDTH)
+            add(f"{block}ssm_conv1d.weight", 2 * keys + values, kernel, scale=0.5)
+            add(f"{block}ssm_dt.bias", steps, scale=0.5)
+            decay = -np.exp(dice.normal(0, 0.3, steps)).astype(np.float32)
+            writer.add_tensor(f"{block}ssm_a", decay)
+            add(f"{block}ssm_beta.weight", steps, WIDTH)
+            add(f"{block}ssm_alpha.weight", steps, WIDTH)
+            add(f"{block}ssm_norm.weight", state)
+            add(f"{block}ssm_out.weight", WIDTH, values)
+        add(f"{block}ffn_gate.weight", INNER, WIDTH)
+        add(f"{block}ffn_up.weight", INNER, WIDTH)
+        add(f"{block}ffn_down.weight", WIDTH, INNER)
+    return finish(writer, path)
+
+
+def copy_vocabulary(gguf: Any, source: Any, writer: Any, num_vocab: int | None = None) -> None:
+    """Copy a vocabulary, or its first tokens with what merges into them."""
+    tokens = source.fields["tokenizer.ggml.tokens"].contents()[:num_vocab]
+    kept = set(tokens)
+    for key, field in source.fields.items():
+        if key.startswith("tokenizer."):
+            if field.types[0] == gguf.GGUFValueType.ARRAY:
+                values = field.contents()
+                if key.endswith(".merges"):
+                    values = [pair for pair in values if pair.replace(" ", "") in kept]
+                elif num_vocab is not None:
+                    values = values[:num_vocab]
+                writer.add_array(key, values)
+            else:
+                writer.add_key_value(key, field.contents(), field.types[0])
+
+
+def finish(writer: Any, path: Path) -> Path:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,0 +1,194 @@
+"""Busy machines: threads yield, and disturbed measurements are neither kept nor compared."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import pytest
+from fakes.decoding import Letters
+
+from duodec import loading, profiling
+from duodec.backends.table import TableModel, TableTarget
+from duodec.cli.app import run
+from duodec.errors import BadOption
+from duodec.llm import LLM
+from duodec.machine import busy
+from duodec.machine.busy import SpareCores
+from duodec.models import config
+from duodec.models.config import EngineConfig
+from duodec.profiling import Forward, Profile, Step
+
+
+@dataclass
+class Machine:
+    """Cores, on which our threads and other programs compute."""
+
+    num_cores: int
+    others: float = 0.0  # cores that they use
+    now_s: float = 0.0
+    busy_s: float = 0.0
+    own_s: float = 0.0
+
+    def spare(self) -> SpareCores:
+        return SpareCores(
+            self.num_cores,
+            clock=lambda: self.now_s, busy_s=lambda: self.busy_s, own_s=lambda: self.own_s,
+        )  # fmt: skip
+
+    def decode(self, spare: SpareCores, seconds: float) -> int:
+        """Forward passes one after the other, for so long; the threads at the end."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            wanted = spare()
+            share = min(1.0, self.num_cores / (wanted + self.others))  # the system is fair
+            own, taken = wanted * share, self.others * share
+            self.now_s, self.own_s = self.now_s + 0.05, self.own_s + 0.05 * own
+            self.busy_s += 0.05 * (own + taken)
+        return spare()
+
+    def pause(self, seconds: float, busy: float) -> None:
+        self.now_s, self.busy_s = self.now_s + seconds, self.busy_s + busy * seconds
+
+
+@pytest.mark.parametrize(("num_cores", "others", "threads"), [(2, 1, 1), (8, 1, 7), (8, 5, 3)])
+def test_threads_give_way_within_a_second_and_come_back(
+    num_cores: int, others: float, threads: int
+) -> None:
+    machine = Machine(num_cores)
+    spare = machine.spare()
+    assert machine.decode(spare, 1.0) == num_cores
+    machine.others = others
+    machine.decode(spare, 2.0 if others > 1 else 1.0)
+    assert machine.decode(spare, 0.1) == threads
+    assert machine.decode(spare, 5.0) == threads, "and stay while the program runs"
+    machine.others = 0.0
+    assert machine.decode(spare, 1.0) == num_cores
+
+
+def test_one_thread_is_always_left() -> None:
+    machine = Machine(2, others=2)
+    assert machine.decode(machine.spare(), 3.0) == 1
+
+
+def test_what_little_programs_take_changes_nothing() -> None:
+    machine = Machine(4, others=0.1)
+    assert machine.decode(machine.spare(), 3.0) == 4
+
+
+def test_what_ran_in_a_pause_changes_nothing() -> None:
+    machine = Machine(2)
+    spare = machine.spare()
+    machine.decode(spare, 1.0)
+    machine.pause(3600, busy=2.0)
+    assert spare() == 2
+
+
+def test_what_ran_while_the_models_loaded_counts_at_once() -> None:
+    machine = Machine(2)
+    spare = machine.spare()
+    machine.pause(1.0, busy=1.0)
+    assert spare() == 1
+
+
+def test_processes_of_our_own_are_no_other_programs() -> None:
+    """A drafter that starts after the first look."""
+    own_s = busy._OwnTime()
+    before_s = own_s()
+    code = "import time\nwhile time.process_time() < 0.4: pass\nprint('done', flush=True)\ninput()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:  # type: ignore[call-overload]
+        assert child.stdout.readline().strip() == b"done"
+        assert own_s() - before_s >= 0.3
+        child.communicate(b"\n")
+
+
+def test_other_programs_are_seen_by_the_system_too() -> None:
+    spare = SpareCores(2)
+    assert 1 <= spare() <= 2
+
+
+# --- options
+
+
+def test_more_threads_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "available_cores", lambda: (0, 1))
+    EngineConfig(threads=2, draft_threads=2)
+    for name in ("threads", "draft_threads"):
+        with pytest.raises(BadOption, match=r"is 99 and this process may use 2 cores.*use 2 or"):
+            EngineConfig(**{name: 99})  # type: ignore[arg-type]
+
+
+def test_the_command_line_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "hi", "-t", "999"]) == 2
+    err = capsys.readouterr().err
+    assert "threads is 999" in err
+    assert err.count("\n") == 1
+
+
+# --- profiles
+
+SOUND = Profile(
+    "key", "t", "d",
+    tuple(Forward(64, width, 0.010 + width * 0.004, 0.012 + width * 0.004) for width in (0, 3, 7)),
+    tuple(Step(64, leaves, 0.004 + leaves * 0.001) for leaves in (1, 4, 8)),
+)  # fmt: skip
+
+
+def test_a_profile_of_a_busy_machine_has_a_flaw() -> None:
+    assert SOUND.flaw is None
+    wild = replace(SOUND, forwards=(Forward(64, 0, 0.410, None), Forward(64, 3, 0.078, None)))
+    assert wild.flaw == ("a forward pass of 0 draft tokens after 64 took 410 ms, one of 3 78 ms")
+    beside = replace(SOUND, forwards=(Forward(64, 0, 0.01, 0.5), Forward(64, 3, 0.02, 0.03)))
+    assert beside.flaw
+    steps = replace(SOUND, steps=(Step(64, 1, 0.2), Step(64, 8, 0.03)))
+    assert steps.flaw
+    noisy = replace(SOUND, forwards=(Forward(64, 0, 0.012, None), Forward(64, 1, 0.010, None)))
+    assert noisy.flaw is None
+
+
+def test_a_flawed_profile_that_was_kept_is_not_used(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
+    SOUND.write()
+    assert Profile.read("key") == SOUND
+    replace(SOUND, forwards=(Forward(64, 0, 0.410, None), Forward(64, 3, 0.078, None))).write()
+    assert Profile.read("key") is None
+
+
+class Quiet:
+    num_cores = 0.0
+
+
+class Noisy:
+    num_cores = 1.2
+
+
+def test_what_cannot_be_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    wild = replace(SOUND, forwards=(Forward(64, 0, 0.410, None), Forward(64, 3, 0.078, None)))
+    results = [wild, SOUND]
+    monkeypatch.setattr(profiling, "measure", lambda *_: results.pop(0))
+    monkeypatch.setattr(profiling, "OtherPrograms", Quiet)
+    assert profiling.measure_soundly(None, "key", ("t", None)) == (SOUND, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(profiling, "measure", lambda *_: wild)
+    assert profiling.measure_soundly(None, "key", ("t", None))[1] == wild.flaw  # type: ignore[arg-type]
+    monkeypatch.setattr(profiling, "measure", lambda *_: SOUND)
+    monkeypatch.setattr(profiling, "OtherPrograms", Noisy)
+    flaw = profiling.measure_soundly(None, "key", ("t", None))[1]  # type: ignore[arg-type]
+    assert flaw == "other programs kept 1.2 of these cores busy"
+
+
+def test_a_flawed_profile_is_shown_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = LLM(TableTarget(TableModel()), Letters(), 400)
+    monkeypatch.setattr(loading, "load", lambda config, on_warning: engine)
+    monkeypatch.setattr(loading, "profile_key", lambda config: "key")
+    monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (SOUND, "it cannot be"))
+    monkeypatch.setattr(Profile, "write", lambda profile: pytest.fail("it was kept"))
+    assert run(["profile", "--draft", "none"]) == 3
+    shown = capsys.readouterr()
+    assert "not kept: it cannot be; measure again on a quiet machine" in shown.err
+    assert "draft tokens" in shown.out

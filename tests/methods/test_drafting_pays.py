@@ -1,0 +1,194 @@
+"""Whether a draft model is put to work: T(n) decides, and a target that is alone has all cores."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from fakes.decoding import PROMPT, Session, decode_rounds
+from fakes.server import TABLE, engine_on_tables
+
+from duodec.backends.table import TableTarget
+from duodec.core.events import Finished
+from duodec.core.protocols import DraftRequest
+from duodec.core.round import Round
+from duodec.core.sampling import Sampler, SamplingParams
+from duodec.drafting.inline import InlineDrafter
+from duodec.methods.auto import Auto
+from duodec.methods.registry import method
+from duodec.methods.stream import Stream
+from duodec.planning.costs import Costs
+from duodec.planning.governor import Sources
+
+
+def measured(*curve: tuple[int, float]) -> Costs:
+    costs = Costs()
+    for num_tokens, seconds in curve * 4:
+        costs.observe_forward(seconds, num_tokens)
+    return costs
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ((), None),
+        (((0, 0.01),), None),
+        (((0, 0.01), (4, 0.011)), True),
+        (((0, 0.01), (4, 0.03)), False),
+        (((0, 0.01), (1, 0.01)), None),
+    ],
+)
+def test_flat_is_what_was_measured_to_be(
+    curve: tuple[tuple[int, float], ...], expected: bool | None
+) -> None:
+    assert measured(*curve).is_flat() is expected
+
+
+STEEP, FLAT = measured((0, 0.01), (4, 0.04)), measured((0, 0.01), (4, 0.01))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"shares_cores": False}, True),
+        ({"shares_cores": True}, False),
+        ({"shares_cores": True, "num_padded": 8}, True),
+        ({"shares_cores": True, "num_padded": 8, "costs": STEEP}, False),
+        ({"shares_cores": True, "costs": STEEP}, False),
+        ({"shares_cores": True, "costs": FLAT}, True),
+        ({"shares_cores": True, "pace_s": 0.1, "costs": STEEP}, True),
+        ({"shares_cores": True, "is_split": True, "costs": STEEP}, True),
+    ],
+)
+def test_the_curve_and_not_the_device_decides(options: dict[str, Any], expected: bool) -> None:
+    engine = engine_on_tables()
+    for name, value in options.items():
+        setattr(engine, name, deepcopy(value))  # costs learn
+    submitted: list[int] = []
+    assert engine.drafter is not None
+    submit = engine.drafter.submit
+    engine.drafter.submit = lambda request: (submitted.append(1), submit(request))[1]  # type: ignore[method-assign]
+    assert engine.can_draft == expected  # later, what was measured meanwhile has a say too
+    *_, last = engine.stream("hello", SamplingParams(seed=1, max_tokens=30), method="auto")
+    assert isinstance(last, Finished)
+    assert bool(submitted) == expected
+
+
+@pytest.mark.parametrize("name", ["stream", "auto"])
+def test_a_target_has_all_cores_while_nothing_is_drafted(name: str) -> None:
+    """So that what is measured of plain decoding is plain decoding."""
+    log: list[str] = []
+
+    class Logged(TableTarget):
+        def score(self, queries: Any) -> Any:
+            log.append("score")
+            return super().score(queries)
+
+    class LoggedDrafter(InlineDrafter):
+        def submit(self, request: Any) -> None:
+            log.append("draft")
+            super().submit(request)
+
+        def cancel(self, slot: int) -> None:
+            log.append("rest")
+            super().cancel(slot)
+
+    session = Session(
+        target=Logged(TABLE),
+        prompt=PROMPT,
+        capacity=len(PROMPT) + 60,
+        drafter=LoggedDrafter(TABLE.load()),
+        sampler=Sampler(),
+        shares_cores=True,
+        prepare=lambda is_beside: log.append(f"beside {is_beside}"),
+    )
+    for _ in decode_rounds(method(name), session):
+        pass
+    assert log[0] == "beside False", "the prompt is read by all"
+    is_beside, is_drafting, changes = False, False, 0
+    for line in log[1:]:
+        if line.startswith("beside"):
+            assert line != f"beside {is_beside}", "only changes are told"
+            is_beside, changes = line == "beside True", changes + 1
+        elif line == "score":
+            assert is_beside == is_drafting
+        else:
+            is_drafting = line == "draft"
+    assert not is_beside, "in the end the cores are given back"
+    assert changes >= (1 if name == "stream" else 2)
+
+
+class Allowed(Costs):
+    """Costs of a target that others share: they allow a round as much as ``most`` says."""
+
+    def __init__(self, most: list[Sources]) -> None:
+        super().__init__()
+        self.most = most
+
+    def sources(self) -> Sources:
+        return self.most[0] if len(self.most) == 1 else self.most.pop(0)
+
+
+class Counting(InlineDrafter):
+    """Which requests it got, and how often it was told to rest."""
+
+    def __init__(self) -> None:
+        super().__init__(TABLE.load())
+        self.num_submitted = self.num_rests = 0
+
+    def submit(self, request: DraftRequest) -> None:
+        self.num_submitted += 1
+        super().submit(request)
+
+    def cancel(self, slot: int) -> None:
+        self.num_rests += 1
+        super().cancel(slot)
+
+
+def rounds_of(most: list[Sources], way: Stream) -> tuple[list[Round], Counting]:
+    drafter = Counting()
+    session = Session(
+        TableTarget(TABLE), PROMPT, len(PROMPT) + 60, drafter, Sampler(), costs=Allowed(most)
+    )
+    return list(decode_rounds(way, session)), drafter
+
+
+def test_others_may_forbid_the_draft_model_or_all_drafts() -> None:
+    texts = []
+    for most, has_drafts, has_model in (
+        (Sources.NONE, False, False),
+        (Sources.FREE, True, False),
+        (Sources.ALL, True, True),
+    ):
+        rounds, drafter = rounds_of([most], Auto())
+        assert any(done.num_drafted for done in rounds) == has_drafts
+        assert bool(drafter.num_submitted) == has_model
+        texts.append([token for done in rounds for token in done.tokens])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_what_others_forbid_is_no_measure_of_what_pays() -> None:
+    auto = Auto()
+    rounds_of([Sources.NONE], auto)
+    (governor,) = auto.governors.values()
+    assert not governor._rates
+    rounds_of([Sources.ALL], auto)
+    assert governor._rates
+
+
+def test_the_drafter_is_told_to_rest_once() -> None:
+    rounds, drafter = rounds_of([Sources.NONE], Auto())
+    assert len(rounds) > 40
+    assert drafter.num_rests == 1, "at its end"
+    _, drafter = rounds_of([Sources.ALL] * 3 + [Sources.NONE], Stream())
+    assert drafter.num_submitted == 3
+    assert drafter.num_rests == 2
+
+
+def test_requests_that_run_at_once_are_judged_apart() -> None:
+    auto = Auto()
+    first, second = (Session(TableTarget(TABLE), PROMPT, len(PROMPT) + 9) for _ in range(2))
+    second.slot = 1
+    assert auto.governor(first) is auto.governor(first)
+    assert auto.governor(first) is not auto.governor(second)

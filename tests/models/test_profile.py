@@ -1,0 +1,133 @@
+"""Profiles: what is measured is kept, used, and measured again where it must be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes.decoding import FakeTokenizer
+
+from duodec import profiling
+from duodec.backends.table import TableModel, TableTarget
+from duodec.cli.app import run
+from duodec.drafting.inline import InlineDrafter
+from duodec.llm import LLM
+from duodec.profiling import Profile, key_of, place
+
+MODEL = TableModel(num_vocab=64, seed=3)
+DRAFT = replace(MODEL, noise=0.3, seconds=0.002)
+TOKENIZER = FakeTokenizer(tuple(bytes([i]) for i in range(64)))
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(profiling, "CONTEXTS", (16,))
+    monkeypatch.setattr(profiling, "WIDTHS", (0, 1, 7))
+    monkeypatch.setattr(profiling, "_RUNS", 2)
+    monkeypatch.setattr(profiling, "_PLAUSIBLE", 1e3)  # tests run in parallel with others
+    target = TableTarget(replace(MODEL, seconds=0.003))
+    engine = LLM(target, TOKENIZER, 200, InlineDrafter(DRAFT.load()))
+    return profiling.measure(engine, "a key", ("target", "draft"))
+
+
+# --- profiles
+
+
+def test_a_profile_holds_what_forwards_and_steps_take(profile: Profile) -> None:
+    assert [f.width for f in profile.forwards] == [0, 1, 7]
+    assert all(0.003 <= f.seconds < 0.05 for f in profile.forwards)
+    assert all(f.beside_s and f.beside_s >= 0.003 for f in profile.forwards)
+    assert [s.leaves for s in profile.steps] == [1, 2, 4, 8]
+    assert all(0.002 <= s.seconds < 0.05 for s in profile.steps)
+    assert profile.contention == pytest.approx(1.0, abs=0.5)
+    costs = profile.costs(is_beside=True)
+    assert 0.003 <= costs.forward_s(0) < 0.05
+    assert 0.002 <= costs.step_s() < 0.05
+
+
+def test_the_fewest_threads_that_are_fast_enough_are_taken(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {1: 0.008, 2: 0.0041, 4: 0.004, 6: 0.006}
+
+    @contextmanager
+    def start(count: int) -> Iterator[InlineDrafter]:
+        yield InlineDrafter(TableModel(noise=0.2, seconds=seconds[count]).load())
+
+    assert profiling.thread_counts(6) == [1, 2, 4, 6]
+    assert profiling.thread_counts(1) == [1]
+    swept = profiling.sweep_threads(start, profiling.thread_counts(6), 32)
+    assert [t.num_threads for t in swept] == [1, 2, 4, 6]
+    assert replace(profile, threads=swept).draft_threads in (2, 4)
+    assert profile.draft_threads is None
+    replace(profile, threads=swept).write()
+    kept = Profile.read("a key")
+    assert kept is not None
+    assert kept.threads == swept
+
+
+def test_a_profile_is_kept_and_found_again(profile: Profile) -> None:
+    path = profile.write()
+    assert Profile.read("a key") == profile
+    assert Profile.read("another key") is None
+    record = json.loads(path.read_text())
+    for broken in (
+        "no json",
+        "[]",
+        json.dumps({**record, "version": 99}),
+        json.dumps({**record, "key": "of another machine"}),
+        json.dumps({**record, "forwards": [{"width": 1}]}),
+        json.dumps({name: value for name, value in record.items() if name != "steps"}),
+    ):
+        path.write_text(broken)
+        assert Profile.read("a key") is None
+    profile.write()  # in the place of the broken one
+    assert Profile.read("a key") == profile
+
+
+def test_a_key_names_machine_files_and_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = tmp_path / "t.gguf", tmp_path / "d.gguf"
+    target.write_bytes(b"x" * 10)
+    draft.write_bytes(b"y" * 5)
+    keys = {key_of(target, draft), key_of(target, None), key_of(target, draft, (2,))}
+    draft.write_bytes(b"y" * 6)
+    keys.add(key_of(target, draft))
+    monkeypatch.setattr(profiling, "cpu_key", lambda: "another processor")
+    keys.add(key_of(target, draft))
+    assert len(keys) == 5
+    assert place("k").name == "k.json"
+
+
+def test_one_command_measures_the_default_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from duodec.models import cache_folder
+
+    for name in ("aliases", "models"):  # what is fetched already is found
+        if (cache_folder() / name).exists():
+            (tmp_path / name).symlink_to(cache_folder() / name)
+    monkeypatch.setattr(profiling, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(profiling, "CONTEXTS", (16,))
+    monkeypatch.setattr(profiling, "WIDTHS", (0, 7))
+    monkeypatch.setattr(profiling, "_RUNS", 2)
+    # on a busy machine too: what is kept then is another test's
+    monkeypatch.setattr(profiling, "_PLAUSIBLE", 1e3)
+    monkeypatch.setattr(profiling, "NOTABLE", 1e3)
+    plot = tmp_path / "curves.svg"
+    assert run(["profile", "--json", "--plot", str(plot)]) == 0
+    out, err = capsys.readouterr()
+    record = json.loads(out)
+    assert [f["width"] for f in record["forwards"]] == [0, 7]
+    assert record["draft"] == "smollm2-draft"
+    assert "<svg" in plot.read_text()
+    assert "kept in" in err
+    assert Profile.read(record["key"]) is not None
+    assert run(["profile", "--plot", str(tmp_path / "no" / "where.svg")]) == 2
+    assert "no such folder" in capsys.readouterr().err

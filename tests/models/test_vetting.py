@@ -1,0 +1,278 @@
+"""Model files that are not pinned: their faults are one line, and end no process of ours.
+
+They are made of the shipped draft by changing a few bytes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes.decoding import FakeTokenizer
+
+from duodec import LLM
+from duodec.backends.llamacpp.ranges import check_header
+from duodec.backends.table import TableModel, TableTarget
+from duodec.core.rows import check_finite
+from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.errors import ComputeFailed, ModelUnreadable
+from duodec.models import ALIASES, ModelFile, resolve, vetting
+from duodec.models.vetting import vetted
+
+DRAFT, TARGET = resolve("smollm2-draft").path, resolve("smollm2").path
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "cache"))
+
+
+def given(path: Path) -> ModelFile:
+    return resolve(str(path))
+
+
+def changed(folder: Path, *changes: tuple[str, str, Any]) -> Path:
+    """The draft with other values of its fields: (key, struct's format, value)."""
+    data = bytearray(DRAFT.read_bytes())
+    for key, form, value in changes:
+        name = len(key).to_bytes(8, "little") + key.encode()
+        at = data.index(name) + len(name) + 4  # after the type
+        struct.pack_into("<" + form, data, at, value)
+    path = folder / "changed.gguf"
+    path.write_bytes(data)
+    return path
+
+
+LAST_TENSOR = 576 * 1536 // 32 * 18  # bytes of the last block's ffn_up, in Q4_0
+
+
+def damaged(folder: Path) -> Path:
+    """The draft with a tensor whose numbers are none: scales of NaN."""
+    data = DRAFT.read_bytes()
+    path = folder / "damaged.gguf"
+    path.write_bytes(data[:-LAST_TENSOR] + b"\xff" * LAST_TENSOR)
+    return path
+
+
+# The header
+
+
+@pytest.mark.parametrize("path", [DRAFT, TARGET])
+def test_sound_headers_pass(path: Path) -> None:
+    check_header(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "form", "value", "shown"),
+    [
+        ("llama.block_count", "I", 0, "0"),
+        ("llama.block_count", "I", 1 << 31, "2147483648"),
+        ("llama.context_length", "I", (1 << 32) - 1, "4294967295"),
+        ("llama.context_length", "I", 0, "0"),
+        ("llama.embedding_length", "I", 0, "0"),
+        ("llama.attention.head_count", "I", 1 << 30, "1073741824"),
+        ("llama.attention.layer_norm_rms_epsilon", "f", NAN, "nan"),
+        ("llama.attention.layer_norm_rms_epsilon", "f", -1.0, "-1.0"),
+        ("llama.rope.freq_base", "f", INF, "inf"),
+        ("llama.rope.freq_base", "f", 0.0, "0.0"),
+    ],
+)
+def test_a_field_out_of_its_range_is_named(
+    tmp_path: Path, key: str, form: str, value: Any, shown: str
+) -> None:
+    path = changed(tmp_path, (key, form, value))
+    with pytest.raises(ModelUnreadable) as caught:
+        vetted(given(path))
+    words = str(caught.value)
+    assert key in words
+    assert f"is {shown}, which should be" in words
+    assert str(path) in words
+    assert "\n" not in words
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "words"),
+    [
+        ("tokenizer.ggml.tokens", (1 << 64) - 1, "truncated"),
+        ("tokenizer.ggml.tokens", 49_000, "damaged"),
+        ("tokenizer.ggml.token_type", 3, "damaged"),
+        ("tokenizer.ggml.token_type", 1 << 40, "truncated"),
+        ("tokenizer.ggml.merges", 1 << 61, "truncated"),
+    ],
+)
+def test_an_array_of_another_length_is_refused(
+    tmp_path: Path, key: str, size: int, words: str
+) -> None:
+    data = bytearray(DRAFT.read_bytes())
+    at = data.index(key.encode()) + len(key) + 8  # after both types
+    struct.pack_into("<Q", data, at, size)
+    path = tmp_path / "array.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelUnreadable, match=words):
+        check_header(path)
+
+
+@pytest.mark.parametrize("size", [4, 5, 8, 24, 30, 1000, 400_000])
+def test_a_header_that_ends_early_is_refused(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(DRAFT.read_bytes()[:size])
+    with pytest.raises(ModelUnreadable, match="truncated or damaged"):
+        check_header(path)
+
+
+# The trial
+
+
+def test_a_sound_file_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = changed(tmp_path)
+    tried: list[Path] = []
+    honest = vetting._try
+
+    def counted(path: Path, *more: Any) -> None:
+        tried.append(path)
+        honest(path, *more)
+
+    monkeypatch.setattr(vetting, "_try", counted)
+    for _ in range(3):
+        assert vetted(given(path)).path == path
+    assert tried == [path]
+    before = path.stat()
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    vetted(given(path))
+    assert tried == [path] * 2, "size and time of modification vouch for nothing"
+
+
+def test_what_is_pinned_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vetting, "_try", lambda *_: pytest.fail("a trial"))
+    file = resolve("smollm2-draft")
+    assert file.sha256 == ALIASES["smollm2-draft"].sha256
+    assert vetted(file) == file
+
+
+def test_a_refusal_says_what_the_library_says(tmp_path: Path) -> None:
+    path = changed(tmp_path, ("llama.block_count", "I", 29))
+    with pytest.raises(ModelUnreadable, match=r"cannot be loaded by llama\.cpp \(\w.*\): "):
+        vetted(given(path))
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        ("import os; os.abort()", r"crashed on .* \(SIGABRT\)"),
+        ("import os; os.write(2, b'x.c:1: GGML_ASSERT(a > b) failed\\n'); os.abort()",
+         r"GGML_ASSERT\(a > b\) failed"),
+        ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+        ("import time; time.sleep(60)", "not loaded within 1 s"),
+    ],
+)  # fmt: skip
+def test_how_a_trial_ends_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, words: str
+) -> None:
+    monkeypatch.setattr(vetting, "_BOOT", ending)
+    monkeypatch.setattr(vetting, "_LEAST_S", 1.0)
+    monkeypatch.setattr(vetting, "_BYTES_PER_S", 1e12)
+    with pytest.raises(ModelUnreadable, match=words) as caught:
+        vetted(given(changed(tmp_path)))
+    assert "; " in str(caught.value), "a remedy"
+
+
+# Numbers that are none
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.8, top_k=5, top_p=0.9)])
+def test_nothing_is_drawn_of_logits_that_are_no_numbers(
+    value: float, params: SamplingParams
+) -> None:
+    row = np.zeros(5000, dtype=np.float32)
+    row[4321] = value
+    context = Context(np.array([1], dtype=np.int32))
+    for draw in (Sampler(params).draw, Sampler(params).distribution):
+        with pytest.raises(ComputeFailed, match="no numbers"):
+            draw(row, context)
+
+
+def test_tokens_that_are_banned_by_the_model_are_no_fault() -> None:
+    row = np.full(10, -INF, dtype=np.float32)
+    row[3] = 1.0
+    check_finite(row)
+    assert Sampler().draw(row, Context(np.array([1], dtype=np.int32))).token == 3
+
+
+@dataclass(frozen=True)
+class Broken(TableModel):
+    """Computes what is no number."""
+
+    def logits(self, context: Context) -> np.ndarray[Any, Any]:
+        return np.full(self.num_vocab, NAN, dtype=np.float32)
+
+
+def test_an_answer_of_logits_that_are_no_numbers_ends_with_an_error() -> None:
+    engine = LLM(TableTarget(Broken()), FakeTokenizer(), 100)
+    with pytest.raises(ComputeFailed, match="no numbers"):
+        engine.generate([[1, 2, 3]], SamplingParams(max_tokens=4))
+
+
+def test_the_server_finds_them_before_it_has_clients() -> None:
+    service = pytest.importorskip("duodec.server.service")
+    settings = pytest.importorskip("duodec.server.settings")
+    engine = LLM(TableTarget(Broken()), FakeTokenizer(), 100)
+    served = service.Service(settings.Settings("broken", port=0))
+    with pytest.raises(ComputeFailed, match="no numbers"):
+        served.start(engine)
+    assert not served.is_ready
+
+
+def duodec(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "duodec", *arguments],
+        capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+        env={**os.environ, "DUODEC_CACHE": str(tmp_path / "cache")},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_doctor_and_generate_tell_of_damaged_tensors(tmp_path: Path) -> None:
+    path = str(damaged(tmp_path))
+    done = duodec(tmp_path, "doctor", "-m", path, "--draft", "none", "--json")
+    assert done.returncode == 3, done.stderr
+    checks = json.loads(done.stdout)["checks"]
+    assert [c for c in checks if c["verdict"] == "fail" and "no numbers" in c["words"]]
+    done = duodec(tmp_path, "generate", "-m", path, "-n", "4", "hi")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "no numbers" in done.stderr
+
+
+@pytest.mark.slow
+def test_doctor_tries_the_template(tmp_path: Path) -> None:
+    data = DRAFT.read_bytes()
+    begin = data.index(b"{% for message in messages %}")
+    end = data.index(b"{% if add_generation_prompt %}")
+    loop = b"{{ 7 ** (10 ** 10) }}"
+    path = tmp_path / "template.gguf"
+    path.write_bytes(data[:begin] + loop.ljust(end - begin) + data[end:])
+    done = duodec(tmp_path, "doctor", "-m", str(path), "--draft", "none", "--json")
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks["chat template"]["verdict"] == "warn"
+    assert "takes longer than 5 s" in checks["chat template"]["words"]
+    assert "--raw" in checks["chat template"]["remedy"]
+
+
+def test_doctor_and_generate_survive_a_damaged_header(tmp_path: Path) -> None:
+    path = str(changed(tmp_path, ("llama.block_count", "I", 0)))
+    for command in (["doctor", "--draft", "none"], ["generate", "hi"]):
+        done = duodec(tmp_path, *command, "-m", path)
+        assert done.returncode in (2, 3)
+        assert "llama.block_count is 0" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,215 @@
+"""Where the target computes elsewhere, its time is used: the text stays what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from time import perf_counter, sleep
+
+import pytest
+from fakes.decoding import (
+    PROMPT,
+    DyingDrafter,
+    FixedBudget,
+    Session,
+    SlowDrafter,
+    decode_rounds,
+    plain_text,
+)
+
+from duodec.backends.table import TableModel, TableTarget
+from duodec.core.draft import Draft
+from duodec.core.protocols import Drafter, Launched, Query, Scores
+from duodec.core.sampling import Sampler, SamplingParams
+from duodec.drafting.inline import InlineDrafter
+from duodec.methods.offers import Offers
+from duodec.methods.registry import METHODS, method
+from duodec.methods.request import NoDrafter
+from duodec.planning.costs import Costs
+from duodec.planning.planner import Planner
+
+KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
+TABLE = TableModel(seed=7)
+DRAFT = replace(TABLE, noise=0.3)
+WARM = SamplingParams(temperature=0.8, seed=5)
+NUM_TOKENS = 40
+
+
+class Elsewhere:
+    """A target that computes at once, and whose result is there after a moment. Like a device's,
+    its scores end with the next forward pass, unless its candidates are ready."""
+
+    def __init__(self, *, seconds: float = 0.0, candidates_are_ready: bool = True) -> None:
+        self._target = TableTarget(TABLE)
+        self._seconds = seconds
+        self._are_ready = candidates_are_ready
+        self.number = 0
+        self.is_flying = False
+
+    def launch(self, queries: Sequence[Query]) -> Launched:
+        assert not self.is_flying, "two forward passes at once"
+        self.is_flying = True
+        self.number += 1
+        found = [
+            _Scores(scores, self, self.number, self._are_ready)
+            for scores in self._target.score(queries)
+        ]
+        return _Arriving(self, found, perf_counter() + self._seconds)
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        return self.launch(queries).result()
+
+
+class _Arriving:
+    def __init__(self, owner: Elsewhere, scores: list[Scores], due_s: float) -> None:
+        self._owner, self._scores, self._due_s = owner, scores, due_s
+
+    def result(self) -> list[Scores]:
+        sleep(max(0.0, self._due_s - perf_counter()))
+        self._owner.is_flying = False
+        return self._scores
+
+
+class _Scores:
+    def __init__(self, scores: Scores, owner: Elsewhere, number: int, are_ready: bool) -> None:
+        self._scores, self._owner, self._number = scores, owner, number
+        self.candidates_are_ready = are_ready
+
+    def __getattr__(self, name: str) -> object:
+        is_latest = self._number == self._owner.number
+        assert is_latest or self.candidates_are_ready, "read after the next forward pass"
+        return getattr(self._scores, name)
+
+
+def decoded(
+    name: str, target: Elsewhere, drafter: Drafter, params: SamplingParams, costs: Costs
+) -> list[int]:
+    request = Session(
+        target=target,
+        prompt=PROMPT,
+        capacity=len(PROMPT) + NUM_TOKENS,
+        drafter=drafter,
+        sampler=Sampler(params, 0, len(PROMPT)),
+        costs=costs,
+    )
+    rounds = list(decode_rounds(method(name), request))
+    tokens: list[int] = request.text[len(PROMPT) :].tolist()
+    assert tokens == [token for done in rounds for token in done.tokens]
+    return tokens
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "at once": lambda: InlineDrafter(DRAFT.load()),
+    "slow": lambda: SlowDrafter(DRAFT.load(), 1, 2),
+    "dying": lambda: DyingDrafter(DRAFT.load(), 5),
+    "none": NoDrafter,
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("params", [SamplingParams(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", KEYED)
+def test_the_text_is_plain_decodings_where_the_target_computes_elsewhere(
+    name: str, params: SamplingParams, drafter: str
+) -> None:
+    if method(name).needs_draft_model or drafter in ("at once", "none"):
+        for are_ready in (True, False):
+            target = Elsewhere(candidates_are_ready=are_ready)
+            found = decoded(name, target, DRAFTERS[drafter](), params, FixedBudget(6))
+            assert found == plain_text(TABLE, params, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("milliseconds", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("name", ["ar", "stream", "auto"])
+def test_nor_does_it_matter_how_long_that_takes(name: str, milliseconds: float) -> None:
+    """The next round is prepared at once, at another moment, or before the drafter's next step."""
+    target = Elsewhere(seconds=milliseconds / 1e3)
+    drafter = SlowDrafter(DRAFT.load(), 1, 2)
+    assert decoded(name, target, drafter, WARM, Costs()) == plain_text(TABLE, WARM, NUM_TOKENS)
+
+
+def verdict_of(text: Sequence[int], draft: Draft, rest: Sequence[int]) -> tuple[int, ...]:
+    """What comes of a draft after ``text`` where the text goes on with ``rest``."""
+    node, tokens = -1, []
+    for token in rest:
+        tokens.append(token)
+        child = draft.child(node, token)
+        if child is None:
+            break
+        node = child
+    return tuple(tokens)
+
+
+@pytest.mark.parametrize("is_right", [True, False], ids=["the verdict came", "another one came"])
+def test_what_was_rehearsed_is_offered_without_another_selection(
+    is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = [*PROMPT, *plain_text(TABLE, WARM, NUM_TOKENS)]
+    rehearsing: list[bool] = []
+    selected_for: list[bool] = []  # by selection, whether it was for a rehearsal
+    select, rehearse = Planner.select, Offers._rehearse
+
+    def foreseen(self: Offers, draft: Draft) -> Iterator[tuple[int, ...]]:
+        verdict = verdict_of(self._text, draft, whole[len(self._text) :])
+        yield verdict if is_right else (*verdict[:-1], (verdict[-1] + 1) % TABLE.num_vocab)
+
+    def noted(self: Planner, *args: object) -> object:
+        selected_for.append(bool(rehearsing))
+        return select(self, *args)  # type: ignore[arg-type]
+
+    def in_rehearsal(self: Offers, *args: object) -> None:
+        rehearsing.append(True)
+        rehearse(self, *args)  # type: ignore[arg-type]
+        rehearsing.clear()
+
+    monkeypatch.setattr(Offers, "_likely_verdicts", foreseen)
+    monkeypatch.setattr(Offers, "_rehearse", in_rehearsal)
+    monkeypatch.setattr(Planner, "select", noted)
+    drafter = InlineDrafter(DRAFT.load())
+    assert decoded("stream", Elsewhere(), drafter, WARM, FixedBudget(6)) == whole[len(PROMPT) :]
+    num_rehearsals, num_others = selected_for.count(True), selected_for.count(False)
+    assert num_rehearsals > 5
+    if is_right:
+        # after the first round, and where a draft step was waited for
+        assert num_others < num_rehearsals
+    else:
+        assert num_others >= num_rehearsals
+
+
+def test_nothing_is_rehearsed_where_this_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the target's own time."""
+    monkeypatch.setattr(Offers, "_rehearse", lambda *_: pytest.fail("it was rehearsed"))
+    request = Session(
+        target=TableTarget(TABLE),
+        prompt=PROMPT,
+        capacity=len(PROMPT) + NUM_TOKENS,
+        drafter=InlineDrafter(DRAFT.load()),
+        costs=FixedBudget(6),
+    )
+    assert len(list(decode_rounds(method("stream"), request))) < NUM_TOKENS
+
+
+def test_a_rehearsal_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Offers, *args: object) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(Offers, "_rehearse", fail)
+    target = Elsewhere()
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        decoded("stream", target, InlineDrafter(DRAFT.load()), WARM, FixedBudget(6))
+    assert not target.is_flying
+    assert decoded("ar", target, NoDrafter(), WARM, Costs()) == plain_text(TABLE, WARM, NUM_TOKENS)
+
+
+def test_what_is_put_off_is_done_while_the_target_computes() -> None:
+    """The drafter gets the text, and what was learned is learned, with a forward pass in flight."""
+    target = Elsewhere()
+    seen: list[bool] = []
+
+    class Watched(InlineDrafter):
+        def submit(self, request: object) -> None:
+            seen.append(target.is_flying)
+            super().submit(request)  # type: ignore[arg-type]
+
+    decoded("stream", target, Watched(DRAFT.load()), WARM, FixedBudget(6))
+    assert seen.count(True) > seen.count(False)

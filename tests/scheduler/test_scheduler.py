@@ -1,0 +1,577 @@
+"""Many answers share one target and one drafter, and each is what it would be alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from queue import Queue
+from threading import Event, Lock, Thread, current_thread
+from time import perf_counter, sleep
+
+import numpy as np
+import pytest
+from fakes.decoding import FakeClock, FakeTokenizer, plain_text
+
+from duodec.backends.drafter.process import ProcessDrafter
+from duodec.backends.table import TableModel, TableTarget
+from duodec.batching import SeparateTargets
+from duodec.core.events import Finished
+from duodec.core.protocols import Drafted, Drafter, Query, Scores, Target
+from duodec.core.sampling import SamplingParams
+from duodec.drafting.inline import InlineDrafter
+from duodec.errors import ComputeFailed
+from duodec.llm import LLM
+from duodec.methods.registry import METHODS
+from duodec.methods.request import NoDrafter, Request, Score, Wait
+from duodec.scheduler.outputs import Done, Failed, Output, Piece
+from duodec.scheduler.scheduler import Ended, Scheduler
+from duodec.scheduler.slots import Slot, Targets
+from duodec.scheduler.task import Task
+from duodec.server.errors import ApiError
+from duodec.server.scheduling import SchedulerThread
+
+TABLE = TableModel(num_vocab=32, seed=7)
+PROMPTS = [(3, 1, 4, 1, 5), (9, 2, 6), (5, 3, 5, 8, 9, 7), (9, 3), (2, 3, 8, 4), (6, 2, 6, 4, 3),
+           (3, 8), (3, 2, 7, 9, 5)]  # fmt: skip
+LONG_S = 30.0
+
+
+@dataclass
+class Counted:
+    """A target that remembers what was asked at once, and takes a moment."""
+
+    target: Target
+    seconds: float = 0.0
+    widths: list[int] = field(default_factory=list)
+    on_score: Callable[[Sequence[Query]], None] = lambda queries: None
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        self.widths.append(len(queries))
+        self.on_score(queries)
+        sleep(self.seconds)
+        return self.target.score(queries)
+
+
+class Stale:
+    """A target whose scores hold until its next forward, as those of real ones."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.has_branches = getattr(target, "has_branches", True)
+        self.number = 0
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        self.number += 1
+        return [_StaleScores(s, self, self.number) for s in self._target.score(queries)]
+
+
+@dataclass(frozen=True)
+class _StaleScores:
+    scores: Scores
+    owner: Stale
+    number: int
+
+    def __getattr__(self, name: str) -> object:
+        assert self.number == self.owner.number, "read after the next forward"
+        return getattr(self.scores, name)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A completion, as it is wanted."""
+
+    tokens: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    method: str | None = None
+
+
+class Listener:
+    """Hears what a request says."""
+
+    task: Task
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.outputs: Queue[Output] = Queue()
+
+    def result(self) -> Done:
+        while True:
+            output = self.outputs.get(timeout=LONG_S)
+            if isinstance(output, Failed):
+                raise output.error
+            if isinstance(output, Done):
+                return output
+
+
+class Serving:
+    """A model behind the thread of its scheduler."""
+
+    def __init__(self, llm: LLM, num_queued: int) -> None:
+        self.llm = llm
+        self.thread = SchedulerThread(llm.scheduler, num_queued=num_queued)
+
+    def submit(self, listener: Listener) -> None:
+        ask = listener.ask
+        params = replace(ask.sampling, max_tokens=ask.max_tokens)
+        say = listener.outputs.put
+        listener.task = self.llm.task(ask.tokens, params, method=ask.method, say=say)
+        self.thread.submit([listener.task])
+
+    def leave(self, listener: Listener) -> None:
+        self.thread.abort(listener.task)
+
+
+def engine_of(drafter: Drafter | None = None, *, num_context: int = 400) -> LLM:
+    return LLM(TableTarget(TABLE), FakeTokenizer(), num_context, drafter)
+
+
+@contextmanager
+def served(
+    llm: LLM, target: Target | None = None, *, num_slots: int = 8, num_queued: int = 64,
+    trees: Target | None = None, lone: Target | None = None, num_chunk: int = 512,
+    on_end: Ended = lambda task, reason: None,
+) -> Iterator[Serving]:  # fmt: skip
+    llm.targets = Targets(target or llm.target, alone=lone, trees=trees)
+    llm.num_slots, llm.num_chunk = num_slots, num_chunk
+    llm.scheduler.on_end = on_end
+    serving = Serving(llm, num_queued)
+    try:
+        yield serving
+    finally:
+        serving.thread.close()
+
+
+def asks(num: int, method: str | None = None, num_tokens: int = 40) -> list[Ask]:
+    """Prompts and seeds that differ, greedy and not."""
+    return [
+        Ask(
+            PROMPTS[i % len(PROMPTS)],
+            SamplingParams(temperature=0.9 * (i % 3 > 0), seed=i),
+            num_tokens,
+            method=method,
+        )
+        for i in range(num)
+    ]
+
+
+def expected(ask: Ask) -> list[int]:
+    return plain_text(TABLE, ask.sampling, ask.max_tokens or 0, ask.tokens)
+
+
+def answers(pool: Serving, wanted: Sequence[Ask]) -> list[Done]:
+    listeners = [Listener(ask) for ask in wanted]
+    for listener in listeners:
+        pool.submit(listener)
+    return [listener.result() for listener in listeners]
+
+
+def test_one_thread_makes_all_forward_passes_one_after_the_other() -> None:
+    engine = engine_of()
+    callers: list[tuple[int, str]] = []
+    is_busy = Lock()
+
+    def called(queries: Sequence[Query]) -> None:
+        assert is_busy.acquire(blocking=False), "two forward passes at once"
+        callers.append((len(queries), current_thread().name))
+        sleep(0.001)
+        is_busy.release()
+
+    target = Counted(engine.target, on_score=called)
+    with served(engine, target) as pool:
+        answers(pool, asks(1, "ar"))
+        assert set(callers) == {(1, "duodec-scheduler")}
+        callers.clear()
+        wanted = [replace(ask, max_tokens=20 + 5 * i) for i, ask in enumerate(asks(24, "ar"))]
+        found = answers(pool, wanted)
+    assert [list(done.finished.tokens) for done in found] == [expected(ask) for ask in wanted]
+    assert {name for _, name in callers} == {"duodec-scheduler"}
+    assert len([num for num, _ in callers if num > 1]) > len(callers) / 2
+
+
+def test_who_comes_second_waits_for_the_forward_of_who_was_alone() -> None:
+    engine = engine_of()
+    is_busy, has_begun = Lock(), Event()
+
+    def called(queries: Sequence[Query]) -> None:
+        assert is_busy.acquire(blocking=False), "two forwards at once"
+        has_begun.set()
+        sleep(0.06)  # longer than anybody's patience
+        is_busy.release()
+
+    first, second = (Listener(replace(ask, max_tokens=4)) for ask in asks(2, "ar"))
+    with served(engine, Counted(engine.target, on_score=called)) as pool:
+        pool.submit(first)
+        assert has_begun.wait(LONG_S)
+        pool.submit(second)
+        found = [first.result(), second.result()]
+    wanted = [expected(first.ask), expected(second.ask)]
+    assert [list(done.finished.tokens) for done in found] == wanted
+
+
+def test_a_long_prompt_is_read_in_parts_by_who_is_alone_too() -> None:
+    engine = engine_of()
+    lengths: list[int] = []
+    target = Counted(engine.target, on_score=lambda queries: lengths.append(len(queries[0].text)))
+    with served(engine, target, num_chunk=16) as pool:
+        answers(pool, [Ask((3, 1, 4, 1) * 10, max_tokens=1)])
+    assert lengths == [16, 32, 40]
+
+
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if name not in ("rest", "sps-rejection")]
+)
+def test_eight_at_once_say_what_each_says_alone(method: str) -> None:
+    engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
+    wanted = asks(24, method)
+    with served(engine, Stale(engine.target)) as pool:
+        found = answers(pool, wanted)
+    assert [list(done.finished.tokens) for done in found] == [expected(ask) for ask in wanted]
+
+
+def test_the_published_rejection_rule_is_served_too() -> None:
+    engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
+    wanted = asks(8, "sps-rejection")
+    with served(engine, Stale(engine.target)) as pool:
+        found = answers(pool, wanted)
+    assert all(len(done.finished.tokens) == 40 for done in found)
+
+
+def test_what_is_asked_at_once_is_scored_in_one_forward() -> None:
+    target = Counted(TableTarget(TABLE), 0.002)
+    with served(engine_of(), target) as pool:
+        answers(pool, asks(8, "ar"))
+    assert len(target.widths) < 3 * 40
+    assert sorted(target.widths)[len(target.widths) // 2] >= 6
+
+
+def test_a_killed_drafter_changes_no_text() -> None:
+    recipe = replace(TABLE, noise=0.3, seconds=0.001)
+    with ProcessDrafter(recipe, on_warning=lambda line: None) as drafter, ExitStack() as stack:
+        drafter.wait_ready()
+        over = Event()
+
+        def kill() -> None:
+            while not over.wait(0.15):
+                if (pid := drafter.pid) is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+        killer = Thread(target=kill)
+        stack.callback(killer.join)
+        stack.callback(over.set)
+        engine = engine_of(drafter)
+        wanted = asks(32, "stream", 60)
+        with served(engine, Counted(engine.target, 0.002)) as pool:
+            killer.start()
+            found = answers(pool, wanted)
+        over.set()
+        assert [list(done.finished.tokens) for done in found] == [expected(a) for a in wanted]
+        assert drafter.restarts > 0
+
+
+def test_who_leaves_frees_the_place_within_a_round() -> None:
+    target = Counted(TableTarget(TABLE), 0.05)
+    ended: list[str] = []
+    with served(
+        engine_of(), target, num_slots=1, on_end=lambda task, reason: ended.append(reason)
+    ) as pool:
+        first, second = (Listener(ask) for ask in asks(2, "ar", 300))
+        pool.submit(first)
+        assert isinstance(first.outputs.get(timeout=LONG_S), Piece)
+        pool.submit(second)
+        left_s = perf_counter()
+        pool.leave(first)
+        assert isinstance(second.outputs.get(timeout=LONG_S), Piece)
+        assert perf_counter() - left_s < 0.25  # the rest of a round, and the first one of the next
+        pool.leave(second)
+        assert pool.thread.drain(LONG_S)
+    assert ended == ["abort", "abort"]
+
+
+def test_who_leaves_the_queue_is_never_answered() -> None:
+    target = Counted(TableTarget(TABLE), 0.01)
+    with served(engine_of(), target, num_slots=1) as pool:
+        first, second, third = (Listener(ask) for ask in asks(3, "ar", 20))
+        for listener in (first, second, third):
+            pool.submit(listener)
+        pool.leave(second)
+        first.result(), third.result()
+        assert second.outputs.empty()
+
+
+def test_beyond_the_queue_clients_are_told_to_come_back() -> None:
+    target = Counted(TableTarget(TABLE), 0.01)
+    with served(engine_of(), target, num_slots=1, num_queued=1) as pool:
+        listeners = [Listener(ask) for ask in asks(3, "ar", 20)]
+        pool.submit(listeners[0])
+        pool.submit(listeners[1])
+        listeners[0].outputs.get(timeout=LONG_S)  # it runs
+        with pytest.raises(ApiError) as caught:
+            pool.submit(listeners[2])
+        assert caught.value.status == 429
+        assert int(caught.value.headers["Retry-After"]) >= 1
+        assert (pool.thread.num_running, pool.thread.num_waiting) == (1, 1)
+        listeners[1].result()
+    with pytest.raises(ApiError, match="shutting down"):
+        pool.submit(listeners[2])
+
+
+def test_one_answer_that_fails_ends_alone() -> None:
+    def fail(queries: Sequence[Query]) -> None:
+        if any(query.text[0] == 9 and len(query.text) > 10 for query in queries):
+            raise ComputeFailed("no memory")
+
+    engine = engine_of()
+    wanted = asks(8, "ar")
+    with served(engine, Counted(engine.target, 0.001, on_score=fail)) as pool:
+        listeners = [Listener(ask) for ask in wanted]
+        for listener in listeners:
+            pool.submit(listener)
+        for listener, ask in zip(listeners, wanted, strict=True):
+            if ask.tokens[0] == 9:
+                with pytest.raises(ComputeFailed):
+                    listener.result()
+            else:
+                assert list(listener.result().finished.tokens) == expected(ask)
+        again = answers(pool, wanted[:1])
+    assert list(again[0].finished.tokens) == expected(wanted[0])
+
+
+def test_a_long_prompt_is_read_in_parts_while_others_go_on() -> None:
+    lengths: list[list[int]] = []
+    target = Counted(
+        TableTarget(TABLE), 0.002, on_score=lambda qs: lengths.append([len(q.text) for q in qs])
+    )
+    long = tuple(i % 31 for i in range(1000))
+    with served(engine_of(num_context=2000), target, num_chunk=128) as pool:
+        short = Listener(Ask((1, 2, 3), max_tokens=200, method="ar"))
+        pool.submit(short)
+        short.outputs.get(timeout=LONG_S)
+        reader = Listener(Ask(long, max_tokens=5, method="ar"))
+        pool.submit(reader)
+        done = reader.result()
+        assert short.result().finished.stats.num_new_tokens == 200
+    assert list(done.finished.tokens) == plain_text(TABLE, SamplingParams(), 5, long)
+    parts = [max(found) for found in lengths if 100 < max(found) <= 1000 and len(found) > 1]
+    assert parts[:7] == [128, 256, 384, 512, 640, 768, 896]
+
+
+def test_who_leaves_while_a_long_prompt_is_read_is_not_read_to() -> None:
+    listener = Listener(Ask(tuple(i % 31 for i in range(5000)), max_tokens=5, method="ar"))
+    target = Counted(TableTarget(TABLE))
+    with served(engine_of(num_context=6000), target) as pool:
+        target.on_score = lambda queries: pool.leave(listener)
+        pool.submit(listener)
+        assert pool.thread.drain(LONG_S)
+    assert len(target.widths) == 1
+    assert listener.outputs.empty()
+
+
+def test_a_conversation_comes_back_to_the_slot_that_knows_it() -> None:
+    with served(engine_of(), num_slots=4) as pool:
+        told = answers(pool, asks(4, "ar", 10))
+        for ask, done in list(zip(asks(4), told, strict=True))[::-1]:
+            text = (*ask.tokens, *done.finished.tokens)
+            (again,) = answers(pool, [Ask((*text, 1), max_tokens=3)])
+            assert again.num_cached == len(text) - 1  # the last token was drawn, never read
+
+
+class Chains:
+    """A target that scores of every draft only the first nodes that are a chain."""
+
+    has_branches = False
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.num_branches_left_out = 0
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        return [self._cut(q, s) for q, s in zip(queries, self._target.score(queries), strict=True)]
+
+    def _cut(self, query: Query, scores: Scores) -> Scores:
+        pairs = enumerate(query.draft.parents, -1)
+        num_nodes = next((i + 1 for i, parent in pairs if parent != i), len(query.draft))
+        self.num_branches_left_out += len(query.draft) - num_nodes
+        return _Cut(scores, 1 + num_nodes)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    scores: Scores
+    num_rows: int
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.scores, name)
+
+
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if name not in ("rest", "sps-rejection")]
+)
+def test_a_target_may_leave_out_branches(method: str) -> None:
+    engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
+    chains, trees = Chains(TableTarget(TABLE)), Counted(TableTarget(TABLE))
+    wanted = asks(12, method)
+    with served(engine, Stale(chains), trees=Stale(trees)) as pool:
+        found = answers(pool, wanted)
+    assert [list(done.finished.tokens) for done in found] == [expected(ask) for ask in wanted]
+    assert bool(trees.widths) == METHODS[method].reads_off_path
+    if method in ("stream", "auto"):
+        assert not chains.num_branches_left_out, "who plans a draft plans a chain"
+
+
+@pytest.mark.parametrize("method", ["ar", "sps", "lookup", "pearl", "duo", "stream", "auto"])
+def test_who_is_alone_has_branches_until_others_come(method: str) -> None:
+    engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
+    has_begun, slots = Event(), set[int]()
+
+    def called(queries: Sequence[Query]) -> None:
+        slots.update(query.slot for query in queries)
+        has_begun.set()
+
+    lone = Counted(TableTarget(TABLE), 0.002, on_score=called)
+    shared = Counted(Chains(TableTarget(TABLE)), 0.002)
+    wanted = [replace(ask, max_tokens=60) for ask in asks(4, method)]
+    listeners = [Listener(ask) for ask in wanted]
+    with served(engine, Stale(shared), lone=Stale(lone), num_slots=4) as pool:
+        pool.submit(listeners[0])
+        assert has_begun.wait(LONG_S)
+        for listener in listeners[1:]:
+            pool.submit(listener)
+        found = [listener.result() for listener in listeners]
+        num_alone = len(lone.widths)
+        assert shared.widths
+        assert {max(shared.widths), *lone.widths} == {4, 1}
+        again = [*answers(pool, [wanted[1]]), *answers(pool, [wanted[0]])]
+    assert len(lone.widths) > num_alone
+    assert slots == {0}, "others would each need a cache of their own"
+    texts = [list(done.finished.tokens) for done in (*found, *again)]
+    assert texts == [expected(ask) for ask in (*wanted, wanted[1], wanted[0])]
+
+
+def test_a_conversation_among_others_stays_where_it_was_read() -> None:
+    engine = engine_of()
+    read: list[int] = []
+
+    def called(queries: Sequence[Query]) -> None:
+        read.extend(len(query.text) for query in queries if query.slot == 0)
+
+    shared = Counted(Chains(TableTarget(TABLE)), 0.002, on_score=called)
+    other = Listener(replace(asks(2, "ar")[1], max_tokens=300))
+    with served(engine, shared, lone=TableTarget(TABLE), num_chunk=16) as pool:
+        first = Listener(Ask((3, 1) * 20, max_tokens=40))
+        pool.submit(first)
+        pool.submit(other)
+        text = (3, 1) * 20 + first.result().finished.tokens
+        assert len(text) == 80
+        read.clear()
+        again = Listener(Ask((*text, 1), max_tokens=3))
+        pool.submit(again)
+        assert again.result().num_cached == 79
+        pool.leave(other)
+    assert read[0] == 81, "and not its parts again"
+
+
+def test_waiting_answers_are_taken_in_turn() -> None:
+    order: list[int] = []
+    with served(
+        engine_of(), Counted(TableTarget(TABLE), 0.001), num_slots=2,
+        on_end=lambda task, reason: order.append(task.request.sampler.params.seed),
+    ) as pool:  # fmt: skip
+        answers(pool, asks(12, "ar", 10))
+    assert all(abs(place - seed) <= 2 for place, seed in enumerate(order))
+
+
+def test_the_engine_alone_says_the_same() -> None:
+    engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
+    for ask in asks(6):
+        last = list(engine.stream(ask.tokens, replace(ask.sampling, max_tokens=ask.max_tokens)))[-1]
+        assert isinstance(last, Finished)
+        assert list(last.tokens) == expected(ask)
+
+
+class WithThreads(TableTarget):
+    """A target that knows its threads."""
+
+    num_threads = 8
+
+    def use_threads_throughout(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+
+
+def test_targets_that_are_opened_later_take_no_more_threads_than_the_others() -> None:
+    opened: list[WithThreads] = []
+
+    def another() -> WithThreads:
+        opened.append(WithThreads(TABLE))
+        return opened[-1]
+
+    first = WithThreads(TABLE)
+    targets = SeparateTargets(first, another)
+    text = np.zeros(1, dtype=np.int32)
+    targets.score([Query(1, text)])
+    assert opened[0].num_threads == 8  # nobody has said otherwise
+    targets.use_threads_throughout(3)
+    targets.score([Query(2, text)])
+    assert [target.num_threads for target in (first, *opened)] == [3, 3, 3]
+
+
+def test_the_load_is_told_how_long_this_process_computed() -> None:
+    told = list[float]()
+    with served(engine_of()) as pool:
+        ended = pool.llm.scheduler.budget.ended
+
+        def watched(num_answers: int, end_s: float, busy_s: float, **facts: bool) -> None:
+            told.append(busy_s)
+            ended(num_answers, end_s, busy_s, **facts)
+
+        pool.llm.scheduler.budget.ended = watched  # type: ignore[method-assign, assignment]
+        listener = Listener(Ask(tuple(PROMPTS[0]), SamplingParams(seed=1), max_tokens=20))
+        pool.submit(listener)
+        listener.result()
+    assert 0 < told[0] < told[-1]
+    assert told == sorted(told)
+
+
+# --- slots and waits
+
+
+def test_what_one_target_has_read_is_not_forgotten_for_another() -> None:
+    alone, shared = TableTarget(TABLE), TableTarget(TABLE)
+    slot, text = Slot(0, alone), np.arange(9, dtype=np.int32)
+    slot.known = text
+    slot.use(shared)
+    assert slot.num_known(text) == 0
+    slot.known = text[:4]
+    slot.use(alone)
+    assert slot.num_known(text) == 9
+    slot.forget()
+    assert slot.num_known(text) == 0
+    slot.use(shared)
+    assert slot.num_known(text) == 4
+
+
+def test_who_is_ready_waits_no_longer_the_more_wait_for_drafts() -> None:
+    clock = FakeClock()
+    num_polls = 0
+
+    class Slow(NoDrafter):
+        def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
+            nonlocal num_polls
+            num_polls += 1
+            clock.advance(1.01 * wait_s)  # as long as was granted
+            return Drafted()
+
+    scheduler = Scheduler(Targets(TableTarget(TABLE)), num_slots=64, clock=clock)
+    for slot in range(64):
+        request = Request([1, 2], 9, drafter=Slow(), slot=slot, clock=clock)
+        task = Task(request, METHODS["ar"](), lambda output: None)
+        task.need, task.deadline_s = (Wait(1.0), clock() + 1.0) if slot else (Score(), 0.0)
+        scheduler.running.append(task)
+    patience_s, begin_s = scheduler.budget.patience_s(), clock()
+    scheduler._await_drafts()
+    assert 0 < num_polls < 63  # not even one of each
+    assert clock() - begin_s <= patience_s + 0.001

@@ -1,0 +1,163 @@
+/* Run by test_page_scripts.py: each test of the page's scripts is a function that throws. */
+"use strict";
+const assert = require("assert");
+const { open, stream, said, last, refuse, soon } = require("./page_dom.cjs");
+
+const markdown = (text, drafted) => {
+  const page = open({ answer: () => null });
+  const answer = { role: "assistant", content: text, drafted };
+  const again = open({ answer: () => null, kept: { "duodec.chat": JSON.stringify([answer]) } });
+  return again.nodes.chat.children[0].children.map(n => n.html).join("");
+};
+
+const tests = {
+  markdown_becomes_nodes() {
+    const got = markdown("# Title\n\nA **bold** and *slanted* `x < y`.\n\n- one\n- two\n  1. deep\n\n> quoted\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n");
+    for (const part of ["<h2>Title</h2>", "<strong>bold</strong>", "<em>slanted</em>", "<code>x &lt; y</code>", "<li><p>one</p></li>", "<ol><li><p>deep</p></li></ol>", "<blockquote><p>quoted</p></blockquote>", "<th>a</th>", "<td>2</td>", "<hr>"])
+      assert(got.includes(part), part + " in " + got);
+  },
+  code_keeps_its_lines_and_may_be_open() {
+    const got = markdown("```python\nif a:\n    b *= c\n");
+    assert(got.includes('<span class="language">python</span>'), got);
+    assert(got.includes("if a:\n    b *= c"), got);
+    assert(!got.includes("<em>"), got);
+  },
+  words_with_marks_in_them_stay() {
+    assert.strictEqual(markdown("snake_case_name and 2 * 3 * 4 and \\*no\\* and **open"), "<p>snake_case_name and 2 * 3 * 4 and *no* and **open</p>");
+  },
+  html_is_text_and_links_are_safe() {
+    const got = markdown("<img src=x onerror=alert(1)> [a](javascript:alert(1)) [b](https://e.org) ![p](https://e.org/p.png) [c](data:text/html,x)");
+    assert(got.includes("&lt;img src=x"), got);
+    assert(!got.includes("<img"), got);
+    assert(!/href="(?!https?:)/.test(got), got);
+    assert(got.includes('<a href="https://e.org"'), got);
+    assert(got.includes("noopener"), got);
+  },
+  drafted_words_are_marked_inside_of_markdown() {
+    assert.strictEqual(markdown("a **bold** end", [[4, 6], [8, 12]]), '<p>a <strong><span class="drafted">bo</span>ld</strong><span class="drafted"> e</span>nd</p>');
+  },
+  every_character_is_rendered_within_moments() {
+    for (const evil of ["*", "_", "`", "[", "**a ", "> ", "- ", "|"]) {
+      const begin = Date.now();
+      markdown(evil.repeat(4000));
+      assert(Date.now() - begin < 4000, evil);
+    }
+  },
+  async a_reload_keeps_the_conversation() {
+    const kept = {};
+    const page = open({ kept, answer: () => stream([said("Hello "), said("you", true), last(4)]) });
+    page.type("hi");
+    await soon();
+    assert(page.shown().includes("Hello you"));
+    assert(page.shown().includes("1 of 4 drafts accepted"));
+    const again = open({ kept, answer: () => stream([said("fine"), last()]) });
+    assert(again.shown().includes("hi") && again.shown().includes("Hello you") && again.shown().includes("1 of 4 drafts accepted"));
+    assert(again.nodes.chat.html.includes('<span class="drafted">you</span>'));
+    again.type("and now?");
+    await soon();
+    assert.deepStrictEqual(again.asked[0].messages, [{ role: "user", content: "hi" }, { role: "assistant", content: "Hello you" }, { role: "user", content: "and now?" }]);
+    again.nodes.clear.send("click");
+    assert.strictEqual(open({ kept, answer: () => null }).shown(), "");
+  },
+  async a_reload_in_the_middle_keeps_what_was_said_as_stopped() {
+    const kept = {};
+    const page = open({ kept, answer: (n, o) => stream([said("Half an"), new Promise(() => {})], o.signal) });
+    page.type("hi");
+    await soon();
+    const again = open({ kept, answer: () => null });
+    assert(again.shown().includes("Half an") && again.shown().includes("stopped"), again.shown());
+    page.nodes.stop.send("click");
+  },
+  async enter_while_an_answer_streams_queues_the_message() {
+    let release;
+    const held = new Promise(resolve => { release = resolve; });
+    const page = open({ answer: (n, o) => stream(n === 1 ? [said("first"), held, said(" done"), last()] : [said("second"), last()], o.signal) });
+    page.type("one");
+    await soon();
+    page.type("two");
+    await soon();
+    assert.strictEqual(page.asked.length, 1);
+    assert.strictEqual(page.nodes.text.value, "two");
+    assert(page.nodes.live.textContent.includes("goes out when this answer ends"));
+    release();
+    await soon(); await soon();
+    assert.strictEqual(page.asked.length, 2);
+    assert.strictEqual(page.nodes.text.value, "");
+    assert(page.shown().includes("first done") && page.shown().includes("second"), page.shown());
+  },
+  async escape_takes_a_queued_message_back() {
+    let release;
+    const held = new Promise(resolve => { release = resolve; });
+    const page = open({ answer: (n, o) => stream([said("first"), held, last()], o.signal) });
+    page.type("one");
+    await soon();
+    page.type("two");
+    page.nodes.text.send("keydown", { key: "Escape" });
+    release();
+    await soon();
+    assert.strictEqual(page.asked.length, 1);
+    assert.strictEqual(page.nodes.text.value, "two");
+  },
+  async stop_keeps_what_was_said_and_marks_it() {
+    const page = open({ answer: (n, o) => stream([said("some words"), new Promise(() => {})], o.signal) });
+    page.type("one");
+    await soon();
+    assert.strictEqual(page.nodes.stop.hidden, false);
+    page.nodes.stop.send("click");
+    await soon();
+    assert(page.shown().includes("some words") && page.shown().includes("stopped"));
+    assert.strictEqual(page.nodes.stop.hidden, true);
+    assert.strictEqual(page.nodes.send.textContent, "Send");
+  },
+  async an_error_gives_the_words_back_and_clears_the_statistics() {
+    const page = open({ answer: n => n === 1 ? refuse(400, "the context holds 4000") : stream([said("ok"), last()]) });
+    page.nodes.live.textContent = "12 tokens/s";
+    page.type("too long");
+    await soon();
+    assert.strictEqual(page.nodes.text.value, "too long");
+    assert.strictEqual(page.nodes.live.textContent, "");
+    assert.strictEqual(page.shown(), "the context holds 4000");
+    page.type("short");
+    await soon();
+    assert(!page.shown().includes("holds 4000"));
+    assert.deepStrictEqual(page.asked[1].messages, [{ role: "user", content: "short" }]);
+  },
+  async a_failure_in_the_middle_keeps_what_was_said() {
+    const page = open({ answer: () => stream([said("half"), { choices: [], error: { message: "the target died" } }]) });
+    page.type("one");
+    await soon();
+    assert(page.shown().includes("half") && page.shown().includes("broken off: the target died"));
+    assert.strictEqual(page.nodes.live.textContent, "");
+  },
+  async a_missing_key_is_asked_for_in_plain_words() {
+    const page = open({ answer: () => refuse(401, "send Authorization: Bearer KEY"), models: { status: 401 } });
+    await soon();
+    assert.strictEqual(page.nodes.ask.hidden, false);
+    assert(page.nodes.why.textContent.includes("asks for an API key"));
+    assert.strictEqual(global.document.active, "key");
+    page.type("hello");
+    await soon();
+    assert(!page.shown().includes("Bearer"), page.shown());
+    assert.strictEqual(page.nodes.text.value, "hello");
+    page.nodes.key.value = "wrong";
+    page.type("hello");
+    await soon();
+    assert(page.nodes.why.textContent.includes("does not know this API key"));
+  },
+  async a_new_chat_while_an_answer_streams_begins_anew() {
+    const page = open({ answer: (n, o) => stream(n === 1 ? [said("old"), new Promise(() => {})] : [said("new"), last()], o.signal) });
+    page.type("one");
+    await soon();
+    page.nodes.clear.send("click");
+    page.type("two");
+    await soon();
+    assert(page.shown().includes("new") && !page.shown().includes("old"), page.shown());
+    assert.strictEqual(page.nodes.send.textContent, "Send");
+  },
+};
+
+(async () => {
+  if (process.argv[2] === "--list") { console.log(Object.keys(tests).join("\n")); return; }
+  await tests[process.argv[2]]();
+  process.exit(0);
+})().catch(error => { console.error(error.stack); process.exit(1); });

@@ -1,0 +1,160 @@
+"""What an event loop is told of answers in work, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("starlette", reason="starlette is not installed: pip install '.[server,dev]'")
+
+from duodec.core.events import Delta, Finished, Segment
+from duodec.methods.ar import Autoregressive
+from duodec.methods.request import Request
+from duodec.scheduler.outputs import Counts, Done, Failed, Piece
+from duodec.scheduler.task import Task
+from duodec.server.errors import ApiError
+from duodec.server.feed import Feed, Told
+
+LONG_S = 30.0
+
+
+class ByHand:
+    """A scheduler whose tasks the test answers."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        self.tasks += tasks
+
+    def abort(self, task: Task) -> None:
+        task.abort()
+
+
+def feed_of(num: int = 1, timeout_s: float = LONG_S, interval_s: float = 0.0) -> tuple[Feed, Any]:
+    pool: Any = ByHand()
+    tasks = [Task(Request((1,), 2), Autoregressive(), print) for _ in range(num)]
+    return Feed(pool, tasks, timeout_s, interval_s), pool.tasks
+
+
+def piece(text: str, num_tokens: int = 1) -> Piece:
+    return Piece(Delta((Segment(text, is_drafted=False),)), counts=Counts(num_tokens))
+
+
+DONE = Done(cast(Finished, None), "ar", 0, (), 0, 0.0, 0.0)
+
+
+def texts(told: Sequence[Told]) -> list[tuple[int, str]]:
+    return [(i, word.delta.text) for i, word in told if isinstance(word, Piece)]
+
+
+def test_the_first_word_comes_at_once_and_those_of_an_interval_as_one() -> None:
+    async def main() -> None:
+        feed, (job,) = feed_of(interval_s=0.2)
+        job.say(piece("a"))
+        assert texts(await feed.next(LONG_S)) == [(0, "a")]
+        begin_s = perf_counter()
+        job.say(piece("b", 2))
+        job.say(piece("c", 3))
+        ((index, word),) = await feed.next(LONG_S)
+        assert perf_counter() - begin_s > 0.15
+        assert isinstance(word, Piece)
+        assert (index, word.delta.text, word.counts.num_tokens) == (0, "bc", 3)
+
+    asyncio.run(main())
+
+
+def test_a_word_after_a_pause_is_told_at_once() -> None:
+    async def main() -> None:
+        feed, (job,) = feed_of(interval_s=0.05)
+        job.say(piece("a"))
+        await feed.next(LONG_S)
+        told = asyncio.ensure_future(feed.next(LONG_S))
+        await asyncio.sleep(0.2)  # the interval is over, and the feed listens
+        begin_s = perf_counter()
+        job.say(piece("b"))
+        assert texts(await told) == [(0, "b")]
+        assert perf_counter() - begin_s < 0.045
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_the_end_waits_for_no_interval(is_early: bool) -> None:
+    async def main() -> None:
+        feed, (job,) = feed_of(interval_s=LONG_S)
+        job.say(piece("a"))
+        await feed.next(LONG_S)
+        begin_s = perf_counter()
+        if is_early:
+            job.say(piece("b"))
+            job.say(DONE)
+            await asyncio.sleep(0.01)  # the loop is woken while nobody waits
+        else:
+            asyncio.get_running_loop().call_later(0.1, job.say, piece("b"))
+            asyncio.get_running_loop().call_later(0.2, job.say, DONE)
+        assert [word for _, word in await feed.next(LONG_S)] == [piece("b"), DONE]
+        assert feed.is_over
+        assert perf_counter() - begin_s < LONG_S / 2
+
+    asyncio.run(main())
+
+
+def test_choices_are_told_apart_and_each_text_before_its_end() -> None:
+    async def main() -> None:
+        feed, (first, second) = feed_of(2)
+        for job, word in ((first, piece("a")), (second, piece("x")), (first, piece("b")),
+                          (first, DONE), (second, piece("y"))):  # fmt: skip
+            job.say(word)
+        told = await feed.next(LONG_S)
+        assert texts(told) == [(0, "ab"), (1, "xy")]
+        assert told.index((0, DONE)) == 1
+        assert not feed.is_over
+
+    asyncio.run(main())
+
+
+def test_text_before_a_failure_is_told_before_it() -> None:
+    async def main() -> None:
+        feed, (job,) = feed_of()
+        job.say(piece("a"))
+        job.say(Failed(ValueError("broken")))
+        assert texts(await feed.next(LONG_S)) == [(0, "a")]
+        with pytest.raises(ValueError, match="broken"):
+            await feed.next(LONG_S)
+
+    asyncio.run(main())
+
+
+def test_silence_is_no_word_and_ends_with_the_time_of_a_request() -> None:
+    async def main() -> None:
+        feed, _ = feed_of(timeout_s=0.1)
+        assert await feed.next(0.02) == []
+        assert await feed.next(LONG_S) == []
+        with pytest.raises(ApiError, match=r"0\.1 s"):
+            await feed.next(LONG_S)
+
+    asyncio.run(main())
+
+
+def test_words_come_from_other_threads() -> None:
+    async def main() -> None:
+        feed, (job,) = feed_of(interval_s=0.001)
+
+        def answer() -> None:
+            for i in range(2000):
+                job.say(piece(f"{i},"))
+            job.say(DONE)
+
+        answering = asyncio.get_running_loop().run_in_executor(None, answer)
+        found = ""
+        while not feed.is_over:
+            found += "".join(text for _, text in texts(await feed.next(LONG_S)))
+        await answering
+        assert found == "".join(f"{i}," for i in range(2000))
+
+    asyncio.run(main())

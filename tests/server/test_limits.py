@@ -1,0 +1,474 @@
+"""Nothing that a client sends stops the server: what it may send, and how long it may take."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from time import perf_counter, sleep
+from typing import Any
+
+import pytest
+from fakes.decoding import Letters
+from fakes.server import Running, Slowed, engine_on_tables, running, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duodec.backends.grammar_trial import GrammarTrial
+from duodec.backends.llguidance import Masks
+from duodec.core.grammar import Grammar
+from duodec.errors import BadOption
+from duodec.server import jsons
+from duodec.server.connections import allow_open_files
+from duodec.server.settings import Settings
+from duodec.server.watchdog import Watchdog
+
+ERROR_FIELDS = {"message", "type", "param", "code"}
+
+
+def connect(server: Running) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)))
+    sock.settimeout(20)
+    return sock
+
+
+def answer(sock: socket.socket) -> bytes:
+    """All that the server says before it closes the connection."""
+    found = b""
+    with suppress(ConnectionError):
+        while part := sock.recv(65536):
+            found += part
+    return found
+
+
+def error_of(said: bytes, status: int) -> dict[str, Any]:
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d" % status), said
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == ERROR_FIELDS
+    return error
+
+
+# --- connections
+
+
+def test_a_header_that_never_ends_is_cut_off() -> None:
+    with running(max_header_bytes=4096) as server, connect(server) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nX: ")
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < 8 << 20:
+                sent += sock.send(b"a" * 4096)
+        assert sent < 8 << 20
+        assert server.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nX: " + b"a" * 5000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
+        b"GET /health HTTP/1.1\r\nX: " + b"a" * 5000,
+    ],
+)
+def test_a_head_that_is_too_large_is_refused_in_openais_shape(head: bytes) -> None:
+    with running(max_header_bytes=4096) as server:
+        with connect(server) as sock:
+            sock.sendall(head)
+            assert error_of(answer(sock), 431)["code"] == "headers_too_large"
+        small = {"X": "a" * 2000}
+        assert server.http.get("/health", headers=small).status_code == 200
+
+
+def test_a_trailer_that_never_ends_is_cut_off() -> None:
+    with running(max_header_bytes=4096) as server, connect(server) as sock:
+        sock.sendall(b"POST /health HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ")
+        sock.recv(1)
+        with suppress(ConnectionError):
+            for _ in range(1000):
+                sock.sendall(b"a" * 4096)
+            pytest.fail("it took 4 MB")
+
+
+def test_bytes_that_are_no_http_are_refused_in_openais_shape() -> None:
+    with running() as server, connect(server) as sock:
+        sock.sendall(b"\x00\xff\n\n")
+        assert error_of(answer(sock), 400)["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /he", b"GET /health HTTP/1.1\r\nX: y"])
+def test_heads_have_a_time(sent: bytes) -> None:
+    with running(header_s=0.2) as server, connect(server) as sock:
+        sock.sendall(sent)
+        said = answer(sock)
+    assert not said if not sent else error_of(said, 408)["code"] == "timeout"
+
+
+def test_the_time_of_a_head_does_not_begin_anew_with_each_byte() -> None:
+    with running(header_s=0.3) as server, connect(server) as sock:
+        sock.settimeout(0.05)
+        begin_s = perf_counter()
+        with suppress(ConnectionError):
+            while perf_counter() - begin_s < 10:
+                sock.sendall(b"G")
+                with suppress(TimeoutError):
+                    if sock.recv(1000):
+                        break
+        assert perf_counter() - begin_s < 5
+
+
+def test_idle_connections_are_closed() -> None:
+    with running(idle_s=0.2) as server, connect(server) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answer(sock).startswith(b"HTTP/1.1 200")
+
+
+def test_bodies_have_a_time() -> None:
+    with running(body_s=0.2) as server:
+        for path in (b"/v1/completions", b"/v1/nothing"):
+            with connect(server) as sock:
+                sock.sendall(b"POST %s HTTP/1.1\r\nContent-Length: 100\r\n\r\n{" % path)
+                said = answer(sock)
+            assert b"408" in said[:20] or b"404" in said[:20]
+        assert server.chat(max_tokens=3).status_code == 200
+
+
+def test_connections_that_wait_keep_nobody_out() -> None:
+    with running(max_connections=20, header_s=60) as server, ExitStack() as stack:
+        for _ in range(200):
+            sock = stack.enter_context(connect(server))
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nX: ")
+        assert server.http.get("/health").status_code == 200
+        assert server.chat(max_tokens=3).status_code == 200
+        assert len(server.server.server_state.connections) <= 20
+
+
+@pytest.mark.slow
+def test_a_thousand_slow_clients_keep_nobody_out() -> None:
+    """By default 512 connections may be open; the others send a byte of a header now and then."""
+    with running() as server, ExitStack() as stack:
+        allow_open_files(1000 + server.service.settings.max_connections)
+        lorises = [stack.enter_context(connect(server)) for _ in range(1000)]
+        for i in range(20):
+            for loris in lorises:
+                with suppress(OSError):  # those that made room
+                    loris.sendall(b"POST / HTTP/1.1\r\nX: " if not i else b"a")
+            begin_s = perf_counter()
+            with connect(server) as sock:
+                sock.sendall(b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+                assert answer(sock).startswith(b"HTTP/1.1 200")
+            assert perf_counter() - begin_s < 5
+            assert server.chat(max_tokens=2).status_code == 200
+        assert len(server.server.server_state.connections) <= 512
+
+
+def test_connections_at_work_are_not_closed_for_others() -> None:
+    engine = engine_on_tables(num_context=4000)
+    target = Slowed(engine.target, 0.01)
+    with running(engine, target, max_connections=2) as server, ExitStack() as stack:
+        lines: list[Iterator[str]] = []
+        for _ in range(2):
+            response = stack.enter_context(server.stream(max_tokens=3000))
+            lines.append(response.iter_lines())
+            next(lines[-1])
+        with connect(server) as sock:
+            said = answer(sock)
+        assert error_of(said, 503)["code"] == "unavailable"
+        assert b"Retry-After" in said
+        assert all(next(line) is not None for line in lines)
+
+
+# --- before the scheduler
+
+
+@dataclass(frozen=True)
+class SlowLetters(Letters):
+    """Letters that take a while where there are many, as a tokenizer that cannot be interrupted."""
+
+    seconds: float = 0.0
+    num_free: int = 30  # letters that take no time
+    seen: list[int] = field(default_factory=list)  # lengths of what was tokenised
+
+    def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
+        self.seen.append(len(text))
+        if len(text) > self.num_free:
+            sleep(self.seconds)
+        return super().tokenize(text, is_templated=is_templated)
+
+
+LONG = "a" * 20_000  # a body that is not small
+
+
+def test_prompts_that_cannot_fit_are_refused_before_they_are_tokenised() -> None:
+    tokenizer = SlowLetters()
+    with running(engine_on_tables(tokenizer=tokenizer)) as server:
+        tokenizer.seen.clear()
+        messages = [{"role": "user", "content": ""}] * 10_000
+        for response in (server.chat(LONG), server.complete(LONG), server.complete([1] * 5000),
+                         server.chat(messages=messages)):  # fmt: skip
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert tokenizer.seen == []
+        assert server.chat(messages=messages * 10).status_code == 400
+
+
+def test_prompts_that_a_long_token_could_hold_are_counted_in_parts() -> None:
+    """600 KB of control tokens, of which a tokenizer makes each in time that grows with all."""
+
+    class Blanks(SlowLetters):
+        def piece(self, token: int) -> bytes:
+            return b" " * 1000 if token == 0 else super().piece(token)
+
+    tokenizer = Blanks()
+    with running(engine_on_tables(tokenizer=tokenizer, num_context=1000)) as server:
+        tokenizer.seen.clear()
+        response = server.chat("b" * 600_000)
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert 0 < max(tokenizer.seen) <= 8192
+        assert len(tokenizer.seen) < 3
+
+
+def test_work_whose_clients_left_holds_nobody_up() -> None:
+    tokenizer = SlowLetters(seconds=6.0)
+    engine = engine_on_tables(tokenizer=tokenizer, num_context=100_000)
+    with running(engine) as server:
+        with ExitStack() as stack:
+            for _ in range(40):
+                sock = stack.enter_context(connect(server))
+                body = json.dumps({"prompt": LONG, "max_tokens": 1}).encode()
+                head = b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+                sock.sendall(head + body)
+            until(lambda: len(tokenizer.seen) > 1)
+            begin_s = perf_counter()
+            assert server.chat("hi", max_tokens=2).status_code == 200
+            assert perf_counter() - begin_s < 3
+        until(lambda: server.service.intake.num_preparing == 0)
+        assert len(tokenizer.seen) < 8
+
+
+def test_more_than_the_queue_holds_are_not_prepared() -> None:
+    engine = engine_on_tables(tokenizer=SlowLetters(seconds=3.0), num_context=100_000)
+    with (
+        running(engine, num_slots=1, num_queued=3) as server,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        found = list(clients.map(lambda _: server.complete(LONG, max_tokens=1), range(8)))
+        statuses = sorted(response.status_code for response in found)
+        assert statuses == [200] * 4 + [429] * 4
+        assert all(r.headers["retry-after"] for r in found if r.status_code == 429)
+
+
+def test_the_time_of_a_request_begins_when_its_body_has_come() -> None:
+    engine = engine_on_tables(tokenizer=SlowLetters(seconds=2.0), num_context=100_000)
+    with running(engine, timeout_s=0.3) as server:
+        begin_s = perf_counter()
+        response = server.complete(LONG)
+        assert (response.status_code, response.json()["error"]["code"]) == (408, "timeout")
+        assert perf_counter() - begin_s < 1.5
+
+
+def test_the_end_does_not_wait_for_what_cannot_be_interrupted() -> None:
+    engine = engine_on_tables(tokenizer=SlowLetters(seconds=30.0), num_context=100_000)
+    with running(engine, grace_s=0.2) as server, connect(server) as sock:
+        body = json.dumps({"prompt": LONG}).encode()
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body))
+        sock.sendall(body)
+        until(lambda: server.service.intake.is_busy)
+        begin_s = perf_counter()
+        server.server.should_exit = True
+        assert error_of(answer(sock), 503)["code"] == "unavailable"
+    assert perf_counter() - begin_s < 10
+
+
+# --- grammars
+
+
+def explosive(num_parts: int) -> dict[str, Any]:
+    """A schema of 2.4 KB that takes minutes and gigabytes."""
+    return {
+        "allOf": [
+            {"anyOf": [{"type": "string", "pattern": f".*{chr(65 + i)}.{{8}}"},
+                       {"type": "number", "multipleOf": i + 2}]}
+            for i in range(num_parts)
+        ]
+    }  # fmt: skip
+
+
+def test_a_schema_that_explodes_is_refused_and_holds_nobody_up() -> None:
+    engine = engine_on_tables(tokenizer=Letters(ends=True))
+    engine.try_grammar = GrammarTrial(num_bytes=64 << 20)
+    with (
+        running(engine) as server,
+        ThreadPoolExecutor(4) as clients,
+    ):
+        attacks = [
+            clients.submit(server.chat, structured_outputs={"json": explosive(24 + i)})
+            for i in range(3)
+        ]
+        assert server.chat(structured_outputs={"regex": "ab+"}, max_tokens=3).status_code == 200
+        for attack in attacks:
+            response = attack.result()
+            assert response.status_code == 400
+            assert "to compile" in response.json()["error"]["message"]
+
+
+def test_who_brings_a_known_grammar_waits_for_nobodys_new_one() -> None:
+    engine = engine_on_tables(tokenizer=Letters(ends=True))
+    tried, may_end = list[Grammar](), Event()
+
+    def hold(grammar: Grammar) -> None:
+        if grammar.source == "a+":
+            tried.append(grammar)
+            may_end.wait(30)
+
+    engine.try_grammar = hold
+    with running(engine) as server, ThreadPoolExecutor(3) as clients:
+        known = {"structured_outputs": {"regex": "ab+"}, "max_tokens": 3}
+        assert server.chat(**known).status_code == 200
+        try:
+            for _ in range(3):
+                clients.submit(server.chat, structured_outputs={"regex": "a+"}, max_tokens=3)
+            until(lambda: len(tried) == 2)  # every thread that compiles grammars
+            assert server.chat(**known).status_code == 200
+        finally:
+            may_end.set()
+
+
+def test_a_schema_that_takes_too_long_is_refused() -> None:
+    trial = GrammarTrial(0.05, 1 << 30)
+    grammar = Grammar("json_schema", json.dumps(explosive(26)))
+    for _ in range(2):
+        with pytest.raises(BadOption, match=r"longer than 0\.05 s"):
+            trial(grammar)
+    GrammarTrial(5.0, 256 << 20)(Grammar("json_schema", '{"type": "integer"}'))
+
+
+def test_a_grammar_is_compiled_outside_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = Masks(Letters(ends=True))
+    begun, may_end = Event(), Event()
+    compiled = Masks._compiled
+
+    def wait(self: Masks, grammar: Grammar) -> Any:
+        if grammar.source == "a+":
+            begun.set()
+            may_end.wait(20)
+        return compiled(self, grammar)
+
+    monkeypatch.setattr(Masks, "_compiled", wait)
+    slow = Thread(target=masks.mask, args=(Grammar("regex", "a+"),))
+    slow.start()
+    try:
+        assert begun.wait(20)
+        other = Thread(target=masks.mask, args=(Grammar("regex", "b+"),))
+        other.start()
+        other.join(5)
+        assert not other.is_alive()
+    finally:
+        may_end.set()
+        slow.join()
+
+
+# --- the event loop
+
+
+def test_the_delay_of_the_event_loop_is_on_metrics() -> None:
+    with running() as server:
+        server.service.meters.watchdog.note(3.5)
+        assert server.counter("duodec:event_loop_delay_max_seconds") >= 3.5
+        until(lambda: server.counter("duodec:event_loop_delay_seconds_count") > 2)
+
+
+def test_the_longest_delay_is_that_of_the_last_minute() -> None:
+    now_s, seen = [0.0], list[float]()
+    watchdog = Watchdog(seen.append, lambda: now_s[0])
+    assert watchdog.longest_s == 0
+    for second, delay_s in ((0, 0.5), (10, 0.2), (20, 0.3), (30, 0.1)):
+        now_s[0] = second
+        watchdog.note(delay_s)
+    assert seen == [0.5, 0.2, 0.3, 0.1]
+    found = dict.fromkeys((59, 61, 81, 91), 0.0)
+    for second in found:
+        now_s[0] = second
+        found[second] = watchdog.longest_s
+    assert found == {59: 0.5, 61: 0.3, 81: 0.1, 91: 0.0}
+
+
+# --- values
+
+
+def called_with(arguments: str) -> list[dict[str, Any]]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "x"}]
+
+
+def test_values_that_are_nested_too_deeply_are_the_clients_fault() -> None:
+    deep: Any = {}
+    for _ in range(150):
+        deep = {"properties": {"a": deep}}
+    with running() as server:
+        for response in (
+            server.chat(messages=called_with("[" * 100_000)),
+            server.chat(messages=called_with("[" * 150 + "]" * 150)),
+            server.chat(structured_outputs={"json": deep}),
+            server.chat(structured_outputs={"json": "[" * 100_000}),
+            server.chat(metadata=deep),
+        ):
+            assert response.status_code == 400, response.text
+            assert "nested too deeply" in response.json()["error"]["message"]
+        assert server.chat(messages=called_with("[[1]]")).status_code == 200
+
+
+def test_bodies_of_very_many_values_are_refused() -> None:
+    with running() as server:
+        many = b",".join([b"1"] * 400_000)
+        for value, words in (
+            (b"[" + many + b"]", "more than 300000 values"),
+            (b"[" + b"[]," * 60_000 + b"0]", "more than 50000 fields, arrays and objects"),
+            (b'{"logit_bias": {' + b'"1":1,' * 60_000 + b'"2":1}}', "more than 50000 fields"),
+        ):
+            data = b'{"x": ' + value + b"}"
+            response = server.http.post("/v1/completions", content=data)
+            assert response.status_code == 400
+            assert words in response.json()["error"]["message"]
+        text = json.dumps({"prompt": "hi", "user": '[],{}"\\' * 200_000, "max_tokens": 1}).encode()
+        assert server.http.post("/v1/completions", content=text).status_code == 200
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.recursive(st.none() | st.text('a",[]{}\\\\\n', max_size=6), lambda inner: (
+    st.lists(inner, max_size=3) | st.dictionaries(st.text('"[\\', max_size=3), inner, max_size=3)
+), max_leaves=20))  # fmt: skip
+def test_depth_and_number_are_counted_outside_of_texts(value: Any) -> None:
+    def depth(item: Any) -> int:
+        inner = item.values() if isinstance(item, dict) else item
+        return 1 + max(map(depth, inner), default=0) if isinstance(item, dict | list) else 0
+
+    data = json.dumps(value).encode()
+    assert jsons.parse(data) == value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsons, "_PART", 3)
+        patch.setattr(jsons, "MAX_DEPTH", depth(value))
+        jsons.parse(data)
+        patch.setattr(jsons, "MAX_DEPTH", depth(value) - 1)
+        if depth(value):
+            with pytest.raises(ValueError, match="deeply"):
+                jsons.parse(data)
+
+
+def test_a_bias_has_so_many_tokens_at_most() -> None:
+    with running() as server:
+        response = server.chat(logit_bias={str(i): 1 for i in range(1025)})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "logit_bias"
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a b", "a\n", ""])
+def test_keys_that_no_client_can_send_are_refused_at_the_start(key: str) -> None:
+    with pytest.raises(BadOption, match="API key"):
+        Settings("m", api_keys=("good", key))

@@ -1,0 +1,103 @@
+"""What an operator relies on: stalled clients are let go, a deleted model goes on being served."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import psutil
+import pytest
+from fakes.server import engine_on_tables, until
+
+import duodec
+from duodec.server import stream
+from duodec.server.running import listen
+from duodec.server.service import Service
+from duodec.server.settings import Settings
+from duodec.server.stream import EventStream
+
+httpx = pytest.importorskip("httpx")
+MODEL = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
+
+
+def test_a_client_that_reads_nothing_is_let_go_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "_LAST_WORDS_S", 0.1)
+    service = Service(Settings("tables", num_slots=1, timeout_s=0.3))
+    engine = engine_on_tables(num_context=4000)
+    service.start(engine)
+
+    async def never(message: Any = None) -> Any:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        wish, form, feed = await service.complete({"prompt": "hello", "stream": True})
+        assert wish.is_streamed
+        await EventStream(form, feed, 15.0)({}, never, never)
+
+    begin_s = perf_counter()
+    try:
+        asyncio.run(asyncio.wait_for(run(), 10))
+        until(lambda: service.scheduler.num_running == 0)
+    finally:
+        service.close()
+    assert 0.3 < perf_counter() - begin_s < 5
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
+def test_the_kernel_ends_connections_that_nobody_reads() -> None:
+    with listen(Settings("tables", port=0, timeout_s=7)) as sock:
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+
+
+def test_models_that_are_deleted_go_on_being_served(tmp_path: Path) -> None:
+    target, draft = (tmp_path / name for name in ("target.gguf", "draft.gguf"))
+    for path in (target, draft):
+        shutil.copy(MODEL, path)
+    program = "from duodec.cli.app import main; main()"
+    options = ["-m", str(target), "--draft", str(draft), "--port", "0", "--context", "256",
+               "--parallel", "2"]  # fmt: skip
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen([sys.executable, "-c", program, "serve", *options], stderr=file)
+    try:
+        until(lambda: " at " in log.read_text(), 60)
+        url = log.read_text().split(" at ")[1].split(",")[0]
+        with httpx.Client(base_url=url, timeout=60) as http:
+            until(lambda: http.get("/health").status_code == 200, 60)
+            before = said(http)
+            target.unlink()
+            draft.unlink()
+            assert said(http) == before
+            children = psutil.Process(process.pid).children()
+            (drafter,) = [c.pid for c in children if any("duodec-draft" in w for w in c.cmdline())]
+            os.kill(drafter, signal.SIGKILL)
+            assert [said(http) for _ in range(3)] == [before] * 3
+            until(lambda: len(warnings(log)) > 0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert 0 < len(warnings(log)) <= 2, "an incident is told in two lines at most"
+    assert "Traceback" not in log.read_text()
+
+
+def warnings(log: Path) -> list[str]:
+    return [line for line in log.read_text().splitlines() if "drafter" in line]
+
+
+def said(http: Any) -> str:
+    body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
+    response = http.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])

@@ -1,0 +1,240 @@
+"""`duodec serve` as a process: how it begins, how it ends, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Thread
+from time import perf_counter
+from typing import Any
+
+import pytest
+from fakes import TESTS
+from fakes.server import until
+
+from duodec.cli.serve import read_options
+from duodec.errors import BadOption
+
+httpx = pytest.importorskip("httpx")
+
+# the real command, its models replaced by tables
+PROGRAM = """
+import sys
+from fakes.server import Slowed, engine_on_tables
+from duodec import loading
+from duodec.cli import app
+
+def load(config, *, on_warning):
+    if config.target == "broken":
+        from duodec.errors import ModelUnreadable
+        raise ModelUnreadable("broken.gguf is a picture; pass a model")
+    engine = engine_on_tables(num_context=config.context or 4000)
+    engine.target = Slowed(engine.target, 0.01)
+    engine.num_slots = config.num_slots
+    return engine
+
+loading.load = load
+loading.drafting_can_pay = lambda config: True
+sys.exit(app.run(["serve", *sys.argv[1:]]))
+"""
+
+
+class Process:
+    """A server that was started with these options, and its log."""
+
+    def __init__(self, *options: str, program: str = PROGRAM, **env: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, *options],
+            cwd=TESTS, env={**os.environ, **env},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def url(self) -> str:
+        until(lambda: bool(self.lines), 60)
+        return self.lines[0].split(" at ")[1].split(",")[0]
+
+    def wait_ready(self) -> httpx.Client:
+        http = httpx.Client(base_url=self.url, timeout=30)
+        until(lambda: http.get("/health").status_code == 200, 60)
+        return http
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        status = self.process.wait(timeout=60)
+        self._reader.join(timeout=10)
+        return status
+
+
+@contextmanager
+def serving(*options: str, program: str = PROGRAM, **env: str) -> Iterator[Process]:
+    process = Process("--port", "0", *options, program=program, **env)
+    try:
+        yield process
+    finally:
+        process.process.kill()
+        process.wait()
+        for stream in (process.process.stdout, process.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_status_0_after_the_answers_in_work(number: int) -> None:
+    with serving("--log-format", "json") as server, closing(server.wait_ready()) as http:
+        body: Any = {"messages": [{"role": "user", "content": "hi"}], "stream": True,
+                     "max_tokens": 50}  # fmt: skip
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(number)
+            text = "\n".join(lines)
+        assert server.wait() == 0
+    assert text.rstrip().endswith("data: [DONE]")
+    assert '"finish_reason":"length"' in text
+    records = [json.loads(line) for line in server.lines[1:]]
+    ready = next(r for r in records if r["message"] == "ready")
+    assert ready["model"] == "smollm2"
+    asked = [r for r in records if r.get("path") == "/v1/chat/completions"]
+    assert [(r["status"], r["tokens"], r["finish"]) for r in asked] == [(200, 50, "length")]
+    assert asked[0]["id"].startswith("req-")
+
+
+def test_a_taken_port_is_one_clear_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with serving("--port", str(port)) as server:
+            assert server.wait() == 2
+    (line,) = server.lines
+    assert f"port {port} of 127.0.0.1 is taken" in line
+    assert "--port" in line
+
+
+def test_a_model_that_does_not_load_is_one_clear_line() -> None:
+    with serving("-m", "broken") as server:
+        assert server.wait() == 2
+    assert server.lines[-1] == "duodec: broken.gguf is a picture; pass a model"
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def test_options_come_from_the_environment_and_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("# ours\nalias: from-file\nctx-size: 123\napi-key: [one, two]\n")
+    with serving("--config", str(file), DUODEC_ALIAS="from-env") as server:
+        with closing(server.wait_ready()) as http:
+            assert http.get("/v1/models").status_code == 401
+            headers = {"Authorization": "Bearer two"}
+            (model,) = http.get("/v1/models", headers=headers).json()["data"]
+        assert (model["id"], model["max_model_len"]) == ("from-env", 123)
+        assert server.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: 1\nnonsense\n", "line 2"),
+        ("nonsense\n", "not a list of options"),
+        ("api-key: one\napi_key: two\n", "sets api_key twice"),
+    ],
+)
+def test_a_file_that_is_wrong_says_what_is(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    with pytest.raises(BadOption, match=words):
+        read_options(file)
+    with pytest.raises(BadOption, match="cannot read"):
+        read_options(tmp_path / "none")
+
+
+def test_a_files_values_are_words_as_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("api-key: 0123\nn-gpu-layers: 0\nexact: true\noverride-tensor: a=CPU\n")
+    assert read_options(file) == {
+        "api_key": ["0123"],
+        "gpu_layers": "0",
+        "exact": "true",
+        "override_tensor": ["a=CPU"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--parallel", "0"), "parallel is 0"),
+        (("--host", "300.1.2.3"), "host is '300.1.2.3'"),
+        (("--log-format", "xml"), "log-format is 'xml'"),
+        (("--method", "magic"), "unknown method 'magic'"),
+        (("--timeout", "-1"), "timeout is -1"),
+    ],
+)
+def test_bad_options_are_one_clear_line(options: tuple[str, ...], words: str) -> None:
+    with serving(*options) as server:
+        assert server.wait() == 2
+    (line,) = server.lines
+    assert words in line
+
+
+def test_who_listens_everywhere_is_warned() -> None:
+    with serving("--host", "0.0.0.0") as server:
+        server.wait_ready().close()
+        assert "--api-key" in server.lines[1]
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_closed_stdout_is_no_error() -> None:
+    """As `duodec serve >&-` in a shell."""
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", 'exec "$0" -c "$1" --port 0 >&-', sys.executable, PROGRAM],
+        cwd=TESTS, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    with process:
+        try:
+            lines = [process.stderr.readline(), process.stderr.readline()]
+            process.send_signal(signal.SIGTERM)
+            lines += process.stderr.readlines()
+            status = process.wait(60)
+        finally:
+            process.kill()
+    assert (status, "ready" in lines[1]) == (0, True), lines
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_the_end_leaves_what_cannot_be_interrupted() -> None:
+    """A tokenizer in a library, at work for a client."""
+    slow = PROGRAM.replace(
+        "    return engine\n",
+        "    tokenize = type(engine.tokenizer).tokenize\n"
+        "    def slowly(self, text, **options):\n"
+        "        __import__('time').sleep(60 if len(text) > 30 else 0)\n"
+        "        return tokenize(self, text, **options)\n"
+        "    type(engine.tokenizer).tokenize = slowly\n"
+        "    return engine\n",
+    )
+    with serving("--grace", "1", program=slow) as server, closing(server.wait_ready()) as http:
+        asking = Thread(target=lambda: http.post("/v1/completions", json={"prompt": "a" * 99}))
+        asking.start()
+        until(lambda: "num_requests_preparing 1.0" in http.get("/metrics").text)
+        begin_s = perf_counter()
+        assert server.end(signal.SIGTERM) == 0
+        assert perf_counter() - begin_s < 10
+        asking.join()
+    assert not any("Traceback" in line for line in server.lines)
