@@ -400,11 +400,11 @@ def test_a_callers_time_is_not_the_targets() -> None:
     model = replace(llm(), target=PacedTarget(TableTarget(TABLE), 0.001), targets=None)
     for event in (events := model.stream(PROMPTS[0], PARAMS, method="ar")):
         if isinstance(event, Delta):
-            sleep(0.3)
+            sleep(1.5)
             break
     *_, last = events
     assert isinstance(last, Finished)
-    assert max(done.end_s - done.start_s for done in last.stats.rounds) < 0.25
+    assert max(done.end_s - done.start_s for done in last.stats.rounds) < 1.2
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no threads")

@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.decoding import FakeTokenizer
+from fakes.decoding import FakeClock, FakeTokenizer
 
 from duodec import profiling
+from duodec.backends import table
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
+from duodec.drafting import inline
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
 from duodec.profiling import Profile, key_of, place
@@ -29,7 +31,10 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     monkeypatch.setattr(profiling, "CONTEXTS", (16,))
     monkeypatch.setattr(profiling, "WIDTHS", (0, 1, 7))
     monkeypatch.setattr(profiling, "_RUNS", 2)
-    monkeypatch.setattr(profiling, "_PLAUSIBLE", 1e3)  # tests run in parallel with others
+    clock = FakeClock()  # no other program's work is in the figures
+    monkeypatch.setattr(table, "sleep", clock.advance)
+    for module in (profiling, inline):
+        monkeypatch.setattr(module, "perf_counter", clock)
     target = TableTarget(replace(MODEL, seconds=0.003))
     engine = LLM(target, TOKENIZER, 200, InlineDrafter(DRAFT.load()))
     return profiling.measure(engine, "a key", ("target", "draft"))
@@ -40,14 +45,14 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
 
 def test_a_profile_holds_what_forwards_and_steps_take(profile: Profile) -> None:
     assert [f.width for f in profile.forwards] == [0, 1, 7]
-    assert all(0.003 <= f.seconds < 0.05 for f in profile.forwards)
-    assert all(f.beside_s and f.beside_s >= 0.003 for f in profile.forwards)
+    assert [f.seconds for f in profile.forwards] == pytest.approx([0.003] * 3)
+    assert [f.beside_s for f in profile.forwards] == pytest.approx([0.003] * 3)
     assert [s.leaves for s in profile.steps] == [1, 2, 4, 8]
-    assert all(0.002 <= s.seconds < 0.05 for s in profile.steps)
-    assert profile.contention == pytest.approx(1.0, abs=0.5)
+    assert [s.seconds for s in profile.steps] == pytest.approx([0.002] * 4)
+    assert profile.contention == pytest.approx(1.0)
     costs = profile.costs(is_beside=True)
-    assert 0.003 <= costs.forward_s(0) < 0.05
-    assert 0.002 <= costs.step_s() < 0.05
+    assert costs.forward_s(0) == pytest.approx(0.003)
+    assert costs.step_s() == pytest.approx(0.002)
 
 
 def test_the_fewest_threads_that_are_fast_enough_are_taken(
@@ -63,7 +68,7 @@ def test_the_fewest_threads_that_are_fast_enough_are_taken(
     assert profiling.thread_counts(1) == [1]
     swept = profiling.sweep_threads(start, profiling.thread_counts(6), 32)
     assert [t.num_threads for t in swept] == [1, 2, 4, 6]
-    assert replace(profile, threads=swept).draft_threads in (2, 4)
+    assert replace(profile, threads=swept).draft_threads == 2, "4 are hardly faster"
     assert profile.draft_threads is None
     replace(profile, threads=swept).write()
     kept = Profile.read("a key")

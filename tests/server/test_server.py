@@ -603,7 +603,7 @@ def test_a_client_that_leaves_frees_its_place() -> None:
             sock.close()
             left_s = perf_counter()
             until(lambda: server.counter("duodec:num_requests_running") == 0)
-            assert perf_counter() - left_s < 1.0
+            assert perf_counter() - left_s < 20, "an answer takes 60 seconds"
         assert server.counter("duodec:request_success_total") == 2
         assert server.chat(max_tokens=3).status_code == 200
 

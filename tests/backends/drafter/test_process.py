@@ -412,7 +412,7 @@ def test_older_text_is_read_between_drafts_and_when_idle_and_never_after_a_cance
     assert path.read_text().startswith("ddddd")  # after each step, first the draft
     before = perf_counter()
     assert len(finished(drafter, request([*PROMPT, 1], Chain(2))).draft) == 2
-    assert perf_counter() - before < 1.0  # one chunk, not all 850
+    assert perf_counter() - before < 8.0  # one chunk, not all 850: they take 17 seconds
     drafter.cancel(0)
     sleep(0.2)
     num_read = len(path.read_text())
@@ -634,7 +634,7 @@ def test_a_send_to_a_stopped_process_never_blocks(start: Start) -> None:
         before = perf_counter()
         drafter.submit(request(text[i:], Chain(3)))
         drafter.poll(0)
-        assert perf_counter() - before < 1.0
+        assert perf_counter() - before < 10.0
     kill(drafter, signal.SIGCONT)
     # what was half sent and what replaced the rest made one right text
     expected = finished(twin, request(text[2:], Chain(3))).draft
