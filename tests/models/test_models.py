@@ -580,6 +580,24 @@ def test_pip_downloads_one_wheel_and_installs_nothing(
     assert {"--no-deps", "--no-cache-dir", "--only-binary", "x==1"} <= set(said)
 
 
+def test_what_pip_removes_while_its_bytes_are_counted_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from duodec.models.pip import _bytes_in
+
+    (tmp_path / "unpacked").mkdir()
+    (tmp_path / "wheel").write_bytes(b"x" * 7)
+    look = os.scandir
+
+    def scandir(path: str | Path) -> Any:
+        if Path(path).name == "unpacked":
+            Path(path).rmdir()
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert _bytes_in(tmp_path) == 7
+
+
 @pytest.mark.parametrize(
     ("says", "words"),
     [

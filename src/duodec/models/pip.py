@@ -66,7 +66,8 @@ def _download(
 
 def _bytes_in(folder: Path) -> int:
     num_bytes = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves its files while we look
-            num_bytes += path.stat().st_size if path.is_file() else 0
+    for inner, _, names in os.walk(folder):  # unlike rglob it passes over folders that are gone
+        for name in names:
+            with contextlib.suppress(OSError):  # pip moves its files while we look
+                num_bytes += (Path(inner) / name).stat().st_size
     return num_bytes
