@@ -26,6 +26,7 @@ from duodec.backends.simulated import (
 )
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.testbeds import LatencyCurve
+from duodec.backends.translation.wrapped import Wrapped
 from duodec.bench.beds import Parts
 from duodec.bench.recording import Turn, record
 from duodec.bench.results import Results
@@ -165,6 +166,21 @@ def test_a_forward_pass_costs_what_the_table_says_for_its_tokens() -> None:
     assert plain.busy_s == TABLE.seconds(3)
     assert not plain.widen(0, is_idle=True)
     assert plain.busy_s == TABLE.seconds(3)
+
+
+class ReadTwice(Wrapped):
+    """Asks its model once more for what it was asked, as a translation may."""
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        self.model.rows(query)
+        return self.model.rows(query)
+
+
+def test_each_forward_pass_within_a_translation_has_its_price() -> None:
+    priced = PricedModel(ReadTwice(ReadTwice(Metered([120, 1, 4, 1]))), TABLE)
+    priced.rows(RowQuery(0, TEXT, Draft(), (0,)))
+    passes = [TABLE.seconds(num) for num in (120, 1, 4, 1)]
+    assert priced.busy_s == priced.clock() == sum(passes) != TABLE.seconds(126)
 
 
 def test_a_simulated_drafter_has_made_what_fits_into_the_time() -> None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
 from duodec.backends.testbeds import LatencyCurve, _Reader
+from duodec.backends.translation.wrapped import Wrapped
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import (
@@ -107,37 +109,59 @@ class VirtualClock:
 
 
 class PricedModel:
-    """A draft model whose forward passes take the time of a table, on a clock of their own."""
+    """A draft model whose forward passes take the time of a table, on a clock of their own. Where
+    it translates another model's vocabulary, each forward pass of that one has its price."""
 
     def __init__(self, model: DraftModel, table: StepTable) -> None:
         self.model = model
-        self._table = table
-        self.busy_s = 0.0  # of all calls so far
-        self._since: int | None = None  # tokens that had been computed when the current call began
+        self._meter = _Meter(innermost(model), table)
+        self._metered = _over(model, self._meter)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of all forward passes so far."""
+        return self._meter.busy_s
 
     def clock(self) -> float:
-        """Seconds of work so far, with those of the current call."""
+        """Seconds of work so far, with those of the current forward pass."""
+        return self._meter.now_s()
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        return self._metered.rows(query)
+
+    def widen(self, slot: int, *, is_idle: bool) -> bool:
+        """Prefill more of a slot's text, if the model has a window and that is due."""
+        widen = getattr(self._metered, "widen", None)
+        return widen is not None and bool(widen(slot, is_idle=is_idle))
+
+
+class _Meter(Wrapped):
+    """Adds up what the forward passes of a model cost."""
+
+    def __init__(self, model: DraftModel, table: StepTable) -> None:
+        super().__init__(model)
+        self._table = table
+        self.busy_s = 0.0
+        self._since: int | None = None  # tokens that had been computed when the current pass began
+
+    def now_s(self) -> float:
         if self._since is None:
             return self.busy_s
-        return self.busy_s + self._price(self._num_computed() - self._since)
+        return self.busy_s + self._price(self._num_tokens() - self._since)
 
     def rows(self, query: RowQuery) -> list[Row]:
         return self._priced(lambda: self.model.rows(query), max(1, len(query.rows)))
 
     def widen(self, slot: int, *, is_idle: bool) -> bool:
-        """Prefill more of a slot's text, if the model has a window and that is due."""
-        widen = getattr(self.model, "widen", None)
-        if widen is None:
-            return False
-        return bool(self._priced(lambda: widen(slot, is_idle=is_idle), 0))
+        return self._priced(lambda: super(_Meter, self).widen(slot, is_idle=is_idle), 0)
 
     def _priced(self, work: Callable[[], _T], num_otherwise: int) -> _T:
-        self._since = self._num_computed()
+        self._since = self._num_tokens()
         if hasattr(self.model, "clock"):  # it measures itself with this clock
-            self.model.clock = self.clock
+            self.model.clock = self.now_s
         try:
             result = work()
-            num_tokens = self._num_computed() - self._since
+            num_tokens = self._num_tokens() - self._since
         finally:
             self._since = None
         self.busy_s += self._price(num_tokens if self._counts else num_otherwise)
@@ -147,11 +171,25 @@ class PricedModel:
     def _counts(self) -> bool:
         return hasattr(self.model, "num_computed")
 
-    def _num_computed(self) -> int:
+    def _num_tokens(self) -> int:
         return int(getattr(self.model, "num_computed", 0))
 
     def _price(self, num_tokens: int) -> float:
         return self._table.seconds(num_tokens) if num_tokens else 0.0
+
+
+def innermost(model: DraftModel) -> DraftModel:
+    """The model whose forward passes these are, below what translates its vocabulary."""
+    return innermost(model.model) if isinstance(model, Wrapped) else model
+
+
+def _over(model: DraftModel, innermost: DraftModel) -> DraftModel:
+    """``model`` with another innermost one."""
+    if not isinstance(model, Wrapped):
+        return innermost
+    outer = copy(model)
+    outer.model = _over(model.model, innermost)
+    return outer
 
 
 Place = tuple[int, tuple[int, ...]]

@@ -22,6 +22,7 @@ from duodec.backends.simulated import (
     SimulatedTarget,
     StepTable,
     VirtualClock,
+    innermost,
 )
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Parts, Stage, answered
@@ -109,7 +110,7 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
                 max_window=config.draft_window,
             )
             loaded = recipe_for(vocabulary, recipe).load()
-            table = StepTable.parse(plan.draft_ms) if plan.draft_ms else measured(loaded)
+            table = StepTable.parse(plan.draft_ms) if plan.draft_ms else measured(innermost(loaded))
             model = PricedModel(loaded, table.faster(plan.draft_speed))
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
         bed = SimulatedBed(parts, engine.target, model, curve)
