@@ -20,6 +20,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks import RESULTS
 from benchmarks.attackers import explosive
 from duodec.__main__ import INTERRUPTED
 
@@ -41,6 +42,9 @@ _MOMENTS = (  # what it is doing, the seconds after its start, the command
     ("benchmarking", 12.0, "bench --limit 2 --output b @data"),
     ("replaying", 8.0, "bench --limit 2 --replay-ms 25 --output c @data"),
     ("simulating", 8.0, "bench --limit 2 --simulate-ms 25 --output d @data"),
+    ("reporting", 0.7, "report @results"),
+    ("reporting", 1.5, "report @results --output r.html"),
+    ("showing", 9.0, "demo -n 400"),
     ("loading to serve", 1.5, f"serve --port 0 -m {_LARGE}"),
     ("serving", 5.0, "serve --port 0"),
 )
@@ -59,6 +63,7 @@ def main(
         words = {
             "@long.txt": ["The quick brown fox jumps. " * 1500],
             "@data": ["--data", str(data.absolute())],
+            "@results": [str(RESULTS.absolute() / "evaluation-25ms.json")],
         }
         for name, at_s, line in _MOMENTS:
             if only in name:

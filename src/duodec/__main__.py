@@ -32,14 +32,15 @@ def interrupted_at_once() -> Iterator[None]:
     if current_thread() is not main_thread() or before is signal.SIG_IGN:
         yield
         return
-    signal.signal(signal.SIGINT, lambda number, frame: _end())
+    signal.signal(signal.SIGINT, lambda number, frame: end_now())
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _end() -> NoReturn:
+def end_now() -> NoReturn:
+    """End the process with one line."""
     with suppress(OSError, ValueError):
         start = f"\r{_SHOW_CURSOR}" if sys.stderr.isatty() else ""  # a spinner had hidden it
         os.write(2, f"{start}interrupted\n".encode())

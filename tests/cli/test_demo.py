@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from fakes import ROOT
@@ -13,6 +16,7 @@ from duodec import loading
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import PacedTarget
 from duodec.cli import app, demo
+from duodec.core.protocols import Launched, Query
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
 from duodec.loading import EngineConfig
@@ -73,3 +77,21 @@ def test_make_demo_runs_it_without_what_only_tests_need() -> None:
     start = next(i for i, line in enumerate(lines) if line.startswith("demo:"))
     assert "setup-use" in lines[start]
     assert lines[start + 1].endswith("duodec demo")
+
+
+def test_an_interrupted_demo_decodes_no_second_time(
+    configs: list[EngineConfig], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    launch, numbers = PacedTarget.launch, count(1)
+
+    def interrupting(self: PacedTarget, queries: Sequence[Query]) -> Launched:
+        if next(numbers) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return launch(self, queries)
+
+    monkeypatch.setattr(PacedTarget, "launch", interrupting)
+    assert app.run(["demo", "--pace", "0.01", "-n", "24", "hello"]) == 130
+    shown = capsys.readouterr()
+    assert "drafted text" not in shown.err
+    assert shown.err.strip().splitlines()[-1] == "interrupted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -29,8 +30,8 @@ def benchmark(
 ) -> Results:
     """Measure everything in the plan, and write it to ``folder``.
 
-    An interruption keeps what was measured, as an incomplete run. Raises DuodecError, and OSError
-    when the disk is full.
+    An interruption keeps what was measured, as an incomplete run without reports. Raises
+    DuodecError, and OSError when the disk is full.
     """
     prompts = read_prompts(plan.data, plan.tasks, plan.limit)
     pairs = plan.pairs()
@@ -41,32 +42,46 @@ def benchmark(
     settings = plan.settings(command, started, [f"{p.task}/{p.prompt_id}" for p in prompts])
     journal = (Journal.resume if is_resumed else Journal)(folder, settings)
     score = score_text_and_code if plan.runs_code else score_text
-    is_complete = False
     facts: dict[str, str] = {}
-    try:
-        for config in pairs:
-            runner = Runner(plan, config, journal, score, on_progress)
-            runner.run(prompts)
-            facts.update(runner.facts)
-            card["other_programs_cores"] = max(
-                card["other_programs_cores"], round(runner.num_other_cores, 2)
-            )
-        is_complete = True
-    finally:
+
+    def end(save: Callable[[Results, Path], None], *, is_complete: bool) -> Results:
         card["peak_memory_bytes"] = peak_bytes()
         results = Results(
             journal.generations, card, {**settings, **facts, "is_complete": is_complete}
         )
         if journal.generations:
-            write(results, folder)
+            save(results, folder)
         else:
             journal.discard()
-    return results
+        return results
+
+    def keep() -> None:
+        end(_write_results, is_complete=False)
+
+    try:
+        for config in pairs:
+            runner = Runner(plan, config, journal, score, on_progress, on_interrupt=keep)
+            runner.run(prompts)
+            facts.update(runner.facts)
+            card["other_programs_cores"] = max(
+                card["other_programs_cores"], round(runner.num_other_cores, 2)
+            )
+    except KeyboardInterrupt:
+        keep()
+        raise
+    except BaseException:
+        end(write, is_complete=False)
+        raise
+    return end(write, is_complete=True)
+
+
+def _write_results(results: Results, folder: Path) -> None:
+    results.write(folder / RESULTS)
 
 
 def write(results: Results, folder: Path) -> None:
     """Write the results and the reports on them."""
-    results.write(folder / RESULTS)
+    _write_results(results, folder)
     if any(not generation.error for generation in results.generations):
         (folder / TABLES).write_text(markdown_report(results), encoding="utf-8")
         write_report(results, folder / PAGE, raw=RESULTS)

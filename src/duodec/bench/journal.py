@@ -1,7 +1,7 @@
 """Keep a run's folder: every record is on the disk before the next one is measured.
 
 ``generations.jsonl`` grows by a line a generation, after a first line with the run's settings;
-``results.json`` and ``report.html`` are made from it when the run ends or is interrupted.
+``results.json`` is made from it when the run ends or is interrupted, ``report.html`` when it ends.
 """
 
 from __future__ import annotations

@@ -63,6 +63,7 @@ class Runner:
     energy: EnergyMeter = field(default_factory=EnergyMeter)
     num_other_cores: float = 0.0  # kept busy by other programs, in the busiest repeat
     facts: dict[str, str] = field(default_factory=dict)  # measured at the start: cost tables
+    on_interrupt: Callable[[], object] = lambda: None  # told before anything is closed
 
     def run(self, prompts: Sequence[Prompt]) -> None:
         """Measure what the journal lacks. Raises DuodecError if the pair cannot be loaded."""
@@ -71,9 +72,13 @@ class Runner:
             return
         with self._stage(entrants) as stage:
             self.facts.update(stage.facts)
-            conversations = self._record(stage, prompts)
-            for repeat in range(self.plan.repeats):
-                self._repeat(stage, entrants, conversations, repeat)
+            try:
+                conversations = self._record(stage, prompts)
+                for repeat in range(self.plan.repeats):
+                    self._repeat(stage, entrants, conversations, repeat)
+            except KeyboardInterrupt:
+                self.on_interrupt()
+                raise
 
     def _is_done_with_another_draft(self, entrant: Entrant) -> bool:
         """A method without a draft model is measured once a target."""

@@ -34,6 +34,7 @@ from duodec.cli import (
     setup,
     vllm,
 )
+from duodec.cli.deadline import Deadline
 from duodec.cli.options import CONTEXT_SETTINGS
 from duodec.cli.output import OutputClosed, say_dim, warn
 from duodec.errors import DuodecError
@@ -120,27 +121,36 @@ def run(arguments: Sequence[str]) -> int:
         if hasattr(stream, "reconfigure"):  # text that the terminal cannot show is not an error
             stream.reconfigure(errors="replace")
     listen()
-    try:
-        status = app(args=list(arguments), prog_name="duodec", standalone_mode=False)
-        sys.stdout.flush()
-    except DuodecError as error:
+    with Deadline() as deadline:
+        try:
+            status = app(args=list(arguments), prog_name="duodec", standalone_mode=False)
+            sys.stdout.flush()
+        except (typer.Abort, KeyboardInterrupt):
+            return INTERRUPTED
+        except Exception as error:  # noqa: BLE001  raised again where it is none of ours
+            if deadline.is_interrupted:  # of which something made another exception
+                say_dim("interrupted")
+                return INTERRUPTED
+            return _told(error)
+    return status if isinstance(status, int) else 0
+
+
+def _told(error: Exception) -> int:
+    """The exit status of an error that users can cause, once they are told; raises any other."""
+    if isinstance(error, DuodecError):
         warn(str(error))
         return error.exit_status
-    except _UsageError as error:
+    if isinstance(error, _UsageError):
         warn(_usage_words(error))
         return 2
-    except (typer.Abort, KeyboardInterrupt):
-        return INTERRUPTED
-    except (OutputClosed, BrokenPipeError):
+    if isinstance(error, OutputClosed | BrokenPipeError):
         _forget_stdout()
         return _CLOSED
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         _forget_stdout()
         warn(f"cannot write the output: {error.strerror}; free space on its disk")
         return 1
-    return status if isinstance(status, int) else 0
+    raise error
 
 
 def _open_missing_streams() -> None:

@@ -238,7 +238,6 @@ def _measure(plan: BenchPlan, folder: Path, *, is_resumed: bool, is_quiet: bool)
                 plan, folder, command=command, is_resumed=is_resumed, on_progress=on_progress
             )
     except KeyboardInterrupt:
-        say("")
         kept = f"what was measured is in {folder}: continue with --resume"
         say_dim(f"interrupted; {kept if folder.exists() else 'nothing was measured yet'}")
         raise typer.Exit(_INTERRUPTED) from None

@@ -57,14 +57,16 @@ def demo(
             others = OtherPrograms()
             _title("Plain decoding")
             plain = _decode(engine, prompt, "ar", max_tokens)
+            if plain.is_interrupted:
+                raise Stopped
             _title("duodec, drafted text is underlined")
             drafted = _decode(engine, prompt, None, max_tokens)
             busy = others.num_cores
+            if drafted.is_interrupted:
+                raise Stopped
     except (Stopped, KeyboardInterrupt):
         say_dim("interrupted")
         raise typer.Exit(_INTERRUPTED) from None
-    if plain.is_interrupted or drafted.is_interrupted:
-        raise typer.Exit(_INTERRUPTED)
     if plain.finished.tokens != drafted.finished.tokens:
         warn("the two texts differ, which must never happen; please report it")
         raise typer.Exit(_DIFFERENT)
