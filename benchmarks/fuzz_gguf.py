@@ -1,73 +1,86 @@
 """Give damaged model files to `doctor` and `generate`: each ends with one line, and in time.
 
-    python -m benchmarks.fuzz_gguf --count 2000 --jobs 2 --output DIR
+    python -m benchmarks.fuzz_gguf --count 2000 --journal FILE
 
-The programs run in forks of this process, which has imported them once.
-
-Each file is the shipped draft with a few changes that follow from its number alone: values and
-types in the header, lengths of arrays and texts, records of tensors, their bytes, a cut end. What
-counts as a failure: a signal, a traceback, a status that is not ours, more than ten seconds of
-processor time, a minute by the clock. `results.jsonl` has a line a run, so it goes on where it
-ended; a failure's file is made again with `--only NUMBER --keep`.
+The programs run in forks of this process, which has imported them once, and so does the trial of an
+unknown file, within its own limits. Each file is damaged by its number alone (`damaged_gguf`): one
+in fifty is the shipped draft, the others tiny models of four kinds. What counts as a failure: a
+signal, a traceback, a status that is not ours, more than ten seconds of processor time, a minute by
+the clock in which it was not stopped. The journal has a line a run, so it goes on where it ended. A
+failure is kept in `found` and run again with `--again`; `--only NUMBER --keep FILE` makes its file.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
+import importlib
 import json
 import os
-import random
+import resource
 import shutil
-import signal
-import struct
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
+from unittest.mock import ANY
 
-import duodec.cli.doctor
-import duodec.loading  # noqa: F401
-from benchmarks import RESULTS
+from benchmarks.damaged_gguf import Map, map_of, mutated
+from benchmarks.fuzzing import ended, keep, kept, publish
 from duodec.__main__ import main as _program
-from duodec.bench.card import environment
-from duodec.models import resolve
+from duodec.backends.llamacpp import library, trial
+from duodec.models import resolve, vetting
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from fakes.tiny_models import (  # type: ignore[import-not-found]
+    write_dense,
+    write_hybrid,
+    write_mixture,
+)
 
 _HUNG = -1000
 _LIMIT_S = 60.0  # after which a program is called hung
 _SLOW_S = 10.0
 _STATUSES = {"doctor": (0, 2, 3), "generate": (0, 1, 2)}
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_STRING, _ARRAY = 8, 9
-_VALUES = (0, 1, 2, 3, 7, 127, 128, 255, 256, 4095, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1,
-           1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
-_FLOATS = (float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 1e-38, 1e38, 2.0)
+_COMMANDS = (
+    ("doctor", ["--draft", "none"]),
+    ("generate", ["--max-tokens", "4", "--context", "256", "hello"]),
+)
+_NUM_VOCAB = 1024
+_TINY: dict[str, Callable[[Path], Path]] = {
+    "dense Q4_0": lambda path: write_dense(path, kind="Q4_0"),
+    "dense Q8_0": lambda path: write_dense(path, kind="Q8_0"),
+    "hybrid": lambda path: write_hybrid(path, num_vocab=_NUM_VOCAB),
+    "mixture": lambda path: write_mixture(path, num_vocab=_NUM_VOCAB),
+}
+_EVERY = 50  # the shipped draft is one file in so many
 
 
-@dataclass(frozen=True)
-class Field:
-    """A place in the file that holds a number of so many bytes."""
+@cache
+def base(number: int) -> tuple[str, bytes, Map]:
+    """The sound file that is damaged for this number modulo `_EVERY`."""
+    if number == 0:
+        name, data = "smollm2-draft", resolve("smollm2-draft").path.read_bytes()
+    else:
+        name = list(_TINY)[number % len(_TINY)]
+        with tempfile.TemporaryDirectory() as folder:
+            data = _TINY[name](Path(folder) / "model.gguf").read_bytes()
+    return name, data, map_of(data)
 
-    name: str
-    at: int
-    size: int
-    is_float: bool = False
 
-
-@dataclass(frozen=True)
-class Map:
-    """Where the draft's file has what."""
-
-    values: list[Field]  # of the header's entries
-    types: list[Field]
-    lengths: list[Field]  # of arrays and texts
-    records: list[Field]  # of tensors: dimensions, types, offsets
-    header_end: int
+def damaged(number: int) -> tuple[bytes, list[str]]:
+    """The file of this number, and what was changed in which."""
+    name, data, places = base(number % _EVERY and number % len(_TINY) + len(_TINY))
+    changed, said = mutated(data, places, number)
+    return changed, [name, *said]
 
 
 @dataclass(frozen=True)
@@ -84,113 +97,12 @@ class Result:
     is_failure: bool
 
 
-def map_of(data: bytes) -> Map:
-    """Read the file once; it is sound."""
-    found = Map([], [], [], [], 0)
-    num_tensors, num_entries = struct.unpack_from("<QQ", data, 8)
-    found.lengths.extend([Field("tensors", 8, 8), Field("entries", 16, 8)])
-    at = 24
-
-    def text(name: str) -> str:
-        nonlocal at
-        (size,) = struct.unpack_from("<Q", data, at)
-        found.lengths.append(Field(name, at, 8))
-        at += 8 + size
-        return data[at - size : at].decode("utf-8", "replace")
-
-    for _ in range(num_entries):
-        key = text("a key's length")
-        kind = struct.unpack_from("<I", data, at)[0]
-        found.types.append(Field(f"{key} type", at, 4))
-        at += 4
-        if kind == _STRING:
-            text(f"{key} length")
-        elif kind == _ARRAY:
-            inner, size = struct.unpack_from("<IQ", data, at)
-            found.types.append(Field(f"{key} element type", at, 4))
-            found.lengths.append(Field(f"{key} size", at + 4, 8))
-            at += 12
-            if inner == _STRING:
-                for i in range(size):
-                    if i < 20:
-                        text(f"{key}[{i}] length")
-                    else:
-                        at += 8 + struct.unpack_from("<Q", data, at)[0]
-            else:
-                width = _SIZES[inner]
-                for i in range(min(size, 3)):
-                    found.values.append(Field(f"{key}[{i}]", at + i * width, width))
-                at += size * width
-        else:
-            found.values.append(Field(key, at, _SIZES[kind], kind in (6, 12)))
-            at += _SIZES[kind]
-    for _ in range(num_tensors):
-        name = text("a tensor's name")
-        (num_dimensions,) = struct.unpack_from("<I", data, at)
-        found.records.append(Field(f"{name} dimensions", at, 4))
-        at += 4
-        for i in range(num_dimensions):
-            found.records.append(Field(f"{name} dimension {i}", at + 8 * i, 8))
-        at += 8 * num_dimensions
-        found.records.append(Field(f"{name} type", at, 4))
-        found.records.append(Field(f"{name} offset", at + 4, 8))
-        at += 12
-    return Map(found.values, found.types, found.lengths, found.records, at)
-
-
-def mutated(data: bytes, places: Map, number: int) -> tuple[bytes, list[str]]:
-    """The file of this number, and what was changed."""
-    dice = random.Random(number)
-    changed, said = bytearray(data), []
-
-    def put(field: Field) -> None:
-        if field.is_float and dice.random() < 0.7:
-            value = dice.choice(_FLOATS)
-            struct.pack_into("<f" if field.size == 4 else "<d", changed, field.at, value)
-            said.append(f"{field.name} = {value}")
-            return
-        old = int.from_bytes(data[field.at : field.at + field.size], "little")
-        near = dice.choice((old - 1, old + 1, 2 * old, old // 2, old ^ (1 << dice.randrange(32))))
-        new = (near if dice.random() < 0.5 else dice.choice(_VALUES)) % (1 << (8 * field.size))
-        changed[field.at : field.at + field.size] = new.to_bytes(field.size, "little")
-        said.append(f"{field.name} = {new}")
-
-    def bytes_in(begin: int, end: int) -> None:
-        size = min(dice.choice((1, 2, 8, 64, 4096, 1 << 20)), end - begin)
-        at = dice.randrange(begin, end - size + 1)
-        fill = dice.choice((b"\x00" * size, b"\xff" * size, dice.randbytes(size)))
-        changed[at : at + size] = fill
-        said.append(f"{size} bytes at {at}")
-
-    def cut() -> None:
-        size = dice.choice((dice.randrange(places.header_end), dice.randrange(len(data))))
-        del changed[size:]
-        said.append(f"cut at {size}")
-
-    kinds: list[tuple[int, Callable[[], None]]] = [
-        (8, lambda: put(dice.choice(places.values))),
-        (2, lambda: put(dice.choice(places.types))),
-        (4, lambda: put(dice.choice(places.lengths))),
-        (4, lambda: put(dice.choice(places.records))),
-        (2, lambda: bytes_in(0, places.header_end)),
-        (4, lambda: bytes_in(places.header_end, len(data))),
-        (1, cut),
-    ]
-    weights = [weight for weight, _ in kinds]
-    for _ in range(dice.choice((1, 1, 1, 2, 3))):
-        if len(changed) == len(data):  # nothing lies beyond a cut
-            dice.choices(kinds, weights)[0][1]()
-    return bytes(changed), said
-
-
-def attempts(number: int, data: bytes, said: list[str], folder: Path) -> Iterator[Result]:
+def attempts(number: int, folder: Path) -> Iterator[Result]:
     """Both programs on this file."""
+    data, said = damaged(number)
     path = folder / f"{number}.gguf"
     path.write_bytes(data)
-    for command, more in (
-        ("doctor", ["--draft", "none"]),
-        ("generate", ["--max-tokens", "4", "--context", "256", "hello"]),
-    ):
+    for command, more in _COMMANDS:
         begin_s = time.perf_counter()
         with tempfile.TemporaryFile() as errors:
             status, cpu_s = _forked(
@@ -211,23 +123,60 @@ def _forked(arguments: list[str], errors: int, cache: Path) -> tuple[int, float]
     """The exit status of the program, in a fork of this process, which has imported it, and its
     processor time; the status of a signal is negative."""
     child = os.fork()
-    if child:
-        end_s = time.perf_counter() + _LIMIT_S
-        while not (ended := os.wait4(child, os.WNOHANG))[0]:
-            if time.perf_counter() > end_s:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                return _HUNG, 0.0
-            time.sleep(0.005)
-        _, status, used = ended
-        return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+    if not child:
+        _program_in_fork(arguments, errors, cache)
+    return ended(child, _LIMIT_S) or (_HUNG, 0.0)
+
+
+def _program_in_fork(arguments: list[str], errors: int, cache: Path) -> NoReturn:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for own, given in ((0, nothing), (1, nothing), (2, errors)):
+        os.dup2(given, own)
+    os.environ.update(DUODEC_CACHE=str(cache), GGML_NO_BACKTRACE="1")
+    sys.argv = ["duodec", *arguments]
+    _leave(_program)
+
+
+def warm() -> None:
+    """Import what the programs import on a sound file; nothing is computed in this process."""
+    folder = Path(tempfile.mkdtemp())  # no object whose end a fork would tidy up after
+    (folder / "sound.gguf").write_bytes(base(len(_TINY))[1])
+    for command, more in _COMMANDS:
+        child = os.fork()
+        if not child:
+            atexit.register(lambda: (folder / "modules").write_text("\n".join(sys.modules)))
+            _program_in_fork([command, "-m", str(folder / "sound.gguf"), *more], 2, folder)
+        assert ended(child, _LIMIT_S) == (0, ANY), f"{command} fails on a sound file"
+        for module in (folder / "modules").read_text().split():
+            with suppress(ImportError, ValueError):  # made by others as they were imported
+                importlib.import_module(module)
+    shutil.rmtree(folder)
+
+
+def tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int, bytes]:
+    """The trial of a file as `duodec.models.vetting` has it, in a fork in place of a new process:
+    the same program with the same limits, in a session of its own."""
+    with tempfile.TemporaryFile() as out:
+        child = os.fork()
+        if not child:
+            os.setsid()
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for own, given in ((0, nothing), (1, out.fileno()), (2, log.fileno())):
+                os.dup2(given, own)
+            os.environ.update({library.EXACT_SWITCH: "0", "DUODEC_LLAMA_LOG": "1"})
+            library._silence(library.load())  # which it is not any more
+            _leave(lambda: trial.main(*arguments))
+        found = ended(child, most_s)
+        if found is None:
+            raise subprocess.TimeoutExpired(list(arguments), most_s)
+        out.seek(0)
+        return found[0], out.read()
+
+
+def _leave(program: Callable[[], object]) -> NoReturn:
+    """Run a program in this fork and end it as the interpreter would."""
     try:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for own, given in ((0, nothing), (1, nothing), (2, errors)):
-            os.dup2(given, own)
-        os.environ.update(DUODEC_CACHE=str(cache), GGML_NO_BACKTRACE="1")
-        sys.argv = ["duodec", *arguments]
-        _program()
+        program()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else error.code is not None
     except BaseException:  # noqa: BLE001  as the interpreter would
@@ -236,7 +185,8 @@ def _forked(arguments: list[str], errors: int, cache: Path) -> tuple[int, float]
     else:
         code = 0
     atexit._run_exitfuncs()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     os._exit(code)
 
 
@@ -244,67 +194,64 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after")
-    parser.add_argument("--output", type=Path, required=True, help="of the journal")
+    parser.add_argument("--journal", type=Path, default=Path("fuzz_gguf.jsonl"))
     parser.add_argument("--only", type=int)
-    parser.add_argument("--keep", action="store_true", help="write the file of --only, and end")
+    parser.add_argument("--keep", type=Path, help="write the file of --only there, and end")
+    parser.add_argument("--again", action="store_true", help="what found something once")
     options = parser.parse_args()
-    data = resolve("smollm2-draft").path.read_bytes()
-    places = map_of(data)
-    options.output.mkdir(parents=True, exist_ok=True)
-    if options.only is not None and options.keep:
-        changed, said = mutated(data, places, options.only)
-        (options.output / f"{options.only}.gguf").write_bytes(changed)
+    if options.keep:
+        data, said = damaged(options.only)
+        options.keep.write_bytes(data)
         print("; ".join(said))
         return
-    journal = options.output / "results.jsonl"
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    vetting._tried = tried
+    library.load()
+    warm()
+    journal: Path = options.journal
     lines = journal.read_text().splitlines() if journal.exists() else []
     known = {json.loads(line)["number"] for line in lines}
-    numbers = [options.only] if options.only is not None else [
-        n for n in range(options.first, options.first + options.count) if n not in known
-    ]  # fmt: skip
-    end_s = time.perf_counter() + options.seconds
-
-    def work(numbers: list[int]) -> None:
-        folder = Path(tempfile.mkdtemp())  # no object whose end a fork would tidy up after
-        with journal.open("a") as file:
-            for number in numbers:
-                if time.perf_counter() > end_s:
-                    break
-                changed, said = mutated(data, places, number)
-                for result in attempts(number, changed, said, folder):
-                    file.write(json.dumps(asdict(result)) + "\n")
-                    if result.is_failure:
-                        print("FAILED", result, flush=True)
-                file.flush()
-        shutil.rmtree(folder)
-
-    jobs = []
-    for i in range(options.jobs):
-        if not (job := os.fork()):
-            work(numbers[i :: options.jobs])
-            os._exit(0)
-        jobs.append(job)
-    for job in jobs:
-        os.waitpid(job, 0)
+    if options.again:
+        numbers = [record["number"] for record in kept("gguf")]
+    elif options.only is not None:
+        numbers = [options.only]
+    else:
+        every = range(options.first, options.first + options.count)
+        numbers = [number for number in every if number not in known]
+    end_s = time.monotonic() + options.seconds
+    folder = Path(tempfile.mkdtemp())  # no object whose end a fork would tidy up after
+    with journal.open("a") as file:
+        for number in numbers:
+            if time.monotonic() > end_s:
+                break
+            results = list(attempts(number, folder))
+            file.writelines(json.dumps(asdict(result)) + "\n" for result in results)
+            file.flush()
+            for result in results:
+                if result.is_failure:
+                    print("FAILED", result, flush=True)
+                    words = f"{result.command} {result.status}: {result.words}"
+                    keep("gguf", number, words, result.changes)
+    shutil.rmtree(folder)
     found = summary(journal)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "fuzz_gguf.json").write_text(json.dumps(found, indent=1))
-    print(json.dumps({k: v for k, v in found.items() if k != "environment"}, indent=1))
+    publish("gguf", found)
+    print(json.dumps(found, indent=1))
     if found["failures"]:
         raise SystemExit(1)
 
 
 def summary(journal: Path) -> dict[str, Any]:
-    """What a journal says, in few numbers."""
-    results = [json.loads(line) for line in journal.read_text().splitlines()]
+    """What a journal says, in few numbers; of a file that was run again, the last time."""
+    every = [json.loads(line) for line in journal.read_text().splitlines()]
+    results = list({(r["number"], r["command"]): r for r in every}.values())
     numbers = sorted({result["number"] for result in results})
     counts = Counter(f"{result['command']} {result['status']}" for result in results)
+    bases = Counter(result["changes"][0] for result in results if result["command"] == "doctor")
     return {
-        "environment": environment(),
         "seeds": [numbers[0], numbers[-1]],
         "num_files": len(numbers),
+        "of": dict(sorted(bases.items())),
         "statuses": dict(sorted(counts.items())),
         "slowest_s": max(result["seconds"] for result in results),
         "slowest_cpu_s": max(result["cpu_s"] for result in results),

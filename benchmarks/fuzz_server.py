@@ -2,12 +2,12 @@
 
 Structured bodies, of which any field may hold anything, go to the application in this process;
 requests whose bytes were changed go to a server over sockets. The target is a table, so it is the
-server that works.
+server that works, or with `--real` SmolLM2 itself.
 
-    python -m benchmarks.fuzz_server --num-bodies 100000 --num-raw 10000
+    python -m benchmarks.fuzz_server --num-bodies 100000 --num-raw 10000 --seconds 200
 
-What a number stands for is made again with ``--first-seed`` and ``--num-bodies 1000``, or
-``--first-raw`` and ``--num-raw 1``.
+It goes on where the last run ended, until there are so many or the time is over. What finds
+something is kept in `found`, and run again with `--again`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -31,8 +33,8 @@ from typing import Annotated, Any
 import typer
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from benchmarks import RESULTS
-from duodec.bench.card import environment
+from benchmarks.fuzzing import Stops, keep, kept, publish, published
+from duodec.llm import LLM
 from duodec.server.app import make_app
 from duodec.server.service import Service
 from duodec.server.settings import Settings
@@ -48,6 +50,7 @@ from fakes.server import (  # type: ignore[import-not-found]
 
 _SLOW_S = 10.0  # after which a request is called hung
 _PER_SEED = 1000
+_BATCH = 200  # of raw requests
 _FIELDS = {"message", "type", "param", "code"}
 _CLEAN = {200, 204, 400, 401, 403, 404, 405, 408, 413, 429, 431}
 _SERVER = {"header_s": 0.3, "body_s": 0.3, "idle_s": 0.3, "max_header_bytes": 8192}
@@ -55,33 +58,40 @@ _SERVER = {"header_s": 0.3, "body_s": 0.3, "idle_s": 0.3, "max_header_bytes": 81
 
 @dataclass
 class Findings:
-    """What became of the requests of one kind."""
+    """What became of the requests of one kind, over all runs."""
 
     name: str
+    next: int = 0  # seed of a thousand bodies, or number of a raw request
     statuses: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
     seconds: float = 0.0
 
+    @classmethod
+    def so_far(cls, name: str) -> Findings:
+        facts = published(name)
+        facts.pop("num_requests", None)
+        return cls(name, **{**facts, "statuses": Counter(facts.get("statuses", {}))})
+
     @property
     def num_requests(self) -> int:
         return sum(self.statuses.values())
 
-    def note(self, which: str, status: str, problem: str, seconds: float) -> None:
+    def note(self, number: int | str, recipe: Any, status: str, problem: str, s: float) -> None:
         self.statuses[status] += 1
-        self.slowest_s = max(self.slowest_s, seconds)
-        if not problem and seconds > _SLOW_S:
-            problem = f"took {seconds:.1f} s"
+        self.slowest_s = max(self.slowest_s, round(s, 2))
+        if not problem and s > _SLOW_S:
+            problem = f"took {s:.1f} s"
         if problem:
-            self.failures.append(f"{which}: {problem}")
-            print("FAILED", self.failures[-1], flush=True)
+            self.failures.append(f"{number}: {problem}")
+            kind = "raw" if self.name == "raw" else "body"
+            print("FAILED", keep(kind, number, problem, recipe), problem, flush=True)
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "num_requests": self.num_requests, "statuses": dict(sorted(self.statuses.items())),
-            "slowest_s": round(self.slowest_s, 2), "seconds": round(self.seconds, 1),
-            "failures": self.failures,
-        }  # fmt: skip
+    def publish(self) -> None:
+        facts = asdict(self)
+        del facts["name"]
+        statuses = dict(sorted(self.statuses.items()))
+        publish(self.name, {"num_requests": self.num_requests, **facts, "statuses": statuses})
 
 
 def problem_of(status: int, body: bytes) -> str:
@@ -112,41 +122,60 @@ def problem_of(status: int, body: bytes) -> str:
 # --- structured bodies
 
 
-def fuzz_bodies(first_seed: int, number: int) -> Findings:
-    """``number`` bodies, a thousand for each seed."""
-    found = Findings("bodies")
-    service = Service(Settings("tables", port=0, num_slots=8))
-    start(service, engine_on_tables(tokenizer=Letters(), num_context=90))
-    app = make_app(service)
-    loop = asyncio.new_event_loop()
-    begin_s = perf_counter()
-    for number_of_seed in range(first_seed, first_seed + -(-number // _PER_SEED)):
+class Bodies:
+    """The application over a model, asked in this process."""
 
-        @seed(number_of_seed)
+    def __init__(self, engine: LLM) -> None:
+        self._service = Service(Settings("tables", port=0, num_slots=8))
+        start(self._service, engine)
+        self._app = make_app(self._service)
+        self._loop = asyncio.new_event_loop()
+        self._stops = Stops()
+
+    def ask(self, path: str, body: dict[str, Any]) -> tuple[int, str, float]:
+        """The status, what is wrong with the answer, and its seconds."""
+        data = json.dumps(body).encode()
+
+        def run() -> tuple[int, bytes]:
+            asked = asyncio.wait_for(_asked(self._app, path, data), 3 * _SLOW_S)
+            return self._loop.run_until_complete(asked)
+
+        begin_s = perf_counter()
+        try:
+            (status, answer), seconds = self._stops.timed(run)
+            return status, problem_of(status, answer), seconds
+        except Exception as error:  # noqa: BLE001  it is what we look for
+            return 0, repr(error), perf_counter() - begin_s
+
+    def close(self) -> None:
+        self._service.close()
+        self._loop.close()
+
+
+def fuzz_bodies(found: Findings, engine: LLM, number: int, end_s: float) -> None:
+    """Go on until there are ``number`` bodies, a thousand for each seed."""
+    asked = Bodies(engine)
+    while found.num_requests < number and perf_counter() < end_s:
+        begin_s, own = perf_counter(), count()
+
+        @seed(found.next)
         @settings(
-            max_examples=min(_PER_SEED, number), deadline=None, database=None,
+            max_examples=min(_PER_SEED, number - found.num_requests), deadline=None, database=None,
             suppress_health_check=list(HealthCheck), phases=[Phase.generate],
         )  # fmt: skip
         @given(bodies)
         def run(request: tuple[str, dict[str, Any]]) -> None:
             path, body = request
-            sent_s = perf_counter()
-            try:
-                status, answer = loop.run_until_complete(
-                    asyncio.wait_for(_asked(app, path, json.dumps(body).encode()), 3 * _SLOW_S)
-                )
-                problem = problem_of(status, answer)
-            except Exception as error:  # noqa: BLE001  it is what we look for
-                status, problem = 0, repr(error)
-            which = f"seed {found.num_requests // _PER_SEED}: {path} {json.dumps(body)[:2000]}"
-            found.note(which, str(status), problem, perf_counter() - sent_s)
+            status, problem, seconds = asked.ask(path, body)
+            which = f"{found.next}.{next(own)}"  # noqa: B023  it runs before the next
+            found.note(which, [path, body], str(status), problem, seconds)
 
         run()
-        print(f"seed {number_of_seed}: {found.num_requests} bodies", flush=True)
-    found.seconds = perf_counter() - begin_s
-    service.close()
-    loop.close()
-    return found
+        found.next += 1
+        found.seconds += round(perf_counter() - begin_s, 1)
+        found.publish()
+        print(f"{found.name}: {found.num_requests}", flush=True)
+    asked.close()
 
 
 async def _asked(app: Callable[..., Any], path: str, body: bytes) -> tuple[int, bytes]:
@@ -231,37 +260,44 @@ def mutated(number: int) -> list[bytes]:
     return [bytes(data[a:b]) for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-def fuzz_raw(first: int, number: int, *, num_clients: int = 16) -> Findings:
-    """``number`` requests over sockets."""
-    found = Findings("raw")
-    engine = engine_on_tables(tokenizer=Letters(), num_context=90)
-    begin_s = perf_counter()
+def fuzz_raw(found: Findings, number: int, end_s: float, *, num_clients: int = 16) -> None:
+    """Go on until there are ``number`` requests over sockets."""
+    stops = Stops()
     with (
-        running(engine, num_slots=8, **_SERVER) as server,
+        running(tables(), num_slots=8, **_SERVER) as server,
         ThreadPoolExecutor(num_clients) as clients,
     ):
         host, _, port = server.url.removeprefix("http://").partition(":")
 
         def one(index: int) -> tuple[int, bytes, float]:
-            sent_s = perf_counter()
-            said = _said((host, int(port)), mutated(index))
-            return index, said, perf_counter() - sent_s
+            said, seconds = stops.timed(lambda: _said((host, int(port)), mutated(index)))
+            return index, said, seconds
 
-        for index, said, seconds in clients.map(one, range(first, first + number)):
-            statuses, problem = [], ""
-            try:
-                for status, body in answers(said):
-                    statuses.append(str(status))
-                    problem = problem or (problem_of(status, body) if status != 100 else "")
-            except ValueError as error:
-                problem = f"{error}: {said[:300]!r}"
-            found.note(f"raw {index}", " ".join(statuses[:2]) or "closed", problem, seconds)
-            if index % 1000 == 999:
-                print(f"{index + 1 - first} raw requests", flush=True)
-                assert server.http.get("/health").status_code == 200
+        while found.num_requests < number and perf_counter() < end_s:
+            begin_s = perf_counter()
+            numbers = range(found.next, found.next + min(_BATCH, number - found.num_requests))
+            for index, said, seconds in clients.map(one, numbers):
+                statuses, problem = read(said)
+                recipe = [part.decode("latin-1") for part in mutated(index)]
+                found.note(index, recipe, " ".join(statuses[:2]) or "closed", problem, seconds)
+            assert server.http.get("/health").status_code == 200
+            found.next = numbers.stop
+            found.seconds += round(perf_counter() - begin_s, 1)
+            found.publish()
+            print(f"raw: {found.num_requests}", flush=True)
         assert server.chat(max_tokens=3).status_code == 200
-    found.seconds = perf_counter() - begin_s
-    return found
+
+
+def read(said: bytes) -> tuple[list[str], str]:
+    """The statuses of the answers on a connection, and what is wrong with the first that is."""
+    statuses, problem = [], ""
+    try:
+        for status, body in answers(said):
+            statuses.append(str(status))
+            problem = problem or (problem_of(status, body) if status != 100 else "")
+    except ValueError as error:
+        problem = f"{error}: {said[:300]!r}"
+    return statuses, problem
 
 
 def _said(address: tuple[str, int], parts: list[bytes]) -> bytes:
@@ -306,31 +342,58 @@ def _dechunked(rest: bytes) -> tuple[bytes, bytes]:
             return body, rest
 
 
+def tables() -> LLM:
+    engine: LLM = engine_on_tables(tokenizer=Letters(), num_context=90)
+    return engine
+
+
+def again() -> int:
+    """What found something once; the number that still does."""
+    asked, num_wrong = Bodies(tables()), 0
+    for record in kept("body"):
+        _, problem, seconds = asked.ask(*record["input"])
+        num_wrong += _told(record, problem, seconds)
+    asked.close()
+    with running(tables(), num_slots=8, **_SERVER) as server:
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        for record in kept("raw"):
+            parts = [part.encode("latin-1") for part in record["input"]]
+            begin_s = perf_counter()
+            _, problem = read(_said((host, int(port)), parts))
+            num_wrong += _told(record, problem, perf_counter() - begin_s)
+    return num_wrong
+
+
+def _told(record: dict[str, Any], problem: str, seconds: float) -> bool:
+    is_wrong = bool(problem) or seconds > _SLOW_S
+    print("FAILED" if is_wrong else "mended", record["kind"], record["number"], problem)
+    return is_wrong
+
+
 def main(
-    num_bodies: Annotated[int, typer.Option()] = 100_000,
-    first_seed: Annotated[int, typer.Option(help="Of a thousand bodies each.")] = 0,
-    num_raw: Annotated[int, typer.Option()] = 10_000,
-    first_raw: Annotated[int, typer.Option()] = 0,
-    output: Annotated[str, typer.Option(help="Name of the results.")] = "fuzz_server",
+    num_bodies: Annotated[int, typer.Option(help="On tables, over all runs.")] = 100_000,
+    num_real: Annotated[int, typer.Option("--real", help="Of bodies, on real weights.")] = 0,
+    num_raw: Annotated[int, typer.Option(help="Over all runs.")] = 10_000,
+    seconds: Annotated[float, typer.Option(help="Begin nothing after.")] = inf,
+    is_again: Annotated[bool, typer.Option("--again", help="What found something once.")] = False,
 ) -> None:
     """Print what became of them; status 1 if anything is wrong."""
     warnings.simplefilter("ignore")
     logging.disable()  # thousands of lines
-    parts = []
-    if num_raw:
-        parts.append(fuzz_raw(first_raw, num_raw))
-    if num_bodies:
-        parts.append(fuzz_bodies(first_seed, num_bodies))
-    found = {
-        "environment": environment(),
-        "seeds": {"bodies": [first_seed, -(-num_bodies // _PER_SEED)],
-                  "raw": [first_raw, num_raw]},
-        **{part.name: part.facts() for part in parts},
-    }  # fmt: skip
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{output}.json").write_text(json.dumps(found, indent=1))
-    print(json.dumps({part.name: part.facts() for part in parts}, indent=1))
-    if any(part.failures for part in parts):
+    if is_again:
+        raise SystemExit(min(again(), 1))
+    end_s = perf_counter() + seconds
+    raw, on_tables, on_weights = map(
+        Findings.so_far, ("raw", "bodies_on_tables", "bodies_on_real_weights")
+    )
+    if raw.num_requests < num_raw:
+        fuzz_raw(raw, num_raw, end_s)
+    if on_tables.num_requests < num_bodies and perf_counter() < end_s:
+        fuzz_bodies(on_tables, tables(), num_bodies, end_s)
+    if on_weights.num_requests < num_real and perf_counter() < end_s:
+        with LLM.load(context=256, draft="smollm2-draft") as engine:
+            fuzz_bodies(on_weights, engine, num_real, end_s)
+    if any(found.failures for found in (raw, on_tables, on_weights)):
         raise SystemExit(1)
 
 

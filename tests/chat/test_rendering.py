@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 
+import psutil
 import pytest
 
 from duodec.chat import template
@@ -69,6 +71,23 @@ def test_threads_render_at_once(renderer: Renderer) -> None:
         assert all(pool.map(written, range(40)))
 
 
+def test_a_prompt_that_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = Renderer(limit_s=240)
+    monkeypatch.setattr(template, "RENDERER", renderer)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(render, LOOPS, MESSAGES, bos="", eos="")
+        while not renderer._idle:  # it has begun
+            sleep(0.01)
+        assert render("{{ messages[0].content }}", MESSAGES, bos="", eos="") == "Hi"
+        assert not slow.done()
+        for child in psutil.Process().children():
+            if "jinja.py" in " ".join(child.cmdline()):
+                child.kill()
+        with pytest.raises(BadOption, match="ended its process"):
+            slow.result()
+    renderer.close()
+
+
 def test_texts_arrive_whole(renderer: Renderer) -> None:
     for text in ("é👩🏽\u200d🚀\x00\r\n", "lone \ud800", "", "x" * 3_000_000):
         said = [{"role": "user", "content": text}]
@@ -82,7 +101,8 @@ def test_values_that_cannot_be_passed_on_are_refused(renderer: Renderer) -> None
 
 def test_the_process_may_die(renderer: Renderer) -> None:
     assert render("a", MESSAGES, bos="", eos="") == "a"
-    child = renderer._helper._child
+    ((helper,),) = renderer._idle.values()
+    child = helper._child
     assert child is not None
     child.kill()
     child.wait()

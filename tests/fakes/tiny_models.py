@@ -13,7 +13,7 @@ from duodec.models import resolve
 WIDTH, NUM_LAYERS, NUM_HEADS, INNER, NUM_EXPERTS = 64, 3, 2, 96, 4
 
 
-def write_mixture(path: Path) -> Path:
+def write_mixture(path: Path, *, num_vocab: int | None = None) -> Path:
     """A mixture of experts of three layers, in Llama's architecture."""
     gguf = pytest.importorskip("gguf")
     source = gguf.GGUFReader(resolve("smollm2-draft").path)
@@ -28,8 +28,8 @@ def write_mixture(path: Path) -> Path:
     writer.add_rope_dimension_count(WIDTH // NUM_HEADS)
     writer.add_expert_count(NUM_EXPERTS)
     writer.add_expert_used_count(2)
-    copy_vocabulary(gguf, source, writer)
-    num_vocab = len(source.fields["tokenizer.ggml.tokens"].data)
+    copy_vocabulary(gguf, source, writer, num_vocab)
+    num_vocab = num_vocab or len(source.fields["tokenizer.ggml.tokens"].data)
     dice = np.random.default_rng(1)
 
     def add(name: str, *shape: int) -> None:
@@ -98,7 +98,7 @@ def write_dense(
     return finish(writer, path)
 
 
-def write_hybrid(path: Path) -> Path:
+def write_hybrid(path: Path, *, num_vocab: int | None = None) -> Path:
     """A hybrid in Qwen3.5's architecture: three layers with a state, one with attention. Its
     matrices are in Q8_0, whose products have the same bits at every width."""
     gguf = pytest.importorskip("gguf")
@@ -123,8 +123,8 @@ def write_hybrid(path: Path) -> Path:
     writer.add_ssm_time_step_rank(steps)
     writer.add_ssm_group_count(groups)
     writer.add_uint32("qwen35.full_attention_interval", 4)
-    copy_vocabulary(gguf, source, writer)
-    num_vocab = len(source.fields["tokenizer.ggml.tokens"].data)
+    copy_vocabulary(gguf, source, writer, num_vocab)
+    num_vocab = num_vocab or len(source.fields["tokenizer.ggml.tokens"].data)
     dice = np.random.default_rng(1)
     q8 = gguf.GGMLQuantizationType.Q8_0
 

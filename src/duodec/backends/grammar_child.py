@@ -18,6 +18,7 @@ from typing import BinaryIO
 import llguidance
 
 from duodec.machine.helper import ANSWER
+from duodec.machine.priority import be_nice
 
 DONE, SLOW, LARGE = 0, 1, 2  # how a trial ended; the text of DONE is what is wrong, if anything
 _WAIT_FACTOR = 5.0  # how much longer than its processor time a trial may take by the clock
@@ -37,7 +38,7 @@ class _Bytes:
 def main(requests: BinaryIO, answers: BinaryIO) -> None:
     """Try what is asked, until nobody asks."""
     tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=257)
-    os.nice(10)
+    be_nice()
     _answer(answers, DONE, b"")  # ready
     for line in requests:
         seconds, num_bytes, source = json.loads(line)

@@ -1,25 +1,26 @@
-"""Run unknown chat templates in a process with limits of time, memory and length."""
+"""Run unknown chat templates in processes with limits of time, memory and length."""
 
 from __future__ import annotations
 
 import atexit
 import pickle
+from collections import defaultdict
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from duodec.chat import jinja
 from duodec.chat.jinja import SIZE, WRITTEN, Refused
 from duodec.machine.helper import Helper, Late
+from duodec.machine.priority import niceness
 
 
 class Renderer:
-    """Renders one template at a time."""
+    """Renders templates. Thread-safe: no thread waits for another's prompt."""
 
     def __init__(self, limit_s: float = 5.0) -> None:
         self._limit_s = limit_s
-        self._lock = Lock()
-        self._helper = Helper(Path(jinja.__file__))
+        # as many as ever rendered at once, by the niceness that they have from who started them
+        self._idle: defaultdict[int, list[Helper]] = defaultdict(list)
 
     def render(self, template: str, values: dict[str, Any]) -> str:
         """The text that the template makes of ``values``. Raises Refused."""
@@ -27,21 +28,28 @@ class Renderer:
             request = pickle.dumps((template, values))
         except Exception as error:
             raise Refused(f"its values cannot be passed on: {error}") from error
-        with self._lock:
-            try:
-                kind, text = self._helper.ask(SIZE.pack(len(request)) + request, self._limit_s)
-            except Late as error:
-                raise Refused(f"it takes longer than {self._limit_s:g} s") from error
-            except OSError as error:
-                raise Refused("it ended its process: memory may be short") from error
+        idle = self._idle[niceness()]
+        try:
+            helper = idle.pop()
+        except IndexError:
+            helper = Helper(Path(jinja.__file__))
+        try:
+            kind, text = helper.ask(SIZE.pack(len(request)) + request, self._limit_s)
+        except Late as error:
+            raise Refused(f"it takes longer than {self._limit_s:g} s") from error
+        except OSError as error:
+            raise Refused("it ended its process: memory may be short") from error
+        finally:
+            idle.append(helper)
         if kind == WRITTEN:
             return text
         raise Refused(text)
 
     def close(self) -> None:
-        """End the process; a later template starts another. Can be called twice."""
-        with self._lock:
-            self._helper.close()
+        """End the processes; a later template starts another. Can be called twice."""
+        for idle in list(self._idle.values()):
+            while idle:
+                idle.pop().close()
 
 
 RENDERER = Renderer()

@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from duodec import errors
 from duodec.backends.llamacpp.ranges import check_header
@@ -58,16 +60,7 @@ def _try(path: Path, num_bytes: int, vocabulary_only: bool) -> None:
     most_s = _LEAST_S + num_bytes / _BYTES_PER_S
     with tempfile.TemporaryFile() as log:
         try:
-            child = subprocess.run(
-                [sys.executable, "-c", _BOOT, *arguments, *sys.path],
-                env={**os.environ, "DUODEC_LLAMA_LOG": "1", "GGML_NO_BACKTRACE": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,  # we pass on the terminal's Ctrl-C
-                timeout=most_s,
-                check=False,
-            )
+            status, said = _tried(arguments, log, most_s)
         except subprocess.TimeoutExpired as error:
             raise ModelUnreadable(
                 f"{path} was not loaded within {most_s:.0f} s; it is damaged, or on a disk that "
@@ -75,13 +68,28 @@ def _try(path: Path, num_bytes: int, vocabulary_only: bool) -> None:
             ) from error
         log.seek(0)
         words = log.read().decode("utf-8", "replace")
-    if child.returncode == REFUSED:
-        raise _told(child.stdout.decode("utf-8", "replace"), words)
-    if child.returncode:
+    if status == REFUSED:
+        raise _told(said.decode("utf-8", "replace"), words)
+    if status:
         raise ModelUnreadable(
-            f"llama.cpp crashed on {path} ({_reason(words, child.returncode)}); it is damaged, or "
+            f"llama.cpp crashed on {path} ({_reason(words, status)}); it is damaged, or "
             "llama.cpp has a fault: download it again, or update llama-cpp-python"
         )
+
+
+def _tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int, bytes]:
+    """How the child ended, and what it said. Raises subprocess.TimeoutExpired."""
+    child = subprocess.run(
+        [sys.executable, "-c", _BOOT, *arguments, *sys.path],
+        env={**os.environ, "DUODEC_LLAMA_LOG": "1", "GGML_NO_BACKTRACE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        start_new_session=True,  # we pass on the terminal's Ctrl-C
+        timeout=most_s,
+        check=False,
+    )
+    return child.returncode, child.stdout
 
 
 def _told(words: str, log: str) -> DuodecError:
