@@ -464,6 +464,27 @@ def test_drafting_is_concurrent() -> None:
     assert max(done.overlap_s for done in later) == pytest.approx(num_steps * STEP_S)
 
 
+@pytest.mark.parametrize("name", ["stream", "auto"])
+def test_a_drafter_whose_steps_are_never_seen_to_end_is_given_up_soon(name: str) -> None:
+    """Its steps outlast the texts that they are for, so none of them is ever timed."""
+    params, clock = SamplingParams(temperature=3.0, seed=5), VirtualClock()
+    text = recorded(params, 60)
+    session = Session(
+        SimulatedTarget(TableTarget(MODEL), text, LatencyCurve(FORWARD_S), clock, {}),
+        PROMPT,
+        len(text),
+        SimulatedDrafter(PricedModel(DRAFT.load(), StepTable(((1, 20 * FORWARD_S),))), clock),
+        Sampler(params, 0, len(PROMPT)),
+        clock=clock,
+        costs=Costs(),
+    )
+    rounds = list(decode_rounds(method(name), session))
+    waits = [r.draft_wait_s for r in rounds]
+    assert len(waits) > 40
+    assert sum(waits) < 6 * FORWARD_S
+    assert not any(waits[20:])
+
+
 def test_a_bed_repeats_itself_and_its_answers_are_cold() -> None:
     tokenizer = FakeTokenizer(tuple(bytes([i]) for i in range(128)), chat_template="{{ messages }}")
     model = TableModel(num_vocab=128, order=1, seed=3)

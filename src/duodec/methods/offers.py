@@ -79,11 +79,14 @@ class Offers:
             self._ask()
             num_known = self._place.num_under
             patience_s = PATIENCE * planner.step_s(self._place)
+            begin_s = request.clock()
             drafted = yield from request.wait(patience_s, num_known)
             request.learn_steps(drafted)
             self._place = _newer(drafted, self._place)
-            if self._place.num_under == num_known:
-                break  # it is dead, or reads, or has nothing more to say
+            if self._place.num_under == num_known:  # it is dead, reads, has no more to say, or
+                if request.clock() - begin_s > 0.9 * patience_s:  # its step takes longer
+                    planner.observe_late_step(self._place, patience_s)
+                break
             offer = self._offer(self._place, offer.others, request.remaining)
         return offer
 

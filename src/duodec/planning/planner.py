@@ -71,6 +71,14 @@ class Planner:
         own_s = self.costs.step_s() if place.is_expanded else self.costs.root_s()
         return own_s + _HANDOVER_S
 
+    def observe_late_step(self, place: Place, seconds: float) -> None:
+        """The drafter's next step was waited for so long, and did not arrive. Steps that end after
+        their text went on are never timed, so a slow drafter's cost is known by this alone."""
+        if place.is_expanded:
+            self.costs.observe_step(seconds, self.costs.step_leaves())
+        else:
+            self.costs.observe_root(seconds)
+
     def learn(self, selection: Selection, tokens: Sequence[int]) -> None:
         """Learn from the tokens generated where these candidates were selected."""
         selection.learn(tokens)
