@@ -40,6 +40,7 @@ test-all: setup  ## run the tests, those that take long as well
 test-torch: setup-torch  ## run the tests of targets on torch
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
 		tests/backends/torch \
+		tests/distill \
 		tests/backends/llamacpp/test_recurrent.py \
 		tests/backends/llamacpp/test_fixed_rows.py \
 		tests/backends/llamacpp/test_placing.py  # these write GGUF files

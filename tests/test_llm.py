@@ -95,7 +95,7 @@ def test_bad_prompts_and_params_are_refused_before_anything_is_computed() -> Non
     for fields, words in (
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"stop": [""]}, "a stop string is empty"),
-        ({"logprobs": 50}, "logprobs is 50"),
+        ({"logprobs": 65}, "logprobs is 65"),
     ):
         with pytest.raises(BadOption, match=words):
             SamplingParams(**fields)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ ARROWS = {
     "models": {"models", "backends", "machine", "drafting", "planning", "core", "errors"},
     "chat": {"chat", "machine", "core", "errors"},
 }
-OUTER = {"cli", "server", "bench", "integrations"}
+OUTER = {"cli", "server", "bench", "distill", "integrations"}
 
 # third-party libraries, and the only places where they are imported
 HOMES = {
@@ -41,12 +41,13 @@ HOMES = {
         "cli",
         "models",
         "datastores",
+        "distill",
         "profiling",
         "integrations",
     ),
     "llama_cpp": ("backends/llamacpp/library",),
     "llguidance": ("backends/llguidance", "backends/grammar_child"),
-    "torch": ("backends/torch", "backends/transformers"),
+    "torch": ("backends/torch", "backends/transformers", "distill"),
     "transformers": ("backends/torch", "backends/transformers"),
     "triton": (
         "backends/torch/kernels",
@@ -54,7 +55,7 @@ HOMES = {
         "backends/torch/pick_kernel",
     ),
     "accelerate": ("backends/torch", "backends/transformers"),
-    "gguf": ("backends/torch", "backends/transformers"),
+    "gguf": ("backends/torch", "backends/transformers", "distill/library"),
     "huggingface_hub": ("models",),
     "jinja2": ("chat/jinja", "bench"),
     "matplotlib": ("bench/figures",),

@@ -58,12 +58,14 @@ def write_dense(
     width: int = WIDTH,
     num_layers: int = 2,
     scale: float = 1.0,
+    architecture: str = "llama",
 ) -> Path:
-    """Llama's architecture with matrices in the format ``kind``, one that gguf can write, and the
-    first tokens of the vocabulary. ``scale`` is that of its logits: the larger, the surer it is."""
+    """Llama's architecture, or Qwen's, with matrices in the format ``kind``, one that gguf can
+    write, and the first tokens of the vocabulary. ``scale`` is that of its logits: the larger, the
+    surer it is."""
     gguf = pytest.importorskip("gguf")
     source = gguf.GGUFReader(resolve("smollm2-draft").path)
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(1024)
     writer.add_embedding_length(width)
     writer.add_block_count(num_layers)
@@ -77,7 +79,9 @@ def write_dense(
 
     def add(name: str, *shape: int, scale: float = 1.0) -> None:
         drawn = dice.normal(0, scale * shape[-1] ** -0.5, shape).astype(np.float32)
-        if len(shape) == 1:
+        if name.endswith(".bias"):
+            writer.add_tensor(name, drawn)
+        elif len(shape) == 1:
             writer.add_tensor(f"{name}.weight", np.ones_like(drawn))
         else:
             data = gguf.quants.quantize(drawn, quantised)
@@ -91,6 +95,11 @@ def write_dense(
             add(f"blk.{i}.{norm}", width)
         for part, num_out in (("q", width), ("k", width // NUM_HEADS), ("v", width // NUM_HEADS)):
             add(f"blk.{i}.attn_{part}", num_out, width)
+            if architecture == "qwen2":
+                add(f"blk.{i}.attn_{part}.bias", num_out)
+        if architecture == "qwen3":
+            for part in ("q", "k"):
+                add(f"blk.{i}.attn_{part}_norm", width // NUM_HEADS)
         add(f"blk.{i}.attn_output", width, width)
         for part in ("gate", "up"):
             add(f"blk.{i}.ffn_{part}", 2 * width, width)

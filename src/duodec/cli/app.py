@@ -24,6 +24,7 @@ from duodec.cli import (
     chat,
     datastore,
     demo,
+    distill,
     doctor,
     generate,
     models,
@@ -100,6 +101,7 @@ app.command(epilog=bench.EPILOG, context_settings=CONTEXT_SETTINGS)(bench.bench)
 app.command(epilog=profile.EPILOG, context_settings=CONTEXT_SETTINGS)(profile.profile)
 app.command(epilog=plan.EPILOG, context_settings=CONTEXT_SETTINGS)(plan.plan)
 app.command(epilog=report.EPILOG, context_settings=CONTEXT_SETTINGS)(report.report)
+app.command(epilog=distill.EPILOG, context_settings=CONTEXT_SETTINGS)(distill.distill)
 app.command(epilog=setup.EPILOG, context_settings=CONTEXT_SETTINGS)(setup.setup)
 app.command(epilog=vllm.EPILOG, context_settings=CONTEXT_SETTINGS)(vllm.vllm)
 app.add_typer(models.app, name="models")

@@ -15,8 +15,8 @@ from duodec.methods.registry import METHODS
 
 _DECODING, _OUTPUT, _PROMPTS = "Decoding", "Output", "Prompts"
 _PANELS = (  # in the order in which the help shows them
-    None, "Server", "Limits", "Access", "Benchmark", "Plan", "Drafter", _PROMPTS, "Models",
-    _DECODING, "Sampling", "Machine", _OUTPUT,
+    None, "Server", "Limits", "Access", "Benchmark", "Plan", "Distillation", "Drafter",
+    _PROMPTS, "Models", _DECODING, "Sampling", "Machine", _OUTPUT,
 )  # fmt: skip
 
 _SEVERAL = tuple[str, ...]  # the type of fields whose options may be given several times

@@ -12,6 +12,9 @@ OnProgress = Callable[[str, int, int], None]
 """What is being done, the amount done, and the total."""
 
 
+_STAGES = ("recording plain", "recording", "training")  # beginnings of their words
+
+
 @contextmanager
 def progress_bar(*, is_quiet: bool) -> Iterator[OnProgress]:
     """Progress on stderr: a bar with the time left, or off a terminal a line now and then."""
@@ -33,15 +36,15 @@ def progress_bar(*, is_quiet: bool) -> Iterator[OnProgress]:
             console=Console(stderr=True),
             transient=True,
         ) as bar:
-            stages: dict[bool, progress.TaskID] = {}
+            stages: dict[str, progress.TaskID] = {}
 
             def show(words: str, done: int, total: int) -> None:
-                is_recording = words.startswith("recording")
-                if is_recording not in stages:  # each stage has its own speed
+                stage = next((word for word in _STAGES if words.startswith(word)), "")
+                if stage not in stages:  # each stage has its own speed
                     for task in stages.values():
                         bar.update(task, visible=False)
-                    stages[is_recording] = bar.add_task(words, total=total)
-                bar.update(stages[is_recording], description=words, completed=done, total=total)
+                    stages[stage] = bar.add_task(words, total=total)
+                bar.update(stages[stage], description=words, completed=done, total=total)
 
             yield show
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from duodec.core.protocols import Query, Scores
+from duodec.core.rows import top
 from duodec.core.sampling import Distribution, Sampler, SamplingParams
 from duodec.errors import DistributionUnavailable
 
@@ -29,7 +30,7 @@ class Logprob:
 def logprob(scores: Scores, row: int, token: int, num_tops: int) -> Logprob:
     """The logprob of a token drawn from a row. Raises DistributionUnavailable."""
     plain = plain_distribution(scores, row)
-    best = np.argsort(-plain.probs, kind="stable")[:num_tops]
+    best = top(plain.probs.astype(np.float32), num_tops) if num_tops else ()
     tops = tuple((int(plain.tokens[i]), _log(float(plain.probs[i]))) for i in best)
     return Logprob(token, _log(plain.prob(token)), tops)
 

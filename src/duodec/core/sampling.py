@@ -35,7 +35,7 @@ from duodec.errors import BadOption
 Tokens = NDArray[np.int32]  # (length,)
 
 
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 64  # of the library; the server's interface allows 20
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,13 @@
+"""Import torch and gguf for training, or say what is missing in one line."""
+
+from __future__ import annotations
+
+from duodec.backends.torch.library import torch as torch
+from duodec.errors import BackendUnavailable
+
+try:
+    import gguf as gguf
+except ImportError as error:
+    raise BackendUnavailable(
+        f"gguf cannot be loaded ({error}); run `make setup-torch`, or pip install 'duodec[torch]'"
+    ) from error

@@ -1,0 +1,286 @@
+"""Distil a draft: check everything, record, train, write, judge, and keep the better file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from duodec.core.sampling import SamplingParams
+from duodec.distill import recording as recordings
+from duodec.distill.files import Folder, read_json, write_json
+from duodec.distill.judging import Verdict, judged
+from duodec.distill.library import torch
+from duodec.distill.needs import Needs
+from duodec.distill.prompts import Prompts, collect
+from duodec.distill.recording import Recording
+from duodec.distill.settings import NUM_TOPS, DistillSettings
+from duodec.distill.source import SourceFile
+from duodec.distill.student import open_student, transplant
+from duodec.distill.training import Measure, Training, most_steps
+from duodec.distill.writing import write_gguf
+from duodec.errors import BadOption, DuodecError, warn
+from duodec.llm import LLM
+from duodec.loading import draft_for, load
+from duodec.machine.cores import available_cores
+from duodec.machine.memory import available_bytes
+from duodec.models import resolve
+from duodec.models.config import EngineConfig
+from duodec.models.pairing import difference
+from duodec.models.targets import open_vocabulary, target_file
+from duodec.models.vetting import vetted
+
+_VERSION = 1
+_RECORDING_PART = 0.4  # of the minutes, at most
+_LEAST_STEPS = 10
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of it. ``before`` is the draft that there was, or earlier text alone."""
+
+    path: Path  # of the new draft: the output if it is better, else the candidate
+    is_better: bool
+    before: Verdict
+    after: Verdict
+    measures: tuple[Measure, ...]  # on held-out positions, from the first step to the last
+    num_recorded: int  # tokens
+    num_conversations: int
+    num_steps: int
+    recording_s: float
+    training_s: float
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"schema_version": _VERSION, **asdict(self), "path": str(self.path)}
+
+
+@dataclass
+class Distillation:
+    """A target, the file that its draft is copied from, and the folder of the work.
+
+    `check` computes nothing that takes long and raises whatever can be known at the start.
+    """
+
+    config: EngineConfig
+    origin: str | None  # the draft's reference; None: the one known for the target, or itself
+    output: Path
+    settings: DistillSettings
+    params: SamplingParams
+    files: tuple[Path, ...] = ()
+    on_progress: OnProgress = lambda words, done, total: None
+    on_warning: Callable[[str], None] = warn
+
+    def check(self) -> None:
+        """Raises BadOption, ModelNotFound, ModelUnreadable or BackendUnavailable."""
+        self.prompts: Prompts = collect(self.files, self.settings.num_prompts, self.params.seed)
+        target = target_file(self.config)
+        self.before = self._known_draft()
+        reference = self.origin or self.before or self.config.target
+        file = vetted(resolve(reference, offline=self.config.offline))
+        self.source = SourceFile(file.path)
+        if self.before is not None and file.path == target.path:
+            self.before = draft_for(replace(self.config, draft="auto"))
+        self.layers = self.settings.layers_of(self.source.num_layers)
+        with closing(open_vocabulary(self.config)) as vocabulary:
+            num_vocab = vocabulary.num_vocab
+            if vocabulary.chat_template is None:
+                raise BadOption(
+                    f"{self.config.target} has no chat template, and prompts are chats; distil for "
+                    "a model that was trained to chat"
+                )
+            with closing(open_vocabulary(self._of_source)) as own:
+                self.is_transplanted = difference(vocabulary, own) is not None
+        if self.is_transplanted and not target.path.is_file():
+            raise BadOption(
+                f"{self.config.target} is a folder, and {reference} has another vocabulary: a "
+                "tokenizer is copied from GGUF files only; name a draft of the target's "
+                "vocabulary with --from, or a GGUF file of the target"
+            )
+        self.target_path = target.path
+        needs = Needs.of(self.source, self.layers, num_vocab, self.prompts, self.settings)
+        self.folder = Folder.beside(self.output)
+        try:
+            needs.check(self.folder, available_bytes())
+            self._check_manifest()
+        except DuodecError:
+            self.folder.leave_if_empty()
+            raise
+
+    def run(self) -> Result:
+        """Record, train, write and judge, from where an earlier run was interrupted. Raises what
+        the steps raise; what was done stays in the folder."""
+        self._record()
+        recording = recordings.read(self.folder, self.prompts)
+        if not recording.held_out or not recording.training:
+            raise BadOption(
+                "no completion was recorded that measures, or none that trains; use shorter "
+                "prompts or a larger --context"
+            )
+        training = self._train(recording)
+        write_gguf(
+            training.student,
+            self.source,
+            self.folder.candidate,
+            layers=self.layers,
+            vocabulary=SourceFile(self.target_path) if self.is_transplanted else None,
+            name=f"{self.target_path.stem} draft",
+            kind=self.settings.quantize,
+        )
+        before, after = self._judge()
+        is_better = after.default > before.default
+        if is_better:
+            self.folder.candidate.replace(self.output)
+        result = Result(
+            self.output if is_better else self.folder.candidate,
+            is_better,
+            before,
+            replace(after, draft=str(self.output if is_better else self.folder.candidate)),
+            tuple(training.history),
+            recording.num_tokens,
+            recording.num_conversations,
+            training.num_steps,
+            recording.seconds,
+            training.seconds,
+            {**asdict(self.settings), "temperature": self.params.temperature,
+             "seed": self.params.seed, "layers": list(self.layers)},
+        )  # fmt: skip
+        write_json(self.folder.result, result.as_json())
+        return result
+
+    # --- the steps
+
+    def _record(self) -> None:
+        manifest = read_json(self.folder.manifest) or {}
+        if "recorded" in manifest:
+            return
+        params = replace(self.params, max_tokens=self.settings.max_tokens, logprobs=NUM_TOPS)
+        with self._llm() as llm:
+            recordings.check_fits(self.prompts, llm, params)
+            recordings.record(
+                llm,
+                self.prompts,
+                params,
+                self.folder,
+                most_s=_RECORDING_PART * 60 * self.settings.minutes,
+                on_progress=self.on_progress,
+            )
+        found = recordings.read(self.folder, self.prompts)
+        write_json(self.folder.manifest, {**manifest, "recorded": found.num_conversations})
+
+    def _llm(self) -> LLM:
+        """The target, which records."""
+        config = replace(self.config, draft=None, num_slots=self.settings.parallel)
+        return load(config, on_warning=self.on_warning)
+
+    def _train(self, recording: Recording) -> Training:
+        device = "cuda" if torch.cuda.is_available() and self.config.device != "cpu" else "cpu"
+        torch.set_num_threads(self.config.threads or len(available_cores()))
+        torch.manual_seed(self.params.seed)
+        student = open_student(self.source, self.layers, device)
+        if self.is_transplanted:
+            with (
+                closing(open_vocabulary(self._of_source)) as own,
+                closing(open_vocabulary(self.config)) as vocabulary,
+            ):
+                transplant(student, own, vocabulary)
+        training = Training(
+            student,
+            recording,
+            self.settings,
+            self.params.seed,
+            self.params.temperature,
+            1,
+            self.folder,
+            device,
+        )
+        training.num_steps = self._num_steps(training)
+        training.resume()
+
+        def show(now: Training, loss: float) -> None:
+            measure = now.history[-1]
+            self.on_progress(
+                f"training, loss {loss:.3f}, agreement {measure.top1:.3f} ({measure.top4:.3f})",
+                now.step,
+                now.num_steps,
+            )
+
+        training.run(show)
+        return training
+
+    def _num_steps(self, training: Training) -> int:
+        """As configured, or as planned when the training began: so many as the time allows."""
+        manifest = read_json(self.folder.manifest) or {}
+        planned = manifest.get("num_steps")
+        if self.settings.steps:
+            planned = self.settings.steps
+        elif not isinstance(planned, int):
+            left_s = 60 * self.settings.minutes - training.recording.seconds
+            most = most_steps(training.recording, self.settings)
+            planned = max(_LEAST_STEPS, min(most, int(left_s / training.step_s())))
+        write_json(self.folder.manifest, {**manifest, "num_steps": planned})
+        return planned
+
+    def _judge(self) -> tuple[Verdict, Verdict]:
+        before, after = judged(
+            self.config,
+            [self.before, self.folder.candidate],
+            self.prompts.conversations[: self.prompts.num_held_out],
+            self.params,
+            forward_ms=self.settings.judge_ms,
+            on_progress=self.on_progress,
+        )
+        return before, after
+
+    # --- what is known at the start
+
+    def _known_draft(self) -> str | None:
+        """The draft to compare with: the one that is adapted, or the one known for the target."""
+        if self.origin:
+            return self.origin
+        with suppress(DuodecError):
+            return draft_for(replace(self.config, draft="auto"))
+        return None
+
+    @property
+    def _of_source(self) -> EngineConfig:
+        return EngineConfig(target=str(self.source.path), offline=True)
+
+    def _check_manifest(self) -> None:
+        """Raises BadOption if the folder holds another distillation, or the output is taken."""
+        wanted = self._manifest()
+        found = read_json(self.folder.manifest)
+        if found is None:
+            if self.output.exists():
+                raise BadOption(f"{self.output} exists; name another --output, or delete it")
+            write_json(self.folder.manifest, wanted)
+            return
+        for key, value in wanted.items():
+            if found.get(key) != value:
+                raise BadOption(
+                    f"{self.folder.path} holds a distillation with another {key} "
+                    f"({found.get(key)} in place of {value}); name another --output, or delete "
+                    "that folder"
+                )
+
+    def _manifest(self) -> dict[str, Any]:
+        """What decides the recording and the weights."""
+        return {
+            "version": _VERSION,
+            "target": _identity(self.target_path),
+            "from": _identity(self.source.path),
+            "prompts": self.prompts.digest,
+            "seed": self.params.seed,
+            "temperature": self.params.temperature,
+            "max_tokens": self.settings.max_tokens,
+            **self.settings.of_training(),
+        }
+
+
+def _identity(path: Path) -> str:
+    """A file by name and size; a folder by name."""
+    return f"{path.name}, {path.stat().st_size} bytes" if path.is_file() else path.name

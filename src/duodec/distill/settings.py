@@ -1,0 +1,139 @@
+"""Define what `duodec distill` does, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from duodec.core.parameters import Parameter, check
+from duodec.errors import BadOption
+
+NUM_TOPS = 64  # of the target's likeliest tokens at each position, that are recorded
+LOSSES = ("kl", "lk", "acceptance")
+FORMATS = ("q4_0", "q8_0", "f16")
+_PANEL = "Distillation"
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """What is recorded and trained. Every described field is an option of the command line."""
+
+    minutes: Annotated[
+        float,
+        Parameter(
+            "Time for recording (at most 0.4 of it) and training; interruptions do not count.",
+            _PANEL,
+            gt=0,
+            lt=math.inf,
+            remedy="use minutes, more than 0",
+        ),
+    ] = 60.0
+    steps: Annotated[
+        int | None,
+        Parameter(
+            "Training steps, whatever they take; by default as many as --minutes allow.",
+            _PANEL,
+            metavar="N",
+            ge=1,
+        ),
+    ] = None
+    loss: Annotated[
+        str,
+        Parameter(
+            "kl: the target's likeliest tokens, as far as the draft misses them; acceptance: minus "
+            "the log of the probability that a drafted token is accepted; lk: the first while "
+            "that is low, then its complement (docs/distill.md).",
+            _PANEL,
+            metavar="NAME",
+            choices=LOSSES,
+        ),
+    ] = "kl"
+    layers: Annotated[
+        str | None,
+        Parameter(
+            "Layers of the draft to keep: a number of them, spread evenly, or a list such as "
+            "0,6,12. By default all.",
+            _PANEL,
+            metavar="N",
+        ),
+    ] = None
+    quantize: Annotated[
+        str,
+        Parameter(
+            "The format of the file: q4_0, q8_0 or f16.", _PANEL, metavar="TYPE", choices=FORMATS
+        ),
+    ] = "q4_0"
+    num_prompts: Annotated[
+        int | None,
+        Parameter("Most prompts to record; by default all.", _PANEL, ("--limit",), "N", ge=4),
+    ] = None
+    max_tokens: Annotated[
+        int,
+        Parameter(
+            "Most tokens of a recorded completion.",
+            _PANEL,
+            ("--max-tokens", "-n"),
+            "N",
+            ge=2,
+        ),
+    ] = 160
+    learning_rate: Annotated[
+        float,
+        Parameter(
+            "The optimizer's highest step size.",
+            _PANEL,
+            metavar="RATE",
+            gt=0,
+            lt=1,
+            remedy="use a number between 0 and 1, such as 0.0003",
+        ),
+    ] = 3e-4
+    batch: Annotated[
+        int, Parameter("Completions in a training step.", _PANEL, metavar="N", ge=1)
+    ] = 8
+    parallel: Annotated[
+        int, Parameter("Completions recorded at once.", _PANEL, metavar="N", ge=1)
+    ] = 8
+    judge_ms: Annotated[
+        float,
+        Parameter(
+            "Time of a forward pass of the target in the simulation that judges drafts.",
+            _PANEL,
+            metavar="MS",
+            gt=0,
+            lt=math.inf,
+            remedy="use milliseconds, more than 0",
+        ),
+    ] = 50.0
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.layers is not None and not re.fullmatch(r"\d+(,\d+)*", self.layers):
+            raise BadOption(
+                f"layers is '{self.layers}'; give how many to keep, such as 6, or which, such as "
+                "0,6,12"
+            )
+
+    def layers_of(self, num_layers: int) -> tuple[int, ...]:
+        """The layers to keep of so many, ascending. Raises BadOption."""
+        if self.layers is None:
+            return tuple(range(num_layers))
+        numbers = [int(number) for number in self.layers.split(",")]
+        if len(numbers) == 1 and "," not in self.layers:
+            (count,) = numbers
+            if not 1 <= count <= num_layers:
+                raise BadOption(f"layers is {count}, and the draft has {num_layers}; keep 1 to all")
+            step = (num_layers - 1) / max(1, count - 1)
+            return tuple(sorted({round(i * step) for i in range(count)}))
+        if max(numbers) >= num_layers or numbers != sorted(set(numbers)):
+            raise BadOption(
+                f"layers is {self.layers}; name layers from 0 to {num_layers - 1}, ascending"
+            )
+        return tuple(numbers)
+
+    def of_training(self) -> dict[str, Any]:
+        """What decides the weights, beyond the recording."""
+        names = ("steps", "loss", "layers", "learning_rate", "batch")
+        return {name: value for name, value in asdict(self).items() if name in names}

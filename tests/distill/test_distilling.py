@@ -1,0 +1,188 @@
+"""A draft for a target, end to end on random models: recorded, trained, written and judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is missing: make test-torch runs these")
+pytest.importorskip("transformers", reason="transformers is missing: make test-torch runs these")
+pytest.importorskip("gguf", reason="gguf is missing: make test-torch runs these")
+
+import torch
+
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.core.protocols import Query
+from duodec.core.sampling import SamplingParams
+from duodec.distill import recording
+from duodec.distill.files import Folder
+from duodec.distill.recipe import Distillation, Result
+from duodec.distill.settings import NUM_TOPS, DistillSettings
+from duodec.distill.source import SourceFile
+from duodec.distill.student import greedy, open_student
+from duodec.errors import BadOption
+from duodec.models.config import EngineConfig
+
+SETTINGS = DistillSettings(
+    steps=30, num_prompts=28, max_tokens=24, learning_rate=3e-3, quantize="f16", parallel=4
+)
+
+
+def work(
+    models: dict[str, Path],
+    output: Path,
+    settings: DistillSettings = SETTINGS,
+    params: SamplingParams = SamplingParams(),  # noqa: B008  frozen
+    on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
+) -> Distillation:
+    config = EngineConfig(target=str(models["target"]), threads=1)
+    done = Distillation(
+        config, str(models["draft"]), output, settings, params, on_progress=on_progress
+    )
+    done.check()
+    return done
+
+
+@pytest.fixture(scope="module")
+def made(
+    models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Distillation, Result]:
+    done = work(models, tmp_path_factory.mktemp("made") / "new.gguf")
+    return done, done.run()
+
+
+def weights(folder: Folder) -> dict[str, bytes]:
+    state = torch.load(folder.checkpoint, weights_only=True)["student"]
+    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
+
+
+def test_the_draft_learns_what_the_target_says(made: tuple[Distillation, Result]) -> None:
+    _, result = made
+    first, last = result.measures[0], result.measures[-1]
+    assert (first.step, last.step) == (0, 30)
+    assert last.loss < 0.8 * first.loss
+    assert last.top1 > first.top1
+    assert last.top4 > first.top4
+    assert result.after.chain > result.before.chain
+
+
+def test_the_better_file_is_kept_and_the_result_is_written(
+    made: tuple[Distillation, Result],
+) -> None:
+    done, result = made
+    assert result.is_better == (result.after.default > result.before.default)
+    assert result.path.is_file()
+    assert done.output.exists() == result.is_better
+    record = json.loads(done.folder.result.read_text())
+    assert record["after"]["default"] == result.after.default
+    assert record["num_steps"] == 30
+    assert not list(done.folder.path.glob("*.part"))
+
+
+def test_llama_cpp_reads_the_file_as_torch_does(made: tuple[Distillation, Result]) -> None:
+    done, result = made
+    prompt = [1, 40, 41, 42, 43, 300]
+    source = SourceFile(result.path)
+    expected = greedy(open_student(source, (0,), "cpu").eval(), prompt, 12)
+    model = LlamaModel(result.path, num_gpu_layers=0)
+    target = LlamaTarget(model, num_context=64, num_threads=1, is_width_exact=True)
+    text = list(prompt)
+    for _ in range(12):
+        (scores,) = target.score([Query(0, np.array(text, dtype=np.int32))])
+        text.append(scores.draw(0).token)
+    assert model.chat_template
+    target.close()
+    model.close()
+    assert text[len(prompt) :] == expected
+    assert done.source.field("tokenizer.ggml.tokens") == source.field("tokenizer.ggml.tokens")
+
+
+def test_a_recording_holds_what_the_target_draws_from(made: tuple[Distillation, Result]) -> None:
+    done, _ = made
+    found = recording.read(done.folder, done.prompts)
+    assert found.held_out
+    assert found.num_conversations == 28
+    for sample in (*found.held_out, *found.training):
+        completion = sample.tokens[sample.num_prompt :]
+        assert 1 <= len(completion) <= 24
+        assert sample.tops.shape == (len(completion), NUM_TOPS)
+        assert (sample.tops[:, 0] == completion).all(), "greedy: the likeliest token is drawn"
+        assert (np.diff(sample.logprobs, axis=1) <= 0).all(), "best first"
+        assert (np.exp(sample.logprobs).sum(1) < 1.01).all()
+
+
+def test_interrupted_three_times_it_ends_with_the_same_weights(
+    made: tuple[Distillation, Result], models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Once while recording, once by a crash in a step, once by Ctrl-C between two."""
+
+    class Crash(Exception):
+        pass
+
+    def stop_recording(words: str, done: int, total: int) -> None:
+        if words.startswith("recording") and done == 2:
+            raise KeyboardInterrupt
+
+    def press(words: str, done: int, total: int) -> None:
+        if words.startswith("training") and done == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def crash(words: str, done: int, total: int) -> None:
+        if words.startswith("training") and done == 19:
+            raise Crash
+
+    output = tmp_path / "new.gguf"
+    for stop, error in ((stop_recording, KeyboardInterrupt), (press, KeyboardInterrupt),
+                        (crash, Crash)):  # fmt: skip
+        again = work(models, output, on_progress=stop)
+        with pytest.raises(error):
+            again.run()
+    assert torch.load(again.folder.checkpoint, weights_only=True)["step"] == 7
+    steps: list[int] = []
+    last = work(models, output, on_progress=lambda words, done, total: steps.append(done))
+    result = last.run()
+    whole, expected = made
+    assert weights(last.folder) == weights(whole.folder)
+    assert result.measures == expected.measures
+    assert result.after.chain == expected.after.chain
+    for number in range(5):
+        ours, theirs = (
+            recording.Shard.read(folder, number) for folder in (last.folder, whole.folder)
+        )
+        assert (ours is None) == (theirs is None)
+        if ours and theirs:
+            pairs = zip(ours.samples, theirs.samples, strict=True)
+            assert all((a.tokens == b.tokens).all() for a, b in pairs)
+
+
+def test_a_folder_of_another_distillation_is_not_mixed_with_this_one(
+    made: tuple[Distillation, Result], models: dict[str, Path]
+) -> None:
+    done, _ = made
+    with pytest.raises(BadOption, match="another learning_rate"):
+        work(models, done.output, replace(SETTINGS, learning_rate=0.01))
+    with pytest.raises(BadOption, match="another temperature"):
+        work(models, done.output, params=SamplingParams(temperature=0.8))
+
+
+def test_a_damaged_checkpoint_is_one_line(
+    made: tuple[Distillation, Result], models: dict[str, Path], tmp_path: Path
+) -> None:
+    output = tmp_path / "new.gguf"
+    again = work(models, output)
+    for shard in made[0].folder.path.glob("shard-*"):
+        (again.folder.path / shard.name).write_bytes(shard.read_bytes())
+    again.folder.checkpoint.write_bytes(b"nothing")
+    with pytest.raises(BadOption, match=r"checkpoint\.pt is damaged .* delete it"):
+        again.run()
+    again.folder.shard(1).write_bytes(b"nothing")
+    with pytest.raises(BadOption, match=r"shard-00001\.npz is damaged .* delete it"):
+        work(models, output).run()
