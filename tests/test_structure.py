@@ -77,7 +77,8 @@ HOMES = {
     "starlette": ("server",),
     "uvicorn": ("server",),
     "prometheus_client": ("server", "integrations"),
-    "yaml": ("integrations", "cli/serve"),
+    "yaml": ("integrations", "cli/settings_file"),
+    "markdown_it": ("cli/rendered",),
 }
 
 

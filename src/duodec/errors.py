@@ -32,7 +32,15 @@ class DuodecError(Exception):
 
 
 class BadOption(DuodecError):
-    """An option's value, or a combination of options, that cannot be served."""
+    """An option's value, or a combination of options, that cannot be served.
+
+    ``option`` is the name that the message begins with, ``flags`` how the command line spells it;
+    both are empty where several options are at fault.
+    """
+
+    def __init__(self, message: str, *, option: str = "", flags: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.option, self.flags = option, flags
 
 
 class ModelNotFound(DuodecError):

@@ -56,6 +56,7 @@ class Cli:
     on_forward: Callable[[int], None] = lambda number: None
     configs: list[EngineConfig] = field(default_factory=list)
     engine: LLM | None = None
+    tokenizer: Letters = field(default_factory=Letters)
 
     def load(self, config: EngineConfig, *, on_warning: Callable[[str], None]) -> LLM:
         self.configs.append(config)
@@ -64,7 +65,9 @@ class Cli:
         draft = TableModel(num_vocab=model.num_vocab, noise=0.2).load()
         drafter = InlineDrafter(draft) if loading.draft_for(config) else None
         store = noisy_text(len(LETTERS)) if config.datastore else None
-        self.engine = LLM(target, Letters(), config.context or self.num_context, drafter, store)
+        self.engine = LLM(
+            target, self.tokenizer, config.context or self.num_context, drafter, store
+        )
         return self.engine
 
     def __call__(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
@@ -195,6 +198,40 @@ def test_raw_text_is_continued_without_the_template(cli: Cli) -> None:
     assert with_system["stats"]["prompt_tokens"] == len("sbeuhelloa")  # type: ignore[index]
 
 
+def test_a_file_and_an_option_are_prompts_too(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "question.txt"
+    file.write_text("hello\n")
+    _, plain, _ = cli("generate", "hello", "--seed", "1")
+    for arguments in (["-p", "hello"], ["-f", str(file)], ["--prompt", "hello"]):
+        assert cli("generate", *arguments, "--seed", "1")[1] == plain
+    _, both, _ = cli("generate", "-f", str(file), "-p", "again", "--seed", "1")
+    assert both == cli("generate", "hello\n\nagain", "--seed", "1")[1] != plain
+    for arguments, words in (
+        (["hello", "-p", "again"], "leave one out"),
+        (["-f", "/nowhere"], "cannot read /nowhere (No such file or directory)"),
+    ):
+        status, out, err = cli("generate", *arguments)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert words in err
+
+
+def test_run_completes_a_prompt_or_chats(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, plain, _ = cli("generate", "hello", "--seed", "1", "-n", "20")
+    arguments = ("--seed", "1", "-n", "20")
+    assert cli("run", "smollm2", "hello", *arguments)[1] == plain
+    assert cli("run", "smollm2", "-p", "hello", *arguments)[1] == plain
+    assert cli("run", "smollm2", *arguments, stdin="hello\n")[1] == plain
+    assert {config.target for config in cli.configs} == {"smollm2"}
+    lines = iter(["hello", "/undo", "/bye"])
+    monkeypatch.setattr(chat, "_terminal_reader", lambda: lambda prompt: next(lines))
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert app.run(["run", "smollm2-draft", *arguments]) == 0
+    out, err = cli.capture.readouterr()
+    assert out == plain, "the tables are the same"
+    assert "taken back: hello" in err
+    assert cli.configs[-1].target == "smollm2-draft"
+
+
 def test_a_stop_text_ends_the_answer(cli: Cli) -> None:
     whole = str(cli.answer()["text"])
     cut = cli.answer("--stop", whole[10:13])
@@ -215,7 +252,7 @@ def test_the_drafts_window_is_bounded_below(cli: Cli) -> None:
     for command in (["generate", "hello"], ["chat"], ["serve"], ["bench"]):
         code, _, err = cli(*command, "--draft-window", "64")
         assert code == 2
-        assert err.splitlines()[-1] == "duodec: draft-window is 64; use 128 or more"
+        assert err.splitlines()[-1] == "duodec: --draft-window is 64; use 128 or more"
 
 
 def test_a_full_context_says_how_to_enlarge_it(cli: Cli) -> None:
@@ -395,7 +432,7 @@ def one_line(run: subprocess.CompletedProcess[str]) -> str:
         (["--context", "999999"], "trained for 8192"),
         (["--context", "0"], "context is 0"),
         (["--temperature", "-1"], "temperature is -1.0"),
-        (["--top-p", "1.5"], "top_p is 1.5"),
+        (["--top-p", "1.5"], "--top-p is 1.5"),
         (["--max-tokens", "0"], "max-tokens is 0"),
         (["--pace", "-3"], "pace is -3.0"),
         (["--stop", ""], "--stop text is empty"),
@@ -487,7 +524,7 @@ def test_an_unknown_command_and_a_typo_are_one_line(cli: Cli) -> None:
 
 def test_help_teaches_without_loading_llama_cpp() -> None:
     script = (
-        "import sys; from duodec.cli.app import run; run(['generate', '--help']);"
+        "import sys; from duodec.cli.app import run; run(['generate', '--help-all']);"
         "assert not any(n.startswith(('llama_cpp', 'prompt_toolkit', 'huggingface_hub'))"
         " for n in sys.modules)"
     )
@@ -601,6 +638,38 @@ def test_a_slash_command_answers_on_stderr(cli: Cli, line: str, words: str) -> N
     out, err = talk(cli, line)
     assert words in err
     assert out == ""
+
+
+def test_the_last_message_is_taken_back(cli: Cli, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    _, err = talk(cli, "hello", "again", "/undo", f"/save {saved}", "/undo", "/undo")
+    assert [m["content"] for m in json.loads(saved.read_text())["messages"][::2]] == ["hello"]
+    assert "taken back: again" in err
+    assert "there is no message to take back" in err
+
+
+def test_the_model_is_exchanged_and_the_conversation_goes_on(cli: Cli, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    _, err = talk(
+        cli, "hello", "/model", "/model smolm2", "again", "/model smollm2-draft", "more", "/show",
+        f"/save {saved}",
+    )  # fmt: skip
+    assert [config.target for config in cli.configs] == ["smollm2", "smollm2-draft"]
+    assert "did you mean smollm2" in err
+    assert "smollm2 stays" in err
+    assert "target smollm2-draft" in err
+    assert len(json.loads(saved.read_text())["messages"]) == 6
+
+
+def test_a_base_model_is_refused_at_the_start_and_goes_on_raw(cli: Cli) -> None:
+    cli.tokenizer = Letters(chat_template=None)
+    status, out, err = cli("chat", stdin="hello\n")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "smollm2 has no chat template" in err
+    assert "--raw" in err
+    out, _ = talk(cli, "hello", arguments=["--raw"])
+    plain = ("generate", "hello", "--raw", "-n", "12", "--seed", "1", "-q")
+    assert out == cli(*plain)[1]
 
 
 def test_without_a_draft_none_can_be_switched_on(cli: Cli) -> None:

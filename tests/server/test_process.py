@@ -19,7 +19,7 @@ import pytest
 from fakes import TESTS
 from fakes.server import until
 
-from duodec.cli.serve import read_options
+from duodec.cli.settings_file import read_options
 from duodec.errors import BadOption
 
 httpx = pytest.importorskip("httpx")
@@ -167,11 +167,11 @@ def test_a_file_that_is_wrong_says_what_is(tmp_path: Path, text: str, words: str
 def test_a_files_values_are_words_as_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("api-key: 0123\nn-gpu-layers: 0\nexact: true\noverride-tensor: a=CPU\n")
-    assert read_options(file) == {
-        "api_key": ["0123"],
+    assert read_options(file)[""] == {
+        "api_key": "0123",
         "gpu_layers": "0",
         "exact": "true",
-        "override_tensor": ["a=CPU"],
+        "override_tensor": "a=CPU",
     }
 
 

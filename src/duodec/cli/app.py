@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
 
 from duodec.__main__ import INTERRUPTED, leave
 from duodec.backends.interrupts import listen
@@ -30,22 +30,27 @@ from duodec.cli import (
     models,
     plan,
     profile,
+    ps,
     report,
     serve,
     setup,
     vllm,
 )
+from duodec.cli import run as run_verb
+from duodec.cli.common import register
 from duodec.cli.deadline import Deadline
+from duodec.cli.help import Group
 from duodec.cli.options import CONTEXT_SETTINGS
 from duodec.cli.output import OutputClosed, say_dim, warn
-from duodec.errors import DuodecError
+from duodec.cli.spelling import as_typed, typed
+from duodec.errors import BadOption, DuodecError
 
 _CLOSED = 141  # as a shell reports SIGPIPE
 # typer exports this one class of its parser's errors; the one above it is their base
 _UsageError: type[Exception] = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     """The commands; a Ctrl-C that none of them handled ends with one line."""
 
     def invoke(self, context: Any) -> Any:
@@ -56,6 +61,16 @@ class _Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
+EPILOG = """
+duodec demo
+
+duodec run smollm2 "Why is the sky blue?"
+
+duodec serve
+
+duodec doctor -m MODEL.gguf
+"""
+
 app = typer.Typer(
     name="duodec",
     cls=_Commands,
@@ -63,8 +78,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     add_completion=True,
-    epilog="[bold]Start here[/bold]\n\n"
-    'duodec generate "Why is the sky blue?"     duodec chat     duodec doctor',
+    epilog='[bold]Start here[/bold]\n\nduodec demo\n\nduodec run smollm2 "Why is the sky blue?"\n\n'
+    "duodec serve\n\nduodec doctor -m MODEL.gguf",
 )
 
 
@@ -90,22 +105,27 @@ def root(
         typer.echo(context.get_help())
 
 
-app.command(epilog=demo.EPILOG, context_settings=CONTEXT_SETTINGS)(demo.demo)
-app.command(epilog=generate.EPILOG, context_settings=CONTEXT_SETTINGS)(generate.generate)
-app.command(epilog=chat.EPILOG, context_settings=CONTEXT_SETTINGS)(chat.chat)
-app.command(
-    epilog=serve.EPILOG, context_settings={**CONTEXT_SETTINGS, "auto_envvar_prefix": "DUODEC"}
-)(serve.serve)
-app.command(epilog=doctor.EPILOG, context_settings=CONTEXT_SETTINGS)(doctor.doctor)
-app.command(epilog=bench.EPILOG, context_settings=CONTEXT_SETTINGS)(bench.bench)
-app.command(epilog=profile.EPILOG, context_settings=CONTEXT_SETTINGS)(profile.profile)
-app.command(epilog=plan.EPILOG, context_settings=CONTEXT_SETTINGS)(plan.plan)
-app.command(epilog=report.EPILOG, context_settings=CONTEXT_SETTINGS)(report.report)
-app.command(epilog=distill.EPILOG, context_settings=CONTEXT_SETTINGS)(distill.distill)
-app.command(epilog=setup.EPILOG, context_settings=CONTEXT_SETTINGS)(setup.setup)
-app.command(epilog=vllm.EPILOG, context_settings=CONTEXT_SETTINGS)(vllm.vllm)
-app.add_typer(models.app, name="models")
-app.add_typer(datastore.app, name="datastore")
+_COMMANDS = (
+    ("run", run_verb.run),
+    ("demo", demo.demo),
+    ("generate", generate.generate),
+    ("chat", chat.chat),
+    ("serve", serve.serve),
+    ("ps", ps.ps),
+    ("list", models.list_models),
+    ("pull", models.pull),
+    ("doctor", doctor.doctor),
+    ("bench", bench.bench),
+    ("report", report.report),
+    ("profile", profile.profile),
+    ("plan", plan.plan),
+    ("distill", distill.distill),
+    ("setup", setup.setup),
+    ("vllm", vllm.vllm),
+)
+register(app, _COMMANDS)
+for _group in (models, datastore):
+    app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
 
 
 def main() -> None:
@@ -133,17 +153,17 @@ def run(arguments: Sequence[str]) -> int:
             if deadline.is_interrupted:  # of which something made another exception
                 say_dim("interrupted")
                 return INTERRUPTED
-            return _told(error)
+            return _told(error, arguments)
     return status if isinstance(status, int) else 0
 
 
-def _told(error: Exception) -> int:
+def _told(error: Exception, arguments: Sequence[str]) -> int:
     """The exit status of an error that users can cause, once they are told; raises any other."""
     if isinstance(error, DuodecError):
-        warn(str(error))
+        warn(_words(error, arguments))
         return error.exit_status
     if isinstance(error, _UsageError):
-        warn(_usage_words(error))
+        warn(_usage_words(error, arguments))
         return 2
     if isinstance(error, OutputClosed | BrokenPipeError):
         _forget_stdout()
@@ -163,11 +183,28 @@ def _open_missing_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  open for good
 
 
-def _usage_words(error: Exception) -> str:
+def _words(error: DuodecError, arguments: Sequence[str]) -> str:
+    """A message that names the option as it was typed, if one is at fault."""
+    words = str(error)
+    if isinstance(error, BadOption) and (found := typed(error.flags, arguments)):
+        return f"{found[0]} {words.removeprefix(error.option).lstrip()}"
+    return words
+
+
+def _usage_words(error: Exception, arguments: Sequence[str]) -> str:
+    """The parser's message, with options as they were typed and the value."""
     context = getattr(error, "ctx", None)
-    command = context.command_path if context else "duodec"
-    words = str(getattr(error, "format_message", error.__str__)())
-    return f"{words.rstrip('.')}; see {command} --help"
+    command = context.command_path if context else _command_of(arguments)
+    words = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
+    found = typed(getattr(getattr(error, "param", None), "opts", ()), arguments)
+    if found and (hint := re.match(r"Invalid value for [^:]*: (.*)", words, re.DOTALL)):
+        words = f"{found[0]} is {found[1]!r}: {hint[1]}"
+    return f"{as_typed(words, arguments)}; see {command} --help"
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    names = [name for name, _ in _COMMANDS]
+    return " ".join(["duodec", *(word for word in arguments[:1] if word in names)])
 
 
 def _forget_stdout() -> None:

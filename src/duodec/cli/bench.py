@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from duodec.bench.plan import BenchPlan
     from duodec.bench.results import Results
 
-EPILOG = f"""
+EPILOG = """
 [bold]Examples[/bold]
 
 duodec bench --methods ar,sps,lookup --tasks qa,humaneval --limit 2
@@ -45,8 +45,6 @@ The folder holds results.json (raw times included), report.md and report.html; s
 
 0: measured. 1: something failed, or the disk is full. 2: bad input. 130: interrupted; what was
 measured is kept.
-
-{options.methods_help()}
 """
 
 _INTERRUPTED = 130

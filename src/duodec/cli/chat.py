@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
 from duodec.cli import choices, options, slash
-from duodec.cli.conversation import Conversation
-from duodec.cli.opening import open_engine
-from duodec.cli.output import AnswerWriter, say_dim, warn
+from duodec.cli.chat_models import Models
+from duodec.cli.conversation import Conversation, as_messages, as_text
+from duodec.cli.output import say_dim, warn
+from duodec.cli.rendered import writer_for
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption, ContextExceeded
 from duodec.models.config import EngineConfig
 
-EPILOG = f"""
+EPILOG = """
 [bold]Inside[/bold]
 
-/? lists the commands; Ctrl-C stops a response; Ctrl-D or /bye leaves.
+/? lists the commands, Tab completes them; Ctrl-C stops a response; Ctrl-D or /bye leaves.
 
 [bold]Examples[/bold]
 
 duodec chat --system "Answer in one sentence."
 
 duodec chat -m qwen2.5-coder-1.5b --temperature 0.7
-
-{options.methods_help()}
 """
 
 _QUOTES = '"""'
@@ -52,8 +51,17 @@ def chat(
             show_default=False,
         ),
     ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw",
+            help="Continue the text as it is, without the model's chat template: for base models.",
+            rich_help_panel="Decoding",
+        ),
+    ] = False,
     system: options.System = None,
     show_draft: options.ShowDraft = False,
+    plain: options.Plain = False,
     quiet: options.Quiet = False,
     config: Annotated[
         EngineConfig,
@@ -62,34 +70,28 @@ def chat(
     sampling: Annotated[SamplingParams, options.Options(defaults={"seed": choices.random_seed})],
 ) -> None:
     """Talk with a model: the history is kept, Ctrl-C stops a response and not the chat."""
-    from duodec.loading import draft_for
-
     choices.check_length(max_tokens, ())
     config = choices.with_datastore(config, method)
     chosen = choices.method_or_none(method, config.draft)
-    # loaded even if it may not pay: `/draft on` uses it, and until then it sleeps
-    draft_name = draft_for(config) if chosen is None else choices.draft_reference(config, chosen)
-    writer = AnswerWriter(show_draft=show_draft)
-    with open_engine(
-        replace(config, draft=config.draft if draft_name else None),
-        on_warning=writer.warn,
-        is_quiet=quiet,
-    ) as engine:
+    if raw and system is not None:
+        raise BadOption("--system needs the chat template that --raw leaves out; choose one")
+    writer = writer_for(show_draft=show_draft, is_plain=plain or raw)
+    with closing(writer), Models(config, chosen, writer.warn, quiet, raw) as models:
+        models.open(config.target)
         conversation = Conversation(
-            engine=engine,
+            models=models,
             writer=writer,
-            target=config.target,
-            draft=draft_name,
             sampling=sampling,
             method=chosen,
             max_tokens=max_tokens,
             system=system,
             is_quiet=quiet,
+            prompt_of=as_text if raw else as_messages,
         )
         if sys.stdin.isatty():
             if not quiet:
-                models = config.target + (f" with {draft_name}" if draft_name else "")
-                say_dim(f"{models}, seed {sampling.seed}; /? for help, Ctrl-D leaves")
+                names = models.target + (f" with {models.draft}" if models.draft else "")
+                say_dim(f"{names}, seed {sampling.seed}; /? for help, Ctrl-D leaves")
             _talk(conversation, _terminal_reader())
         else:
             _talk(conversation, _pipe_reader)
@@ -142,8 +144,13 @@ def _terminal_reader() -> ReadLine:
     from prompt_toolkit.history import InMemoryHistory
     from prompt_toolkit.output import create_output
 
+    from duodec.cli.completing import SlashCompleter
+
     session: PromptSession[str] = PromptSession(
-        history=InMemoryHistory(), output=create_output(stdout=sys.stderr)
+        history=InMemoryHistory(),
+        completer=SlashCompleter(),
+        complete_while_typing=False,
+        output=create_output(stdout=sys.stderr),
     )
 
     def read(prompt: str) -> str:

@@ -6,21 +6,21 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from duodec.core.grammar import Grammar
 from duodec.errors import BadOption
 from duodec.methods.registry import method as method_named
 from duodec.models.config import EngineConfig
 
-if TYPE_CHECKING:
-    pass
-
 
 def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:
     """Refuse what the engine would refuse, before a model is loaded."""
     if max_tokens is not None and max_tokens < 1:
-        raise BadOption(f"max-tokens is {max_tokens}; use 1 or more")
+        raise BadOption(
+            f"max-tokens is {max_tokens}; use 1 or more",
+            option="max-tokens",
+            flags=("--max-tokens", "-n"),
+        )
     if any(not text for text in stop):
         raise BadOption("a --stop text is empty; leave it out")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,28 +16,42 @@ from duodec.errors import BadOption, ContextExceeded
 from duodec.methods.registry import method as method_named
 
 if TYPE_CHECKING:
-    from duodec.llm import LLM
+    from duodec.cli.chat_models import Models
+    from duodec.llm import LLM, Prompt
 
 _HARD_PATIENCE = 2  # presses of Ctrl-C after the first that still end the response cleanly
+
+
+def as_messages(messages: list[dict[str, Any]]) -> Prompt:
+    """For the model's chat template."""
+    return messages
+
+
+def as_text(messages: list[dict[str, Any]]) -> Prompt:
+    """One text that goes on, for a model that knows no turns."""
+    return "\n".join(message["content"] for message in messages)
 
 
 @dataclass
 class Conversation:
     """Every response sees all earlier messages; the engine's memo makes that cheap."""
 
-    engine: LLM
+    models: Models
     writer: AnswerWriter
-    target: str
-    draft: str | None
     sampling: SamplingParams
     method: str | None = None
     max_tokens: int | None = None
     system: str | None = None
     is_quiet: bool = False
+    prompt_of: Callable[[list[dict[str, Any]]], Prompt] = as_messages
     messages: list[dict[str, Any]] = field(default_factory=list)
     attachment: str = ""  # text that goes before the next message
     last: Answer | None = None
     _num_regenerated: int = 0
+
+    @property
+    def engine(self) -> LLM:
+        return self.models.llm
 
     def all_messages(self) -> list[dict[str, Any]]:
         """The system message and everything since."""
@@ -52,13 +67,14 @@ class Conversation:
 
     def num_tokens(self) -> int:
         """Tokens of the conversation so far."""
-        return len(self.engine.tokens_of(self.all_messages())) if self.messages else 0
+        prompt = self.prompt_of(self.all_messages())
+        return len(self.engine.tokens_of(prompt)) if self.messages else 0
 
     def draft_of(self, done: Answer) -> str | None:
         """The draft model used for a response."""
         method = method_named(done.method)
         takes_one = method.uses_draft_model and self.engine.can_draft
-        return self.draft if method.needs_draft_model or takes_one else None
+        return self.models.draft if method.needs_draft_model or takes_one else None
 
     def send(self, text: str) -> None:
         """Send a message and stream the response. Raises BadOption and ContextExceeded; the message
@@ -86,13 +102,23 @@ class Conversation:
         if len(self.messages) < len(before):  # no new response: keep the old one
             self.messages = before
 
+    def undo(self) -> str:
+        """Take back the last message and its response; returns the message. Raises BadOption."""
+        roles = [message["role"] for message in self.messages]
+        if "user" not in roles:
+            raise BadOption("there is no message to take back")
+        at = len(roles) - 1 - roles[::-1].index("user")
+        text = str(self.messages[at]["content"])
+        del self.messages[at:]
+        return text
+
     def _reply(self) -> None:
         done = None
         interruption = Interruption(_HARD_PATIENCE)
         with suppress(Stopped):
             done = answer(
                 self.engine,
-                self.engine.tokens_of(self.all_messages()),
+                self.engine.tokens_of(self.prompt_of(self.all_messages())),
                 self.sampling,
                 method=self.method,
                 max_tokens=self.max_tokens,

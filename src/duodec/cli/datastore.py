@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duodec.cli.common import register
+from duodec.cli.help import Group
 from duodec.cli.models import size
 from duodec.cli.options import CONTEXT_SETTINGS, Options, derived
 from duodec.cli.output import is_terminal, put, put_table, say_dim, warn
@@ -23,13 +25,23 @@ if TYPE_CHECKING:
     from duodec.datastores import Progress
     from duodec.drafting.datastore_file import Header
 
+EPILOG = """
+[bold]Examples[/bold]
+
+duodec datastore build ~/project/src notes.md chats.jsonl
+
+duodec datastore build -m qwen2.5-coder-1.5b ~/project
+
+duodec datastore info
+"""
+
 _SCHEMA_VERSION = 1
 
 app = typer.Typer(
+    cls=Group,
     context_settings=CONTEXT_SETTINGS,
     rich_markup_mode="rich",
-    epilog="[bold]Examples[/bold]\n\nduodec datastore build ~/project/src notes.md chats.jsonl\n\n"
-    "duodec datastore build -m qwen2.5-coder-1.5b ~/project\n\nduodec datastore info",
+    epilog=EPILOG,
 )
 
 
@@ -40,7 +52,6 @@ def datastore(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@app.command(context_settings=CONTEXT_SETTINGS)
 @derived
 def build(
     *,
@@ -86,7 +97,6 @@ def build(
     put(f"{place}\n")
 
 
-@app.command(context_settings=CONTEXT_SETTINGS)
 def info(
     path: Annotated[
         Path | None,
@@ -118,6 +128,9 @@ def info(
     )
     if not found:
         say_dim("none yet; build one with duodec datastore build FILES...")
+
+
+register(app, [("build", build), ("info", info)])
 
 
 def _headers(path: Path | None) -> list[tuple[Path, Header]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +14,9 @@ from duodec.cli import choices, options
 from duodec.cli.answering import Answer, Interruption, Stopped, answer, plain_seconds
 from duodec.cli.closing import busy_line, comparison, draft_line, end_line, seconds, speed_line
 from duodec.cli.opening import open_engine
-from duodec.cli.output import AnswerWriter, is_terminal, put, say, say_dim, warn
+from duodec.cli.output import is_terminal, put, say, say_dim, warn
 from duodec.cli.record import to_json
+from duodec.cli.rendered import writer_for
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.machine.busy import NOTABLE, OtherPrograms
@@ -22,7 +25,7 @@ from duodec.models.config import EngineConfig
 if TYPE_CHECKING:
     from duodec.llm import LLM
 
-EPILOG = f"""
+EPILOG = """
 [bold]Examples[/bold]
 
 duodec generate "Why is the sky blue?"
@@ -31,13 +34,11 @@ cat question.txt | duodec generate --method sps --temperature 0.7 --seed 1
 
 duodec generate --raw --show-draft "def fibonacci(n):"
 
-duodec generate --regex "(yes|no), because .{{10,80}}\\." "Is the sky blue?"
+duodec generate --regex "(yes|no), because .{10,80}\\." "Is the sky blue?"
 
 duodec generate -m hf:Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF -md qwen2.5-coder-0.5b "Sort a list."
 
 duodec generate -m Qwen/Qwen2.5-Coder-7B-Instruct -md qwen2.5-coder-0.5b "Sort it."     safetensors
-
-{options.methods_help()}
 """
 
 _INTERRUPTED = 130
@@ -51,9 +52,11 @@ def generate(
         str | None,
         typer.Argument(help="The prompt; read from standard input if absent.", show_default=False),
     ] = None,
+    prompt_option: options.Prompt = None,
+    file: options.PromptFile = None,
     method: options.MethodName = "auto",
     max_tokens: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--max-tokens",
             "-n",
@@ -92,6 +95,7 @@ def generate(
         ),
     ] = None,
     show_draft: options.ShowDraft = False,
+    plain: options.Plain = False,
     json: Annotated[
         bool,
         typer.Option(
@@ -119,17 +123,20 @@ def generate(
         warn(f"method '{method}' uses no draft model: --draft {config.draft} is not loaded")
     if raw and system is not None:
         raise BadOption("--system needs the chat template that --raw leaves out; choose one")
-    text = _prompt_text(prompt)
+    text = _prompt_text(prompt, prompt_option, file)
 
-    writer = AnswerWriter(show_draft=show_draft)
+    writer = writer_for(show_draft=show_draft, is_plain=plain or raw or json)
     if show_draft and not is_terminal(sys.stdout):
         warn("--show-draft has no effect: stdout is not a terminal")
     try:
-        with open_engine(
-            replace(config, draft=config.draft if draft_name else None),
-            on_warning=writer.warn,
-            is_quiet=quiet,
-        ) as engine:
+        with (
+            closing(writer),
+            open_engine(
+                replace(config, draft=config.draft if draft_name else None),
+                on_warning=writer.warn,
+                is_quiet=quiet,
+            ) as engine,
+        ):
             tokens = engine.tokens_of(text if raw else messages(text, system))
             others = OtherPrograms()
             done = answer(
@@ -201,20 +208,44 @@ def _compare(engine: LLM, done: Answer, sampling: SamplingParams, others: OtherP
     say_dim(comparison(done.finished.stats, plain_s, shares_cores=engine.shares_cores))
 
 
-def _prompt_text(prompt: str | None) -> str:
-    """The prompt, from standard input if none is given. Raises BadOption."""
-    if prompt is None or prompt == _READ_FROM_STDIN:
-        if sys.stdin is None or sys.stdin.isatty():
-            raise BadOption(
-                'no prompt; write one (duodec generate "Why is the sky blue?") or pipe it in'
-            )
-        try:
-            prompt = sys.stdin.buffer.read().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise BadOption(
-                f"standard input is not UTF-8 text (byte {error.start}); convert it first"
-            ) from error
-        prompt = prompt.removesuffix("\n")
-    if not prompt.strip():
+def _prompt_text(prompt: str | None, option: str | None, file: Path | None) -> str:
+    """The prompt: a file's text and what is asked of it, from standard input if there is neither.
+    Raises BadOption."""
+    if prompt is not None and option is not None:
+        raise BadOption("a prompt and --prompt are given; leave one out")
+    asked = option if prompt is None else prompt
+    if asked == _READ_FROM_STDIN or (asked is None and file is None):
+        asked = _standard_input()
+    parts = [*([_file_text(file)] if file else []), *([asked] if asked is not None else [])]
+    text = "\n\n".join(parts)
+    if not text.strip():
         raise BadOption("the prompt is empty; write something to complete")
-    return prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _standard_input() -> str:
+    """Raises BadOption if a person sits before it, or it is no text."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise BadOption(
+            'no prompt; write one (duodec generate "Why is the sky blue?") or pipe it in'
+        )
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise BadOption(
+            f"standard input is not UTF-8 text (byte {error.start}); convert it first"
+        ) from error
+
+
+def _file_text(file: Path) -> str:
+    """Raises BadOption."""
+    try:
+        return file.read_text("utf-8").removesuffix("\n")
+    except OSError as error:
+        raise BadOption(
+            f"cannot read {file} ({error.strerror}); name a text with --file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise BadOption(
+            f"{file} is not UTF-8 text (byte {error.start}); convert it first"
+        ) from error

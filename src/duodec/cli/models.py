@@ -7,19 +7,33 @@ from typing import Annotated
 
 import typer
 
+from duodec.cli.common import register
+from duodec.cli.help import Group
 from duodec.cli.options import CONTEXT_SETTINGS, Options, derived
 from duodec.cli.output import put, put_table, say_dim
 from duodec.models.config import EngineConfig
 
+EPILOG = """
+[bold]Examples[/bold]
+
+duodec list
+
+duodec pull qwen2.5-coder-1.5b
+
+duodec pull hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:q8_0
+
+duodec models drafts ./Llama-3.1-8B-Instruct-Q4_K_M.gguf
+
+`duodec models` and `duodec models pull` are the same.
+"""
+
 _SCHEMA_VERSION = 1
 
 app = typer.Typer(
+    cls=Group,
     context_settings=CONTEXT_SETTINGS,
     rich_markup_mode="rich",
-    epilog="[bold]Examples[/bold]\n\nduodec models\n\n"
-    "duodec models pull qwen2.5-coder-1.5b\n\n"
-    "duodec models drafts ./Llama-3.1-8B-Instruct-Q4_K_M.gguf\n\n"
-    "duodec models pull hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:q8_0",
+    epilog=EPILOG,
 )
 
 
@@ -29,8 +43,14 @@ def models(
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
     """List the models known by name and the GGUF files in the hub's cache."""
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        list_models(json=json)
+
+
+def list_models(
+    *, json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False
+) -> None:
+    """List the models known by name and the GGUF files in the hub's cache."""
     from duodec.models import cached_models
 
     found = cached_models()
@@ -64,7 +84,6 @@ def models(
     )
 
 
-@app.command(context_settings=CONTEXT_SETTINGS)
 @derived
 def pull(
     *,
@@ -82,7 +101,6 @@ def pull(
     put(f"{file.path}\n")
 
 
-@app.command(context_settings=CONTEXT_SETTINGS)
 @derived
 def drafts(
     *,
@@ -132,6 +150,9 @@ def drafts(
     best = next((one for one in found if not one.fault), None)
     if best:
         say_dim(f"measure: duodec doctor --target {target} --draft auto")
+
+
+register(app, [("pull", pull), ("drafts", drafts)])
 
 
 def size(num_bytes: int) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from duodec.cli.spelling import canonical
 from duodec.core.parameters import Field, fields_of
 from duodec.methods.registry import METHODS
 
@@ -20,35 +21,6 @@ _PANELS = (  # in the order in which the help shows them
 )  # fmt: skip
 
 _SEVERAL = tuple[str, ...]  # the type of fields whose options may be given several times
-
-# How llama.cpp, vLLM and transformers spell options that have another name here.
-_OTHER_SPELLINGS = {
-    "model": "target",
-    "model-draft": "draft",
-    "spec-draft-model": "draft",
-    "draft-model": "draft",
-    "ctx-size": "context",
-    "n-ctx": "context",
-    "max-model-len": "context",
-    "max-new-tokens": "max-tokens",
-    "n-predict": "max-tokens",
-    "predict": "max-tokens",
-    "num-predict": "max-tokens",
-    "temp": "temperature",
-    "repeat-penalty": "repetition-penalty",
-    "system-prompt": "system",
-    "threads-draft": "draft-threads",
-    "spec-draft-threads": "draft-threads",
-    "n-gpu-layers": "gpu-layers",
-    "torch-dtype": "dtype",
-}
-
-
-def canonical(name: str) -> str:
-    """Our spelling of an option's name (without its dashes)."""
-    name = name.replace("_", "-")
-    return _OTHER_SPELLINGS.get(name, name)
-
 
 CONTEXT_SETTINGS = {"token_normalize_func": canonical, "help_option_names": ["-h", "--help"]}
 
@@ -102,19 +74,10 @@ def derived(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__module__ = command.__module__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
-
-
-def several(*records: type) -> set[str]:
-    """The parameters of options that may be given several times."""
-    return {
-        _parameter_name(field)
-        for record in records
-        for field in fields_of(record).values()
-        if field.kind == _SEVERAL
-    }
 
 
 def _parameter_name(field: Field) -> str:
@@ -198,6 +161,26 @@ ParseSpecial = Annotated[
 
 # Prompts
 
+Prompt = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        "-p",
+        help="The prompt as an option; it follows the text of --file, if both are given.",
+        metavar="PROMPT",
+        show_default=False,
+    ),
+]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        "-f",
+        help="A file whose text is the prompt, or comes before it.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
 Tasks = Annotated[
     str,
     typer.Option(
@@ -240,6 +223,14 @@ ShowDraft = Annotated[
     typer.Option(
         "--show-draft",
         help="Tint and underline accepted draft text; on a terminal only.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Plain = Annotated[
+    bool,
+    typer.Option(
+        "--plain",
+        help="The text as the model writes it; on a terminal, Markdown is rendered otherwise.",
         rich_help_panel=_OUTPUT,
     ),
 ]

@@ -102,6 +102,9 @@ class AnswerWriter:
         put("\n")
         self.text = ""
 
+    def close(self) -> None:
+        """Leave the terminal as it was; can be called twice."""
+
     def warn(self, line: str) -> None:
         """A warning in the middle of a completion, on its own line."""
         is_inside_line = self.text and not self.text.endswith("\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +11,7 @@ import typer
 
 from duodec.cli import choices, options
 from duodec.cli.output import say, warn
+from duodec.cli.ps import announced
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.models.config import EngineConfig
 from duodec.server.settings import Settings
@@ -21,16 +21,15 @@ if TYPE_CHECKING:
     from duodec.server.service import Service
 
 _SERVER = "Server"
-_LISTS = options.several(EngineConfig, Settings)
 
-EPILOG = f"""
+EPILOG = """
 [bold]Then[/bold]
 
 open http://127.0.0.1:8000 in a browser
 
 give http://127.0.0.1:8000/v1 to Open WebUI, the openai library, LangChain, llm
 
-curl http://127.0.0.1:8000/v1/completions -d '{{"prompt": "Once upon a time"}}'
+curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "Once upon a time"}'
 
 [bold]Examples[/bold]
 
@@ -43,66 +42,12 @@ duodec serve --host 0.0.0.0 --api-key "$KEY" --cors-origin https://chat.example.
 DUODEC_PORT=9000 duodec serve     every option can come from the environment
 
 duodec serve --config serve.yaml     or from a YAML file: `port: 9000`
-
-{options.methods_help()}
 """
-
-
-def _defaults(context: typer.Context, file: Path | None) -> Path | None:
-    """Make the options of a file the defaults of this command."""
-    if file is not None:
-        found = read_options(file)
-        known = [str(parameter.name) for parameter in context.command.params]
-        for name in found:
-            if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise BadOption(f"{file} has no option '{name}' to set{hint}")
-        context.default_map = {**(context.default_map or {}), **found}
-    return file
-
-
-def read_options(file: Path) -> dict[str, object]:
-    """The options of a YAML file, by parameter; values stay strings, or lists of strings. Raises
-    BadOption."""
-    import yaml
-
-    try:
-        node = yaml.compose(file.read_text("utf-8"), yaml.BaseLoader)
-        pairs = yaml.BaseLoader("").construct_pairs(node, deep=True) if node else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadOption(f"cannot read {file} ({error}); name a YAML file with --config") from error
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise BadOption(
-            f"{file} is not a list of options ({reason}); write, say, port: 9000"
-        ) from error
-    found: dict[str, object] = {}
-    for name, value in pairs:
-        name = options.canonical(str(name)).replace("-", "_")
-        if name in found:
-            raise BadOption(f"{file} sets {name} twice; write several values as a list: [A, B]")
-        is_list = name in _LISTS and not isinstance(value, list)
-        found[name] = [value] if is_list else value
-    return found
 
 
 @options.derived
 def serve(
     *,
-    config_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            help="A YAML file with options, by their long names; the command line and the "
-            "environment override it.",
-            metavar="FILE",
-            callback=_defaults,
-            is_eager=True,
-            show_default=False,
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
     alias: Annotated[
         str | None,
         typer.Option(
@@ -150,7 +95,8 @@ def serve(
         warn(
             f"anybody who reaches {settings.host} can use this server; require a key with --api-key"
         )
-    running.serve(service, _loader(config, chosen), sock)
+    with announced(settings.model, _url(sock.getsockname())):
+        running.serve(service, _loader(config, chosen), sock)
 
 
 def _loader(config: EngineConfig, method: str | None) -> Callable[[Service], Callable[[], None]]:

@@ -16,6 +16,7 @@ from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.methods.registry import DEFAULT_METHOD
 from duodec.methods.registry import method as method_named
+from duodec.models.aliases import ALIASES
 
 if TYPE_CHECKING:
     from duodec.cli.conversation import Conversation
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 _SAMPLING = {
     item.name: type(item.default) for item in fields(SamplingParams) if item.default is not MISSING
 }
-_LEAVE = ("/bye", "/exit", "/quit")
+SETTINGS = ("system", "method", "max_tokens", *_SAMPLING)
+LEAVE = ("/bye", "/exit", "/quit")
 
 
 class Leave(Exception):
@@ -34,10 +36,10 @@ def run(line: str, chat: Conversation) -> None:
     """Run a line that begins with a slash. Raises Leave, and BadOption for an invalid command."""
     name, _, rest = line.strip().partition(" ")
     name = name.lower()
-    if name in _LEAVE:
+    if name in LEAVE:
         raise Leave
     if name not in COMMANDS:
-        near = get_close_matches(name, [*COMMANDS, *_LEAVE], 1)
+        near = get_close_matches(name, [*COMMANDS, *LEAVE], 1)
         hint = f"did you mean {near[0]}?" if near else "/? lists the commands"
         raise BadOption(f"unknown command {name}; {hint}")
     COMMANDS[name][0](chat, rest.strip())
@@ -47,7 +49,7 @@ def _help(chat: Conversation, rest: str) -> None:
     for name, (_, usage) in COMMANDS.items():
         if name != "/help":
             say(f"  {name:<8} {usage}")
-    say(f"  {' '.join(_LEAVE)}   leave, as Ctrl-D does")
+    say(f"  {' '.join(LEAVE)}   leave, as Ctrl-D does")
     say('  """ opens a message of several lines, and """ closes it')
 
 
@@ -68,9 +70,8 @@ def _set(chat: Conversation, rest: str) -> None:
         changed: dict[str, Any] = {name: number}
         chat.sampling = replace(chat.sampling, **changed)
     else:
-        names = ["system", "method", "max_tokens", *_SAMPLING]
-        near = get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(names)}"
+        near = get_close_matches(name, SETTINGS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(SETTINGS)}"
         raise BadOption(f"unknown setting {name}; {hint}")
 
 
@@ -97,7 +98,7 @@ def _short(value: object) -> str:
 
 
 def _show(chat: Conversation, rest: str) -> None:
-    say(f"  target {chat.target}, draft {chat.draft or 'none'}")
+    say(f"  target {chat.models.target}, draft {chat.models.draft or 'none'}")
     say(f"  method {chat.method or DEFAULT_METHOD}")
     say(f"  system {chat.system or 'none'}")
     say(f"  max_tokens {chat.max_tokens or 'none'}")
@@ -114,6 +115,20 @@ def _clear(chat: Conversation, rest: str) -> None:
 
 def _regen(chat: Conversation, rest: str) -> None:
     chat.regenerate()
+
+
+def _undo(chat: Conversation, rest: str) -> None:
+    first, _, more = chat.undo().partition("\n")
+    say(f"  taken back: {first}{' ...' if more else ''}")
+
+
+def _model(chat: Conversation, rest: str) -> None:
+    if not rest:
+        say(f"  {chat.models.target}; /model NAME takes another: {', '.join(ALIASES)}, or a file")
+        return
+    chat.models.switch(rest)
+    draft = chat.models.draft
+    say(f"  {rest}{f' with {draft}' if draft else ''}; the conversation goes on")
 
 
 def _stats(chat: Conversation, rest: str) -> None:
@@ -186,6 +201,8 @@ COMMANDS: dict[str, tuple[Callable[[Conversation, str], None], str]] = {
     "/show": (_show, "settings, models and the context's use"),
     "/clear": (_clear, "forget the conversation"),
     "/regen": (_regen, "another response to the last message"),
+    "/undo": (_undo, "take back the last message and its response"),
+    "/model": (_model, "NAME: go on with another model"),
     "/save": (_save, "FILE: the messages as JSON"),
     "/load": (_load, "FILE: continue with saved messages"),
     "/read": (_read, "FILE: put a text before the next message"),

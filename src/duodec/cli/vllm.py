@@ -62,7 +62,11 @@ def vllm(
         ),
     ] = "",
     threads: Annotated[
-        int, typer.Option(help="0: one for each core, 8 at most.", rich_help_panel=_DRAFTER)
+        int,
+        typer.Option(
+            help="Threads of the drafter; 0: one for each core, 8 at most.",
+            rich_help_panel=_DRAFTER,
+        ),
     ] = 0,
     memory: Annotated[
         int, typer.Option(help="MiB of the drafter's cache.", rich_help_panel=_DRAFTER)

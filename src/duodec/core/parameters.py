@@ -94,4 +94,6 @@ def check(record: object, spelled: Callable[[Field], str] = by_option) -> None:
             )
         if isinstance(value, (int, float)) and not parameter.is_in_range(value):
             remedy = parameter.remedy or f"use {parameter.ge:g} or more"
-            raise BadOption(f"{spelled(field)} is {value}; {remedy}")
+            raise BadOption(
+                f"{spelled(field)} is {value}; {remedy}", option=spelled(field), flags=field.flags
+            )

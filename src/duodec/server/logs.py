@@ -52,7 +52,8 @@ def set_up(form: LogFormat) -> None:
     """Our log and uvicorn's go to stderr, in this form."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Objects() if form == "json" else _Lines())
-    for name, level in (("duodec.server", logging.INFO), ("uvicorn", logging.ERROR)):
+    ours = logging.getLogger("duodec").level or logging.INFO
+    for name, level in (("duodec.server", ours), ("uvicorn", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level)

@@ -26,6 +26,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from duodec.core.sampling import SamplingParams
 from duodec.server.errors import ApiError, bad_field
 from duodec.server.jsons import TooMuch, kind, parse
 
@@ -289,7 +290,7 @@ class Body(_Object):
     stream_options: StreamOptions = StreamOptions()
     n: Annotated[Whole, between(1, MAX_CHOICES)] = 1
     stop: Annotated[list[str], BeforeValidator(_stops)] = []
-    temperature: Annotated[Number, between(0, 100)] = 1.0
+    temperature: Annotated[Number, between(0, 100)] = SamplingParams().temperature
     top_k: Annotated[Whole, between(-1)] = 0
     top_p: Share = 1.0
     min_p: Share = 0.0

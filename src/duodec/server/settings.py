@@ -27,7 +27,11 @@ class Settings:
     port: Annotated[
         int,
         Parameter(
-            "0: any free one.", "Server", ge=0, lt=1 << 16, remedy="use 0 (any free one) to 65535"
+            "Where clients connect; 0: any free one.",
+            "Server",
+            ge=0,
+            lt=1 << 16,
+            remedy="use 0 (any free one) to 65535",
         ),
     ] = DEFAULT_PORT
     metrics_prefix: Annotated[

@@ -1,0 +1,74 @@
+"""The help of every command: a screen with --help, everything with --help-all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from duodec.cli.app import app, run
+
+_SCREEN = 40  # lines
+ROOT: Any = typer.main.get_command(app)
+
+
+def commands(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield before
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*before, name))
+        else:
+            yield (*before, name)
+
+
+ALL = sorted(commands(ROOT))
+
+
+def command_of(names: tuple[str, ...]) -> Any:
+    found = ROOT
+    for name in names:
+        found = found.commands[name]
+    return found
+
+
+@pytest.mark.parametrize("names", ALL, ids=" ".join)
+def test_help_fits_on_a_screen(
+    names: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*names, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"Usage: {' '.join(('duodec', *names))}")
+    assert len(lines) <= _SCREEN
+    assert max(map(len, lines)) <= 80
+    for required in (p for p in command_of(names).params if p.required):
+        is_option = required.opts[0].startswith("-")
+        name = required.opts[0] if is_option else required.metavar or required.name.upper()
+        assert any(name in line for line in lines[3:]), "what must be given is shown"
+
+
+@pytest.mark.parametrize("names", [names for names in ALL if names], ids=" ".join)
+def test_help_all_shows_every_option(
+    names: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = command_of(names)
+    if hasattr(command, "commands"):
+        return
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run([*names, "--help-all"]) == 0
+    shown = capsys.readouterr().out
+    for parameter in command.params:
+        for flag in (f for f in parameter.opts if f.startswith("-")):
+            assert flag in shown
+    if "method" in {parameter.name for parameter in command.params}:
+        assert "Decode autoregressively" in shown
+
+
+def test_every_command_has_the_common_options() -> None:
+    for names in ALL:
+        command = command_of(names)
+        if not hasattr(command, "commands"):
+            flags = {flag for parameter in command.params for flag in parameter.opts}
+            assert {"--config", "--log-level", "--help-all"} <= flags, names
