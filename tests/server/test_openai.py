@@ -73,7 +73,7 @@ def test_the_streaming_helper(client: Any) -> None:
 def test_seeds_and_stops(client: Any) -> None:
     def ask(**fields: Any) -> Any:
         return client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_tokens=40, **fields
+            model=MODEL, messages=MESSAGES, max_tokens=40, temperature=1, **fields
         ).choices[0]
 
     first = ask(seed=3)
@@ -83,6 +83,15 @@ def test_seeds_and_stops(client: Any) -> None:
     ended = ask(seed=3, stop=stop)
     assert ended.finish_reason == "stop"
     assert stop not in ended.message.content
+
+
+def test_without_a_temperature_the_likeliest_tokens_are_taken(client: Any) -> None:
+    def ask(**fields: Any) -> Any:
+        create = client.chat.completions.create
+        return create(model=MODEL, messages=MESSAGES, max_tokens=40, **fields).choices[0].message
+
+    assert ask(seed=3) == ask(seed=4) == ask(temperature=0)
+    assert ask(seed=3, temperature=1) != ask(seed=3)
 
 
 def test_logprobs(client: Any) -> None:
@@ -170,7 +179,7 @@ def test_many_at_once(server: Running) -> None:
             answers = await asyncio.gather(
                 *(
                     client.chat.completions.create(
-                        model=MODEL, messages=MESSAGES, max_tokens=30, seed=i % 4
+                        model=MODEL, messages=MESSAGES, max_tokens=30, seed=i % 4, temperature=1
                     )
                     for i in range(16)
                 )
