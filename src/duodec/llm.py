@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -152,9 +152,16 @@ class LLM:
         is_flat = self.costs.is_flat()
         return self.num_padded > 1 if is_flat is None else is_flat
 
-    def tokens_of(self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    def tokens_of(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = {},
+    ) -> list[int]:
         """The tokens of a prompt; messages go through the model's chat template, which is shown
-        the ``tools`` that the model may call."""
+        the ``tools`` that the model may call, and ``variables`` of its own, such as
+        ``enable_thinking``."""
         if isinstance(prompt, str):
             return self.tokenizer.tokenize(prompt, is_templated=self.parse_special)
         if is_tokens(prompt):
@@ -170,7 +177,10 @@ class LLM:
                 f"a prompt holds {other!r} among its items; give a text, a list of messages or a "
                 "list of tokens"
             )
-        return chat_tokens(self.tokenizer, messages, tools=tools, parse_special=self.parse_special)
+        return chat_tokens(
+            self.tokenizer, messages, tools=tools, variables=variables,
+            parse_special=self.parse_special,
+        )  # fmt: skip
 
     def generate(
         self,
@@ -352,8 +362,12 @@ class LLM:
         say: Callable[[Output], None],
         choice: int = 0,
         should_stop: Callable[[], bool] | None = None,
+        shown: Collection[int] = (),
     ) -> Task:
-        """Make a request for the scheduler. Raises BadOption and ContextExceeded."""
+        """Make a request for the scheduler. Raises BadOption and ContextExceeded.
+
+        ``shown``: control tokens that are part of the text, since somebody reads them there.
+        """
         chosen = self.method(method)
         params = self._checked_params(params or SamplingParams())
         tokens = self._checked(self.tokens_of(prompt))
@@ -369,11 +383,16 @@ class LLM:
             shares_cores=self.shares_cores,
             clock=self.clock,
             is_end=self.tokenizer.is_end,
-            stream=TextStream(self.tokenizer.piece, tuple(params.stop)),
+            stream=TextStream(self._piece(shown), tuple(params.stop)),
             num_logprobs=params.logprobs,
         )
         full: FinishReason = "length" if wanted <= self.num_context else "context"
         return Task(request, chosen, say, full=full, should_stop=should_stop)
+
+    def _piece(self, shown: Collection[int]) -> Callable[[int], bytes]:
+        """The bytes that a token adds to a text which has these control tokens."""
+        piece, text = self.tokenizer.piece, self.tokenizer.token_text
+        return (lambda token: text(token) if token in shown else piece(token)) if shown else piece
 
     @property
     def scheduler(self) -> Scheduler:

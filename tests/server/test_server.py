@@ -32,8 +32,10 @@ from duodec.core.events import Finished
 from duodec.core.sampling import Context, SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
+from duodec.server.calls.call import Call
+from duodec.server.calls.json_calls import Hermes
+from duodec.server.calls.splitting import ToolCalls
 from duodec.server.settings import Settings
-from duodec.server.tools import Call, ToolCalls
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
 
@@ -338,7 +340,7 @@ def test_how_a_text_was_cut_changes_neither_words_nor_calls(
     text = "".join(pieces)
 
     def split(parts: list[str]) -> tuple[str, list[tuple[str, str]]]:
-        splitter = ToolCalls()
+        splitter = ToolCalls(Hermes())
         found = [f for part in parts for f in splitter.push(part)] + [*splitter.finish()]
         calls = [(f.name, f.arguments) for f in found if isinstance(f, Call)]
         return "".join(f for f in found if isinstance(f, str)), calls

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import re
 from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
@@ -20,6 +21,7 @@ from duodec.errors import BackendUnavailable, BadOption
 from duodec.machine.helper import Helper, Late
 
 _REMEMBERED = 256  # grammars
+_CONTROL = re.compile(r"<\[\d+\]>")
 _START_S = 10.0  # for the process's own work, on a busy machine
 
 SECONDS, NUM_BYTES = 2.0, 256 << 20
@@ -50,7 +52,8 @@ class GrammarTrial:
 
     def _try(self, grammar: Grammar) -> str:
         """Why a grammar is refused, or ""."""
-        kind, words = self._ended(in_lark(grammar))
+        # control tokens are the model's own: one stands for all in the vocabulary of the trial
+        kind, words = self._ended(_CONTROL.sub("<[256]>", in_lark(grammar)))
         name = "the JSON schema or grammar"
         if kind == SLOW:
             return f"{name} takes longer than {self._seconds:g} s to compile; simplify it"

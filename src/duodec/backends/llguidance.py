@@ -202,6 +202,18 @@ def json_term(schema: Any) -> str:
     return f"%json {json.dumps(schema)}"
 
 
+def control_term(token: int) -> str:
+    """A term in Lark's notation that matches a control token."""
+    return f"<[{token}]>"
+
+
+def rules_as(name: str, grammar: Grammar) -> str:
+    """A grammar's rules, to be put among others: the one of that name matches the whole. Raises
+    BadOption."""
+    head, start, rest = _rules(grammar).partition("start:")
+    return f"{head}{name}:{rest}" if start else head
+
+
 def refusal(grammar: Grammar, words: str) -> str:
     """Why a grammar cannot be used, in one line of what the library says, without the place in a
     text that the user did not write."""

@@ -28,6 +28,9 @@ from duodec.errors import BadOption
 
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0x10FFFD  # code points that texts do not use
 
+# messages, tools, and the template's variables as the only item of a list
+_Shown = tuple[Sequence[Message], Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+
 
 @runtime_checkable
 class ControlVocabulary(Protocol):
@@ -54,9 +57,11 @@ def chat_tokens(
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] = {},
     parse_special: bool = False,
 ) -> list[int]:
-    """The tokens of a conversation, rendered by the model's chat template.
+    """The tokens of a conversation, rendered by the model's chat template with ``variables`` of
+    its own.
 
     With ``parse_special``, control tokens that messages spell are control tokens, as if the
     template had written them. Raises BadOption if there is no template, or it refuses.
@@ -69,12 +74,14 @@ def chat_tokens(
         for token in (tokenizer.bos, tokenizer.eos)
     )
 
-    def write(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        return render(template, messages, bos=bos, eos=eos, tools=tools)
+    def write(shown: _Shown) -> str:
+        messages, tools, (variables,) = shown
+        return render(template, messages, bos=bos, eos=eos, tools=tools, variables=variables)
 
-    plain = write(messages, tools)
+    shown = (messages, tools, (variables,))
+    plain = write(shown)
     if not parse_special and isinstance(tokenizer, ControlVocabulary):
-        found = _render(tokenizer.controls, write, plain, messages, tools)
+        found = _render(tokenizer.controls, write, plain, shown)
         if found.is_forged:
             return tokenizer.tokenize_around(found.text, found.controls)
         plain = found.text
@@ -83,23 +90,21 @@ def chat_tokens(
 
 def _render(
     controls: SpecialTokens,
-    write: Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], str],
+    write: Callable[[_Shown], str],
     plain: str,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
+    shown: _Shown,
 ) -> _Rendered:
     """The text, and which of its control tokens are the template's."""
     signs = _Signs.of(controls, plain)
 
     def written(mark: Callable[[str], str]) -> _Rendered:
-        marker = _Marker(mark)
-        return signs.read(write(marker.messages(messages), marker.values(tools)), controls)
+        return signs.read(write(_Marker(mark).all_of(shown)), controls)
 
     careful = _Marker(signs.mark_all)
-    marked = careful.messages(messages), careful.values(tools)
+    marked = careful.all_of(shown)
     if not careful.has_marked:
         return _Rendered(plain, [], is_forged=False)
-    strict = signs.read(write(*marked), controls)
+    strict = signs.read(write(marked), controls)
     if strict.text == plain:
         return strict
     loose = written(signs.mark_controls)
@@ -113,6 +118,10 @@ class _Marker:
     def __init__(self, mark: Callable[[str], str]) -> None:
         self._mark = mark
         self.has_marked = False
+
+    def all_of(self, shown: _Shown) -> _Shown:
+        messages, tools, variables = shown
+        return self.messages(messages), self.values(tools), self.values(variables)
 
     def values(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Messages or tools. Raises BadOption."""

@@ -27,14 +27,17 @@ def render(
     bos: str,
     eos: str,
     tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] = {},
 ) -> str:
-    """The prompt that a model's own template renders from ``messages``, and ``tools`` if any.
+    """The prompt that a model's own template renders from ``messages``, ``tools`` if any, and
+    ``variables`` of its own, such as ``enable_thinking``.
 
     The template comes with the model file, so it runs in jinja2's sandbox, and in a process with
     limits unless it is one that we know. Raises BadOption when it refuses the messages, or does not
     finish.
     """
     values = {
+        **variables,
         "messages": [dict(message) for message in messages],
         "add_generation_prompt": True,
         "bos_token": bos,

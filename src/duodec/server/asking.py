@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from duodec.chat.template import Message
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams
 from duodec.server.choosing import base_name
+from duodec.server.dialects import Dialect, Wanted
 from duodec.server.errors import ApiError, bad_field
-from duodec.server.formats import wanted_format, with_calls
+from duodec.server.formats import wanted_format, wanted_of
 from duodec.server.schemas import Body, ChatBody, CompletionBody, validated
-from duodec.server.tools import BEGIN
 
 _PLAIN = "ar"
 
@@ -35,12 +36,19 @@ class Wish:
     includes_usage: bool
     shows_progress: bool  # llama.cpp's timings_per_token
 
+    def constrained(self, grammar: Grammar | None) -> Wish:
+        """The same, with a grammar."""
+        return replace(self, sampling=replace(self.sampling, grammar=grammar))
+
 
 @dataclass(frozen=True)
 class ChatWish:
     wish: Wish
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
+    variables: dict[str, Any] = field(default_factory=dict)  # of the template
+    wanted: Wanted = field(default_factory=Wanted)
+    most_calls: int = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -51,9 +59,10 @@ class CompletionWish:
 
 
 def parse_chat(
-    body: Mapping[str, Any], check_model: Callable[[str | None], None], template: str | None
+    body: Mapping[str, Any], check_model: Callable[[str | None], None], dialect: Dialect
 ) -> ChatWish:
-    """Raises ApiError, and BadOption of values that make no distribution."""
+    """What the response must match is left to its ``wanted``: the prompt's end has a say in it.
+    Raises ApiError, and BadOption of values that make no distribution."""
     if isinstance(name := body.get("model"), str):
         check_model(name)
     found = validated(ChatBody, body)
@@ -61,14 +70,18 @@ def parse_chat(
         raise bad_field("top_logprobs", "top_logprobs needs logprobs: true")
     if not found.messages:
         raise bad_field("messages", "messages is empty; send at least one message")
-    tools = _tools(found, template)
+    tools = _tools(found, dialect)
     wish = _wish(
         found,
-        with_calls(found, tools, wanted_format(found)),
+        None,
         found.max_completion_tokens or found.max_tokens,
         found.top_logprobs if found.logprobs else None,
     )
-    return ChatWish(wish, [message.shown() for message in found.messages], tools)
+    return ChatWish(
+        wish, [message.shown() for message in found.messages], tools, found.variables(),
+        wanted_of(found, tools, wanted_format(found)),
+        sys.maxsize if found.parallel_tool_calls else 1,
+    )  # fmt: skip
 
 
 def parse_completion(
@@ -86,11 +99,11 @@ def parse_completion(
     return CompletionWish(wish, found.prompt, found.echo)
 
 
-def _tools(body: ChatBody, template: str | None) -> list[dict[str, Any]]:
+def _tools(body: ChatBody, dialect: Dialect) -> list[dict[str, Any]]:
     """The tools that the template shall show. Raises ApiError where it has no place for them."""
     if not body.tools or body.tool_choice == "none":
         return []
-    if template is None or "tools" not in template or BEGIN not in template:
+    if not dialect.has_tools:
         raise ApiError(
             400, "the model's chat template has no tools that are understood here; leave them "
             "out, or serve a model that was trained for them",

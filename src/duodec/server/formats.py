@@ -1,19 +1,18 @@
-"""Make the grammar of a response from its request: a format, an expression, calls of tools."""
+"""Read from a request what its response must be: a format, an expression, calls of tools."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from duodec.backends.llguidance import json_term
 from duodec.core.grammar import Grammar
+from duodec.server.calls.call import ANY_OBJECT, Tool
+from duodec.server.dialects import Wanted
 from duodec.server.errors import bad_field
 from duodec.server.jsons import parse
 from duodec.server.schemas import Body, ChatBody, ResponseFormat
-from duodec.server.tools import BEGIN, END
 
-_ANY_OBJECT = {"type": "object"}
 _KINDS = ("text", "json_object", "json_schema")
 
 
@@ -38,37 +37,34 @@ def wanted_format(body: Body) -> Grammar | None:
     if outputs.regex is not None:
         return Grammar("regex", outputs.regex)
     if outputs.json_object:
-        return _of_schema(_ANY_OBJECT)
+        return _of_schema(ANY_OBJECT)
     schema = outputs.json_schema
     return _of_text(schema) if isinstance(schema, str) else _of_schema(schema)
 
 
-def with_calls(
-    body: ChatBody, tools: Sequence[Mapping[str, Any]], wanted: Grammar | None
-) -> Grammar | None:
-    """What the answer must match where it may call ``tools``, those that the model is shown, or
-    else has the ``wanted`` format. Raises ApiError."""
+def wanted_of(body: ChatBody, tools: Sequence[Tool], said: Grammar | None) -> Wanted:
+    """What the answer must be where it may call ``tools``, those that the model is shown, or else
+    has the format ``said``. Raises ApiError."""
     if not tools:
-        return wanted
+        return Wanted(said)
     called = _called(body.tool_choice, tools)
     if called is not None:
-        return _calls(called, is_many=body.parallel_tool_calls)
-    if wanted is None:
-        return None
-    if wanted.kind != "json_schema":
+        return Wanted(None, called, body.parallel_tool_calls)
+    if said is None:
+        return Wanted()
+    if said.kind != "json_schema":
         raise bad_field(
             "structured_outputs", "an expression or a choice, and tools that may be called, "
             "exclude each other; leave out one, or use a JSON schema",
         )  # fmt: skip
-    said = json_term(json.loads(wanted.source))
-    return _calls(tools, is_many=body.parallel_tool_calls, or_else=said)
+    return Wanted(said, tools, body.parallel_tool_calls)
 
 
 def _response_format(own: ResponseFormat) -> Grammar | None:
     if own.type in (None, "text"):
         return None
     if own.type == "json_object":
-        return _of_schema(_ANY_OBJECT)
+        return _of_schema(ANY_OBJECT)
     if own.type != "json_schema":
         raise bad_field(
             "response_format.type",
@@ -97,7 +93,7 @@ def _of_schema(schema: Any) -> Grammar:
     return Grammar("json_schema", json.dumps(schema))
 
 
-def _called(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]] | None:
+def _called(choice: Any, tools: Sequence[Tool]) -> Sequence[Tool] | None:
     """The tools of which one must be called; None where the model decides."""
     if choice in (None, "auto"):
         return None
@@ -115,30 +111,6 @@ def _called(choice: Any, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping
     return found
 
 
-def _calls(
-    tools: Sequence[Mapping[str, Any]], *, is_many: bool, or_else: str | None = None
-) -> Grammar:
-    """Calls as the templates write them, or else a text of another kind."""
-    more = ' ("\\n" call)*' if is_many else ""
-    head, tail = _literal(f"{BEGIN}\n"), _literal(f"\n{END}")
-    kinds = " | ".join(f"tool{i}" for i in range(len(tools)))
-    rules = [f"calls: call{more}", f"call: {head} ({kinds}) {tail}"]
-    for i, tool in enumerate(tools):
-        function = tool["function"]
-        head = _literal(f'{{"name": {json.dumps(function["name"])}, "arguments": ')
-        rules.append(f'tool{i}: {head} arguments{i} "}}"')
-        rules.append(f"arguments{i}: {json_term(function.get('parameters') or _ANY_OBJECT)}")
-    start = "start: calls"
-    if or_else is not None:
-        start += " | said"
-        rules.append(f"said: {or_else}")
-    return Grammar("lark", "\n".join([start, *rules]))
-
-
 def _escaped(text: str) -> str:
     """An expression of this text alone, whatever is special in expressions."""
     return "".join(c if c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,7 +14,8 @@ from duodec.core.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server import logprobs, shapes
 from duodec.server.asking import Wish
-from duodec.server.tools import Call, Found, ToolCalls
+from duodec.server.calls.call import Call, Found, Thought
+from duodec.server.calls.splitting import Reader
 
 Choice = dict[str, Any]
 
@@ -23,11 +25,12 @@ class _Track:
     """What was said of one choice."""
 
     text: str = ""
+    reasoning: str = ""
     logprobs: list[Logprob] = field(default_factory=list)
     num_told: int = 0  # of them, that chunks of a stream have told: text may be held back
     calls: list[Call] = field(default_factory=list)
     done: Done | None = None
-    splitter: ToolCalls | None = None
+    reader: Reader | None = None
 
     def told(self) -> list[Logprob]:
         """What the next chunk tells."""
@@ -36,10 +39,10 @@ class _Track:
         return new
 
     def split(self, text: str, *, is_last: bool = False) -> list[Found]:
-        """Text and calls that are certain now."""
-        if self.splitter is None:
+        """Text, reasoning and calls that are certain now."""
+        if self.reader is None:
             return [text] if text else []
-        return [*self.splitter.push(text), *(self.splitter.finish() if is_last else ())]
+        return [*self.reader.push(text), *(self.reader.finish() if is_last else ())]
 
 
 class Form(ABC):
@@ -64,6 +67,7 @@ class Form(ABC):
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
         self._tracks = [_Track() for _ in range(num_choices)]
+        self._most_calls = sys.maxsize
 
     # --- in chunks
 
@@ -79,12 +83,7 @@ class Form(ABC):
         is_last = isinstance(word, Done)
         choices = []
         for found in track.split(text, is_last=is_last):
-            if isinstance(found, Call):
-                track.calls.append(found)
-                choices.append(self._called(index, found, len(track.calls) - 1))
-            else:
-                choices.append(self._said(index, found))
-                track.text += found
+            choices += self._found(index, found)
         if choices and not is_last and (new := track.told()):
             choices[0]["logprobs"] = self._logprobs(index, new)
         chunks = [self._chunk([choice]) for choice in choices]
@@ -92,13 +91,28 @@ class Form(ABC):
             track.done = word
             return [*chunks, self._closing(index, word)]
         for chunk in chunks:
-            if self._wish.shows_drafts and track.splitter is None:
+            if self._wish.shows_drafts and track.reader is None:
                 chunk["choices"][0]["segments"] = [
                     {"text": s.text, "is_drafted": s.is_drafted} for s in word.delta.segments
                 ]
             if self._wish.shows_progress or self._wish.shows_drafts:
                 chunk["timings"] = shapes.progress(word.counts)
         return chunks
+
+    def _found(self, index: int, found: Found) -> list[Choice]:
+        """The choices of chunks that a part of the response makes."""
+        track = self._tracks[index]
+        if isinstance(found, Thought):
+            track.reasoning += found.text
+            return [self._thought(index, found)]
+        if isinstance(found, str):
+            choice = self._said(index, found)
+            track.text += found
+            return [choice]
+        if len(track.calls) >= self._most_calls:
+            return []
+        track.calls.append(found)
+        return [self._called(index, found, len(track.calls) - 1)]
 
     def ending(self) -> list[dict[str, Any]]:
         """Chunks after the last answer."""
@@ -178,6 +192,8 @@ class Form(ABC):
     @abstractmethod
     def _said(self, index: int, text: str) -> Choice: ...
     @abstractmethod
+    def _thought(self, index: int, thought: Thought) -> Choice: ...
+    @abstractmethod
     def _called(self, index: int, call: Call, number: int) -> Choice: ...
     @abstractmethod
     def _ended(self, index: int) -> Choice: ...
@@ -192,10 +208,11 @@ class ChatForm(Form):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def watch_for_calls(self) -> None:
-        """The model was shown tools: what it says may be a call."""
+    def read_with(self, reader: Callable[[], Reader | None], most_calls: int) -> None:
+        """Tell reasoning and calls from text, and no more calls than that."""
+        self._most_calls = most_calls
         for track in self._tracks:
-            track.splitter = ToolCalls()
+            track.reader = reader()
 
     def opening(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
@@ -203,6 +220,9 @@ class ChatForm(Form):
 
     def _said(self, index: int, text: str) -> Choice:
         return self._delta(index, {"content": text})
+
+    def _thought(self, index: int, thought: Thought) -> Choice:
+        return self._delta(index, {"reasoning_content": thought.text})
 
     def _called(self, index: int, call: Call, number: int) -> Choice:
         return self._delta(index, {"tool_calls": [shapes.tool_call(call, number)]})
@@ -215,6 +235,8 @@ class ChatForm(Form):
 
     def _content(self, track: _Track) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": track.text, "refusal": None}
+        if track.reasoning:
+            message["reasoning_content"] = track.reasoning
         if track.calls:
             message["content"] = track.text or None
             message["tool_calls"] = [shapes.tool_call(call) for call in track.calls]
@@ -243,6 +265,9 @@ class CompletionForm(Form):
 
     def _said(self, index: int, text: str) -> Choice:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def _thought(self, index: int, thought: Thought) -> Choice:
+        raise AssertionError("texts have no reasoning")
 
     def _called(self, index: int, call: Call, number: int) -> Choice:
         raise AssertionError("texts call no tools")

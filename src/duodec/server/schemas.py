@@ -32,6 +32,8 @@ from duodec.server.jsons import TooMuch, kind, parse
 
 MAX_CHOICES, MAX_STOPS, MAX_DRAFT, MAX_LOGPROBS, MAX_BIASES = 64, 16, 80, 20, 1024
 _COMPLETION_TOKENS = 16  # of a text completion that says nothing else, as everywhere
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 _WANTED = {
@@ -159,6 +161,18 @@ def _is_token(item: Any) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
 
 
+def _effort(value: str) -> str:
+    if value not in _EFFORTS:
+        raise _refused(f"is {value!r}; use {', '.join(_EFFORTS)}")
+    return value
+
+
+def _variables(value: dict[str, Any]) -> dict[str, Any]:
+    if taken := [name for name in _RESERVED if name in value]:
+        raise _refused(f"sets {taken[0]}, which the request itself does; leave it out")
+    return value
+
+
 # --- messages and tools
 
 
@@ -241,7 +255,11 @@ class ChatMessage(_Object):
     def shown(self) -> dict[str, Any]:
         """For the template."""
         calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
-        return {**(self.model_extra or {}), "role": self.role, "content": self.content, **calls}
+        extra = dict(self.model_extra or {})
+        if (thought := extra.get("reasoning_content", extra.get("reasoning"))) is not None:
+            # the names that templates have for it
+            extra = {"reasoning_content": thought, "thinking": thought, **extra}
+        return {**extra, "role": self.role, "content": self.content, **calls}
 
 
 # --- bodies
@@ -319,6 +337,18 @@ class ChatBody(Body):
     tools: Annotated[list[Annotated[dict[str, Any], BeforeValidator(_tool)]], FailFast()] = []
     tool_choice: Any = None
     parallel_tool_calls: StrictBool = True
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] = {}
+    reasoning_effort: Annotated[StrictStr, AfterValidator(_effort)] | None = None
+
+    def variables(self) -> dict[str, Any]:
+        """For the template, whose family may know one name or another."""
+        if self.reasoning_effort is None:
+            return self.chat_template_kwargs
+        thinks = self.reasoning_effort != "none"
+        effort = {"reasoning_effort": self.reasoning_effort} if thinks else {}
+        return {
+            "enable_thinking": thinks, "thinking": thinks, **effort, **self.chat_template_kwargs
+        }  # fmt: skip
 
 
 class CompletionBody(Body):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -15,7 +15,7 @@ from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.methods.registry import DEFAULT_METHOD
 from duodec.scheduler.task import Task
-from duodec.server.asking import ChatWish, Wish, parse_chat, parse_completion
+from duodec.server.asking import Wish, parse_chat, parse_completion
 from duodec.server.bounds import PromptBounds
 from duodec.server.choosing import method_for
 from duodec.server.errors import ApiError, unavailable
@@ -26,6 +26,7 @@ from duodec.server.meters import Meters
 from duodec.server.scheduling import SchedulerThread
 from duodec.server.settings import Settings
 from duodec.server.shapes import progress
+from duodec.server.speech import Speech
 
 _WARM_TOKENS = 16
 _SHUTTING_DOWN = "the server is shutting down; ask again in a moment"
@@ -172,17 +173,16 @@ class Service:
         """A chat request on its way. Raises ApiError and what the model refuses."""
         scheduler, llm = self.scheduler, self.llm
         self._bounds.check_number(body.get("messages"))
-        template = llm.tokenizer.chat_template
-        asked = await self.intake.run(parse_chat, body, self.check_model, template)
+        speech = Speech.of(llm.tokenizer)
+        asked = await self.intake.run(parse_chat, body, self.check_model, speech.dialect)
         await self.intake.run(self._bounds.check_chat, asked.messages, asked.tools)
-        tokens = await self.intake.run(_chat_tokens, llm, asked)
-        tasks = await self._tasks(llm, asked.wish, tokens)
-        form = ChatForm(
-            asked.wish, self.settings.model, len(tasks), len(tokens), llm.tokenizer.piece
-        )
-        if asked.tools:
-            form.watch_for_calls()
-        return asked.wish, form, self._feed(scheduler, tasks, asked.wish)
+        tokens = await self.intake.run(speech.prompt, llm, asked)
+        end = speech.end_of(tokens)
+        wish = asked.wish.constrained(speech.grammar(asked.wanted, end))
+        tasks = await self._tasks(llm, wish, tokens, speech.shown(asked.tools))
+        form = ChatForm(wish, self.settings.model, len(tasks), len(tokens), llm.tokenizer.piece)
+        form.read_with(lambda: speech.dialect.reader(asked.tools, end), asked.most_calls)
+        return wish, form, self._feed(scheduler, tasks, wish)
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A text request on its way. Raises ApiError and what the model refuses."""
@@ -205,25 +205,25 @@ class Service:
         interval_s = self.settings.interval_s if wish.is_streamed else inf
         return Feed(scheduler, tasks, self.settings.timeout_s, interval_s, self.intake.begin_s)
 
-    async def _tasks(self, llm: LLM, wish: Wish, tokens: list[int]) -> list[Task]:
+    async def _tasks(
+        self, llm: LLM, wish: Wish, tokens: list[int], shown: Collection[int] = ()
+    ) -> list[Task]:
         """The requests of a wish; a new grammar is compiled where only other new ones wait."""
         is_compiled = llm.is_compiled(wish.sampling.grammar)
         run = self.intake.run if is_compiled else self.intake.compile
-        return await run(self._made, llm, wish, tokens)
+        return await run(self._made, llm, wish, tokens, shown)
 
-    def _made(self, llm: LLM, wish: Wish, tokens: list[int]) -> list[Task]:
+    def _made(self, llm: LLM, wish: Wish, tokens: list[int], shown: Collection[int]) -> list[Task]:
         method = method_for(llm, wish.method or self.settings.method, wish.max_draft)
         params = replace(
             wish.sampling, max_tokens=wish.max_tokens, stop=wish.stop, logprobs=wish.num_logprobs
         )
         return [
-            llm.task(tokens, params, method=method, say=lambda output: None, choice=choice)
+            llm.task(
+                tokens, params, method=method, say=lambda output: None, choice=choice, shown=shown
+            )
             for choice in range(wish.num_choices)
         ]
-
-
-def _chat_tokens(llm: LLM, asked: ChatWish) -> list[int]:
-    return llm.tokens_of(asked.messages, tools=asked.tools)
 
 
 def _text(llm: LLM, prompt: str | list[int]) -> str:

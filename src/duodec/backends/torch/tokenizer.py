@@ -106,7 +106,10 @@ class FolderTokenizer:
 
     @cached_property
     def _ends(self) -> frozenset[int]:
-        named = (self._backend.token_to_id(text) for text in _ENDS)
+        texts = set(_ENDS)
+        if self._backend.token_to_id("<|call|>") is not None:
+            texts.discard("<|end|>")  # of gpt-oss: ends a message, and another may follow
+        named = (self._backend.token_to_id(text) for text in texts)
         return self.ends | {self.eos} | {token for token in named if token is not None}
 
     @property

@@ -1,0 +1,1 @@
+"""Read and constrain calls of tools in the formats that chat templates use."""

@@ -1,0 +1,97 @@
+"""Split a model's text into what is said and what is called, as it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from duodec.server.calls.call import Call, Format, Found, Tool
+
+# what readers of formats raise where there is no call
+NO_CALL = (
+    ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError,
+)  # fmt: skip
+
+
+class Reader(Protocol):
+    """Splits a text, the same however it was cut."""
+
+    def push(self, text: str) -> Iterator[Found]:
+        """What is certain after more text."""
+
+    def finish(self) -> Iterator[Found]:
+        """What was held back, at the end of the text."""
+
+
+class ToolCalls:
+    """Splits a text into words and the calls of a format.
+
+    Holds back what may begin a call, and white space before which nothing was said since the
+    last call: where a call follows it, it says nothing.
+    """
+
+    def __init__(self, form: Format, tools: Sequence[Tool] = ()) -> None:
+        self._form, self._tools = form, tools
+        self._held = ""  # from what may begin a call on
+        self._blank = ""  # white space that waits for words
+        self._is_saying = False  # words came since the last call
+        self.num_calls = 0
+
+    def push(self, text: str) -> Iterator[Found]:
+        self._held += text
+        while self._held:
+            begin = self._form.find(self._held, is_saying=self._is_saying)
+            before, self._held = self._held[:begin], self._held[begin:]
+            yield from self._said(before)
+            end = self._form.end(self._held) if self._held else None
+            if end is None:
+                return
+            block, self._held = self._held[:end], self._held[end:]
+            yield from self._called(block)
+
+    def finish(self) -> Iterator[Found]:
+        """A last call may lack its end."""
+        held, self._held = self._held, ""
+        yield from self._called(held) if held else ()
+        if self._blank and not self.num_calls:
+            yield self._blank
+
+    def _said(self, text: str) -> Iterator[str]:
+        self._blank += text
+        self._is_saying = self._is_saying or bool(self._blank.strip())
+        if self._is_saying and self._blank:
+            yield self._blank
+            self._blank = ""
+
+    def _called(self, block: str) -> Iterator[Found]:
+        try:
+            calls = self._form.calls(block, self._tools)
+            found = [(name, as_json(arguments)) for name, arguments in calls]
+        except NO_CALL:  # the client sees what the model said
+            yield from self._said(block)
+            return
+        self._blank, self._is_saying = "", False
+        for name, arguments in found:
+            self.num_calls += 1
+            yield Call(self._form.new_id(), name, arguments)
+
+
+def as_json(arguments: object) -> str:
+    """A call's arguments, which some models write as the text of a JSON object."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def doubtful(held: str, begins: Sequence[str]) -> int:
+    """The length of the longest end that may begin one of these texts."""
+    longest = max(map(len, begins), default=1) - 1
+    for length in range(min(longest, len(held)), 0, -1):
+        if any(begin.startswith(held[-length:]) for begin in begins):
+            return length
+    return 0
+
+
+def place_of(text: str, begins: Sequence[str]) -> int:
+    """Where the first of these texts begins, or may begin if more comes; else ``text``'s length."""
+    found = [at for begin in begins if (at := text.find(begin)) >= 0]
+    return min(found, default=len(text) - doubtful(text, begins))
