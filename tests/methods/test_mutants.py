@@ -1,13 +1,14 @@
 """One-line corruptions of the core that the tests must catch: tests of the tests.
 
-A mutant is a function whose source has one expression replaced; the function that everybody
-imported runs the mutant's code. A pattern that is no longer in the source fails here.
+A mutant is a function whose syntax tree has one expression or statement replaced; the function
+that everybody imported runs the mutant's code. A pattern that is no longer in the tree fails here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType
 
 import pytest
 from fakes.decoding import assert_decodes_like_ar, assert_perfect_drafts_are_kept
@@ -95,262 +96,266 @@ MUTANTS = [
     Mutant(
         "row off by one: the row above",
         verify.keyed,
-        "scores.draw(node + 1)",
-        "scores.draw(max(node, 0))",
+        (("A.draw(B + 1)", "A.draw(max(B, 0))"),),
         (*KEYED_DISTRIBUTIONS, identity("sps"), *TWO_LOOPS),
     ),
     Mutant(
         "row off by one: the row below",
         verify.keyed,
-        "scores.draw(node + 1)",
-        "scores.draw(min(node + 2, scores.num_rows - 1))",
+        (("A.draw(B + 1)", "A.draw(min(B + 2, A.num_rows - 1))"),),
         (*KEYED_DISTRIBUTIONS, identity("sps"), *TWO_LOOPS),
     ),
     Mutant(
         "a child is accepted without comparing",
         verify.keyed,
-        "draft.child(node, draw.token)",
-        "next(draft.children(node), None)",
+        (("A.child(B, C)", "next(A.children(B), None)"),),
         (*KEYED_DISTRIBUTIONS, identity("sps"), *TWO_LOOPS),
     ),
     Mutant(
         "a child is accepted for what it proposes",
         verify.keyed,
-        "Step(draw.token, draft.child(node, draw.token), draw.margin)",
-        "Step(next((draft.tokens[i] for i in draft.children(node)), draw.token), "
-        "next(draft.children(node), None), draw.margin)",
+        (
+            (
+                "Step(A.token, B.child(C, A.token), A.margin)",
+                (
+                    "Step(next((B.tokens[i] for i in B.children(C)), A.token), "
+                    "next(B.children(C), None), A.margin)"
+                ),
+            ),
+        ),
         (*KEYED_DISTRIBUTIONS, identity("sps"), *TWO_LOOPS),
     ),
     # --- the walk
     Mutant(
         "the final token is dropped",
         verify.verify,
-        "node, step.token, margin)",
-        "node, None, margin)",
+        (("Verdict(A, B, C.token, D)", "Verdict(A, B, None, D)"),),
         (*KEYED_DISTRIBUTIONS, exact_distributions("ar"), REJECTION_DISTRIBUTION),
     ),
     Mutant(
         "the final token is dropped after accepted ones",
         verify.Verdict.tokens.fget,
-        "if self.final is None else",
-        "if self.final is None or self.accepted else",
+        (("A if P0.final is None else B", "A if P0.final is None or P0.accepted else B"),),
         (REJECTION_DISTRIBUTION, *PERFECT),
     ),
     Mutant(
         "the final token comes twice",
         verify.Verdict.tokens.fget,
-        "(*self.accepted, self.final)",
-        "(*self.accepted, self.final, self.final)",
+        (("(*A, B)", "(*A, B, B)"),),
         (*KEYED_DISTRIBUTIONS, exact_distributions("ar"), REJECTION_DISTRIBUTION, identity("sps")),
     ),
     Mutant(
         "the walk goes on past what was scored",
         verify.verify,
-        "while node + 1 < scores.num_rows:",
-        "while node < scores.num_rows:",
+        (("A + 1 < B.num_rows", "A < B.num_rows"),),
         TWO_LOOPS,
     ),
     Mutant(
         "the last row is not walked",
         verify.verify,
-        "while node + 1 < scores.num_rows:",
-        "while node + 2 < scores.num_rows:",
+        (("A + 1 < B.num_rows", "A + 2 < B.num_rows"),),
         (*KEYED_DISTRIBUTIONS, exact_distributions("ar"), REJECTION_DISTRIBUTION),
     ),
     Mutant(
         "the walk skips a node",
         verify.verify,
-        "node = step.child\n",
-        "node = len(draft) - 1\n",
+        (("A = B.child", "A = len(P0) - 1"),),
         (exact_distributions("sps"), identity("sps")),
     ),
     # --- the rule with distributions
     Mutant(
         "p and q swapped",
         verify.rejection,
-        "p.prob(token) / q.prob(token)",
-        "q.prob(token) / p.prob(token)",
+        (("A.prob(B) / C.prob(B)", "C.prob(B) / A.prob(B)"),),
         (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "always accepted",
         verify.rejection,
-        "min(1.0, p.prob(token) / q.prob(token))",
-        "1.0",
+        (("min(1.0, A)", "1.0"),),
         (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "accepted with probability p",
         verify.rejection,
-        "p.prob(token) / q.prob(token)",
-        "p.prob(token)",
+        (("A.prob(B) / C.prob(B)", "A.prob(B)"),),
         (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "wrong residual: p itself",
         verify.rejection,
-        "p = p.residual(q)",
-        "pass",
+        (("A = A.residual(B)", "pass"),),
         (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "wrong residual: of q",
         verify.rejection,
-        "p = p.residual(q)",
-        "p = q.residual(p)",
+        (("A = A.residual(B)", "A = B.residual(A)"),),
         (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "the residual is not updated between siblings",
         verify.rejection,
-        "p = p.residual(q)",
-        "p = scores.distribution(node + 1).residual(q)",
+        (
+            ("A.distribution(B)", "A.distribution(B)"),
+            ("C = C.residual(D)", "C = A.distribution(B).residual(D)"),
+        ),
         (siblings,),
     ),
     Mutant(
         "the residual is not normalised",
         Distribution.residual,
-        "probs / total",
-        "probs",
+        (("A / B", "A"),),
         (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "the residual is the difference either way",
         Distribution.residual,
-        "np.maximum(",
-        "np.hypot(",
+        (("np.maximum(A, B)", "np.hypot(A, B)"),),
         (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "distributions of the row above",
         verify.rejection,
-        "p = scores.distribution(node + 1)",
-        "p = scores.distribution(max(node, 0))",
+        (("A.distribution(B + 1)", "A.distribution(max(B, 0))"),),
         (REJECTION_DISTRIBUTION,),
     ),
     Mutant(
         "distributions of another node",
         verify.rejection,
-        "draft.tokens[child], distributions[child]",
-        "draft.tokens[child], distributions[-1 - child]",
+        (("(A.tokens[B], C[B])", "(A.tokens[B], C[-1 - B])"),),
         (REJECTION_DISTRIBUTION, siblings),
     ),
     Mutant(
         "every position of a draft takes the same dice",
         verify.rejection,
-        "num_text_tokens + len(draft.path(node))",
-        "num_text_tokens",
+        (("A + len(B.path(C))", "A"),),
         (REJECTION_DISTRIBUTION,),
     ),
     # --- the loops
     Mutant(
         "stale draft: the last one is judged again",
         loops.serial,
-        "draft = Draft()\n        if request.num_rounds and",
-        "draft = draft if request.num_rounds > 1 else Draft()\n"
-        "        if request.num_rounds == 1 and",
+        (
+            ("A = Draft()", "A = A if P0.num_rounds > 1 else Draft()"),
+            ("P0.num_rounds and B", "P0.num_rounds == 1 and B"),
+        ),
         (REJECTION_DISTRIBUTION, identity("sps")),
     ),
     Mutant(
         "stale scores: another draft is verified than the one that was scored",
         loops.serial,
-        "verdict = verify(draft, forward.scores, rule(request))",
-        "forward = yield Score(Draft.chain(draft.tokens[::-1])); "
-        "verdict = verify(draft, forward.scores, rule(request))",
+        (
+            (
+                "A = verify(B, C.scores, D)",
+                "C = yield Score(Draft.chain(B.tokens[::-1]))\nA = verify(B, C.scores, D)",
+            ),
+        ),
         (exact_distributions("sps", "deep, branches taken"), identity("sps")),
     ),
     Mutant(
         "a refused chain stays in flight",
         loops.overlapped,
-        "if verdict.final is None else Draft()",
-        "if verdict.final is None else pending",
+        (
+            ("Score(C)", "Score(C)"),
+            ("A if B.final is None else Draft()", "A if B.final is None else C"),
+        ),
         TWO_LOOPS,
     ),
     Mutant(
         "after a miss the draft that followed the refused chain is taken",
         loops.overlapped,
-        "if verdict.final is None else Draft()",
-        "if verdict.final is None else Draft.chain(ahead.draft.tokens)",
+        (
+            ("C = P0.peek() if D else Drafted()", "C = P0.peek() if D else Drafted()"),
+            (
+                "A if B.final is None else Draft()",
+                "A if B.final is None else Draft.chain(C.draft.tokens)",
+            ),
+        ),
         TWO_LOOPS,
     ),
     Mutant(
         "the draft with the token that it was to come after",
         loops.overlapped,
-        "rest = tree.subtree(verdict.end) if",
-        "rest = Draft.chain(ahead.draft.tokens) if",
+        (
+            ("C = P0.peek() if D else Drafted()", "C = P0.peek() if D else Drafted()"),
+            (
+                "A if B.final is None else Draft()",
+                "Draft.chain(C.draft.tokens) if B.final is None else Draft()",
+            ),
+        ),
         (identity("pearl"),),
     ),
     Mutant(
         "the likeliest sequence goes on, whichever was opened",
         loops.overlapped,
-        "rest = tree.subtree(verdict.end) if",
-        "rest = tree.subtree(len(pending)) if",
+        (
+            ("Score(C)", "Score(C)"),
+            (
+                "A.subtree(B.end) if B.final is None else D",
+                "A.subtree(len(C)) if B.final is None else D",
+            ),
+        ),
         (branches_are_followed,),
     ),
     Mutant(
         "the draft is made after the text, not after the chain in flight",
         loops.overlapped,
-        "request.submit(asked, pending)",
-        "request.submit(asked)",
+        (("P0.submit(A, B)", "P0.submit(A)"),),
         (perfection("pearl"),),
     ),
     Mutant(
         "what was drafted meanwhile counts at once, though it goes on in flight",
         loops.overlapped,
-        "num_drafted=len(tree) - len(rest)",
-        "num_drafted=len(ahead.draft)",
+        (
+            ("C = P0.peek() if D else Drafted()", "C = P0.peek() if D else Drafted()"),
+            ("len(A) - len(B)", "len(C.draft)"),
+        ),
         (counts_add_up,),
     ),
     # --- the request
     Mutant(
         "an old text is scored",
         Request.query,
-        "Query(self.slot, self.text, need.draft,",
-        "Query(self.slot, self.text[: -self.num_rounds or None], need.draft,",
+        (("Query(A, P0.text, B, C, D)", "Query(A, P0.text[: -P0.num_rounds or None], B, C, D)"),),
         (*KEYED_DISTRIBUTIONS, exact_distributions("ar"), REJECTION_DISTRIBUTION, *TWO_LOOPS),
     ),
     Mutant(
         "the last token of a round does not join the text",
         Request.commit,
-        "self._length += len(tokens)",
-        "self._length += len(tokens) - (len(tokens) > 1)",
+        (("P0._length += len(A)", "P0._length += len(A) - (len(A) > 1)"),),
         (*KEYED_DISTRIBUTIONS, REJECTION_DISTRIBUTION, *TWO_LOOPS),
     ),
     # --- the tree that never stops growing
     Mutant(
         "the mirror stays where it was",
         Offers.land,
-        "self._place = place.follow(tokens)",
-        "self._place = place",
+        (("P0._place = A.follow(B)", "P0._place = A"),),
         (trees_are_fresh,),
     ),
     Mutant(
         "the drafter's tree stays where it was",
         growth._growth_of,
-        "last.tree.follow(request.text[length:].tolist())",
-        "last.tree",
+        (("A.tree.follow(B)", "A.tree"),),
         (trees_are_fresh,),
     ),
     Mutant(
         "a node's successors are those of its parent",
         growth._Growth.successors,
-        "wanted = tuple(place[leaf] + 1 for leaf in leaves)",
-        "wanted = tuple(place[leaf] for leaf in leaves) if ROOT not in leaves else (0,)",
+        (("tuple(A[B] + 1 for B in C)", "tuple(A[B] for B in C) if ROOT not in C else (0,)"),),
         (trees_are_fresh,),
     ),
     # --- the tree
     Mutant(
         "any child is the child",
         Draft.child,
-        "and tokens[i] == token",
-        "",
+        (("A and B == P2", "A"),),
         (*KEYED_DISTRIBUTIONS, identity("sps"), *TWO_LOOPS),
     ),
     Mutant(
         "nothing is left out of a subtree",
         Draft.subtree,
-        "if self.parents[i] in placed:",
-        "if placed.setdefault(self.parents[i], -1) is not None:",
+        (("A.parents[B] in C", "C.setdefault(A.parents[B], -1) is not None"),),
         (identity("duo"),),
     ),
 ]
@@ -381,3 +386,41 @@ def test_full_support_is_where_p_and_q_can_be_swapped() -> None:
     """No division by zero: the swap is caught by the distribution itself."""
     tables = (FULL_SUPPORT.target, FULL_SUPPORT.draft)
     assert all(min(table.cells((token,))) > 0 for table in tables for token in range(3))
+
+
+# --- what a corruption is
+
+
+def first_word(words: list[str]) -> str:
+    best = words[0]
+    return best + "!"
+
+
+def another(several):  # the same, written by somebody else
+    found = several[
+        0
+    ]  # fmt: skip
+    return (found  # a comment
+            +
+            "!")  # fmt: skip
+
+
+@pytest.mark.parametrize("function", [first_word, another])
+def test_neither_names_nor_format_matter(function: Callable) -> None:
+    changes = (("A = P0[0]", "A = P0[1]"), ("return A + B", "return A"))
+    code = Mutant("the second", function, changes).code()
+    assert function(["a", "b"]) == "a!"
+    assert FunctionType(code, {})(["a", "b"]) == "b"
+
+
+@pytest.mark.parametrize("pattern", ["A[1]", "A", "return A", "B = P0[A]\nreturn B"])
+def test_a_corruption_has_one_place(pattern: str) -> None:
+    """Otherwise it corrupts something else, or nothing."""
+    with pytest.raises(AssertionError, match="times, not once"):
+        Mutant("unclear", two_ways, ((pattern, pattern),)).code()
+
+
+def two_ways(words: list[str]) -> str:
+    if words:
+        return words[0]
+    return "none"
