@@ -64,7 +64,7 @@ def main(num_tokens: Annotated[int, typer.Option(help="Of the completion.")] = 2
             engine,
             target=ReplayTarget(text, LatencyCurve(_FORWARD_S)),
             shares_cores=False,
-            prepare=lambda is_beside: None,
+            prepare=lambda is_drafting: None,
         )
         quarters = _quarters(replayed, prompt, sampling, num_tokens)
         for quarter in quarters:

@@ -413,9 +413,9 @@ def test_a_caller_has_all_its_cores_while_it_holds_a_piece(is_whole: bool) -> No
     every = available_cores()
     pinned: list[bool] = []
 
-    def prepare(is_beside: bool) -> None:
-        pinned.append(is_beside)
-        keep_to(every[:1] if is_beside else every)
+    def prepare(is_drafting: bool) -> None:
+        pinned.append(is_drafting)
+        keep_to(every[:1] if is_drafting else every)
 
     model = replace(llm(), prepare=prepare)
     try:

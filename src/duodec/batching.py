@@ -110,8 +110,8 @@ def _preparing(
 ) -> Callable[[bool], None]:
     """Share the cores in the same way for all of the targets."""
 
-    def prepare_all(is_beside: bool) -> None:
-        prepare(is_beside)
+    def prepare_all(is_drafting: bool) -> None:
+        prepare(is_drafting)
         for other in others:
             other.use_threads_throughout(first.context.num_threads)
 

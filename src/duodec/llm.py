@@ -36,6 +36,7 @@ from duodec.methods.request import NoDatastore, NoDrafter, Request
 from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
+from duodec.scheduler.practice import Practice
 from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.slots import Targets
 from duodec.scheduler.task import Task
@@ -76,14 +77,14 @@ class LLM:
     drafter: Drafter | None = None
     datastore: Datastore | None = None
     shares_cores: bool = False  # drafter and target compute on the same cores
-    cores_beside: int = 1  # if so, the target's cores while the drafter works
+    cores_for_target: int = 1  # if so, the target's cores while the drafter works
     num_padded: int = 1  # rows that a forward pass of the target pads to: fewer cost the same
     parse_special: bool = False  # control tokens spelled in users' texts are control tokens
     is_split: bool = False  # the target computes on a GPU too, while cores are idle
     pace_s: float = 0.0  # the target is slowed to this many seconds a forward pass, for a demo
     try_grammar: Callable[[Grammar], None] = field(default_factory=GrammarTrial)
     """Called before a grammar is compiled here; raises BadOption of what takes too much."""
-    prepare: Callable[[bool], None] = lambda is_beside: None
+    prepare: Callable[[bool], None] = lambda is_drafting: None
     """Called before each completion: shares the cores, with a drafter or without."""
     on_chunk: Callable[[], None] = lambda: None
     """Called during the prefill of a long prompt; may raise, which aborts the request."""
@@ -402,9 +403,10 @@ class LLM:
                 self.targets or Targets(self.target),
                 self.costs,
                 num_slots=self.num_slots,
-                cores_beside=self.cores_beside if self.shares_cores else None,
+                cores_for_target=self.cores_for_target if self.shares_cores else None,
                 prepare=self.prepare,
                 num_chunk=self.num_chunk,
+                practise=Practice(lambda target: Scheduler(Targets(target))),
                 clock=self.clock,
             )
         return self._scheduler

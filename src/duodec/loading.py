@@ -81,7 +81,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> L
             drafter,
             _datastore(config, model),
             shares_cores=plan.shares_cores,
-            cores_beside=plan.target_beside,
+            cores_for_target=plan.target_beside,
             num_padded=loaded.num_padded,
             is_split=loaded.placement is Placement.SPLIT,
             pace_s=config.pace,
@@ -92,7 +92,7 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> L
         )
         known = Profile.read(profile_key(config if drafter else replace(config, draft=None)))
         if known is not None:
-            llm.costs = known.costs(is_beside=not plan.shares_cores)
+            llm.costs = known.costs(is_drafting=not plan.shares_cores)
         target.on_chunk = lambda: llm.on_chunk()
         share(llm, config)
         return llm
@@ -102,13 +102,13 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> L
 def _sharing(plan: CorePlan, target: RunningTarget, stack: ExitStack) -> Callable[[bool], None]:
     """A function that shares the cores before a completion, with a drafter or without."""
     if plan.shares_cores:
-        return lambda is_beside: target.use_threads(
-            plan.target_beside if is_beside else plan.target_alone
+        return lambda is_drafting: target.use_threads(
+            plan.target_beside if is_drafting else plan.target_alone
         )
     # the thread that launches a GPU's work must never wait for a core that the drafter uses
     every = available_cores()
     stack.callback(keep_to, every)
-    return lambda is_beside: keep_to(plan.launch_cores if is_beside else every)
+    return lambda is_drafting: keep_to(plan.launch_cores if is_drafting else every)
 
 
 def _datastore(config: EngineConfig, model: Tokenizer) -> Datastore | None:

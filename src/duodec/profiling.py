@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duodec.backends.cpu import cpu_key
+from duodec.backends.step_time import StepTime
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafter, DraftRequest, Plan, Query, Target
 from duodec.core.round import median
@@ -76,16 +77,6 @@ class Threads:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """A draft step at one context length and number of leaves, with flash attention and without."""
-
-    num_text: int
-    num_leaves: int
-    uses_flash_attention: bool
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Profile:
     """The curves T(n, context) and d(k, context), and how much each side slows the other."""
 
@@ -95,7 +86,7 @@ class Profile:
     forwards: tuple[Forward, ...]
     steps: tuple[Step, ...]
     threads: tuple[Threads, ...] = ()  # empty where target and drafter share the cores
-    attention: tuple[Attention, ...] = ()
+    attention: tuple[StepTime, ...] = ()
 
     @property
     def draft_threads(self) -> int | None:
@@ -150,11 +141,11 @@ class Profile:
                         )
         return None
 
-    def costs(self, *, is_beside: bool) -> Costs:
-        """The planner's initial costs; ``is_beside``: the drafter will work in parallel."""
+    def costs(self, *, is_drafting: bool) -> Costs:
+        """The planner's initial costs; ``is_drafting``: the drafter will work in parallel."""
         costs = Costs()
         for forward in self.forwards:
-            beside_s = forward.beside_s if is_beside else None
+            beside_s = forward.beside_s if is_drafting else None
             for _ in range(_AS_MANY):
                 costs.observe_forward(beside_s or forward.seconds, forward.width)
         for step in self.steps:
@@ -182,7 +173,7 @@ class Profile:
             forwards = tuple(Forward(**f) for f in record.pop("forwards"))
             steps = tuple(Step(**s) for s in record.pop("steps"))
             threads = tuple(Threads(**t) for t in record.pop("threads"))
-            attention = tuple(Attention(**a) for a in record.pop("attention"))
+            attention = tuple(StepTime(**a) for a in record.pop("attention"))
             found = cls(
                 **record, forwards=forwards, steps=steps, threads=threads, attention=attention
             )

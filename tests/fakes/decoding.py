@@ -30,6 +30,7 @@ from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.selection import Selection
 from duodec.scheduler.outputs import Failed, Output
+from duodec.scheduler.practice import Practice
 from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.slots import Targets
 from duodec.scheduler.task import Task
@@ -323,13 +324,18 @@ def Session(  # noqa: N802  one completion and what computes it
     prompt: Sequence[int],
     capacity: int,
     *args: Any,
-    prepare: Callable[[bool], None] = lambda is_beside: None,
+    prepare: Callable[[bool], None] = lambda is_drafting: None,
+    practise: Callable[[], None] | None = None,
     **options: Any,
 ) -> Request:
     """A request, with a scheduler of its own for `decode_rounds`."""
     request = Request(prompt, capacity, *args, **options)
     vars(request)["scheduler"] = Scheduler(
-        Targets(target), request.costs, prepare=prepare, clock=request.clock
+        Targets(target),
+        request.costs,
+        prepare=prepare,
+        practise=practise or Practice(lambda target: Scheduler(Targets(target))),
+        clock=request.clock,
     )
     return request
 

@@ -101,21 +101,21 @@ def test_a_target_has_all_cores_while_nothing_is_drafted(name: str) -> None:
         drafter=LoggedDrafter(TABLE.load()),
         sampler=Sampler(),
         shares_cores=True,
-        prepare=lambda is_beside: log.append(f"beside {is_beside}"),
+        prepare=lambda is_prepared: log.append(f"drafting {is_prepared}"),
     )
     for _ in decode_rounds(method(name), session):
         pass
-    assert log[0] == "beside False", "the prompt is read by all"
-    is_beside, is_drafting, changes = False, False, 0
+    assert log[0] == "drafting False", "the prompt is read by all"
+    is_prepared, is_drafting, changes = False, False, 0
     for line in log[1:]:
-        if line.startswith("beside"):
-            assert line != f"beside {is_beside}", "only changes are told"
-            is_beside, changes = line == "beside True", changes + 1
+        if line.startswith("drafting "):
+            assert line != f"drafting {is_prepared}", "only changes are told"
+            is_prepared, changes = line == "drafting True", changes + 1
         elif line == "score":
-            assert is_beside == is_drafting
+            assert is_prepared == is_drafting
         else:
             is_drafting = line == "draft"
-    assert not is_beside, "in the end the cores are given back"
+    assert not is_prepared, "in the end the cores are given back"
     assert changes >= (1 if name == "stream" else 2)
 
 

@@ -50,7 +50,7 @@ def test_a_profile_holds_what_forwards_and_steps_take(profile: Profile) -> None:
     assert [s.leaves for s in profile.steps] == [1, 2, 4, 8]
     assert [s.seconds for s in profile.steps] == pytest.approx([0.002] * 4)
     assert profile.contention == pytest.approx(1.0)
-    costs = profile.costs(is_beside=True)
+    costs = profile.costs(is_drafting=True)
     assert costs.forward_s(0) == pytest.approx(0.003)
     assert costs.step_s() == pytest.approx(0.002)
 

@@ -145,7 +145,7 @@ def test_a_forward_that_reads_a_prompt_is_no_measure() -> None:
 
 def gate_cycles(
     gate: Governor,
-    num_answers: int,
+    num_requests: int,
     drafting_s: float,
     num: int,
     *,
@@ -162,14 +162,14 @@ def gate_cycles(
         Sources.FREE: drafting_s if free_s is None else free_s,
         Sources.ALL: drafting_s,
     }
-    gate.cycle(num_answers, now_s, busy_s, is_plain_work=True)
+    gate.cycle(num_requests, now_s, busy_s, is_plain_work=True)
     for _ in range(num):
         found.append(gate.sources())
         now_s += seconds[found[-1]]
         is_drafting = found[-1] == Sources.ALL
         busy_s += seconds[found[-1]] * (cores + drafting_cores * is_drafting)
-        gate.cycle(num_answers, now_s, busy_s, is_plain_work=True)
-        gate.took(num_answers * (2 if found[-1] else 1))
+        gate.cycle(num_requests, now_s, busy_s, is_plain_work=True)
+        gate.took(num_requests * (2 if found[-1] else 1))
     return found
 
 
@@ -205,14 +205,14 @@ def test_what_fewer_have_found_is_measured_again() -> None:
 
 
 def test_on_shared_cores_plain_decoding_comes_first() -> None:
-    found = gate_cycles(Governor(cores_beside=1), 4, 0.15, 200, free_s=0.19)
+    found = gate_cycles(Governor(cores_for_target=1), 4, 0.15, 200, free_s=0.19)
     assert not any(found[:16])
     assert num_open(found) > 160
     assert found.count(Sources.ALL) > 150
 
 
 def test_on_shared_cores_plain_decoding_comes_first_for_more_answers_too() -> None:
-    gate = Governor(cores_beside=1)
+    gate = Governor(cores_for_target=1)
     assert num_open(gate_cycles(gate, 4, 0.15, 60)) > 30
     found = gate_cycles(gate, 8, 0.15, 60)
     assert not any(found[:16])
@@ -220,15 +220,15 @@ def test_on_shared_cores_plain_decoding_comes_first_for_more_answers_too() -> No
 
 
 def test_a_draft_model_takes_no_cores_that_are_busy() -> None:
-    busy = gate_cycles(Governor(cores_beside=2), 4, 0.15, 200, cores=2.1)
+    busy = gate_cycles(Governor(cores_for_target=2), 4, 0.15, 200, cores=2.1)
     assert Sources.ALL not in busy
     assert num_open(busy) > 160, "earlier text needs no cores"
-    idle = gate_cycles(Governor(cores_beside=2), 4, 0.15, 200, free_s=0.19, cores=1.9)
+    idle = gate_cycles(Governor(cores_for_target=2), 4, 0.15, 200, free_s=0.19, cores=1.9)
     assert idle.count(Sources.ALL) > 150
 
 
 def test_how_busy_cores_are_is_measured_without_a_draft_model() -> None:
-    gate = Governor(cores_beside=2)
+    gate = Governor(cores_for_target=2)
     found = gate_cycles(gate, 4, 0.15, 200, free_s=0.19, cores=1.9, drafting_cores=0.5)
     assert found.count(Sources.ALL) > 150
 
@@ -239,7 +239,7 @@ def test_earlier_text_alone_is_tried_where_a_draft_model_pays() -> None:
 
 
 def test_whether_cores_are_busy_is_known_before_a_draft_model_works_for_more_answers() -> None:
-    gate = Governor(cores_beside=1)
+    gate = Governor(cores_for_target=1)
     assert gate_cycles(gate, 2, 0.15, 60, free_s=0.19, cores=0.5).count(Sources.ALL) > 30
     assert Sources.ALL not in gate_cycles(gate, 8, 0.15, 60, cores=1.5)
     assert gate_cycles(gate, 2, 0.15, 60, free_s=0.19, cores=0.5).count(Sources.ALL) > 30
@@ -273,7 +273,7 @@ def drafting(load: BatchBudget) -> bool:
 
 
 def test_on_shared_cores_nobody_drafts_while_a_prompt_is_read() -> None:
-    load, apart = BatchBudget(Costs(), cores_beside=1), BatchBudget(Costs())
+    load, apart = BatchBudget(Costs(), cores_for_target=1), BatchBudget(Costs())
     for shared in (load, apart):
         for slot in range(2):
             shared.begin(slot)
@@ -297,7 +297,7 @@ def test_on_shared_cores_nobody_drafts_while_a_prompt_is_read() -> None:
 
 
 def test_an_answer_is_told_what_all_may_draft_from() -> None:
-    load = BatchBudget(Costs(), cores_beside=1)
+    load = BatchBudget(Costs(), cores_for_target=1)
     for slot in range(2):
         load.begin(slot)
     load.observe({0: 1, 1: 1}, 0.1)
@@ -326,7 +326,7 @@ def test_forwards_that_read_prompts_or_lose_an_answer_tell_nothing() -> None:
 
 
 def test_answers_that_never_draft_tell_nothing_of_drafting() -> None:
-    gate = Governor(cores_beside=1)
+    gate = Governor(cores_for_target=1)
     for i in range(-400, 0):
         gate.cycle(4, 0.1 * i, is_plain_work=True)
         gate.took(4)

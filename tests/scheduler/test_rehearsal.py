@@ -10,6 +10,7 @@ import pytest
 from fakes.decoding import (
     PROMPT,
     DyingDrafter,
+    FakeClock,
     FixedBudget,
     Session,
     SlowDrafter,
@@ -19,14 +20,18 @@ from fakes.decoding import (
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafter, Launched, Query, Scores
+from duodec.core.protocols import Drafted, Drafter, Launched, Query, Scores, Target
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.drafting.inline import InlineDrafter
+from duodec.drafting.plans import Chain
 from duodec.methods.offers import Offers
 from duodec.methods.registry import METHODS, method
-from duodec.methods.request import NoDrafter
+from duodec.methods.request import NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.planning.planner import Planner
+from duodec.scheduler.practice import Practice
+from duodec.scheduler.scheduler import Scheduler
+from duodec.scheduler.slots import Targets
 
 KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
 TABLE = TableModel(seed=7)
@@ -39,10 +44,17 @@ class Elsewhere:
     """A target that computes at once, and whose result is there after a moment. Like a device's,
     its scores end with the next forward pass, unless its candidates are ready."""
 
-    def __init__(self, *, seconds: float = 0.0, candidates_are_ready: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        seconds: float = 0.0,
+        candidates_are_ready: bool = True,
+        on_result: Callable[[], None] = lambda: None,
+    ) -> None:
         self._target = TableTarget(TABLE)
         self._seconds = seconds
         self._are_ready = candidates_are_ready
+        self.on_result = on_result
         self.number = 0
         self.is_flying = False
 
@@ -65,6 +77,7 @@ class _Arriving:
         self._owner, self._scores, self._due_s = owner, scores, due_s
 
     def result(self) -> list[Scores]:
+        self._owner.on_result()
         sleep(max(0.0, self._due_s - perf_counter()))
         self._owner.is_flying = False
         return self._scores
@@ -82,7 +95,12 @@ class _Scores:
 
 
 def decoded(
-    name: str, target: Elsewhere, drafter: Drafter, params: SamplingParams, costs: Costs
+    name: str,
+    target: Target,
+    drafter: Drafter,
+    params: SamplingParams,
+    costs: Costs,
+    practise: Callable[[], None] | None = None,
 ) -> list[int]:
     request = Session(
         target=target,
@@ -91,6 +109,7 @@ def decoded(
         drafter=drafter,
         sampler=Sampler(params, 0, len(PROMPT)),
         costs=costs,
+        practise=practise,
     )
     rounds = list(decode_rounds(method(name), request))
     tokens: list[int] = request.text[len(PROMPT) :].tolist()
@@ -213,3 +232,91 @@ def test_what_is_put_off_is_done_while_the_target_computes() -> None:
 
     decoded("stream", target, Watched(DRAFT.load()), WARM, FixedBudget(6))
     assert seen.count(True) > seen.count(False)
+
+
+# --- what warms the processor's caches
+
+
+def test_a_practice_goes_on_from_text_to_text() -> None:
+    """It ends none of them early and leaves nothing in its scheduler."""
+    schedulers: list[Scheduler] = []
+
+    def made(target: Target) -> Scheduler:
+        schedulers.append(Scheduler(Targets(target)))
+        return schedulers[0]
+
+    practise = Practice(made)
+    for _ in range(1200):
+        practise()
+    (scheduler,) = schedulers
+    assert scheduler.num_forwards >= 1190
+    assert len(scheduler.running) <= 1
+    assert not scheduler.waiting
+
+
+@pytest.mark.parametrize("name", ["ar", "stream"])
+def test_long_forward_passes_end_with_a_practice(name: str) -> None:
+    """Once each, as the last thing before the result; only the first ones, whose duration nobody
+    knows yet, have none."""
+    log: list[str] = []
+    target = Elsewhere(seconds=0.004, on_result=lambda: log.append("result"))
+    drafter = SlowDrafter(DRAFT.load(), 1, 2)
+    practise = lambda: log.append("practice")  # noqa: E731
+    found = decoded(name, target, drafter, WARM, Costs(), practise)
+    assert found == plain_text(TABLE, WARM, NUM_TOKENS)
+    num_forwards = log.count("result")
+    assert num_forwards - 8 <= log.count("practice") < num_forwards
+    assert "practice,practice" not in ",".join(log)
+
+
+def test_short_forward_passes_have_no_practice() -> None:
+    log: list[str] = []
+    practise = lambda: log.append("practice")  # noqa: E731
+    decoded("ar", Elsewhere(), NoDrafter(), WARM, Costs(), practise)
+    assert len(log) < NUM_TOKENS / 2  # unless the machine is so slow
+
+
+def test_nothing_is_practised_where_this_thread_computes() -> None:
+    """It would take the target's own time."""
+    drafter = InlineDrafter(DRAFT.load())
+    practise = lambda: pytest.fail("it practised")  # noqa: E731
+    found = decoded("stream", TableTarget(TABLE), drafter, WARM, FixedBudget(6), practise)
+    assert found == plain_text(TABLE, WARM, NUM_TOKENS)
+
+
+def test_a_practice_that_fails_ends_its_request_alone() -> None:
+    def fail() -> None:
+        raise RuntimeError("a mistake of ours")
+
+    target = Elsewhere(seconds=0.004)
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        decoded("ar", target, NoDrafter(), WARM, Costs(), fail)
+    assert not target.is_flying
+    assert decoded("ar", target, NoDrafter(), WARM, Costs()) == plain_text(TABLE, WARM, NUM_TOKENS)
+
+
+class Polled(NoDrafter):
+    """Counts looks at it; each sees a step more."""
+
+    num_polls = 0
+
+    def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
+        self.num_polls += 1
+        return Drafted(num_steps=self.num_polls)
+
+
+def test_what_the_drafter_made_is_looked_at_once_shortly_before_the_end() -> None:
+    drafter, clock = Polled(), FakeClock()
+    request = Request(PROMPT, 20, drafter, clock=clock)
+    request.look()  # it does not draft: there is nothing to see
+    assert drafter.num_polls == 0
+    request.is_drafting = True
+    request.look()
+    assert request.peek_tree().num_steps == 1  # what was seen
+    assert request.peek_tree().num_steps == 2  # which counts once
+    request.look()
+    clock.advance(0.01)
+    assert request.peek_tree().num_steps == 4  # that was long ago
+    request.look()
+    request.submit(Chain(1))
+    assert request.peek_tree().num_steps == 6  # of another request

@@ -528,9 +528,9 @@ def test_the_load_is_told_how_long_this_process_computed() -> None:
     with served(engine_of()) as pool:
         ended = pool.llm.scheduler.budget.ended
 
-        def watched(num_answers: int, end_s: float, busy_s: float, **facts: bool) -> None:
+        def watched(num_requests: int, end_s: float, busy_s: float, **facts: bool) -> None:
             told.append(busy_s)
-            ended(num_answers, end_s, busy_s, **facts)
+            ended(num_requests, end_s, busy_s, **facts)
 
         pool.llm.scheduler.budget.ended = watched  # type: ignore[method-assign, assignment]
         listener = Listener(Ask(tuple(PROMPTS[0]), SamplingParams(seed=1), max_tokens=20))

@@ -19,7 +19,8 @@ from duodec.models.config import EngineConfig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from duodec.profiling import Attention, Profile
+    from duodec.backends.step_time import StepTime
+    from duodec.profiling import Profile
 
     OnProgress = Callable[[str, int, int], None]
 
@@ -103,7 +104,7 @@ def profile(
 
 def _attention(
     config: EngineConfig, found: Profile, on_progress: OnProgress
-) -> tuple[Attention, ...]:
+) -> tuple[StepTime, ...]:
     """Draft steps with flash attention and without, on as many threads as the drafter has."""
     from contextlib import closing
 
@@ -113,7 +114,7 @@ def _attention(
     from duodec.models import resolve
 
     assert found.draft is not None, "there is a drafter"
-    times: list[profiling.Attention] = []
+    times: list[StepTime] = []
     total = 2 * len(profiling.ATTENTION_TEXTS) * len(profiling.ATTENTION_LEAVES)
     path = resolve(found.draft, offline=config.offline).path
     with closing(LlamaModel(path, num_gpu_layers=0)) as model:
@@ -125,7 +126,7 @@ def _attention(
                 texts=profiling.ATTENTION_TEXTS,
                 leaves=profiling.ATTENTION_LEAVES,
             ):
-                times.append(profiling.Attention(**asdict(time)))
+                times.append(time)
                 on_progress("measuring attention", len(times), total)
     return tuple(times)
 

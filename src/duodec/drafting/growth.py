@@ -45,7 +45,6 @@ class Tree:
     def grow(self, model: DraftModel, request: DraftRequest) -> Iterator[CandidateTree]:
         """What is left of the last tree, then the tree after each forward pass."""
         growth = _growth_of(model, request, self)
-        clock = getattr(model, "clock", perf_counter)  # a simulated model has its own
         yield growth.tree
         clock = getattr(model, "clock", perf_counter)  # a simulation's is virtual
         while leaves := growth.best_leaves():

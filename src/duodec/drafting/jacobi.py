@@ -27,7 +27,7 @@ class Window:
         self._num_levels = num_levels
 
     @classmethod
-    def beside(cls, text: Tokens, num_levels: int, num_columns: int) -> Window:
+    def of(cls, text: Tokens, num_levels: int, num_columns: int) -> Window:
         """A trunk of random tokens from the text. It is longer than the window by one token for
         each level to be filled, since every round advances the text."""
         dice = random.Random(0)

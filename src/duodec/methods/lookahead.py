@@ -25,7 +25,7 @@ class Lookahead(Method):
     num_guesses: int = 7  # G, n-grams verified in a round
 
     def decode(self, request: Request) -> Loop:
-        window = Window.beside(request.text, self.num_levels, self.num_columns)
+        window = Window.of(request.text, self.num_levels, self.num_columns)
         pool = NgramPool(self.num_guesses)
 
         def propose(request: Request) -> Draft:

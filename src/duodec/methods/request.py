@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -29,6 +30,7 @@ from duodec.core.verify import Verdict
 from duodec.drafting.plans import Chain
 from duodec.planning.costs import Costs
 
+_FRESH_S = 0.001  # after that, what the drafter made is looked at again
 PATIENCE = 3.0  # a draft may take this many times its expected time, then it is left
 
 
@@ -136,6 +138,7 @@ class Request:
         """Prepares the next round for the likeliest verdicts; to be called, if at all, shortly
         before the end of a forward pass that is computed elsewhere, with the moment of that end."""
         self._waited_s = 0.0  # for drafts, since the last forward pass
+        self._looked: tuple[float, Drafted] | None = None  # when `look` did, and what it saw
 
     # --- what a method sees
 
@@ -177,6 +180,7 @@ class Request:
         text = self.text
         if pending:
             text = np.concatenate([text, np.array(pending.tokens, dtype=np.int32)])
+        self._looked = None
         self.drafter.submit(DraftRequest(self.slot, text, plan, self.sampler))
 
     def peek(self) -> Drafted:
@@ -212,9 +216,16 @@ class Request:
         """The drafter has nothing to do; what it read and drafted stays known to it."""
         self.drafter.cancel(self.slot)
 
+    def look(self) -> None:
+        """Take in what has arrived from the drafter, so that `peek_tree` need not, soon after."""
+        if self.is_drafting:
+            self._looked = self.clock(), self.drafter.poll(self.slot)
+
     def peek_tree(self) -> Drafted:
         """How far the drafter's tree is."""
-        drafted = self.drafter.poll(self.slot)
+        (looked_s, drafted), self._looked = self._looked or (-math.inf, Drafted()), None
+        if self.clock() - looked_s > _FRESH_S:
+            drafted = self.drafter.poll(self.slot)
         self.learn_steps(drafted)
         return drafted
 

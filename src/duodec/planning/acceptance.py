@@ -83,6 +83,13 @@ class Acceptance:
         right, num = self._coverage
         return (right + PRIOR_WEIGHT * _PRIOR_COVERAGE) / (num + PRIOR_WEIGHT)
 
+    def label(self, confidences: Sequence[float], is_right: Sequence[bool]) -> None:
+        """Add labels of all of a node's candidates, best first."""
+        self.observe(confidences, range(len(confidences)), is_right)
+        right, num = self._coverage
+        fade = 0.5 if num >= _MEMORY else 1.0
+        self._coverage = (right * fade + any(is_right), num * fade + 1)
+
     def learn(self, tree: CandidateTree, tokens: Sequence[int], node: int = ROOT) -> None:
         """Label the tree's candidates along the tokens that were generated, from ``node`` on."""
         for token in tokens:
@@ -90,17 +97,8 @@ class Acceptance:
                 return
             children = tree.children(node)
             is_right = [tree.tokens[child] == token for child in children]
-            if children:
-                self.observe(
-                    [tree.confidences[child] for child in children],
-                    [tree.ranks[child] for child in children],
-                    is_right,
-                )
-            is_covered = any(is_right)
-            right, num = self._coverage
-            fade = 0.5 if num >= _MEMORY else 1.0
-            self._coverage = (right * fade + is_covered, num * fade + 1)
-            if not is_covered:
+            self.label([tree.confidences[child] for child in children], is_right)
+            if not any(is_right):
                 return
             node = children[is_right.index(True)]
 

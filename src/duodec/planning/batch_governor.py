@@ -17,9 +17,9 @@ _BACKOFF = 4  # a trial that several requests fail together is not by chance
 _FADE = 0.9  # of how busy the cores were before, with each forward pass
 
 
-def level(num_answers: int) -> int:
+def level(num_requests: int) -> int:
     """The level of a batch; batches of one level are judged together: 1, 2, 3 to 4, 5 to 8, ..."""
-    return max(0, num_answers - 1).bit_length()
+    return max(0, num_requests - 1).bit_length()
 
 
 class BatchGovernor:
@@ -27,17 +27,17 @@ class BatchGovernor:
     all requests probe together. Batch sizes are judged apart by powers of two, and a larger batch
     begins with the choice of a smaller one: the larger it is, the less is idle.
 
-    On cores that a drafter shares, it leaves ``cores_beside`` to the target (None: the target
+    On cores that a drafter shares, it leaves ``cores_for_target`` to the target (None: the target
     computes elsewhere). On such cores a batch runs some forward passes before drafts are tried, and
     a draft model works only if the work without it would fit in those cores.
     """
 
-    def __init__(self, cores_beside: int | None = None) -> None:
-        self._cores_beside = cores_beside
+    def __init__(self, cores_for_target: int | None = None) -> None:
+        self._cores_for_target = cores_for_target
         self._first = Governor(
             [Sources.FREE, Sources.ALL],
             first_probe=_FIRST_PROBE,
-            first_rest=0 if cores_beside is None else _CAUTION,
+            first_rest=0 if cores_for_target is None else _CAUTION,
             probes=(Sources.NONE, Sources.FREE),
             margin=_MARGIN,
             hopeless=_HOPELESS,
@@ -59,34 +59,34 @@ class BatchGovernor:
         self._num_tokens += num_tokens
 
     def cycle(
-        self, num_answers: int, end_s: float, busy_s: float = 0.0, *, is_plain_work: bool
+        self, num_requests: int, end_s: float, busy_s: float = 0.0, *, is_plain_work: bool
     ) -> None:
         """End a forward pass, when this process has computed for ``busy_s`` seconds in all. Its
         number of tokens is known by the end of the next pass."""
         last, now = self._last, self._now
-        if last.is_known and last.num_answers == num_answers:
-            self._regime(num_answers).governor.observe(
+        if last.is_known and last.num_requests == num_requests:
+            self._regime(num_requests).governor.observe(
                 last.sources, self._num_tokens, last.seconds, last.most
             )
         seconds = end_s - now.begin_s
-        is_alike = is_plain_work and now.num_answers == num_answers
+        is_alike = is_plain_work and now.num_requests == num_requests
         if is_alike and now.sources != Sources.ALL:
-            self._regime(num_answers).cores.observe(busy_s - now.begin_busy_s, seconds)
+            self._regime(num_requests).cores.observe(busy_s - now.begin_busy_s, seconds)
         is_known = is_alike and self._is_asked
         self._num_tokens, self._is_asked = 0, False
         self._last = replace(now, seconds=seconds, is_known=is_known)
-        regime = self._regime(num_answers)
-        most = regime.most(self._cores_beside)
+        regime = self._regime(num_requests)
+        most = regime.most(self._cores_for_target)
         sources = regime.governor.sources(most)
-        self._now = _Cycle(num_answers, sources, most, end_s, busy_s)
+        self._now = _Cycle(num_requests, sources, most, end_s, busy_s)
 
-    def _regime(self, num_answers: int) -> _Regime:
-        while len(self._regimes) <= level(num_answers):
+    def _regime(self, num_requests: int) -> _Regime:
+        while len(self._regimes) <= level(num_requests):
             # what one request alone finds does not hold for several
             fewer = self._regimes[-1].governor if len(self._regimes) > 1 else self._first
             trial = min(_MOST_TRIAL, max(_LEAST_TRIAL, _TRIAL >> len(self._regimes)))
             self._regimes.append(_Regime(replace(fewer.anew(), trial=trial)))
-        return self._regimes[level(num_answers)]
+        return self._regimes[level(num_requests)]
 
 
 @dataclass
@@ -96,9 +96,9 @@ class _Regime:
     governor: Governor
     cores: Rate = field(default_factory=lambda: Rate(_FADE))  # busy while no draft model works
 
-    def most(self, cores_beside: int | None) -> Sources:
+    def most(self, cores_for_target: int | None) -> Sources:
         """The most sources allowed."""
-        has_room = cores_beside is None or self.cores.value <= cores_beside
+        has_room = cores_for_target is None or self.cores.value <= cores_for_target
         return Sources.ALL if has_room else Sources.FREE
 
 
@@ -106,7 +106,7 @@ class _Regime:
 class _Cycle:
     """From the end of one forward pass to the end of the next."""
 
-    num_answers: int
+    num_requests: int
     sources: Sources  # that its drafts were planned with
     most: Sources  # that were possible
     begin_s: float = 0.0

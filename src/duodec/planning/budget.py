@@ -70,16 +70,16 @@ class Line:
 class BatchBudget:
     """The shared target's costs by the rows of its forward passes, and the rows of each request.
 
-    On cores that a drafter shares it leaves ``cores_beside`` to the target (None: the target
+    On cores that a drafter shares it leaves ``cores_for_target`` to the target (None: the target
     computes elsewhere). On such cores each draft slows the whole batch's forward pass, so nothing
     is drafted during a prefill.
     """
 
-    def __init__(self, costs: Costs, cores_beside: int | None = None) -> None:
+    def __init__(self, costs: Costs, cores_for_target: int | None = None) -> None:
         self._costs = costs
         self._line = Line()
-        self._governor = BatchGovernor(cores_beside)
-        self._shares_cores = cores_beside is not None
+        self._governor = BatchGovernor(cores_for_target)
+        self._shares_cores = cores_for_target is not None
         self._num_drafted = Counter[int]()  # forward passes with drafts, by level
         self._given = 0  # draft tokens of the next pass that were granted to requests
         self._rows: dict[int, int] = {}  # by active slot, in its last pass; 0: none yet
@@ -100,12 +100,12 @@ class BatchBudget:
         self._governor.took(num_tokens)
 
     def ended(
-        self, num_answers: int, end_s: float, busy_s: float = 0.0, *, is_plain_work: bool
+        self, num_requests: int, end_s: float, busy_s: float = 0.0, *, is_plain_work: bool
     ) -> None:
-        """End a forward pass of ``num_answers`` requests, when this process has computed for
+        """End a forward pass of ``num_requests`` requests, when this process has computed for
         ``busy_s`` seconds in all; plain work if it had no prefill."""
         self._given = 0
-        self._governor.cycle(num_answers, end_s, busy_s, is_plain_work=is_plain_work)
+        self._governor.cycle(num_requests, end_s, busy_s, is_plain_work=is_plain_work)
 
     def begin(self, slot: int) -> None:
         self._rows[slot] = 0
@@ -138,12 +138,12 @@ class BatchBudget:
 
     def room(self) -> int:
         """Draft tokens that a request may have scored in the next forward pass."""
-        num_answers = len(self._rows)
-        num_drafted = self._num_drafted[level(num_answers)]
-        if num_answers < 2 or num_drafted >= len(_FIRST_ROOMS):
+        num_requests = len(self._rows)
+        num_drafted = self._num_drafted[level(num_requests)]
+        if num_requests < 2 or num_drafted >= len(_FIRST_ROOMS):
             return sys.maxsize
         room = _FIRST_ROOMS[num_drafted]
-        share = min(room - self._given, max(_LEAST_SHARE, room // num_answers))
+        share = min(room - self._given, max(_LEAST_SHARE, room // num_requests))
         self._given += share
         return share
 

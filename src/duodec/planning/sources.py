@@ -70,49 +70,56 @@ class TreeSource:
 
 class MatchSource:
     """What followed the same words before; a state is a node. Every token that it is right about
-    makes the match longer, and longer matches are right more often."""
+    makes the match longer, and longer matches are right more often.
+
+    What a node is worth is computed when it is asked for: most never are.
+    """
 
     def __init__(
         self, draft: Draft, shares: Sequence[float], length: int, by_length: ByLength
     ) -> None:
         """``length``: matched tokens at the end of the text; ``shares`` by node, of its places."""
+        self._tokens, self._parents, self._shares = draft.tokens, draft.parents, shares
         self._by_length = by_length
-        self._tree = tree = CandidateTree()
-        self._classes: list[int] = []  # by node, of the match at its parent
-        lengths: list[int] = []  # of that match
-        confidences: list[float] = []
-        for share, parent in zip(shares, draft.parents, strict=True):
-            above, matched = (
-                (1.0, length) if parent == ROOT else (shares[parent], lengths[parent] + 1)
-            )
-            number = bisect_right(_LENGTHS, matched) - 1
-            lengths.append(matched)
-            self._classes.append(number)
-            confidences.append(_BY_LENGTH[number] * share / above)
-        tree.extend(draft.tokens, draft.parents, confidences)
+        self._lengths = {ROOT: length}  # of the match at a node
+        self._children: dict[int, list[int]] = {}
+        for node, parent in enumerate(draft.parents):
+            self._children.setdefault(parent, []).append(node)
 
     def root(self) -> int:
         return ROOT
 
     def successors(self, state: int, least: float) -> list[tuple[int, float, int]]:
-        tree = self._tree
-        children = tree.children(state)
-        if not children:
+        children = self._children.get(state)
+        if children is None:
             return []
-        estimate = self._by_length[self._classes[children[0]]].estimate
+        acceptance, confidences = self._judged(state, children)
         return [
-            (tree.tokens[child], likelihood, child)
-            for child in children
-            if (likelihood := estimate(tree.confidences[child], tree.ranks[child])) >= least
+            (self._tokens[child], likelihood, child)
+            for rank, child in enumerate(children)
+            if (likelihood := acceptance.estimate(confidences[rank], rank)) >= least
         ]
 
     def follow(self, state: int, token: int) -> int | None:
         return None  # it is not in the tree, or it would have been proposed
 
     def observe(self, state: int, token: int) -> None:
-        children = self._tree.children(state)
-        if children:
-            self._by_length[self._classes[children[0]]].learn(self._tree, [token], state)
+        children = self._children.get(state)
+        if children is not None:
+            acceptance, confidences = self._judged(state, children)
+            acceptance.label(confidences, [self._tokens[child] == token for child in children])
+
+    def _judged(self, node: int, children: Sequence[int]) -> tuple[Acceptance, list[float]]:
+        """How often matches of its length are right, and how sure of each child this one is."""
+        number = bisect_right(_LENGTHS, self._length(node)) - 1
+        above = 1.0 if node == ROOT else self._shares[node]
+        confidences = [_BY_LENGTH[number] * self._shares[child] / above for child in children]
+        return self._by_length[number], confidences
+
+    def _length(self, node: int) -> int:
+        if node not in self._lengths:
+            self._lengths[node] = self._length(self._parents[node]) + 1
+        return self._lengths[node]
 
 
 class RowSource:

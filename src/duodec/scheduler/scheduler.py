@@ -37,8 +37,9 @@ from duodec.scheduler.slots import Slot, Targets, best_slot
 from duodec.scheduler.task import Task
 
 _POLL_S = 0.0005  # of waiting for one slot's draft, before others are looked at
-_FIRST_REHEARSAL_S = 0.001  # expected before there was one
-_MARGIN = 1.5  # of what the longest rehearsal took, of those that are not long ago
+_FIRST_REHEARSAL_S, _FIRST_PRACTICE_S = 0.001, 0.0002  # expected before there was one
+_PRACTISED_S = 0.003  # of a forward pass: after shorter ones the code is still warm
+_MARGIN = 1.5  # of what the longest took, of those that are not long ago
 _FADE = 0.95  # of that, with each one
 
 Ended = Callable[[Task, str], None]
@@ -62,22 +63,41 @@ class _Flight:
 
 
 @dataclass
+class _Lead:
+    """How long before a moment something must begin, to be done by then."""
+
+    longest_s: float  # that it took, of the last times; the longest fades
+
+    def wait(self, end_s: float, clock: Callable[[], float]) -> float:
+        """Wait until it must begin for ``end_s``; returns when that was."""
+        begin_s = max(clock(), end_s - _MARGIN * self.longest_s)
+        if (left_s := begin_s - clock()) > 0:
+            sleep(left_s)
+        return begin_s
+
+    def took(self, seconds: float) -> None:
+        self.longest_s = max(_FADE * self.longest_s, seconds)
+
+
+@dataclass
 class Scheduler:
     """Use `submit`, then `launch` and `land` in turn while `launch` is true (`step` does both)."""
 
     targets: Targets
     costs: Costs = field(default_factory=Costs)
     num_slots: int = 1
-    cores_beside: int | None = None
+    cores_for_target: int | None = None
     """Cores that a drafter at work leaves a target on the same ones; None: it shares none."""
-    prepare: Callable[[bool], None] = lambda is_beside: None
+    prepare: Callable[[bool], None] = lambda is_drafting: None
     """Shares the cores, with a drafter at work in parallel to the target or not."""
     num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all
     on_end: Ended = lambda task, reason: None
+    practise: Callable[[], None] = lambda: None
+    """Runs the code between two forward passes once, so that it is in the processor's caches."""
     clock: Callable[[], float] = perf_counter
 
     def __post_init__(self) -> None:
-        self.budget = BatchBudget(self.costs, self.cores_beside)
+        self.budget = BatchBudget(self.costs, self.cores_for_target)
         self.slots = [
             Slot(i, self.targets.of(i, reads_off_path=False, is_alone=True))
             for i in range(self.num_slots)
@@ -88,8 +108,8 @@ class Scheduler:
         self.num_forwards = 0
         self._last_reader = -1
         self._flight: _Flight | None = None
-        self._is_beside: bool | None = None  # how the cores are shared now
-        self._rehearsal_s = _FIRST_REHEARSAL_S
+        self._is_drafting: bool | None = None  # how the cores are shared now
+        self._rehearsal, self._practice = _Lead(_FIRST_REHEARSAL_S), _Lead(_FIRST_PRACTICE_S)
         self._accounts: list[Callable[[], None]] = []  # of forward passes, to be settled
 
     # --- for its owner; `submit` and `Task.abort` also for other threads
@@ -169,9 +189,9 @@ class Scheduler:
 
     def release_cores(self) -> None:
         """Give the calling thread its cores back, until the next forward pass."""
-        if self._is_beside:
+        if self._is_drafting:
             self.prepare(False)
-            self._is_beside = False
+            self._is_drafting = False
 
     def close(self, error: Exception | None = None) -> None:
         """End what runs or waits; whoever waits for it is told ``error``, if there is one."""
@@ -334,21 +354,25 @@ class Scheduler:
         return flight
 
     def _rehearse(self, flight: _Flight) -> None:
-        """Shortly before the forward pass is over at the soonest, prepare what follows."""
+        """Shortly before the forward pass is over at the soonest, prepare what follows: the offers
+        after the likeliest verdicts, what the drafter has made, and the processor's caches."""
         (task,), (query,) = flight.tasks, flight.queries
-        rehearse = task.request.rehearse
-        if rehearse is None or task.part is not None or task not in self.running:
+        if task.part is not None or task not in self.running:
             return
-        end_s = flight.start_s + self.costs.soonest_s(len(query.draft))
-        left_s = end_s - _MARGIN * self._rehearsal_s - self.clock()
-        if left_s > 0:
-            sleep(left_s)
-        begin_s = self.clock()
+        soonest_s = self.costs.soonest_s(len(query.draft))
+        end_s = flight.start_s + soonest_s
         try:
-            rehearse(end_s)
+            if (rehearse := task.request.rehearse) is not None:
+                begin_s = self._rehearsal.wait(end_s, self.clock)
+                rehearse(end_s)
+                self._rehearsal.took(self.clock() - begin_s)
+            if soonest_s > _PRACTISED_S:
+                begin_s = self._practice.wait(end_s, self.clock)
+                task.request.look()
+                self.practise()
+                self._practice.took(self.clock() - begin_s)
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(task, error)
-        self._rehearsal_s = max(_FADE * self._rehearsal_s, self.clock() - begin_s)
 
     def _landed(self, flight: _Flight, scores: Sequence[Scores], end_s: float) -> None:
         before = [task.slot.known for task in flight.tasks]
@@ -381,10 +405,10 @@ class Scheduler:
             self.land()
 
     def _share_cores(self) -> None:
-        is_beside = any(task.request.is_drafting for task in self.running)
-        if is_beside != self._is_beside:
-            self.prepare(is_beside)
-            self._is_beside = is_beside
+        is_drafting = any(task.request.is_drafting for task in self.running)
+        if is_drafting != self._is_drafting:
+            self.prepare(is_drafting)
+            self._is_drafting = is_drafting
 
     # --- accounts: what one request's next forward pass need not wait for
 

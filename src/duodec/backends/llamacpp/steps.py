@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.step_time import StepTime
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import RowQuery
 
@@ -19,16 +19,6 @@ _STEPS = 9  # of one figure at most
 _MOST_NODES = 120  # of a draft's tree
 _CHUNK = 128
 _SLOT = 0
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """A draft step that expands ``num_leaves`` sequences after ``num_text`` tokens."""
-
-    num_text: int
-    num_leaves: int
-    uses_flash_attention: bool
-    seconds: float
 
 
 def step_times(
