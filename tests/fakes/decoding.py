@@ -224,6 +224,7 @@ class GivenSource:
 
     table: Mapping[Path, Sequence[tuple[int, float]]] = field(default_factory=dict)
     observed: list[tuple[Path, int]] = field(default_factory=list)
+    is_open: bool = True
 
     def root(self) -> Path:
         return ()

@@ -382,7 +382,7 @@ def test_waiting_is_worth_it_while_it_is_faster_than_decoding() -> None:
     assert planner.is_worth_waiting(Place(), nothing)  # a miss: a step brings 0.6
     tree = CandidateTree()
     tree.expand(ROOT, [1, 2], [0.1, 0.05])
-    least = selected(TreeSource(tree, planner.acceptance, learns=False))
+    least = selected(TreeSource(tree, planner.acceptance))
     assert not planner.is_worth_waiting(Place(tree), least)
     known.observe_step(0.2)
     known.observe_step(0.2)

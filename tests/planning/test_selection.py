@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.core.candidates import CandidateTree
-from duodec.core.draft import ROOT
+from duodec.core.draft import ROOT, Draft
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.selection import Selection
-from duodec.planning.sources import TreeSource
+from duodec.planning.sources import StoredSource, TreeSource
 
 LEAST = 1e-3  # likelihood of a candidate that is worth a row
 
@@ -107,7 +107,7 @@ def test_a_source_that_stays_behind_is_asked_no_more() -> None:
     tree = CandidateTree()
     tree.expand(ROOT, [1], [0.5])
     tree.expand(0, [2], [0.5])
-    own = TreeSource(tree, Acceptance(), learns=False)
+    own = TreeSource(tree, Acceptance())
     other = GivenSource({(): [(7, 0.9)], (7,): [(8, 0.9)]})
     assert set(paths(selected(own, other))) == {(1,), (1, 2), (7,), (7, 8)}  # type: ignore[arg-type]
 
@@ -190,17 +190,16 @@ def test_how_often_text_alone_was_right_is_counted() -> None:
     assert counts() == (0, 0)
 
 
-@pytest.mark.parametrize("learns", [True, False])
-def test_a_tree_learns_its_acceptance_where_it_is_told_to(learns: bool) -> None:
-    """The draft model's is learned from its whole tree, elsewhere."""
+@pytest.mark.parametrize("learns", [True, False], ids=["datastore", "draft model"])
+def test_a_sources_acceptance_is_learned_from_what_it_proposed(learns: bool) -> None:
+    """But for the draft model's, which is learned from its whole tree, elsewhere."""
     tree, acceptance = CandidateTree(), Acceptance()
     tree.expand(ROOT, [1, 2], [0.75, 0.25])
+    stored = StoredSource(Draft((1, 2), (ROOT, ROOT)), (0.75, 0.25), acceptance)
+    source = stored if learns else TreeSource(tree, acceptance)
     for _ in range(60):
-        source = TreeSource(tree, acceptance, learns=learns)
         selected(GivenSource(), source).learn([2])  # type: ignore[arg-type]
     assert (acceptance.estimate(0.25, 1) > 0.9) is learns
     assert (acceptance.estimate(0.75, 0) < 0.1) is learns
-    likelihoods = [
-        p for _, p, _ in TreeSource(tree, acceptance, learns=learns).successors(ROOT, 0.0)
-    ]
+    likelihoods = [p for _, p, _ in source.successors(ROOT, 0.0)]
     assert likelihoods == [acceptance.estimate(0.75, 0), acceptance.estimate(0.25, 1)]

@@ -212,6 +212,9 @@ class Drafter(Protocol):
         """What has been drafted for the slot's last request. Waits at most ``wait_s`` seconds for
         it to be complete, or to have more than ``beyond`` candidates."""
 
+    def heard(self, slot: int) -> Drafted:
+        """What had arrived by the last call of any other method; does not look for more."""
+
     def cancel(self, slot: int) -> None:
         """Stop the slot's work within one draft step; returns at once."""
 

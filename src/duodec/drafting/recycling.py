@@ -75,10 +75,11 @@ class RecycledRows:
 
     def longest(self, context: tuple[int, ...]) -> tuple[int, Candidates] | None:
         """The latest row after the longest known suffix of a context, and that suffix's length."""
-        end = context[-MAX_ORDER:]
-        while end:
-            found = self._by_order[len(end) - 1].get(end)
+        shortest = self._by_order[0].get(context[-1:])
+        if shortest is None:  # then no longer one is known either
+            return None
+        for order in range(min(MAX_ORDER, len(context)), 1, -1):
+            found = self._by_order[order - 1].get(context[-order:])
             if found is not None:
-                return len(end), found
-            end = end[1:]
-        return None
+                return order, found
+        return 1, shortest

@@ -94,7 +94,8 @@ class Offers:
         """A forward pass over an offer begins."""
         request = self._request
         self._text = request.text
-        self._rehearsed.clear()
+        rehearsed, self._rehearsed = self._rehearsed, {}
+        request.defer(rehearsed.clear)  # to free so many nodes takes time
         if request.is_drafting:
             request.defer(self._ask)
         request.rehearse = partial(self._rehearse, offer) if offer.selection else None
@@ -125,7 +126,7 @@ class Offers:
         """The likeliest candidates, the text being at a place, with room for so many tokens."""
         planner = self._planner
         planner.has_branches = self._request.has_branches
-        own = TreeSource(place.tree, planner.acceptance, place.node, learns=False)
+        own = TreeSource(place.tree, planner.acceptance, place.node)
         agreement, width = self._texts.memory.agreement, self._request.max_width
         selection = planner.select([own, *others], agreement, width, remaining - 1)
         num_tokens = best_width(selection.values, planner.costs)
@@ -141,7 +142,7 @@ class Offers:
         request, plan = self._request, self._plan
         depth = min(plan.depth, request.remaining - 1)
         request.submit(plan if depth == plan.depth else replace(plan, depth=depth))
-        self._busy_s = request.drafter.poll(request.slot).busy_s
+        self._busy_s = request.drafter.heard(request.slot).busy_s
 
     def _learn(
         self,

@@ -30,7 +30,7 @@ from duodec.core.verify import Verdict
 from duodec.drafting.plans import Chain
 from duodec.planning.costs import Costs
 
-_FRESH_S = 0.001  # after that, what the drafter made is looked at again
+_FRESH_S = 0.002  # after that, what the drafter made is looked at again
 PATIENCE = 3.0  # a draft may take this many times its expected time, then it is left
 
 

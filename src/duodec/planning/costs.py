@@ -22,27 +22,48 @@ _FEW_TOKENS, _FLAT = 4, 1.5  # a draft of 4 tokens is flat below the cost of 1.5
 _UNKNOWN_STEP_S = 0.003
 
 
-def _recent() -> deque[float]:
-    return deque(maxlen=_WINDOW)
+class _Recent:
+    """The latest observations; their median is computed once."""
+
+    def __init__(self) -> None:
+        self._values = deque[float](maxlen=_WINDOW)
+        self._median: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def observe(self, value: float) -> None:
+        self._values.append(value)
+        self._median = None
+
+    @property
+    def median(self) -> float:
+        if self._median is None:
+            self._median = median(self._values)
+        return self._median
+
+    @property
+    def least(self) -> float:
+        return min(self._values)
 
 
 @dataclass
 class Costs:
     """Running medians of the seconds of a target's forward pass and of a draft token."""
 
-    _forward_s: deque[float] = field(default_factory=_recent)
-    _token_s: deque[float] = field(default_factory=_recent)
-    _step_s: deque[float] = field(default_factory=_recent)
-    _step_leaves: deque[float] = field(default_factory=_recent)
-    _root_s: deque[float] = field(default_factory=_recent)
-    _by_width: dict[int, deque[float]] = field(default_factory=dict)
+    _forward_s: _Recent = field(default_factory=_Recent)
+    _token_s: _Recent = field(default_factory=_Recent)
+    _step_s: _Recent = field(default_factory=_Recent)
+    _step_leaves: _Recent = field(default_factory=_Recent)
+    _root_s: _Recent = field(default_factory=_Recent)
+    _by_width: dict[int, _Recent] = field(default_factory=dict)
     _expected: dict[int, float] = field(default_factory=dict)  # by width, until observed anew
     _curve: list[float] = field(default_factory=list)  # the same by number of draft tokens
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
         """Add a target's forward pass over so many draft tokens, without prefill."""
-        self._forward_s.append(seconds)
-        self._by_width.setdefault(_bucket(num_tokens), _recent()).append(seconds)
+        self._forward_s.observe(seconds)
+        self._by_width.setdefault(_bucket(num_tokens), _Recent()).observe(seconds)
         self._expected.clear()
         self._curve.clear()
 
@@ -70,7 +91,8 @@ class Costs:
     def soonest_s(self, num_tokens: int) -> float:
         """The shortest of the latest forward passes over about so many draft tokens; 0 before
         there was one."""
-        return min(self._by_width.get(_bucket(num_tokens), ()), default=0.0)
+        known = self._by_width.get(_bucket(num_tokens))
+        return 0.0 if known is None else known.least
 
     def sources(self) -> Sources:
         """The most sources allowed; other requests at the same target can limit them."""
@@ -107,7 +129,7 @@ class Costs:
         """The median of a width. One slow pass says little: as long as there are few, twice the
         width is expected to cost little more than twice as much."""
         seconds = self._by_width[bucket]
-        own_s = median(seconds)
+        own_s = seconds.median
         below = [k for k in known if k < bucket]
         if len(seconds) >= _FEWEST or not below:
             return own_s
@@ -115,43 +137,43 @@ class Costs:
 
     def observe_step(self, seconds: float, num_leaves: float = 1.0) -> None:
         """Add a forward pass of the draft model that deepened a tree, at so many leaves."""
-        self._step_s.append(seconds)
-        self._step_leaves.append(num_leaves)
+        self._step_s.observe(seconds)
+        self._step_leaves.observe(num_leaves)
 
     def step_leaves(self) -> int:
         """Leaves that the draft model's next forward pass is expected to expand."""
-        return max(1, round(median(self._step_leaves))) if self._step_leaves else 1
+        return max(1, round(self._step_leaves.median)) if self._step_leaves else 1
 
     def step_s(self) -> float:
         """Expected seconds of the draft model's next forward pass."""
-        return median(self._step_s) if self._step_s else _UNKNOWN_STEP_S
+        return self._step_s.median if self._step_s else _UNKNOWN_STEP_S
 
     def observe_root(self, seconds: float) -> None:
         """Add the work until the successors of a text that no draft had predicted were known."""
-        self._root_s.append(seconds)
+        self._root_s.observe(seconds)
 
     def root_s(self) -> float:
         """Expected seconds until they are known, for a drafter in the middle of a step."""
-        own_s = median(self._root_s) if self._root_s else self.step_s()
+        own_s = self._root_s.median if self._root_s else self.step_s()
         return self.step_s() / 2 + own_s
 
     def observe_draft(self, num_tokens: int, seconds: float) -> None:
         """Add drafted tokens and the seconds they took, without prefill."""
         if num_tokens and seconds > 0:
-            self._token_s.append(seconds / num_tokens)
+            self._token_s.observe(seconds / num_tokens)
 
     def budget(self) -> int:
         """The draft tokens that fit in one forward pass of the target; at least one
         (2503.00784)."""
         if not self._forward_s or not self._token_s:
             return _UNKNOWN_BUDGET
-        return max(1, round(median(self._forward_s) / median(self._token_s)))
+        return max(1, round(self._forward_s.median / self._token_s.median))
 
     def draft_s(self, num_tokens: int) -> float:
         """Expected seconds of a draft of so many tokens."""
         if not self._token_s:
             return _UNKNOWN_DRAFT_S
-        return num_tokens * median(self._token_s)
+        return num_tokens * self._token_s.median
 
 
 def _bucket(num_tokens: int) -> int:

@@ -31,6 +31,10 @@ Successor = tuple[int, float, State]
 class Source(Protocol):
     """Proposes tokens."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it may go on from tokens that it has not proposed."""
+
     def root(self) -> State:
         """Where it stands at the end of the text."""
 
@@ -39,7 +43,7 @@ class Source(Protocol):
         state of None is found by `follow`, once it is needed."""
 
     def follow(self, state: State, token: int) -> State:
-        """Where a token leads."""
+        """Where a token leads; only an open source is asked."""
 
     def observe(self, state: State, token: int) -> None:
         """The target's token at a node whose successors were asked for."""
@@ -83,6 +87,8 @@ class Selection:
         sources, tokens, parents, values = self._sources, self.tokens, self.parents, self.values
         num_right, num_seen = self._agreement.num_right, self._agreement.num_seen
         all_states, of_one = self._states, self._of_one
+        asks = [source.successors for source in sources]
+        open_sources = [(i, source.follow) for i, source in enumerate(sources) if source.is_open]
         self._depth = depth if num_tokens else 0
         none: list[State] = [None] * len(sources)
         # (-value, order, parent, token, the only source or -1, its state or all states, depth)
@@ -95,7 +101,7 @@ class Selection:
                 asked = []
                 share = _SHARE * least / value
                 for i, state in enumerate(states):
-                    if state is not None and (known := sources[i].successors(state, share)):
+                    if state is not None and (known := asks[i](state, share)):
                         asked.append((i, known))
                 if len(asked) == 1:
                     i, known = asked[0]
@@ -122,13 +128,15 @@ class Selection:
             negative, _, parent, token, i, state, deep = heappop(edge)
             if not has_branches:
                 edge.clear()
-            states = none.copy() if i >= 0 else state
-            if i >= 0:
+            if i < 0:
+                states = state
+            else:
+                states = none.copy()
                 states[i] = state
             above = all_states[parent + 1]
-            for i, before in enumerate(above):
-                if before is not None and states[i] is None:
-                    states[i] = sources[i].follow(before, token)
+            for i, follow in open_sources:
+                if states[i] is None and above[i] is not None:
+                    states[i] = follow(above[i], token)
             node, value = len(tokens), -negative
             tokens.append(token)
             parents.append(parent)

@@ -33,19 +33,16 @@ ByLength = Sequence[Acceptance]
 
 
 class TreeSource:
-    """A tree of candidates, the text being at a place in it; a state is a node.
+    """The draft model's tree, the text being at a place in it; a state is a node. What a node is
+    worth is looked up when it is asked for: most never are."""
 
-    What a node is worth is looked up when it is asked for: most never are.
-    """
+    is_open = False
 
-    def __init__(
-        self, tree: CandidateTree, acceptance: Acceptance, node: int = ROOT, *, learns: bool
-    ) -> None:
-        """``learns``: its acceptance is learned from what `observe` is told."""
+    def __init__(self, tree: CandidateTree, acceptance: Acceptance, node: int = ROOT) -> None:
+        """``acceptance`` is learned from whole trees, elsewhere."""
         self._tree = tree
         self._acceptance = acceptance
         self._node = node
-        self._learns = learns
 
     def root(self) -> int:
         return self._node
@@ -60,31 +57,28 @@ class TreeSource:
                 found.append((tokens[child], likelihood, child))
         return found
 
-    def follow(self, state: int, token: int) -> int | None:
+    def follow(self, state: int, token: int) -> None:
         return None  # it is not in the tree, or it would have been proposed
 
-    def observe(self, state: int, token: int) -> None:
-        if self._learns:
-            self._acceptance.learn(self._tree, [token], state)
+    def observe(self, state: int, token: int) -> None: ...
 
 
-class MatchSource:
-    """What followed the same words before; a state is a node. Every token that it is right about
-    makes the match longer, and longer matches are right more often.
+class _Continuations:
+    """What followed the same tokens before; a state is a node. What a node is worth is computed
+    when it is asked for: most never are."""
 
-    What a node is worth is computed when it is asked for: most never are.
-    """
+    is_open = False
 
-    def __init__(
-        self, draft: Draft, shares: Sequence[float], length: int, by_length: ByLength
-    ) -> None:
-        """``length``: matched tokens at the end of the text; ``shares`` by node, of its places."""
+    def __init__(self, draft: Draft, shares: Sequence[float]) -> None:
+        """``shares`` by node: of the places that go on with it."""
         self._tokens, self._parents, self._shares = draft.tokens, draft.parents, shares
-        self._by_length = by_length
-        self._lengths = {ROOT: length}  # of the match at a node
         self._children: dict[int, list[int]] = {}
         for node, parent in enumerate(draft.parents):
             self._children.setdefault(parent, []).append(node)
+
+    def _judge(self, node: int) -> tuple[Acceptance, float]:
+        """What was learned of tokens after a node, and how likely one is whose share is 1."""
+        raise NotImplementedError
 
     def root(self) -> int:
         return ROOT
@@ -100,7 +94,7 @@ class MatchSource:
             if (likelihood := acceptance.estimate(confidences[rank], rank)) >= least
         ]
 
-    def follow(self, state: int, token: int) -> int | None:
+    def follow(self, state: int, token: int) -> None:
         return None  # it is not in the tree, or it would have been proposed
 
     def observe(self, state: int, token: int) -> None:
@@ -110,11 +104,27 @@ class MatchSource:
             acceptance.label(confidences, [self._tokens[child] == token for child in children])
 
     def _judged(self, node: int, children: Sequence[int]) -> tuple[Acceptance, list[float]]:
-        """How often matches of its length are right, and how sure of each child this one is."""
-        number = bisect_right(_LENGTHS, self._length(node)) - 1
+        """What was learned of a node's children, and the confidence in each."""
+        acceptance, sure = self._judge(node)
         above = 1.0 if node == ROOT else self._shares[node]
-        confidences = [_BY_LENGTH[number] * self._shares[child] / above for child in children]
-        return self._by_length[number], confidences
+        return acceptance, [sure * self._shares[child] / above for child in children]
+
+
+class MatchSource(_Continuations):
+    """What followed the same tokens in this text or in earlier completions. Every token that it is
+    right about makes the match longer, and longer matches are right more often."""
+
+    def __init__(
+        self, draft: Draft, shares: Sequence[float], length: int, by_length: ByLength
+    ) -> None:
+        """``length``: matched tokens at the end of the text; ``shares`` by node, of its places."""
+        super().__init__(draft, shares)
+        self._by_length = by_length
+        self._lengths = {ROOT: length}  # of the match at a node
+
+    def _judge(self, node: int) -> tuple[Acceptance, float]:
+        number = bisect_right(_LENGTHS, self._length(node)) - 1
+        return self._by_length[number], _BY_LENGTH[number]
 
     def _length(self, node: int) -> int:
         if node not in self._lengths:
@@ -122,8 +132,21 @@ class MatchSource:
         return self._lengths[node]
 
 
+class StoredSource(_Continuations):
+    """What followed the same tokens in a datastore."""
+
+    def __init__(self, draft: Draft, shares: Sequence[float], acceptance: Acceptance) -> None:
+        super().__init__(draft, shares)
+        self._acceptance = acceptance
+
+    def _judge(self, node: int) -> tuple[Acceptance, float]:
+        return self._acceptance, 1.0
+
+
 class RowSource:
     """Recycled rows; a state is the last tokens before a node."""
+
+    is_open = True
 
     def __init__(self, rows: RecycledRows, acceptance: Sequence[Acceptance], end: Context) -> None:
         """``acceptance`` by the length of the context, from 1; ``end`` is the text's."""
@@ -140,11 +163,11 @@ class RowSource:
             return []
         order, (tokens, confidences) = known
         likelihoods = self._acceptance[order - 1].by_rank(confidences or _BY_RANK[: len(tokens)])
-        successors = []
-        for token, likelihood in zip(tokens, likelihoods, strict=True):
-            if likelihood >= least:
-                successors.append((token, likelihood, None))  # `follow` says where it leads
-        return successors
+        return [  # `follow` says where they lead
+            (token, likelihood, None)
+            for token, likelihood in zip(tokens, likelihoods, strict=True)
+            if likelihood >= least
+        ]
 
     def follow(self, state: Context, token: int) -> Context:
         return (*state[1 - MAX_ORDER :], token)
@@ -217,8 +240,7 @@ class TextSources:
             if len(windows):
                 common = most_frequent(windows, _STORED_TOKENS)
                 shares = tuple(count / len(windows) for count in common.counts)
-                tree = _tree_of(common.draft, shares)
-                found.append(TreeSource(tree, self.memory.stored, learns=True))
+                found.append(StoredSource(common.draft, shares, self.memory.stored))
         return found
 
     def learn(
@@ -252,17 +274,3 @@ class TextSources:
         """The completion is over."""
         self.memory.earlier.extend(text[self._num_prompt :].tolist())
         self.memory.earlier.end()
-
-
-def _tree_of(draft: Draft, shares: Sequence[float]) -> CandidateTree:
-    """The draft with each node's share of its parent's places as its confidence."""
-    tree = CandidateTree()
-    tree.extend(
-        draft.tokens,
-        draft.parents,
-        [
-            share / (1.0 if parent == ROOT else shares[parent])
-            for share, parent in zip(shares, draft.parents, strict=True)
-        ],
-    )
-    return tree

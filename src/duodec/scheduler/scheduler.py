@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Condition
-from time import perf_counter, process_time, sleep
+from time import perf_counter, process_time
 
 from duodec.core.protocols import (
     Drafted,
@@ -33,14 +33,11 @@ from duodec.methods.request import Forward, Score, Wait
 from duodec.planning.budget import BatchBudget
 from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Failed
+from duodec.scheduler.rehearsal import Rehearsal
 from duodec.scheduler.slots import Slot, Targets, best_slot
 from duodec.scheduler.task import Task
 
 _POLL_S = 0.0005  # of waiting for one slot's draft, before others are looked at
-_FIRST_REHEARSAL_S, _FIRST_PRACTICE_S = 0.001, 0.0002  # expected before there was one
-_PRACTISED_S = 0.003  # of a forward pass: after shorter ones the code is still warm
-_MARGIN = 1.5  # of what the longest took, of those that are not long ago
-_FADE = 0.95  # of that, with each one
 
 Ended = Callable[[Task, str], None]
 """Told of each task that ends, and how: as OpenAI's finish reasons, ``abort`` or ``error``."""
@@ -60,23 +57,6 @@ class _Flight:
     def due_s(self) -> float:
         """When its result is there, where that is known; never, where it is not."""
         return max((getattr(one, "due_s", math.inf) for one in self.launched), default=math.inf)
-
-
-@dataclass
-class _Lead:
-    """How long before a moment something must begin, to be done by then."""
-
-    longest_s: float  # that it took, of the last times; the longest fades
-
-    def wait(self, end_s: float, clock: Callable[[], float]) -> float:
-        """Wait until it must begin for ``end_s``; returns when that was."""
-        begin_s = max(clock(), end_s - _MARGIN * self.longest_s)
-        if (left_s := begin_s - clock()) > 0:
-            sleep(left_s)
-        return begin_s
-
-    def took(self, seconds: float) -> None:
-        self.longest_s = max(_FADE * self.longest_s, seconds)
 
 
 @dataclass
@@ -109,7 +89,7 @@ class Scheduler:
         self._last_reader = -1
         self._flight: _Flight | None = None
         self._is_drafting: bool | None = None  # how the cores are shared now
-        self._rehearsal, self._practice = _Lead(_FIRST_REHEARSAL_S), _Lead(_FIRST_PRACTICE_S)
+        self._rehearsal = Rehearsal(self.costs, self.practise, self.clock)
         self._accounts: list[Callable[[], None]] = []  # of forward passes, to be settled
 
     # --- for its owner; `submit` and `Task.abort` also for other threads
@@ -354,23 +334,12 @@ class Scheduler:
         return flight
 
     def _rehearse(self, flight: _Flight) -> None:
-        """Shortly before the forward pass is over at the soonest, prepare what follows: the offers
-        after the likeliest verdicts, what the drafter has made, and the processor's caches."""
+        """Prepare what follows a lone request's forward pass."""
         (task,), (query,) = flight.tasks, flight.queries
         if task.part is not None or task not in self.running:
             return
-        soonest_s = self.costs.soonest_s(len(query.draft))
-        end_s = flight.start_s + soonest_s
         try:
-            if (rehearse := task.request.rehearse) is not None:
-                begin_s = self._rehearsal.wait(end_s, self.clock)
-                rehearse(end_s)
-                self._rehearsal.took(self.clock() - begin_s)
-            if soonest_s > _PRACTISED_S:
-                begin_s = self._practice.wait(end_s, self.clock)
-                task.request.look()
-                self.practise()
-                self._practice.took(self.clock() - begin_s)
+            self._rehearsal.before_end(task.request, flight.start_s, len(query.draft))
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(task, error)
 

@@ -93,7 +93,7 @@ class ProcessDrafter:
         return self._requests.drafted(slot)
 
     def heard(self, slot: int) -> Drafted:
-        """What had arrived by the last call of any other verb; does not look for more."""
+        """What had arrived by the last call of any other method; does not look for more."""
         return self._requests.drafted(slot)
 
     def cancel(self, slot: int) -> None:

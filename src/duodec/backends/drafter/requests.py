@@ -12,8 +12,8 @@ from duodec.backends.drafter.child import Child
 from duodec.backends.drafter.supervision import Pace, Silence
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, DraftRequest
-from duodec.core.sampling import Distribution, Tokens
+from duodec.core.protocols import Drafted, DraftRequest, Plan
+from duodec.core.sampling import Distribution, Sampler, Tokens
 
 _NOTHING = np.empty(0, dtype=np.int32)
 
@@ -92,12 +92,13 @@ class Requests:
         self._queue: dict[int, _Message] = {}  # at most one a slot
         self._silence = Silence()
         self._busy_s = 0.0  # of the child, as last heard
+        self._last_shape: tuple[Plan | None, Sampler | None, bytes] = (None, None, b"")
         self._steps, self._chunks = Pace(), Pace()
 
     def ask(self, request: DraftRequest) -> None:
         """Put a request in the place of the slot's last one."""
         self._epoch += 1
-        shape = pickle.dumps((request.plan, request.sampler), pickle.HIGHEST_PROTOCOL)
+        shape = self._shape(request)
         # a child in the middle of a long text goes on reading until it sees this
         old = self._answers.get(request.slot)
         is_reading = old is not None and old.is_reading
@@ -159,6 +160,14 @@ class Requests:
         if child.channel.num_bytes > num_bytes:
             is_owed = any(not answer.is_complete for answer in self._answers.values())
             self._silence.end(is_more_owed=is_owed)
+
+    def _shape(self, request: DraftRequest) -> bytes:
+        """The pickled plan and sampler: most requests have those of the one before."""
+        plan, sampler, shape = self._last_shape
+        if request.plan is not plan or request.sampler is not sampler:
+            shape = pickle.dumps((request.plan, request.sampler), pickle.HIGHEST_PROTOCOL)
+            self._last_shape = request.plan, request.sampler, shape
+        return shape
 
     def _put(self, slot: int, message: _Message) -> None:
         """Queue it; what waits is replaced by what is newer."""

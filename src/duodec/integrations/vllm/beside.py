@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Condition, RLock, Thread
 from time import sleep
-from typing import Protocol
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.protocols import Drafted, Drafter, DraftRequest
@@ -36,17 +35,10 @@ class _SlotState:
     is_at_work: bool = False  # the drafter is still drafting for it
 
 
-class ListeningDrafter(Drafter, Protocol):
-    """A drafter that reads the messages of all slots whenever it is called."""
-
-    def heard(self, slot: int) -> Drafted:
-        """What was drafted for the slot's last request up to the last call of another method."""
-
-
 class Beside:
     """``drafter``, shared by one caller and a thread."""
 
-    def __init__(self, drafter: ListeningDrafter) -> None:
+    def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self._lock = RLock()
         self._woken = Condition()

@@ -206,7 +206,7 @@ class Speculator:
             request.texts.read(request.text[: request.num_indexed])
             return Chain()
         room = self._room(request)
-        no_tree = TreeSource(CandidateTree(), self._acceptance, learns=False)
+        no_tree = TreeSource(CandidateTree(), self._acceptance)
         request.texts.read(request.text)
         sources = [no_tree, *request.texts.sources(request.text, room)]
         request.selection = Selection(sources, self._memory.agreement)

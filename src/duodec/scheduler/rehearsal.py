@@ -1,0 +1,62 @@
+"""Prepare, shortly before a forward pass ends, what follows it.
+
+Offers for the likeliest verdicts are made, what the drafter has sent is taken in, and the code
+between two forward passes runs once, so that it is in the processor's caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import sleep
+
+from duodec.methods.request import Request
+from duodec.planning.costs import Costs
+
+_FIRST_REHEARSAL_S, _FIRST_PRACTICE_S = 0.001, 0.0002  # expected before there was one
+_PRACTISED_S = 0.003  # of a forward pass: after shorter ones the code is still warm
+_MARGIN = 1.5  # of what the longest took, of those that are not long ago
+_FADE = 0.95  # of that, with each one
+
+
+@dataclass
+class _Lead:
+    """How long before a moment something must begin, to be done by then."""
+
+    longest_s: float  # that it took, of the last times; the longest fades
+
+    def wait(self, end_s: float, clock: Callable[[], float]) -> float:
+        """Wait until it must begin for ``end_s``; returns when that was."""
+        begin_s = max(clock(), end_s - _MARGIN * self.longest_s)
+        if (left_s := begin_s - clock()) > 0:
+            sleep(left_s)
+        return begin_s
+
+    def took(self, seconds: float) -> None:
+        self.longest_s = max(_FADE * self.longest_s, seconds)
+
+
+@dataclass
+class Rehearsal:
+    """Of one scheduler; ``practise`` runs the code between two forward passes."""
+
+    costs: Costs
+    practise: Callable[[], None]
+    clock: Callable[[], float]
+    _offers: _Lead = field(default_factory=lambda: _Lead(_FIRST_REHEARSAL_S))
+    _practice: _Lead = field(default_factory=lambda: _Lead(_FIRST_PRACTICE_S))
+
+    def before_end(self, request: Request, start_s: float, num_drafted: int) -> None:
+        """Wait until a forward pass over so many draft tokens is about to end at the soonest, and
+        rehearse. Raises what the request's method raises."""
+        soonest_s = self.costs.soonest_s(num_drafted)
+        end_s = start_s + soonest_s
+        if request.rehearse is not None:
+            begin_s = self._offers.wait(end_s, self.clock)
+            request.rehearse(end_s)
+            self._offers.took(self.clock() - begin_s)
+        if soonest_s > _PRACTISED_S:
+            begin_s = self._practice.wait(end_s, self.clock)
+            request.look()
+            self.practise()
+            self._practice.took(self.clock() - begin_s)
