@@ -469,29 +469,27 @@ def test_an_interrupt_ends_no_other_completion_as_if_it_were_whole() -> None:
     assert list(found.tokens) == expected(PROMPTS[2])
 
 
+_FOUND = "P0._launched([A])", "P0._launched([A])"
+_TURN = "B = (C or D)[0]", "B = (C or D)[0]"
 SCHEDULER_MUTANTS = [
-    (Scheduler._begin, "min(slot.num_known(request.text)", "min(0 * slot.num_known(request.text)"),
-    (
-        Scheduler._landed,
-        "for task, query, own in zip(flight.tasks, flight.queries, scores, strict=True)",
-        "for task, query, own in zip(flight.tasks, flight.queries, scores[::-1], strict=True)",
-    ),
-    (Scheduler._landed, "if task.part is None and", "if"),
-    (Scheduler._deliver, "task.request.run_deferred()", "None"),
-    (Scheduler._batch, "batch.append(reader)", "batch += readers"),
-    (Scheduler._blame, "self._fail(task, own)", "self._fail(tasks[0], own)"),
-    (Scheduler._fail, "if not task.is_aborted", "if task.is_aborted"),
-    (Request._add_logprobs, "node + 1", "node + 2 if node + 2 < scores.num_rows else node + 1"),
-    (Request._until_end, "tokens[: end + 1]", "tokens"),
-    (BatchBudget.observe, "if slot in self._rows", "if True"),
+    (Scheduler._begin, ("min(A.num_known(B), C)", "min(0 * A.num_known(B), C)")),
+    (Scheduler._landed, ("zip(A, B, P2, strict=True)", "zip(A, B, P2[::-1], strict=True)")),
+    (Scheduler._landed, ("A.part is None and B", "B")),
+    (Scheduler._deliver, ("P1.request.run_deferred()", "None")),
+    (Scheduler._batch, _TURN, ("A.append(B)", "A.extend(D)")),
+    (Scheduler._blame, _FOUND, ("P0._fail(A, B)", "P0._fail(P1[0], B)")),
+    (Scheduler._fail, ("not A.is_aborted", "A.is_aborted")),
+    (Request._add_logprobs, ("A + 1", "A + 2 if A + 2 < P3.num_rows else A + 1")),
+    (Request._until_end, ("A = A[: B + 1]", "A = A")),
+    (BatchBudget.observe, ("A in P0._rows", "True")),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(SCHEDULER_MUTANTS)))
 def test_a_mutant_of_the_scheduler_is_caught(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    function, old, new = SCHEDULER_MUTANTS[number]
-    code = Mutant("a mutant", function, old, new, ()).code()
+    function, *changes = SCHEDULER_MUTANTS[number]
+    code = Mutant("a mutant", function, tuple(changes)).code()
     survives()
     monkeypatch.setattr(function, "__code__", code)
     with pytest.raises(Exception):  # noqa: B017, PT011  whatever a corrupted one trips over
