@@ -29,7 +29,7 @@ def main(file: Annotated[Path, typer.Argument(help="A results.json.")]) -> None:
     shown = timeline(ours, _SHOWN, "ar")
     assert shown, "no prompt was completed by these methods"
     _FOLDER.mkdir(exist_ok=True)
-    svg = timeline_figure("timeline", shown)  # made for use inside a page
+    svg = timeline_figure("timeline", shown).for_page()  # made for use inside a page
     alone = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ' + _LINKS, 1)
     (_FOLDER / "timeline.svg").write_text(alone, encoding="utf-8")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
+from duodec.bench import provenance
 from duodec.bench.card import environment
 from duodec.bench.journal import Journal
 from duodec.bench.markdown import markdown_report
@@ -38,6 +39,8 @@ def benchmark(
     card = environment()
     card["other_programs_cores"] = 0.0
     card["energy"] = EnergyMeter().absence
+    card["commit"] = provenance.commit()
+    card["models"] = {}
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     settings = plan.settings(command, started, [f"{p.task}/{p.prompt_id}" for p in prompts])
     journal = (Journal.resume if is_resumed else Journal)(folder, settings)
@@ -46,6 +49,7 @@ def benchmark(
 
     def end(save: Callable[[Results, Path], None], *, is_complete: bool) -> Results:
         card["peak_memory_bytes"] = peak_bytes()
+        card["llama_cpp_build"] = provenance.build()
         results = Results(
             journal.generations, card, {**settings, **facts, "is_complete": is_complete}
         )
@@ -63,6 +67,7 @@ def benchmark(
             runner = Runner(plan, config, journal, score, on_progress, on_interrupt=keep)
             runner.run(prompts)
             facts.update(runner.facts)
+            card["models"].update(provenance.models_of(config))
             card["other_programs_cores"] = max(
                 card["other_programs_cores"], round(runner.num_other_cores, 2)
             )

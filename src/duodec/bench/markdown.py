@@ -5,7 +5,7 @@ from __future__ import annotations
 from duodec.bench.measures import measure
 from duodec.bench.results import Results
 from duodec.bench.sentences import cautions, verdict
-from duodec.bench.tables import LEGEND, cost_table, markdown, paper_table, task_tables
+from duodec.bench.tables import LEGEND, UNITS, cost_table, markdown, paper_table, task_tables
 
 
 def markdown_report(results: Results) -> str:
@@ -17,6 +17,7 @@ def markdown_report(results: Results) -> str:
         parts += [f"## {measures.pair}", verdict(measures), markdown(paper_table(measures)), LEGEND]
         parts += map(markdown, task_tables(measures))
         parts.append(markdown(cost_table(measures, no_energy)))
+    parts += ["## Units", "\n".join(f"- {line}" for line in UNITS)]
     if warnings := cautions(results):
         parts += ["## Warnings", "\n".join(f"- {line}" for line in warnings)]
     card = ", ".join(f"{name}: {value}" for name, value in machine.items() if value is not None)

@@ -53,14 +53,17 @@ def _section(results: Results, number: int, measures: PairMeasures) -> dict[str,
     """The page's section on one pair."""
     ours = generations_of(results, measures.pair)
     shown = timeline(ours, measures.methods, measures.baseline)
+    accepted = acceptance_figure(f"acceptance{number}", measures)
     return {
         "measures": measures,
         "verdict": verdict(measures),
         "paper": paper_table(measures),
-        "speed": speed_figures(f"speed{number}", measures),
-        "acceptance": acceptance_figure(f"acceptance{number}", measures),
+        "speed": [figure.for_page() for figure in speed_figures(f"speed{number}", measures)],
+        "acceptance": accepted.for_page() if accepted else None,
         "timeline": shown,
-        "timeline_figure": timeline_figure(f"timeline{number}", shown) if shown else None,
+        "timeline_figure": timeline_figure(f"timeline{number}", shown).for_page()
+        if shown
+        else None,
         "tasks": task_tables(measures),
         "costs": cost_table(measures, results.environment.get("energy") or "not measured"),
     }

@@ -10,10 +10,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from duodec.bench.measures import Measures, PairMeasures
-from duodec.bench.statistics import Ratio
+from duodec.bench.statistics import FEWEST_FOR_A_MARK, Ratio
 
 ALL = "all tasks"
-LEGEND = "slower: the 95% interval of the ratio lies below 1"
+LEGEND = (
+    "slower: the 95% interval of the ratio lies below 1; nothing is marked below "
+    f"{FEWEST_FOR_A_MARK} prompts"
+)
+UNITS = (
+    "tok/s: tokens after a completion's first, over their seconds, summed over completions",
+    "ratio: tok/s over the baseline's on the same prompts; its interval resamples prompts",
+    "tokens a pass: tokens of the completion for each forward pass of the target, its own included",
+    "TTFT: from the request to its first token, median; ms a token: the mean gap after it",
+    "gap p95: 95% of the gaps between two arrivals of text are shorter",
+    "overlap: share of the target's computing time during which the drafter computes",
+    "peak memory: resident memory of this process and the drafter's; a GPU's is not in it",
+    "1 ms = 0.001 s, 1 GiB = 2^30 bytes, J: joules of the processors' own counters",
+)
 _MISSING = "-"
 _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*[]<>|"})
 

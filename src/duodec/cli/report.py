@@ -28,6 +28,8 @@ duodec report results.json
 
 duodec report results.json --output report.html
 
+duodec report bench-1 --latex table.tex --csv table.csv --figures figures     for a paper
+
 duodec report before.json after.json
 
 [bold]Exit status[/bold]
@@ -60,6 +62,36 @@ def report(
             show_default=False,
         ),
     ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            help="Write every figure there: a row for each method and task.",
+            metavar="FILE.csv",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    latex: Annotated[
+        Path | None,
+        typer.Option(
+            "--latex",
+            help="Write the tables there, for booktabs; the captions name models, hashes, machine.",
+            metavar="FILE.tex",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--figures",
+            help="Write the figures there, each as SVG and PDF.",
+            metavar="FOLDER",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
@@ -67,8 +99,11 @@ def report(
 ) -> None:
     """Show what a benchmark measured, or compare runs: tables here, figures with --output."""
     check_installed()
+    if len(files) > 1 and (csv or latex or figures):
+        raise BadOption("--csv, --latex and --figures are of one run; name one file")
     results = [_read(path) for path in files]
     names = [str(path) for path in files]
+    written = _write_exports(results[0], csv, latex, figures)
     if output:
         _write_page(results, files, output)
     if json:
@@ -80,8 +115,30 @@ def report(
         show_run(results[0])
     else:
         _show_comparison(results, names)
-    if output:
-        say_dim(f"written to {output}")
+    for file in [*([output] if output else []), *written]:
+        say_dim(f"written to {file}")
+
+
+def _write_exports(
+    results: Results, csv: Path | None, latex: Path | None, figures: Path | None
+) -> list[Path]:
+    """Write what is for a paper; returns the files and the folder. Raises BadOption."""
+    from duodec.bench import exports
+
+    try:
+        if csv:
+            csv.write_text(exports.csv_text(results), "utf-8")
+        if latex:
+            latex.write_text(exports.latex_text(results), "utf-8")
+        if figures:
+            exports.write_figures(results, figures)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise BadOption(
+            f"{error.filename} cannot be written ({error.strerror}); name another place"
+        ) from error
+    return [place for place in (csv, latex, figures) if place]
 
 
 def check_installed() -> None:
@@ -138,12 +195,13 @@ def _write_page(results: Sequence[Results], files: Sequence[Path], output: Path)
 def show_run(results: Results) -> None:
     from duodec.bench.measures import measure
     from duodec.bench.sentences import cautions, verdict
-    from duodec.bench.tables import LEGEND, paper_table
+    from duodec.bench.tables import LEGEND, UNITS, paper_table
 
     for measures in measure(results):
         put(f"{one_line(str(measures.pair))}\n\n{one_line(verdict(measures))}\n\n")
         put_rich_table(paper_table(measures))
         put(f"\n{LEGEND}\n")
+    _put_list("Units", UNITS)
     _put_list("Notes", results.settings.get("notes") or [])
     _put_list("Warnings", cautions(results))
 

@@ -22,6 +22,13 @@ _TOKENS = "tokenizer.ggml.tokens"
 _BLOCKS = {0: (4, 1), 1: (2, 1), 2: (18, 32), 3: (20, 32), 6: (22, 32), 7: (24, 32), 8: (34, 32),
            10: (84, 256), 11: (110, 256), 12: (144, 256), 13: (176, 256), 14: (210, 256),
            30: (2, 1), 39: (17, 32)}  # fmt: skip
+# names of llama.cpp's kinds of files, by number
+_FILE_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1",
+               10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S",
+               15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS",
+               20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S",
+               25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
+               30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 38: "MXFP4"}  # fmt: skip
 _ALIKE = 0.99  # of the tokens that two vocabularies number
 _PADDING = 512
 
@@ -36,6 +43,7 @@ class Summary:
     num_bytes: int
     tokens: tuple[bytes, ...]  # the vocabulary's entries, by number
     is_recurrent: bool = False
+    quantisation: str = ""  # as llama.cpp names it, or the format of a folder's weights
 
     @classmethod
     def of(cls, path: Path) -> Summary:
@@ -70,7 +78,8 @@ def _of_folder(path: Path) -> Summary:
         by_number.get(i, f"[PAD{i}]").encode() for i in range(max(by_number, default=-1) + 1)
     )
     kind = str(config.get("model_type", "unknown"))
-    return Summary(kind, path.name, num_bytes // 2, num_bytes, tokens)
+    format_ = str(config.get("dtype") or config.get("torch_dtype") or "")
+    return Summary(kind, path.name, num_bytes // 2, num_bytes, tokens, quantisation=format_)
 
 
 def _of_file(path: Path) -> Summary:
@@ -108,6 +117,7 @@ class _Reader:
             len(self._data),
             tuple(tokens) if isinstance(tokens, list) else (),
             any(key in entries for key in keys),
+            _FILE_TYPES.get(entries.get("general.file_type", -1), ""),
         )
 
     def _tensors(self, count: int, entries: dict[str, Any]) -> tuple[int, int]:

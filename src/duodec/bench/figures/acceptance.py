@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from duodec.bench.figures.canvas import CHARACTER, COLOURS, axes_with_margins, shortened, svg
+from duodec.bench.figures.canvas import CHARACTER, COLOURS, Drawing, axes_with_margins, shortened
 from duodec.bench.measures import PairMeasures
 
 _MOST_POSITIONS = 16
@@ -12,8 +12,8 @@ _SERIES = [COLOURS[f"s{i}"] for i in range(1, 9)]
 _MARKERS, _DASHES = "osD^vPX*", ("-", "--", ":")
 
 
-def acceptance_figure(name: str, measures: PairMeasures) -> str | None:
-    """The figure as SVG; None if nothing was accepted."""
+def acceptance_figure(name: str, measures: PairMeasures) -> Drawing | None:
+    """The figure; None if nothing was accepted."""
     found = {m: measures.of(m).acceptance[:_MOST_POSITIONS] for m in measures.methods}
     lines = sorted(
         ((m, shares) for m, shares in found.items() if shares), key=lambda item: -item[1][0]
@@ -49,4 +49,4 @@ def acceptance_figure(name: str, measures: PairMeasures) -> str | None:
     described = "; ".join(
         f"{method} {', '.join(f'{share:.0%}' for share in shares)}" for method, shares in lines
     )
-    return svg(name, "Acceptance by position", described, (1040, 340), draw)
+    return Drawing(name, "Acceptance by position", described, (1040, 340), draw)

@@ -1,4 +1,4 @@
-"""Render figures as SVG within a page: text stays text, colours are the page's.
+"""Render figures: as SVG within a page, or as files; text stays text, colours are the page's.
 
 Every colour is a CSS variable of the page with the light theme's value as its fallback, so
 that figures follow a dark theme and paper.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from html import escape
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -44,6 +46,7 @@ _LONGEST_LABEL = 18
 _VARIABLES = {value: name for name, value in COLOURS.items()}
 _STYLE: Any = {
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,  # fonts that journals accept
     "svg.hashsalt": "duodec",
     "font.size": 10.5,
     "text.color": COLOURS["ink"],
@@ -62,34 +65,53 @@ _STYLE: Any = {
 }
 
 
-def svg(
-    name: str, title: str, description: str, size: tuple[int, int], draw: Callable[[Figure], None]
-) -> str:
-    """Render what ``draw`` puts on a figure of this size (in CSS pixels), for the page.
+@dataclass(frozen=True)
+class Drawing:
+    """What ``draw`` puts on a figure of this size (in CSS pixels).
 
     ``name`` distinguishes its ids from other figures'; title and description are for readers who
     cannot see it.
     """
-    width, height = size
-    with mpl.rc_context(_STYLE), warnings.catch_warnings():
-        # the reader's fonts draw the text, not the font that measures it here
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure = Figure(figsize=(width / 72, height / 72), dpi=72, facecolor="none")
-        draw(figure)
+
+    name: str
+    title: str
+    description: str
+    size: tuple[int, int]
+    draw: Callable[[Figure], None]
+
+    def for_page(self) -> str:
+        """SVG within a page."""
+        width, height = self.size
         stream = StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(stream, format="svg", metadata=nothing)
-    whole = stream.getvalue()
-    body = whole[whole.index(">", whole.index("<svg")) + 1 :]
-    body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.DOTALL)
-    body = re.sub(r" font-family: [^;\"]+;?", "", body)
-    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", body)
-    body = re.sub(r"#[0-9a-f]{6}\b", _variable, body)
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" style="--width: {width}px" '
-        f'aria-labelledby="{name}-title {name}-desc"><title id="{name}-title">{escape(title)}'
-        f'</title><desc id="{name}-desc">{escape(description)}</desc>{body}'
-    )
+        self._save(stream, "svg", dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        whole = stream.getvalue()
+        body = whole[whole.index(">", whole.index("<svg")) + 1 :]
+        body = re.sub(r"<(metadata|style)\b.*?</\1>", "", body, flags=re.DOTALL)
+        body = re.sub(r" font-family: [^;\"]+;?", "", body)
+        body = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{self.name}-", body)
+        body = re.sub(r"#[0-9a-f]{6}\b", _variable, body)
+        return (
+            f'<svg viewBox="0 0 {width} {height}" role="img" style="--width: {width}px" '
+            f'aria-labelledby="{self.name}-title {self.name}-desc">'
+            f'<title id="{self.name}-title">{escape(self.title)}'
+            f'</title><desc id="{self.name}-desc">{escape(self.description)}</desc>{body}'
+        )
+
+    def write(self, path: Path) -> None:
+        """A file of its own, SVG or PDF by its name's ending, for a paper. Raises OSError."""
+        kind = path.suffix.removeprefix(".")
+        nothing = {"svg": ("Date",), "pdf": ("CreationDate",)}[kind]
+        with path.open("wb") as file:
+            self._save(file, kind, {**dict.fromkeys(nothing), "Title": self.title})
+
+    def _save(self, stream: Any, kind: str, metadata: dict[str, str | None]) -> None:
+        width, height = self.size
+        with mpl.rc_context(_STYLE), warnings.catch_warnings():
+            # the reader's fonts draw the text, not the font that measures it here
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            figure = Figure(figsize=(width / 72, height / 72), dpi=72, facecolor="none")
+            self.draw(figure)
+            figure.savefig(stream, format=kind, metadata=metadata)
 
 
 def _variable(match: re.Match[str]) -> str:

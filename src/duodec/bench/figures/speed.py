@@ -8,7 +8,7 @@ from math import log
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from duodec.bench.figures.canvas import CHARACTER, COLOURS, axes_with_margins, shortened, svg
+from duodec.bench.figures.canvas import CHARACTER, COLOURS, Drawing, axes_with_margins, shortened
 from duodec.bench.measures import PairMeasures
 from duodec.bench.sentences import interval_words
 from duodec.bench.statistics import Ratio
@@ -21,7 +21,7 @@ _TICK_ROOM = 0.19  # of the axis
 _SIGNS = {"slower": ("\u2212", "loss"), "faster": ("+", "gain"), "": ("=", "flat")}
 
 
-def speed_figures(name: str, measures: PairMeasures) -> list[str]:
+def speed_figures(name: str, measures: PairMeasures) -> list[Drawing]:
     """A figure for all tasks together and one for each, on one logarithmic scale."""
     methods = [m for m in measures.methods if m != measures.baseline]
     ratios = [measures.of(m, t).ratio for m in methods for t in (None, *measures.tasks)]
@@ -41,7 +41,7 @@ def _task_figure(
     methods: Sequence[str],
     task: str | None,
     limits: tuple[float, float],
-) -> str:
+) -> Drawing:
     ratios = [measures.of(method, task).ratio for method in methods]
 
     def draw(figure: Figure) -> None:
@@ -78,7 +78,7 @@ def _task_figure(
         f"{method} {ratio.value:.2f} ({interval_words(ratio)})" if ratio else f"{method}: none"
         for method, ratio in zip(methods, ratios, strict=True)
     )
-    return svg(name, title, described, (_WIDTH, 50 + _BAR * len(methods)), draw)
+    return Drawing(name, title, described, (_WIDTH, 50 + _BAR * len(methods)), draw)
 
 
 def _ticks(low: float, high: float) -> list[float]:

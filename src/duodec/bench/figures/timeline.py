@@ -7,13 +7,13 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from duodec.bench.figures.canvas import CHARACTER, COLOURS, axes_with_margins, shortened, svg
+from duodec.bench.figures.canvas import CHARACTER, COLOURS, Drawing, axes_with_margins, shortened
 from duodec.bench.timeline import Lane, Timeline
 
 _WIDTH, _LANE, _GAP, _RIGHT = 1080, 17, 11, 84
 
 
-def timeline_figure(name: str, timeline: Timeline) -> str:
+def timeline_figure(name: str, timeline: Timeline) -> Drawing:
     """The target's forward passes with the tokens they added; under them drafting in parallel with
     a pass (filled) and drafting that the target waits for (outlined)."""
     heights = [_LANE * (2 if lane.has_drafter else 1) for lane in timeline.lanes]
@@ -42,7 +42,7 @@ def timeline_figure(name: str, timeline: Timeline) -> str:
         for lane in timeline.lanes
     )
     title = f"When target and drafter work, {timeline.prompt}"
-    return svg(name, title, described, (_WIDTH, inner + 52), draw)
+    return Drawing(name, title, described, (_WIDTH, inner + 52), draw)
 
 
 def _draw_lane(axes: Axes, lane: Lane, top: float, unit_ms: float) -> None:
