@@ -8,7 +8,7 @@ BIN = .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all \
-	test-torch test-vllm test-gpu lint clean
+	test-torch test-vllm test-gpu lint docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ lint: setup  ## check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+docs: setup  ## build the documentation site into build/site, without network
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
 clean:  ## remove .venv, .venv-vllm and every cache in this folder (models and wheels stay cached)
 	@rm -rf .venv .venv-vllm $(SOFTWARE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

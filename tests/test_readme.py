@@ -1,50 +1,13 @@
-"""What README and docs tell to type exists: commands, options, make targets, files."""
+"""README's first screen, and the links and make targets of README and docs."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
 
-import pytest
-import typer
 from fakes import ROOT
-
-from duodec.cli.app import app
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-COMMAND = re.compile(r"(?m)(?:^ {4}|^\$ |&& |`)((?:[A-Z_]+=\S+ )*duodec [^`\n]+)")
-
-
-def commands() -> Iterator[tuple[str, str]]:
-    for page in PAGES:
-        for match in COMMAND.finditer(page.read_text("utf-8").replace("\\\n", " ")):
-            yield page.name, match[1].partition("  #")[0].strip()
-
-
-def options(name: str, sub: str | None) -> set[str]:
-    group = typer.main.get_command(app)
-    command = group.commands[name]  # type: ignore[attr-defined]
-    if hasattr(command, "commands") and sub in command.commands:
-        command = command.commands[sub]
-    return {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
-
-
-@pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
-def test_every_command_and_option_exists(page: str, line: str) -> None:
-    words = shlex.split(line, comments=True)
-    words = words[words.index("duodec") + 1 :]
-    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    if words[0].startswith("-"):
-        return
-    assert words[0] in known, f"{page}: {line}"
-    told = options(words[0], words[1] if len(words) > 1 else None)
-    for word in words[1:]:
-        if word == "--":
-            break  # the rest is another program's
-        if re.fullmatch(r"-{1,2}[a-zA-Z][\w-]*(=.*)?", word):
-            assert word.partition("=")[0] in told, f"{page}: {word} in {line}"
 
 
 def test_make_targets_exist() -> None:
