@@ -1,9 +1,9 @@
 """Attack a server as hostile clients do, with the least work of their own, until SIGTERM.
 
-    python -m benchmarks.attackers http://127.0.0.1:8000 0.25
+    python -m benchmarks.attackers http://127.0.0.1:8000 0.25 [slow_loris ...]
 
 The number is each attacker's pause between two attempts, in seconds (the slow lorises' is ten times
-that).
+that). All attack where none is named.
 
 Attackers compute on machines of their own, so here they get what processor time is left. At the
 end a line of JSON tells what each attack got: by status, or how its connections ended.
@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -147,7 +147,9 @@ def _status(said: bytes) -> str:
     return said[9:12].decode() if said.startswith(b"HTTP/1.1 ") else "closed"
 
 
-async def attack(host: str, port: int, pause_s: float, ended: Counter[str]) -> None:
+async def attack(
+    host: str, port: int, pause_s: float, attacks: Sequence[tuple[Attack, int]], ended: Counter[str]
+) -> None:
     """Until it is cancelled."""
 
     async def repeat(one: Attack, number: int) -> None:
@@ -160,20 +162,21 @@ async def attack(host: str, port: int, pause_s: float, ended: Counter[str]) -> N
             ended[f"{one.__name__} {how}"] += 1
             await asyncio.sleep(10 * pause_s if one is slow_loris else pause_s)
 
-    await asyncio.gather(*(repeat(one, i) for one, most in ATTACKS for i in range(most)))
+    await asyncio.gather(*(repeat(one, i) for one, most in attacks for i in range(most)))
 
 
-async def _main(url: str, pause_s: float) -> None:
+async def _main(url: str, pause_s: float, names: Sequence[str]) -> None:
+    attacks = [found for found in ATTACKS if not names or found[0].__name__ in names]
     host, _, port = url.removeprefix("http://").partition(":")
     ended: Counter[str] = Counter()
-    running = asyncio.ensure_future(attack(host, int(port), pause_s, ended))
+    running = asyncio.ensure_future(attack(host, int(port), pause_s, attacks, ended))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     with suppress(asyncio.CancelledError):
         await running
-    num_attackers = sum(most for _, most in ATTACKS)
+    num_attackers = sum(most for _, most in attacks)
     print(json.dumps({"num_attackers": num_attackers, **dict(sorted(ended.items()))}), flush=True)
 
 
 if __name__ == "__main__":
     os.nice(19)
-    asyncio.run(_main(sys.argv[1], float(sys.argv[2])))
+    asyncio.run(_main(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))

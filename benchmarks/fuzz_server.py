@@ -19,7 +19,7 @@ import random
 import socket
 import sys
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -50,6 +50,7 @@ from fakes.server import (  # type: ignore[import-not-found]
 
 _SLOW_S = 10.0  # after which a request is called hung
 _PER_SEED = 1000
+_NUM_MIXED = 3  # bodies made of each with fields of others: quicker than drawn
 _BATCH = 200  # of raw requests
 _FIELDS = {"message", "type", "param", "code"}
 _CLEAN = {200, 204, 400, 401, 403, 404, 405, 408, 413, 429, 431}
@@ -152,27 +153,44 @@ class Bodies:
         self._loop.close()
 
 
+class Mix:
+    """Makes more bodies of one, with fields of earlier ones."""
+
+    def __init__(self, number: int) -> None:
+        self._dice = random.Random(number)
+        self._earlier: deque[dict[str, Any]] = deque(maxlen=50)
+
+    def all_of(self, path: str, body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        self._earlier.append(body)
+        yield path, body
+        for _ in range(_NUM_MIXED):
+            other = self._dice.choice(self._earlier)
+            names = self._dice.sample(sorted(other), min(len(other), self._dice.randint(1, 3)))
+            yield path, {**body, **{name: other[name] for name in names}}
+
+
 def fuzz_bodies(found: Findings, engine: LLM, number: int, end_s: float) -> None:
     """Go on until there are ``number`` bodies, a thousand for each seed."""
     asked = Bodies(engine)
     while found.num_requests < number and perf_counter() < end_s:
         begin_s, own = perf_counter(), count()
+        mix = Mix(found.next)
 
         @seed(found.next)
         @settings(
-            max_examples=min(_PER_SEED, number - found.num_requests), deadline=None, database=None,
+            max_examples=_PER_SEED // (1 + _NUM_MIXED), deadline=None, database=None,
             suppress_health_check=list(HealthCheck), phases=[Phase.generate],
         )  # fmt: skip
         @given(bodies)
         def run(request: tuple[str, dict[str, Any]]) -> None:
-            path, body = request
-            status, problem, seconds = asked.ask(path, body)
-            which = f"{found.next}.{next(own)}"  # noqa: B023  it runs before the next
-            found.note(which, [path, body], str(status), problem, seconds)
+            for path, body in mix.all_of(*request):  # noqa: B023  it runs before the next
+                status, problem, seconds = asked.ask(path, body)
+                which = f"{found.next}.{next(own)}"  # noqa: B023
+                found.note(which, [path, body], str(status), problem, seconds)
 
         run()
         found.next += 1
-        found.seconds += round(perf_counter() - begin_s, 1)
+        found.seconds = round(found.seconds + perf_counter() - begin_s, 1)
         found.publish()
         print(f"{found.name}: {found.num_requests}", flush=True)
     asked.close()
@@ -282,7 +300,7 @@ def fuzz_raw(found: Findings, number: int, end_s: float, *, num_clients: int = 1
                 found.note(index, recipe, " ".join(statuses[:2]) or "closed", problem, seconds)
             assert server.http.get("/health").status_code == 200
             found.next = numbers.stop
-            found.seconds += round(perf_counter() - begin_s, 1)
+            found.seconds = round(found.seconds + perf_counter() - begin_s, 1)
             found.publish()
             print(f"raw: {found.num_requests}", flush=True)
         assert server.chat(max_tokens=3).status_code == 200

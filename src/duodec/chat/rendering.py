@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import pickle
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ class Renderer:
     def __init__(self, limit_s: float = 5.0) -> None:
         self._limit_s = limit_s
         # as many as ever rendered at once, by the niceness that they have from who started them
-        self._idle: defaultdict[int, list[Helper]] = defaultdict(list)
+        self._idle: dict[int, list[Helper]] = {}
 
     def render(self, template: str, values: dict[str, Any]) -> str:
         """The text that the template makes of ``values``. Raises Refused."""
@@ -28,7 +27,7 @@ class Renderer:
             request = pickle.dumps((template, values))
         except Exception as error:
             raise Refused(f"its values cannot be passed on: {error}") from error
-        idle = self._idle[niceness()]
+        idle = self._idle.setdefault(niceness(), [])
         try:
             helper = idle.pop()
         except IndexError:
