@@ -1,0 +1,180 @@
+"""What is trained: copies that can be written back, losses by hand, and the order of samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes.tiny_models import write_dense
+
+pytest.importorskip("torch", reason="torch is missing: make test-torch runs these")
+pytest.importorskip("transformers", reason="transformers is missing: make test-torch runs these")
+pytest.importorskip("gguf", reason="gguf is missing: make test-torch runs these")
+
+import torch
+
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.core.protocols import Query
+from duodec.distill.batches import Batch, step_of, steps_per_epoch
+from duodec.distill.losses import LOSSES, Known, acceptance, agreement, kl
+from duodec.distill.recording import NONE, Sample
+from duodec.distill.settings import NUM_TOPS
+from duodec.distill.source import SourceFile
+from duodec.distill.student import as_array, greedy, open_student, transplant
+from duodec.distill.writing import write_gguf
+
+TEXT = [1, 40, 300, 41, 42, 43, 700, 9]
+
+
+def by_llama(path: Path, count: int) -> list[int]:
+    """The greedy continuation by llama.cpp."""
+    model = LlamaModel(path, num_gpu_layers=0)
+    target = LlamaTarget(model, num_context=64, num_threads=1, is_width_exact=True)
+    text = list(TEXT)
+    for _ in range(count):
+        (scores,) = target.score([Query(0, np.array(text, dtype=np.int32))])
+        text.append(scores.draw(0).token)
+    target.close()
+    model.close()
+    return text[len(TEXT) :]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_what_is_read_is_written_back(tmp_path: Path, architecture: str) -> None:
+    path = write_dense(tmp_path / "own.gguf", architecture=architecture, scale=6.0)
+    source = SourceFile(path)
+    student = open_student(source, (0, 1), "cpu").eval()
+    again = tmp_path / "again.gguf"
+    write_gguf(student, source, again, layers=(0, 1), name="again", kind="f16")
+    written = SourceFile(again)
+    assert written.shapes == source.shapes
+    ours = {tensor.name: tensor.data.tobytes() for tensor in source.reader.tensors}
+    assert {tensor.name: tensor.data.tobytes() for tensor in written.reader.tensors} == ours
+    kept = {k for k in source.reader.fields if k.startswith(("tokenizer.", f"{architecture}."))}
+    assert all(written.field(key) == source.field(key) for key in kept)
+    assert written.field("general.name") == "again"
+    assert by_llama(again, 6) == by_llama(path, 6) == greedy(student, TEXT, 6)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_layers_are_left_out_and_weights_quantised(tmp_path: Path, kind: str) -> None:
+    source = SourceFile(write_dense(tmp_path / "own.gguf", num_layers=3, scale=6.0))
+    student = open_student(source, (0, 2), "cpu")
+    path = tmp_path / "less.gguf"
+    write_gguf(student, source, path, layers=(0, 2), name="less", kind=kind)
+    written = SourceFile(path)
+    assert written.num_layers == 2
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in written.reader.tensors}
+    assert kinds["blk.1.ffn_up.weight"] == kind.upper()
+    assert kinds["blk.1.ffn_norm.weight"] == "F32"
+    last = open_student(source, (2,), "cpu").model.layers[0].mlp.up_proj.weight
+    back = open_student(written, (1,), "cpu").model.layers[0].mlp.up_proj.weight
+    error = (back - last).abs().max() / last.abs().max()
+    assert error < (0.01 if kind == "q8_0" else 0.15)
+    assert written.num_params((0, 1)) == source.num_params((0, 2))
+
+
+def test_a_transplant_keeps_rows_of_equal_bytes(tmp_path: Path) -> None:
+    own = LlamaModel(
+        write_dense(tmp_path / "own.gguf", num_vocab=700), vocabulary_only=True, num_gpu_layers=0
+    )
+    target = LlamaModel(
+        write_dense(tmp_path / "other.gguf", num_vocab=900), vocabulary_only=True, num_gpu_layers=0
+    )
+    source = SourceFile(tmp_path / "own.gguf")
+    student = open_student(source, (0, 1), "cpu")
+    before = as_array(student.get_input_embeddings().weight).copy()
+    head = as_array(student.lm_head.weight).copy()
+    num_shared = transplant(student, own, target)
+    after = as_array(student.get_input_embeddings().weight)
+    assert after.shape == (900, before.shape[1])
+    assert num_shared >= 690
+    assert (after[:700] == before).all()
+    assert (as_array(student.lm_head.weight)[:700] == head).all()
+    token = next(
+        t for t in range(700, 900) if len(own.tokenize(said(target, t), is_templated=False)) > 1
+    )
+    pieces = own.tokenize(said(target, token), is_templated=False)
+    assert np.allclose(after[token], before[pieces].mean(0), atol=1e-6)
+    path = tmp_path / "new.gguf"
+    other = SourceFile(tmp_path / "other.gguf")
+    write_gguf(student, source, path, layers=(0, 1), vocabulary=other, name="new", kind="f16")
+    assert len(SourceFile(path).field("tokenizer.ggml.tokens")) == 900
+    assert by_llama(path, 4) == greedy(student.eval(), TEXT, 4)
+    own.close()
+    target.close()
+
+
+def said(vocabulary: LlamaModel, token: int) -> str:
+    return vocabulary.piece(token).decode("utf-8", "ignore")
+
+
+def known(*probs: float) -> Known:
+    """Tokens 0, 1, ... with these probabilities, at one position."""
+    return Known(torch.arange(len(probs))[None], torch.tensor([probs]))
+
+
+def test_losses_by_hand() -> None:
+    p, q = known(0.5, 0.3), torch.tensor([[0.25, 0.5, 0.15, 0.1]])
+    log_q = q.log()
+    expected = 0.5 * np.log(0.5 / 0.25) + 0.3 * np.log(0.3 / 0.5) + 0.2 * np.log(0.2 / 0.25)
+    assert float(kl(log_q, p)) == pytest.approx(expected, abs=1e-5)
+    assert float(acceptance(log_q, p)) == pytest.approx(0.25 + 0.3)
+    assert float(LOSSES["acceptance"](log_q, p)) == pytest.approx(-np.log(0.55), abs=1e-5)
+    weight = np.exp(-3 * 0.55)
+    assert float(LOSSES["lk"](log_q, p)) == pytest.approx(
+        weight * expected + (1 - weight) * 0.45, abs=1e-5
+    )
+    assert int(agreement(log_q, p, 1)) == 0
+    assert int(agreement(log_q, p, 2)) == 1
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_falls_to_nothing_where_both_agree(name: str) -> None:
+    logits = torch.zeros(1, 6, requires_grad=True)
+    p = known(0.9, 0.1)
+    optimizer = torch.optim.Adam([logits], lr=0.1)
+    for _ in range(300):
+        optimizer.zero_grad()
+        loss = LOSSES[name](torch.log_softmax(logits, -1), p).sum()
+        loss.backward()
+        optimizer.step()
+    assert float(loss) < 0.03
+    assert float(torch.softmax(logits.detach(), -1)[0, 0]) == pytest.approx(0.9, abs=0.05)
+
+
+def test_a_temperature_sharpens_what_is_known() -> None:
+    logprobs = torch.full((1, NUM_TOPS), NONE)
+    logprobs[0, :2] = torch.tensor([0.8, 0.2]).log()
+    sharp = Known.of(torch.zeros(1, NUM_TOPS, dtype=torch.int64), logprobs, 0.5).probs
+    assert float(sharp[0, 0]) == pytest.approx(0.64 / 0.68, abs=1e-5)
+    plain = Known.of(torch.zeros(1, NUM_TOPS, dtype=torch.int64), logprobs, 0.0).probs
+    assert float(plain[0, 0]) == pytest.approx(0.8, abs=1e-5)
+
+
+def sample(length: int, num_prompt: int) -> Sample:
+    tokens = np.arange(length, dtype=np.int32)
+    tops = np.repeat(tokens[num_prompt:, None], NUM_TOPS, 1)
+    return Sample(tokens, num_prompt, tops, np.full(tops.shape, NONE, dtype=np.float32))
+
+
+def test_every_state_is_compared_with_the_token_that_follows_it() -> None:
+    batch = Batch.of([sample(7, 3), sample(2000, 1500)], "cpu", 0.0)
+    assert batch.tokens.shape == (2, 1024)
+    seen = batch.tokens.flatten()[batch.places]
+    assert (seen + 1 == batch.known.tokens[:, 0]).all()
+    assert len(seen) == 4 + 500
+
+
+def test_an_epoch_has_every_sample_once() -> None:
+    samples = [sample(5 + i % 9, 3) for i in range(50)]
+    per_epoch = steps_per_epoch(samples, 8)
+    epochs = [
+        [id(s) for step in range(first, first + per_epoch) for s in step_of(samples, 8, step, 1)]
+        for first in (0, per_epoch)
+    ]
+    for order in epochs:
+        assert sorted(order) == sorted(map(id, samples))
+    assert epochs[0] != epochs[1]
