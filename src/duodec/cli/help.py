@@ -21,6 +21,7 @@ _BASIC = (
     "system", "raw", "context", "threads", "device", "gpu-layers", "json", "output", "host",
     "port", "api-key", "parallel", "config", "log-level", "methods", "tasks", "limit",
     "replay-ms", "simulate-ms", "resume", "offline", "show-draft", "target-ms",
+    "from", "prompts", "minutes", "loss", "layers", "quantize",
 )  # fmt: skip
 
 

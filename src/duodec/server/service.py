@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from duodec.core.grammar import Grammar
@@ -23,6 +24,7 @@ from duodec.server.feed import Feed
 from duodec.server.forms import ChatForm, CompletionForm, Form
 from duodec.server.intake import Intake
 from duodec.server.meters import Meters
+from duodec.server.prompt_log import PromptLog
 from duodec.server.scheduling import SchedulerThread
 from duodec.server.settings import Settings
 from duodec.server.shapes import progress
@@ -41,6 +43,7 @@ class Service:
         self.meters = Meters(settings.metrics_prefix)
         self.created = int(time.time())
         self.intake = Intake(settings)
+        self._prompt_log = PromptLog(Path(settings.prompt_log)) if settings.prompt_log else None
         self.meters.gauge(
             "num_requests_preparing", "Requests on their way to the scheduler.",
             lambda: self.intake.num_preparing,
@@ -177,6 +180,8 @@ class Service:
         asked = await self.intake.run(parse_chat, body, self.check_model, speech.dialect)
         await self.intake.run(self._bounds.check_chat, asked.messages, asked.tools)
         tokens = await self.intake.run(speech.prompt, llm, asked)
+        if self._prompt_log is not None:
+            await self.intake.run(self._prompt_log.write, asked.messages)
         end = speech.end_of(tokens)
         wish = asked.wish.constrained(speech.grammar(asked.wanted, end))
         tasks = await self._tasks(llm, wish, tokens, speech.shown(asked.tools))

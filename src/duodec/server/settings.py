@@ -90,6 +90,15 @@ class Settings:
             "KEY",
         ),
     ] = ()
+    prompt_log: Annotated[
+        str | None,
+        Parameter(
+            "Keep the messages of every chat in this file, as prompts for `duodec distill`; "
+            "without it, nothing that clients say is kept.",
+            "Access",
+            metavar="FILE",
+        ),
+    ] = None
     cors_origins: Annotated[
         tuple[str, ...],
         Parameter(
