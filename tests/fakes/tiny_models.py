@@ -73,7 +73,10 @@ def write_dense(
     writer.add_head_count(NUM_HEADS)
     writer.add_head_count_kv(1)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(width // NUM_HEADS)
+    head = 128 if architecture == "qwen3" else width // NUM_HEADS  # transformers knows no other
+    writer.add_rope_dimension_count(head)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
     copy_vocabulary(gguf, source, writer, num_vocab)
     dice, quantised = np.random.default_rng(1), gguf.GGMLQuantizationType[kind]
 
@@ -93,14 +96,14 @@ def write_dense(
     for i in range(num_layers):
         for norm in ("attn_norm", "ffn_norm"):
             add(f"blk.{i}.{norm}", width)
-        for part, num_out in (("q", width), ("k", width // NUM_HEADS), ("v", width // NUM_HEADS)):
+        for part, num_out in (("q", NUM_HEADS * head), ("k", head), ("v", head)):
             add(f"blk.{i}.attn_{part}", num_out, width)
             if architecture == "qwen2":
                 add(f"blk.{i}.attn_{part}.bias", num_out)
         if architecture == "qwen3":
             for part in ("q", "k"):
-                add(f"blk.{i}.attn_{part}_norm", width // NUM_HEADS)
-        add(f"blk.{i}.attn_output", width, width)
+                add(f"blk.{i}.attn_{part}_norm", head)
+        add(f"blk.{i}.attn_output", width, NUM_HEADS * head)
         for part in ("gate", "up"):
             add(f"blk.{i}.ffn_{part}", 2 * width, width)
         add(f"blk.{i}.ffn_down", width, 2 * width)

@@ -94,6 +94,8 @@ class Training:
                 if is_interrupted():
                     raise KeyboardInterrupt
             self._measure_once()
+            if is_interrupted():
+                raise KeyboardInterrupt
 
     def step_s(self) -> float:
         """Seconds of a step, measured without changing a weight."""
