@@ -30,6 +30,7 @@ from duodec.methods.request import NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.planning.planner import Planner
 from duodec.scheduler.practice import Practice
+from duodec.scheduler.rehearsal import _Lead
 from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.slots import Targets
 
@@ -320,3 +321,16 @@ def test_what_the_drafter_made_is_looked_at_once_shortly_before_the_end() -> Non
     request.look()
     request.submit(Chain(1))
     assert request.peek_tree().num_steps == 6  # of another request
+
+
+def test_a_practice_that_was_interrupted_does_not_make_later_ones_early() -> None:
+    lead, clock = _Lead(0.001), FakeClock()
+    for _ in range(20):
+        lead.took(0.002)
+    assert lead.longest_s == 0.002
+    lead.took(0.5)
+    assert lead.longest_s == 0.002
+    assert lead.wait(clock.now, clock) == clock.now  # there is no time: at once
+    for _ in range(3):
+        lead.took(0.004)  # it does take longer now
+    assert lead.longest_s == 0.004

@@ -6,6 +6,7 @@ between two forward passes runs once, so that it is in the processor's caches.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import sleep
@@ -15,15 +16,21 @@ from duodec.planning.costs import Costs
 
 _FIRST_REHEARSAL_S, _FIRST_PRACTICE_S = 0.001, 0.0002  # expected before there was one
 _PRACTISED_S = 0.003  # of a forward pass: after shorter ones the code is still warm
-_MARGIN = 1.5  # of what the longest took, of those that are not long ago
-_FADE = 0.95  # of that, with each one
+_MARGIN = 1.5  # of what it usually takes at most
+_REMEMBERED, _OUTLIERS = 16, 2  # times; the longest of them, when something else had the core
 
 
-@dataclass
 class _Lead:
     """How long before a moment something must begin, to be done by then."""
 
-    longest_s: float  # that it took, of the last times; the longest fades
+    def __init__(self, first_s: float) -> None:
+        self._seconds = deque([first_s], maxlen=_REMEMBERED)
+
+    @property
+    def longest_s(self) -> float:
+        """What it took at most lately, outliers left out."""
+        ascending = sorted(self._seconds)
+        return ascending[max(0, len(ascending) - 1 - _OUTLIERS)]
 
     def wait(self, end_s: float, clock: Callable[[], float]) -> float:
         """Wait until it must begin for ``end_s``; returns when that was."""
@@ -33,7 +40,7 @@ class _Lead:
         return begin_s
 
     def took(self, seconds: float) -> None:
-        self.longest_s = max(_FADE * self.longest_s, seconds)
+        self._seconds.append(seconds)
 
 
 @dataclass
