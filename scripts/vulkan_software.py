@@ -110,5 +110,17 @@ def _fail(line: str) -> NoReturn:
     sys.exit(f"duodec: {line}")
 
 
+def is_cached() -> bool:
+    """Whether the folder can be made without building anything."""
+    try:
+        headers = native.cache_folder() / toolchains.OWN_HEADERS
+        args = toolchains.cmake_args("vulkan", headers=headers)
+    except toolchains.ToolchainMissing:
+        return False
+    return any(DRIVERS.glob("lvp_icd*.json")) and native.cached(cpu_key(), args) is not None
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--is-cached"]:
+        sys.exit(not is_cached())
     main(Path(sys.argv[1]))

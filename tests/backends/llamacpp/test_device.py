@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -214,6 +216,45 @@ def test_part_of_the_layers_gives_one_text_too(path: Path) -> None:
             for name in ("ar", "lookup", "sps:4", "duo", "stream")
         }
     assert len(texts) == 1
+
+
+_ON_TWO = """
+import sys
+from duodec import LLM, SamplingParams
+from duodec.backends.llamacpp import devices, library
+from duodec.models.config import EngineConfig
+from duodec.models.targets import load_target
+
+path, *names = sys.argv[1:]
+found = ",".join(device.name for device in devices.every(library.load())[:2])
+loaded = load_target(EngineConfig(target=path, draft=None, exact=True, device=found))
+assert all(name in loaded.place for name in found.split(",")), loaded.place
+loaded.model.close()
+with LLM.load(path, draft=path, exact=True, context=512, device=found, num_slots=2) as llm:
+    for name in names:
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(max_tokens=16, temperature=temperature, seed=7)
+            both = llm.generate(["The cat sat on the mat", "Why is it so?"], params, method=name)
+            print(*(token for completion in both for token in completion.tokens))
+"""
+
+
+def test_two_devices_give_one_text(path: Path, device: devices.Device) -> None:
+    """Half of the layers on each. The software device counts as two if it is named twice."""
+    env = dict(os.environ)
+    if "llvmpipe" in device.description:
+        env["GGML_VK_VISIBLE_DEVICES"] = "0,0"
+    elif len(devices.every(library.load())) < 2:
+        pytest.skip("one device only")
+    names = ("ar", "lookup", "sps:4", "duo", "stream")
+    command = [sys.executable, "-c", _ON_TWO, str(path), *names]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 * len(names)
+    assert all(len(line.split()) == 32 for line in lines)
+    assert set(lines[0::2]) == {lines[0]}
+    assert set(lines[1::2]) == {lines[1]}
 
 
 @pytest.mark.slow

@@ -50,6 +50,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "duodec"
 
 
+def cached(cpu: str, cmake_args: str) -> Path | None:
+    """The wheel of llama.cpp that was built for this processor with these options; None: none."""
+    return next(_folder(cpu, cmake_args).glob("*.whl"), None)
+
+
+def _folder(cpu: str, cmake_args: str) -> Path:
+    return cache_folder() / "wheels" / wheel_key(cpu, cmake_args)
+
+
 def find_or_build(
     pip: Sequence[str], cpu: str, cmake_args: str, say: Callable[[str], None]
 ) -> Path:
@@ -58,9 +67,9 @@ def find_or_build(
     ``pip`` is a command that runs pip, ``cpu`` names the processor, ``cmake_args`` are the
     user's. Raises BuildFailed.
     """
-    folder = cache_folder() / "wheels" / wheel_key(cpu, cmake_args)
-    for wheel in folder.glob("*.whl"):
+    if (wheel := cached(cpu, cmake_args)) is not None:
         return wheel
+    folder = _folder(cpu, cmake_args)
     check_compiler(cmake_args)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
