@@ -16,8 +16,8 @@ from duodec.errors import ComputeFailed
 from duodec.models.config import EngineConfig
 
 CHAIN, DEFAULT, WITHOUT = "sps:4", "stream", "lookup"
-_MOST_PROMPTS = 16
-_MOST_TOKENS = 64
+# prompts, and tokens of each: rows off the text, which the default method reads, are computed
+_OF = {CHAIN: (16, 64), DEFAULT: (8, 32), WITHOUT: (8, 32)}
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -46,40 +46,35 @@ def judged(
     ComputeFailed if no prompt could be completed."""
     prompts = [
         Prompt("held-out", str(number), conversation.turns[:1], None, None)
-        for number, conversation in enumerate(conversations[:_MOST_PROMPTS])
+        for number, conversation in enumerate(conversations)
     ]
-    return [_verdict(config, draft, prompts, params, forward_ms, on_progress) for draft in drafts]
+
+    def tokens(draft: Path | str | None, method: str) -> float:
+        num_prompts, num_tokens = _OF[method]
+        plan = BenchPlan(
+            methods=(method,),
+            targets=(config.target,),
+            drafts=(str(draft or "none"),),
+            config=replace(config, num_slots=1),
+            max_tokens=min(num_tokens, params.max_tokens or num_tokens),
+            simulate_ms=forward_ms,
+            sampling=replace(params, max_tokens=None, logprobs=None),
+        )
+        found = simulate(plan, prompts[:num_prompts], on_progress).generations
+        return _tokens_a_pass(found)
+
+    def verdict(draft: Path | str | None) -> Verdict:
+        if draft is None:
+            return Verdict(None, 1.0, tokens(None, WITHOUT))
+        return Verdict(str(draft), tokens(draft, CHAIN), tokens(draft, DEFAULT))
+
+    return [verdict(draft) for draft in drafts]
 
 
-def _verdict(
-    config: EngineConfig,
-    draft: Path | str | None,
-    prompts: Sequence[Prompt],
-    params: SamplingParams,
-    forward_ms: float,
-    on_progress: OnProgress,
-) -> Verdict:
-    methods = (WITHOUT,) if draft is None else (CHAIN, DEFAULT)
-    plan = BenchPlan(
-        methods=methods,
-        targets=(config.target,),
-        drafts=(str(draft or "none"),),
-        config=replace(config, num_slots=1),
-        max_tokens=min(_MOST_TOKENS, params.max_tokens or _MOST_TOKENS),
-        simulate_ms=forward_ms,
-        sampling=replace(params, max_tokens=None, logprobs=None),
-    )
-    found = simulate(plan, prompts, on_progress).generations
-    if draft is None:
-        return Verdict(None, 1.0, _tokens_a_pass(found, WITHOUT))
-    return Verdict(str(draft), _tokens_a_pass(found, CHAIN), _tokens_a_pass(found, DEFAULT))
-
-
-def _tokens_a_pass(generations: Sequence[Generation], method: str) -> float:
-    """Over all completions of a method."""
-    own = [g for g in generations if g.method == method]
-    rounds = sum(g.rounds or 0 for g in own)
+def _tokens_a_pass(generations: Sequence[Generation]) -> float:
+    """Over all completions."""
+    rounds = sum(g.rounds or 0 for g in generations)
     if not rounds:
-        error = next((g.error for g in own if g.error), "every completion is empty")
+        error = next((g.error for g in generations if g.error), "every completion is empty")
         raise ComputeFailed(f"no held-out prompt can be judged: {error}")
-    return sum(g.new_tokens or 0 for g in own) / rounds
+    return sum(g.new_tokens or 0 for g in generations) / rounds
