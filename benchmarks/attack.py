@@ -88,6 +88,7 @@ def part(served: Served, num_answers: int) -> Part:
         "server_cpu_s": round(_cpu(served) - before, 1),
         "wall_s": round(perf_counter() - begin_s, 1),
     }
+    print(json.dumps(found.figures()), flush=True)
     return found
 
 
