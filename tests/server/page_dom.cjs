@@ -32,6 +32,7 @@ class Node {
   querySelector(name) { const walk = n => { for (const c of n.children || []) { if (c.name === name) return c; const f = walk(c); if (f) return f; } return null; }; return walk(this); }
   addEventListener(kind, listener) { (this.listeners[kind] ||= []).push(listener); }
   send(kind, event = {}) { for (const l of this.listeners[kind] || []) l({ preventDefault() {}, ...event }); }
+  click() { this.send("click"); }
   focus() { global.document.active = this.id; }
   requestSubmit() { this.send("submit"); }
   get scrollHeight() { return 0; }
@@ -44,7 +45,7 @@ class Store {
 }
 
 /* The page, opened; `answer(request)` gives what fetch of a completion gives. */
-function open({ answer, kept = {}, models = { status: 200 } }) {
+function open({ answer, kept = {}, models = { status: 200, json: async () => ({ data: [{ id: "m" }] }) }, confirms = true }) {
   const page = fs.readFileSync(path.join(WEB, "page.html"), "utf-8"), nodes = {};
   for (const [, name, id] of page.matchAll(/<(\w+)[^>]*?\bid="([^"]+)"/g)) nodes[id] = Object.assign(new Node(name), { id });
   for (const [, tag] of page.matchAll(/<\w+([^>]*\bhidden\b[^>]*)>/g)) nodes[/id="([^"]+)"/.exec(tag)[1]].hidden = true;
@@ -54,6 +55,11 @@ function open({ answer, kept = {}, models = { status: 200 } }) {
   };
   global.localStorage = new Store(kept);
   global.sessionStorage = new Store();
+  global.confirm = () => confirms;
+  const exported = [];
+  global.Blob = class { constructor(parts) { exported.push(parts.join("")); } };
+  global.URL.createObjectURL = () => "blob:";
+  global.URL.revokeObjectURL = () => {};
   global.matchMedia = () => ({ matches: false });
   global.requestAnimationFrame = draw => setTimeout(draw, 0);
   global.cancelAnimationFrame = clearTimeout;
@@ -68,7 +74,7 @@ function open({ answer, kept = {}, models = { status: 200 } }) {
   const scripts = ["markdown.js", "chat.js"].map(n => fs.readFileSync(path.join(WEB, n), "utf-8").replace(/if \(typeof module.*/, "")).join("\n");
   new Function(scripts)();
   const type = words => { nodes.text.value = words; nodes.text.send("keydown", { key: "Enter" }); };
-  return { nodes, asked, kept, type, shown: () => nodes.chat.textContent };
+  return { nodes, asked, kept, exported, type, shown: () => nodes.chat.textContent };
 }
 
 /* A response that streams these chunks; it waits at a promise, and throws an Error. */

@@ -10,7 +10,89 @@ const markdown = (text, drafted) => {
   return again.nodes.chat.children[0].children.map(n => n.html).join("");
 };
 
+const actions = (page, word) => page.nodes.chat.querySelectorAll(".action").filter(n => n.textContent === word);
+
 const tests = {
+  async earlier_conversations_are_kept_and_taken_up() {
+    const kept = {};
+    const page = open({ kept, answer: n => stream([said("answer " + n), last()]) });
+    page.type("first chat");
+    await soon();
+    page.nodes.clear.send("click");
+    assert.strictEqual(page.nodes.chats.hidden, false);
+    page.type("second chat");
+    await soon();
+    const again = open({ kept, answer: () => null });
+    assert(again.shown().includes("second chat") && !again.shown().includes("first chat"));
+    assert(again.nodes.chats.textContent.includes("first chat"));
+    again.nodes.chats.value = "0";
+    again.nodes.chats.send("change");
+    assert(again.shown().includes("answer 1") && !again.shown().includes("answer 2"), again.shown());
+    assert(again.nodes.chats.textContent.includes("second chat"));
+    assert(!again.nodes.chats.textContent.includes("first chat"));
+  },
+  async a_conversation_is_deleted_only_if_confirmed() {
+    const kept = {};
+    for (const confirms of [false, true]) {
+      const page = open({ kept, confirms, answer: () => stream([said("words"), last()]) });
+      if (!confirms) { page.type("hi"); await soon(); }
+      page.nodes.delete.send("click");
+      assert.strictEqual(page.shown().includes("words"), !confirms);
+      assert.strictEqual(open({ kept, answer: () => null }).shown().includes("words"), !confirms);
+    }
+  },
+  async a_conversation_is_exported_as_the_command_line_loads_it() {
+    const page = open({ answer: () => stream([said("words", true), last(4)]) });
+    assert.strictEqual(page.nodes.export.hidden, true);
+    page.type("hi");
+    await soon();
+    page.nodes.export.send("click");
+    assert.deepStrictEqual(JSON.parse(page.exported[0]), { messages: [{ role: "user", content: "hi" }, { role: "assistant", content: "words" }] });
+  },
+  async a_message_is_edited_and_what_followed_is_gone() {
+    const page = open({ answer: n => stream([said("answer " + n), last()]) });
+    page.type("one");
+    await soon();
+    page.type("two");
+    await soon();
+    actions(page, "edit")[1].send("click");
+    assert.strictEqual(page.nodes.text.value, "two");
+    assert(!page.shown().includes("answer 2"), page.shown());
+    page.type("three");
+    await soon();
+    assert.deepStrictEqual(page.asked[2].messages.map(m => m.content), ["one", "answer 1", "three"]);
+  },
+  async the_last_answer_is_given_again() {
+    const page = open({ answer: n => stream([said("answer " + n), last()]) });
+    page.type("one");
+    await soon();
+    assert.strictEqual(actions(page, "regenerate").length, 1);
+    actions(page, "regenerate")[0].send("click");
+    await soon();
+    assert.deepStrictEqual(page.asked[1].messages, page.asked[0].messages);
+    assert(page.shown().includes("answer 2") && !page.shown().includes("answer 1"), page.shown());
+    assert.strictEqual(actions(page, "regenerate").length, 1);
+  },
+  async several_models_can_be_picked() {
+    const models = { status: 200, json: async () => ({ data: [{ id: "a" }, { id: "b" }] }) };
+    const page = open({ models, answer: () => stream([said("ok"), last()]) });
+    await soon();
+    assert.strictEqual(page.nodes.pick.hidden, false);
+    page.nodes.pick.value = "b";
+    page.type("hi");
+    await soon();
+    assert.strictEqual(page.asked[0].model, "b");
+    const one = open({ answer: () => null });
+    await soon();
+    assert.strictEqual(one.nodes.pick.hidden, true);
+  },
+  async without_drafts_the_page_says_why() {
+    const page = open({ answer: () => stream([said("ok"), last(0)]) });
+    await soon();
+    page.type("hi");
+    await soon();
+    assert(page.shown().includes("no drafts: no draft model is loaded"), page.shown());
+  },
   markdown_becomes_nodes() {
     const got = markdown("# Title\n\nA **bold** and *slanted* `x < y`.\n\n- one\n- two\n  1. deep\n\n> quoted\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n");
     for (const part of ["<h2>Title</h2>", "<strong>bold</strong>", "<em>slanted</em>", "<code>x &lt; y</code>", "<li><p>one</p></li>", "<ol><li><p>deep</p></li></ol>", "<blockquote><p>quoted</p></blockquote>", "<th>a</th>", "<td>2</td>", "<hr>"])

@@ -2,7 +2,7 @@
 /* The conversation: asks the server, shows what streams, and keeps everything in this browser. */
 const $ = id => document.getElementById(id);
 const chat = $("chat");
-const CHAT = "duodec.chat", KEY = "duodec.key";
+const CHAT = "duodec.chat", OTHERS = "duodec.chats", KEY = "duodec.key";
 const SAVED = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "method", "max_draft", "system"];
 const SAVE_EVERY_MS = 500, NEAR_END_PX = 60;
 const WAITING = "Your message goes out when this answer ends. Escape takes it back.";
@@ -11,6 +11,8 @@ const WRONG_KEY = "The server does not know this API key. Check it and send your
 
 /* [{ role, content, drafted?, facts? }]: `drafted` are the ranges of an answer that drafts supplied. */
 let messages = [];
+let others = [];  // earlier conversations, the last one first
+let hasDraftModel = true;
 let running = null;  // stops the answer that streams
 let isQueued = false;  // a message waits for the answer to end
 
@@ -19,12 +21,13 @@ let isQueued = false;  // a message waits for the answer to end
 function read(store, name) { try { return store.getItem(name); } catch { return null; } }
 function write(store, name, value) { try { store.setItem(name, value); } catch { /* full or forbidden: it works without */ } }
 function save() { write(localStorage, CHAT, JSON.stringify(messages)); }
+function isMessage(m) { return m && ["user", "assistant"].includes(m.role) && typeof m.content === "string"; }
+function kept(name) {
+  try { const found = JSON.parse(read(localStorage, name)); return Array.isArray(found) ? found : []; } catch { return []; /* of another version */ }
+}
 function restore() {
-  let kept = null;
-  try { kept = JSON.parse(read(localStorage, CHAT)); } catch { /* of another version */ }
-  if (!Array.isArray(kept)) return;
-  messages = kept.filter(m => m && ["user", "assistant"].includes(m.role) && typeof m.content === "string");
-  for (const message of messages) show(message);
+  others = kept(OTHERS).filter(Array.isArray).map(chat => chat.filter(isMessage)).filter(chat => chat.length);
+  take(kept(CHAT).filter(isMessage));
 }
 
 for (const id of SAVED) {
@@ -50,6 +53,51 @@ function show(message) {
   const node = put("message assistant");
   render(node, message);
   if (message.facts) put("facts", message.facts);
+  return node;
+}
+/* The whole conversation anew; what can be done with a message follows it. */
+function redraw() {
+  chat.replaceChildren();
+  messages.forEach((message, at) => {
+    show(message);
+    if (message.role === "user") action("edit", "edit this message", () => { setText(cut(at).content); $("text").focus(); });
+    else if (at === messages.length - 1 && at) action("regenerate", "regenerate: another answer to the last message", () => ask(cut(at - 1).content));
+  });
+}
+function action(word, label, run) {
+  const button = document.createElement("button");
+  Object.assign(button, { type: "button", className: "quiet action", textContent: word });
+  button.setAttribute("aria-label", label);
+  button.addEventListener("click", () => { if (!running) run(); });
+  chat.append(button);
+  chat.scrollTop = chat.scrollHeight;
+}
+/* Ends the conversation before this message, and returns it. */
+function cut(at) {
+  const message = messages[at];
+  messages = messages.slice(0, at);
+  redraw();
+  save();
+  return message;
+}
+/* Goes on with another conversation. */
+function take(other) {
+  running?.abort();
+  idle();
+  messages = other;
+  redraw();
+  queue(false);
+  save();
+  write(localStorage, OTHERS, JSON.stringify(others));
+  const list = $("chats");
+  list.replaceChildren(option("", "earlier chats"), ...others.map((chat, at) => option(String(at), chat[0].content.slice(0, 40))));
+  list.value = "";
+  list.hidden = !others.length;
+  $("export").hidden = $("delete").hidden = !messages.length;
+}
+function option(value, words) {
+  const node = document.createElement("option");
+  Object.assign(node, { value, textContent: words });
   return node;
 }
 function render(node, message) {
@@ -81,12 +129,24 @@ function queue(is) {
 
 $("tint").addEventListener("change", () => document.body.classList.toggle("tinted", $("tint").checked));
 $("clear").addEventListener("click", () => {
-  running?.abort();
-  idle();
-  messages = [];
-  chat.replaceChildren();
-  queue(false);
-  save();
+  if (messages.length) others.unshift(messages);
+  take([]);
+  $("text").focus();
+});
+$("chats").addEventListener("change", () => {
+  if ($("chats").value === "") return;
+  const [chosen] = others.splice(Number($("chats").value), 1);
+  if (messages.length) others.unshift(messages);
+  take(chosen);
+});
+$("delete").addEventListener("click", () => { if (confirm("Delete this conversation from this browser?")) take([]); });
+$("export").addEventListener("click", () => {
+  const said = messages.map(({ role, content }) => ({ role, content }));  // as `duodec chat` loads it
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([JSON.stringify({ messages: said }, null, 1)], { type: "application/json" }));
+  link.download = "duodec-chat.json";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 });
 $("text").addEventListener("input", grow);
 $("text").addEventListener("keydown", event => {
@@ -114,7 +174,7 @@ function body() {
   const said = messages.map(({ role, content }) => ({ role, content }));
   return {
     messages: system ? [{ role: "system", content: system }, ...said] : said,
-    stream: true, stream_options: { include_usage: true },
+    model: $("pick").value || undefined, stream: true, stream_options: { include_usage: true },
     temperature: number("temperature"), top_p: number("top_p"), top_k: number("top_k"), min_p: number("min_p"),
     seed: number("seed"), max_tokens: number("max_tokens"),
     speculation: { show_drafted: true, method: $("method").value || undefined, max_draft: $("method").value === "ar" ? undefined : number("max_draft") },
@@ -156,6 +216,8 @@ async function ask(text) {
   if (own !== messages) return;  // a new chat was begun meanwhile
   end(own, message, text, { asked, node }, failure);
   idle();
+  if (!failure) redraw();
+  $("export").hidden = $("delete").hidden = !messages.length;
   const goesOn = isQueued && !failure;
   queue(false);
   if (goesOn) $("form").requestSubmit();
@@ -223,9 +285,13 @@ function facts(chunk) {
   const words = [t.predicted_n + " tokens"];
   if (m.tokens_per_second) words.push(m.tokens_per_second.toFixed(1) + " tokens/s");
   words.push("first after " + Math.round(m.time_to_first_token_ms) + " ms");
-  words.push(t.draft_n ? t.draft_n_accepted + " of " + t.draft_n + " drafts accepted" : "no drafts");
+  words.push(t.draft_n ? t.draft_n_accepted + " of " + t.draft_n + " drafts accepted" : "no drafts: " + whyNone(own.method));
   words.push(own.method, "seed " + own.seed);
   return words.join(" · ");
+}
+function whyNone(method) {
+  if (method === "ar") return "this method decodes plainly";
+  return hasDraftModel ? "they would not have paid here" : "no draft model is loaded, and earlier text gave none";
 }
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
@@ -258,7 +324,11 @@ async function ready() {
   const asked = await fetch("v1/models", { headers: headers() });
   if (asked.status === 401) return askForKey($("key").value ? WRONG_KEY : NEEDS_KEY);
   $("ask").hidden = true;
+  const models = (await asked.json()).data;
+  $("pick").replaceChildren(...models.map(model => option(model.id, model.id)));
+  $("pick").hidden = models.length < 2;
   const props = await (await fetch("props", { headers: headers() })).json();
+  hasDraftModel = props.speculation.has_draft_model;
   $("model").textContent = props.model + (props.speculation.has_draft_model ? " with a draft model" : "");
 }
 restore();
