@@ -36,6 +36,7 @@ HOMES = {
         *PURE,
         "backends",
         "llm",
+        "inputs",
         "server",
         "bench",
         "cli",

@@ -7,6 +7,7 @@
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Imported when first used: the program must hear Ctrl-C before it imports much."""
+    if name == "__version__":
+        return version("duodec")
     if name not in _HOMES:
         raise AttributeError(f"module 'duodec' has no attribute {name!r}")
     return getattr(import_module(f"duodec.{_HOMES[name]}"), name)

@@ -9,7 +9,8 @@ from typing import Any
 
 from duodec.core.events import Event
 from duodec.core.sampling import SamplingParams
-from duodec.llm import LLM, Prompt
+from duodec.inputs import Prompt
+from duodec.llm import LLM
 from duodec.methods.method import Method
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Event as Flag
+from threading import RLock
 from time import perf_counter
 from typing import Any
 
@@ -24,11 +26,13 @@ from duodec.chat.template import Message
 from duodec.core.events import Event, FinishReason, Started
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.logprobs import Logprob
+from duodec.core.parameters import made
 from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
 from duodec.core.round import Stats
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.text import TextStream
 from duodec.errors import BadOption, ContextExceeded
+from duodec.inputs import Params, Prompt, check_role, is_tokens, params_of, prompts_of
 from duodec.methods.method import Method
 from duodec.methods.registry import DEFAULT_METHOD
 from duodec.methods.registry import method as method_named
@@ -41,8 +45,7 @@ from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.slots import Targets
 from duodec.scheduler.task import Task
 
-Prompt = str | Sequence[Message] | Sequence[int]
-"""A text as it is, chat messages, or tokens."""
+_CLOSED = "this LLM is closed; load it again, or keep its `with` block open while it is used"
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ class LLM:
     """A language model that is ready to generate, with or without a draft model.
 
     Use `load` to make one, as a context manager. Repeated calls reuse what the target and the
-    drafter have computed of a text. For one thread at a time; `duodec serve` is for many clients.
+    drafter have computed of a text. Several threads may use it: they take turns, a forward pass
+    each, and share forward passes where it has slots. `duodec serve` is for many clients.
     """
 
     target: Target
@@ -96,6 +100,8 @@ class LLM:
     targets: Targets | None = None  # where several targets compute the requests; else None
     _methods: dict[str, Method] = field(default_factory=dict)  # with what they learned
     _masks: Masks | None = None  # the tokenizer's, which copies of this object share
+    _turn: Any = field(default_factory=RLock)  # held by the thread that computes
+    _closed: Flag = field(default_factory=Flag)
     _scheduler: Scheduler | None = field(default=None, init=False)
     _worker: ThreadPoolExecutor | None = field(default=None, init=False)  # for asyncio
 
@@ -125,11 +131,48 @@ class LLM:
         # not at the top of the file: loading makes objects of this class
         from duodec.loading import load
 
-        return load(EngineConfig(target=target, draft=draft, **options))
+        return load(made(EngineConfig, {"target": target, "draft": draft, **options}))
 
     def close(self) -> None:
-        """End the drafter and free the models. Can be called twice."""
+        """End the drafter and free the models; waits for a forward pass of another thread. Can be
+        called twice. Any use after it raises BadOption."""
+        with self._turn:
+            self._closed.set()
+            if self._scheduler is not None:
+                if self._scheduler.is_computing_elsewhere:
+                    with suppress(Exception):  # whatever it computes, nobody wants it
+                        self._scheduler.land()
+                self._scheduler.close(BadOption(_CLOSED))
         self.resources.close()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise BadOption(_CLOSED)
+
+    # one thread at a time computes; what another one launched is landed first
+
+    def _launch(self) -> bool:
+        with self._turn:
+            self._check_open()
+            return self.scheduler.launch()
+
+    def _land(self) -> None:
+        with self._turn:
+            self._check_open()
+            self.scheduler.land()
+
+    def _step(self) -> bool:
+        with self._turn:
+            self._check_open()
+            return self.scheduler.step()
+
+    def _abort(self, tasks: Sequence[Task]) -> None:
+        """Remove these requests from the scheduler, whatever ended them."""
+        for task in tasks:
+            task.abort()
+        with self._turn:
+            if self._scheduler is not None:
+                self._scheduler.drop_aborted()
 
     def __enter__(self) -> LLM:
         return self
@@ -163,6 +206,7 @@ class LLM:
         """The tokens of a prompt; messages go through the model's chat template, which is shown
         the ``tools`` that the model may call, and ``variables`` of its own, such as
         ``enable_thinking``."""
+        self._check_open()
         if isinstance(prompt, str):
             return self.tokenizer.tokenize(prompt, is_templated=self.parse_special)
         if is_tokens(prompt):
@@ -178,6 +222,8 @@ class LLM:
                 f"a prompt holds {other!r} among its items; give a text, a list of messages or a "
                 "list of tokens"
             )
+        for number, message in enumerate(messages):
+            check_role(number, message)
         return chat_tokens(
             self.tokenizer, messages, tools=tools, variables=variables,
             parse_special=self.parse_special,
@@ -186,7 +232,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params | Sequence[Params] | None = None,
         *,
         method: str | Method | None = None,
     ) -> list[Completion]:
@@ -197,7 +243,8 @@ class LLM:
 
         Args:
             prompts: A text, a list of chat messages or of tokens; or a list of such prompts.
-            params: Sampling parameters, for all prompts or one for each. Greedy by default.
+            params: Sampling parameters, or a dictionary of them, for all prompts or one for each.
+                Greedy by default.
             method: A decoding method by name, such as ``lookup``; `auto` by default.
 
         Raises:
@@ -209,6 +256,10 @@ class LLM:
             >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].text
         """
         several = prompts_of(prompts)
+        if isinstance(params, str):
+            raise BadOption(
+                f"params is {params!r}; give SamplingParams, or a dictionary of its fields"
+            )
         each = [params] * len(several) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(several):
             raise BadOption(
@@ -219,19 +270,18 @@ class LLM:
             self.task(prompt, own, method=method, say=output)
             for prompt, own, output in zip(several, each, outputs, strict=True)
         ]
-        scheduler = self.scheduler
         try:
-            scheduler.submit(tasks)
-            while not all(task.is_over for task in tasks) and scheduler.step():
+            self.scheduler.submit(tasks)
+            while not all(task.is_over for task in tasks) and self._step():
                 pass
         finally:
-            _abort(scheduler, tasks)
+            self._abort(tasks)
         return [output.completion() for output in outputs]
 
     def chat(
         self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
+        messages: str | Message | Sequence[Message],
+        params: Params | None = None,
         *,
         method: str | Method | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
@@ -239,7 +289,8 @@ class LLM:
         """Answer a conversation, through the model's chat template.
 
         Args:
-            messages: ``{"role": "user", "content": "..."}`` and so on, oldest first.
+            messages: ``{"role": "user", "content": "..."}`` and so on, oldest first; a text is
+                one message of the user.
             params: Sampling parameters. Greedy by default.
             method: A decoding method by name; `auto` by default.
             tools: JSON schemas of functions that the model may call.
@@ -251,13 +302,17 @@ class LLM:
         Example:
             >>> llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text
         """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        elif isinstance(messages, Mapping):
+            messages = [messages]
         tokens = self.tokens_of(messages, tools=tools)
         return self.generate([tokens], params, method=method)[0]
 
     def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         method: str | Method | None = None,
         choice: int = 0,
@@ -292,7 +347,7 @@ class LLM:
     async def astream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         method: str | Method | None = None,
         choice: int = 0,
@@ -313,31 +368,30 @@ class LLM:
         make = partial(self.task, prompt, params, method=method, say=heard.append, choice=choice)
         task: Task = await run(make)
         yield Started(task.method.name, task.request.sampler.params.seed, len(task.request.prompt))
-        scheduler = self.scheduler
         try:
-            scheduler.submit([task])
+            self.scheduler.submit([task])
             while not task.is_over:
                 # one forward pass at a time: others take turns in the same thread
-                for step in (scheduler.launch, scheduler.land):
+                for step in (self._launch, self._land):
                     await run(step)
                     for event in self._given_out(heard, task.request):
                         yield event
         finally:
-            await run(_abort, scheduler, [task])
+            await run(self._abort, [task])
 
     def _events(self, task: Task, heard: list[Output]) -> Iterator[Event]:
-        scheduler, request = self.scheduler, task.request
+        request = task.request
         seed = request.sampler.params.seed
         yield Started(task.method.name, seed, len(request.prompt))
         try:
-            scheduler.submit([task])
-            while not task.is_over and scheduler.launch():
+            self.scheduler.submit([task])
+            while not task.is_over and self._launch():
                 yield from self._given_out(heard, request)
-                scheduler.land()
+                self._land()
                 yield from self._given_out(heard, request)
             yield from self._given_out(heard, request)
         finally:
-            _abort(scheduler, [task])
+            self._abort([task])
 
     def _given_out(self, heard: list[Output], request: Request) -> Iterator[Event]:
         """Yield the events heard. The caller has the cores for as long as it takes, and its seconds
@@ -345,7 +399,11 @@ class LLM:
         if not heard:
             return
         begin_s = self.clock()
-        self.scheduler.release_cores()
+        if self._turn.acquire(blocking=False):  # or else another thread computes on them
+            try:
+                self.scheduler.release_cores()
+            finally:
+                self._turn.release()
         while heard:
             output = heard.pop(0)
             if isinstance(output, Failed):
@@ -357,7 +415,7 @@ class LLM:
     def task(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         method: str | Method | None = None,
         say: Callable[[Output], None],
@@ -370,7 +428,7 @@ class LLM:
         ``shown``: control tokens that are part of the text, since somebody reads them there.
         """
         chosen = self.method(method)
-        params = self._checked_params(params or SamplingParams())
+        params = self._checked_params(params_of(params))
         tokens = self._checked(self.tokens_of(prompt))
         max_tokens = self.num_context if params.max_tokens is None else params.max_tokens
         wanted = len(tokens) + max_tokens
@@ -398,17 +456,20 @@ class LLM:
     @property
     def scheduler(self) -> Scheduler:
         """The scheduler of this object's requests, which runs in the caller's thread."""
-        if self._scheduler is None:
-            self._scheduler = Scheduler(
-                self.targets or Targets(self.target),
-                self.costs,
-                num_slots=self.num_slots,
-                cores_for_target=self.cores_for_target if self.shares_cores else None,
-                prepare=self.prepare,
-                num_chunk=self.num_chunk,
-                practise=Practice(lambda target: Scheduler(Targets(target))),
-                clock=self.clock,
-            )
+        if self._scheduler is not None:
+            return self._scheduler
+        with self._turn:
+            if self._scheduler is None:
+                self._scheduler = Scheduler(
+                    self.targets or Targets(self.target),
+                    self.costs,
+                    num_slots=self.num_slots,
+                    cores_for_target=self.cores_for_target if self.shares_cores else None,
+                    prepare=self.prepare,
+                    num_chunk=self.num_chunk,
+                    practise=Practice(lambda target: Scheduler(Targets(target))),
+                    clock=self.clock,
+                )
         return self._scheduler
 
     def check(
@@ -501,30 +562,3 @@ class _Outputs:
             end.text, end.tokens, end.finish_reason, end.stats, self.last.method, self.last.seed,
             tuple(self.logprobs) or None,
         )  # fmt: skip
-
-
-def _abort(scheduler: Scheduler, tasks: Sequence[Task]) -> None:
-    """Remove these requests from the scheduler, whatever ended them."""
-    for task in tasks:
-        task.abort()
-    scheduler.drop_aborted()
-
-
-def is_tokens(prompt: object) -> bool:
-    """Whether a prompt is a list of tokens; NumPy's whole numbers are tokens, too."""
-    if isinstance(prompt, np.ndarray):
-        return prompt.dtype.kind in "iu"
-    return (
-        isinstance(prompt, Sequence)
-        and not isinstance(prompt, str)
-        and all(isinstance(item, int | np.integer) for item in prompt)
-    )
-
-
-def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many, as a list."""
-    if isinstance(prompts, str) or is_tokens(prompts):
-        return [prompts]  # type: ignore[list-item]
-    if all(isinstance(item, Mapping) for item in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]

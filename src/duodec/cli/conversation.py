@@ -17,7 +17,8 @@ from duodec.methods.registry import method as method_named
 
 if TYPE_CHECKING:
     from duodec.cli.chat_models import Models
-    from duodec.llm import LLM, Prompt
+    from duodec.inputs import Prompt
+    from duodec.llm import LLM
 
 _HARD_PATIENCE = 2  # presses of Ctrl-C after the first that still end the response cleanly
 

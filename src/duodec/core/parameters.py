@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from numbers import Real
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from duodec.errors import BadOption
+
+_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ def check(record: object, spelled: Callable[[Field], str] = by_option) -> None:
         value, parameter = getattr(record, field.name), field.parameter
         if value is None:
             continue
+        if field.kind in (int, float) and not isinstance(value, Real):
+            raise BadOption(f"{spelled(field)} is {value!r}; write a number", flags=field.flags)
         if parameter.choices and value not in parameter.choices:
             raise BadOption(
                 f"unknown {spelled(field).replace('-', ' ')} '{value}'; choose from: "
@@ -97,3 +103,14 @@ def check(record: object, spelled: Callable[[Field], str] = by_option) -> None:
             raise BadOption(
                 f"{spelled(field)} is {value}; {remedy}", option=spelled(field), flags=field.flags
             )
+
+
+def made(record: type[_Record], values: Mapping[str, Any]) -> _Record:
+    """A record of these fields. Raises BadOption for a name that is no field, with the nearest."""
+    names = [field.name for field in fields(record)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in names:
+            near = get_close_matches(str(name), names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(names)}"
+            raise BadOption(f"{record.__name__} has no {name!r}; {hint}")
+    return record(**values)

@@ -1,0 +1,142 @@
+"""What callers do with an LLM: after it is closed, from several threads, with plain values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fakes.decoding import LETTERS, Letters
+
+import duodec
+from duodec import LLM, Delta, SamplingParams
+from duodec.backends.table import TableModel, TableTarget
+from duodec.drafting.inline import InlineDrafter
+from duodec.errors import BadOption
+
+TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
+PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=40)
+MESSAGE = {"role": "user", "content": "hello"}
+USES: dict[str, Callable[[LLM], object]] = {
+    "generate": lambda model: model.generate("hello", PARAMS),
+    "chat": lambda model: model.chat([MESSAGE], PARAMS),
+    "stream": lambda model: list(model.stream("hello", PARAMS)),
+    "tokens_of": lambda model: model.tokens_of("hello"),
+}
+
+
+def llm(num_slots: int = 1) -> LLM:
+    drafter = InlineDrafter(replace(TABLE, noise=0.2).load())
+    return LLM(TableTarget(TABLE), Letters(), 200, drafter, num_slots=num_slots)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_closed_one_says_so(use: str) -> None:
+    model = llm()
+    USES[use](model)
+    model.close()
+    model.close()
+    with pytest.raises(BadOption, match="this LLM is closed; load it again"):
+        USES[use](model)
+
+
+def test_a_stream_ends_with_an_error_when_its_model_is_closed() -> None:
+    model = llm()
+    events = model.stream("hello", PARAMS)
+    next(events), next(events)
+    model.close()
+    with pytest.raises(BadOption, match="is closed"):
+        list(events)
+    unread = llm()
+    next(unread.stream("hello", PARAMS))
+    unread.close()
+
+
+def texts(events: Any) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_threads_take_turns_and_each_gets_its_own_text(num_slots: int) -> None:
+    """On tables a race shows as a wrong text or an error; on llama.cpp it was a crash."""
+    prompts = [f"{word} {number}" for number in range(3) for word in ("hello", "again", "more")]
+    alone = [llm().generate(prompt, PARAMS)[0].text for prompt in prompts]
+    model = llm(num_slots)
+
+    def whole(prompt: str) -> str:
+        return model.generate(prompt, PARAMS)[0].text
+
+    def streamed(prompt: str) -> str:
+        return texts(model.stream(prompt, PARAMS))
+
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(5):
+            found = list(pool.map(whole, prompts)), list(pool.map(streamed, prompts))
+            both = [pool.submit(use, p) for p in prompts for use in (whole, streamed)]
+            assert found == (alone, alone)
+            assert [one.result() for one in both] == [t for text in alone for t in (text, text)]
+    assert not model.scheduler.has_work
+
+
+def test_one_thread_computes_at_a_time() -> None:
+    num_inside, most = 0, 0
+
+    class Watched(TableTarget):
+        def score(self, queries: Any) -> Any:
+            nonlocal num_inside, most
+            num_inside += 1
+            most = max(most, num_inside)
+            for _ in range(200):  # others have the time to come in
+                pass
+            try:
+                return super().score(queries)
+            finally:
+                num_inside -= 1
+
+    model = LLM(Watched(TABLE), Letters(), 200)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda prompt: model.generate(prompt, PARAMS), ["hello"] * 12))
+    assert most == 1
+
+
+def test_plain_values_are_understood() -> None:
+    model = llm()
+    plain = model.generate("hello", PARAMS)[0].text
+    values = {"temperature": 0.8, "seed": 3, "max_tokens": 40}
+    assert model.generate("hello", values)[0].text == plain
+    assert model.generate(["hello", "again"], [values, values])[0].text == plain
+    assert texts(model.stream("hello", values)) == plain
+    said = model.chat([MESSAGE], values).text
+    assert model.chat("hello", values).text == model.chat(MESSAGE, values).text == said
+    cut = model.generate("hello", {**values, "stop": plain[5:8]})[0]
+    assert (cut.text, cut.finish_reason) == (plain[: plain.find(plain[5:8])], "stop")
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda m: m.generate("hello", {"max_token": 3}), "has no 'max_token'; did you mean max_"),
+        (lambda m: m.generate("hello", {"temperature": "hot"}), "temperature is 'hot'; write a nu"),
+        (lambda m: m.generate("hello", "greedy"), "params is 'greedy'; give SamplingParams"),
+        (lambda m: m.generate("hello", 3), "params is 3; give SamplingParams"),
+        (lambda m: m.generate(5), "the prompt is 5; give a text"),
+        (lambda m: m.generate(None), "the prompt is None; give a text"),
+        (lambda m: m.chat([{"role": "usr", "content": "x"}]), "'usr'; did you mean user?"),
+        (lambda m: m.chat([{"content": "x"}]), "message 0 has no role; use system"),
+        (lambda m: m.chat([MESSAGE, {"role": "assistant"}]), "message 1 has no content"),
+        (lambda m: LLM.load("smollm2", thread=1), "has no 'thread'; did you mean threads?"),
+        (lambda m: m.stream("hello", {"sed": 1}), "has no 'sed'; did you mean seed?"),
+    ],
+)
+def test_what_is_misspelled_is_named_with_the_remedy(
+    use: Callable[[LLM], object], words: str
+) -> None:
+    with pytest.raises(BadOption, match=re.escape(words)):
+        use(llm())
+
+
+def test_the_version_is_the_packages() -> None:
+    assert re.match(r"\d+\.\d+\.\d+", duodec.__version__)
