@@ -357,7 +357,7 @@ def test_sources_meet_in_one_tree_and_depth_is_bounded() -> None:
 
 def test_no_more_is_selected_than_a_planner_and_the_batch_allow() -> None:
     class Crowded(Costs):
-        def room(self) -> int:
+        def draft_budget(self) -> int:
             return 3
 
     source = GivenSource({(): [(token, 0.1) for token in range(9)]})

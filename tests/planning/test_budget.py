@@ -36,21 +36,22 @@ def test_the_first_forwards_of_many_have_few_draft_tokens() -> None:
         load.observe({slot: 1}, 0.1)
     chain = GivenSource({(): [(5, 0.9)], (5,): [(6, 1.0)], (5, 6): [(7, 1.0)]})
     planner = Planner(load.costs(0), Acceptance(), has_branches=False)
-    rooms = []
+    by_pass = []
     for num_drafted in (2, 3, 4, 5):
-        rooms.append([load.costs(slot).room() for slot in range(16)])
+        by_pass.append([load.costs(slot).draft_budget() for slot in range(16)])
         load.ended(16, 0.1, is_plain_work=True)
         load.observe(dict.fromkeys(range(16), 1) | {0: 1 + num_drafted}, 0.1)
-    assert rooms[:3] == [[2] * 2 + [0] * 14, [2] * 6 + [0] * 10, [2] * 14 + [0] * 2]
-    assert min(rooms[3]) > 1000
+    assert by_pass[:3] == [[2] * 2 + [0] * 14, [2] * 6 + [0] * 10, [2] * 14 + [0] * 2]
+    assert min(by_pass[3]) > 1000
     for slot in range(2, 16):
         load.end(slot)
-    assert [load.costs(slot).room() for slot in range(3)] == [2, 2, 0], "two are other than many"
+    budgets = [load.costs(slot).draft_budget() for slot in range(3)]
+    assert budgets == [2, 2, 0], "two are other than many"
     load.ended(2, 0.2, is_plain_work=True)
     selection = planner.select([chain], Acceptance(), 80, 80)
     assert len(selection.draft(best_width(selection.values, planner.costs))) == 2
     load.end(1)
-    assert load.costs(0).room() > 1000
+    assert load.costs(0).draft_budget() > 1000
 
 
 def test_what_drafts_cost_is_known_at_the_next_trial() -> None:

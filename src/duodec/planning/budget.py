@@ -27,7 +27,7 @@ _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.002, 0.02
 _PATIENCE = 0.25  # of a forward pass
 _WINDOW = 64  # forward passes that the line is fitted to
 _PRIOR_WEIGHT = 8.0  # squared rows
-_FIRST_ROOMS = (4, 12, 28)  # draft tokens of the first passes that have any
+_FIRST_BUDGETS = (4, 12, 28)  # draft tokens of the first passes that have any
 _LEAST_SHARE = 2  # of them, for a request
 _PRIOR_SHARE = 0.25  # of a row's average cost: expected of one more row
 
@@ -136,14 +136,14 @@ class BatchBudget:
             return self._costs.forward_s(num_tokens)
         return base_s * (whole_s / base_s) ** (1 + len(others))
 
-    def room(self) -> int:
+    def draft_budget(self) -> int:
         """Draft tokens that a request may have scored in the next forward pass."""
         num_requests = len(self._rows)
         num_drafted = self._num_drafted[level(num_requests)]
-        if num_requests < 2 or num_drafted >= len(_FIRST_ROOMS):
+        if num_requests < 2 or num_drafted >= len(_FIRST_BUDGETS):
             return sys.maxsize
-        room = _FIRST_ROOMS[num_drafted]
-        share = min(room - self._given, max(_LEAST_SHARE, room // num_requests))
+        budget = _FIRST_BUDGETS[num_drafted]
+        share = min(budget - self._given, max(_LEAST_SHARE, budget // num_requests))
         self._given += share
         return share
 
@@ -176,8 +176,8 @@ class _SlotCosts(Costs):
     def curve(self, num_tokens: int) -> Sequence[float]:  # others change it: nothing is kept
         return [self.forward_s(num) for num in range(num_tokens + 1)]
 
-    def room(self) -> int:
-        return self._budget.room()
+    def draft_budget(self) -> int:
+        return self._budget.draft_budget()
 
     def sources(self) -> Sources:
         return self._budget.sources()

@@ -98,7 +98,7 @@ class Costs:
         """The most sources allowed; other requests at the same target can limit them."""
         return Sources.ALL
 
-    def room(self) -> int:
+    def draft_budget(self) -> int:
         """Draft tokens that the next forward pass may score, as far as costs are known."""
         return sys.maxsize
 

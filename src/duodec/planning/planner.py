@@ -36,7 +36,7 @@ class Planner:
         """The likeliest candidates of all sources, the draft model's tree being the first: at most
         ``num_tokens`` of them, ``depth`` tokens deep."""
         selection = Selection(sources, agreement)
-        num_tokens = min(num_tokens, self.num_tokens, self.costs.room())
+        num_tokens = min(num_tokens, self.num_tokens, self.costs.draft_budget())
         # to find a node takes time, in which tokens come without it
         least = max(LEAST_VALUE, _NODE_S * self._rate.value)
         selection.grow(num_tokens, depth, has_branches=self.has_branches, least=least)
