@@ -31,11 +31,11 @@ def serial(
     learn: Learn = lambda text, draft, scores: None,
     num_candidates: int = 0,
 ) -> Loop:
-    """Draft, score, verify. The first forward pass, which reads the prompt, waits for no draft.
+    """Draft, score, verify. The first forward pass, which prefills the prompt, waits for no draft.
 
     ``learn`` is shown each text, its draft and its scores, with ``num_candidates`` of each row.
     """
-    request.read_ahead()
+    request.prefill_ahead()
     while request.remaining:
         draft = Draft()
         if request.num_rounds and request.room:
@@ -67,7 +67,7 @@ def streaming(
         most = request.costs.sources()
         can_pay = offers.can_pay and most != Sources.NONE
         sources = governor.sources(most) if can_pay else Sources.NONE
-        # on shared cores the drafter reads the prompt after the first token
+        # on shared cores the drafter prefills the prompt after the first token
         is_early = request.shares_cores and not request.num_rounds
         offers.draft_with_model(sources == Sources.ALL and not is_early)
         offer = Offer()
@@ -82,7 +82,7 @@ def streaming(
             draft, verdict, forward, num_scored=num, num_drafted=num, overlap_s=overlap_s
         )
         seconds, begin_s = request.now() - begin_s, request.now()
-        # the first round reads the prompt, and what others forbid was not this request's choice
+        # the first round prefills the prompt, and what others forbid was not this request's choice
         if request.num_rounds > 1 and most != Sources.NONE:
             planner.observe(len(done.tokens), seconds)
             governor.observe(sources, len(done.tokens), seconds, most if can_pay else sources)
@@ -102,7 +102,7 @@ def overlapped(request: Request, plan: Callable[[int], Plan]) -> Loop:
     while request.remaining:
         budget = request.costs.budget() if request.num_rounds else 1
         asked = plan(max(0, min(budget, request.max_width, request.remaining - len(pending) - 1)))
-        # on shared cores the drafter reads the prompt after the first token
+        # on shared cores the drafter prefills the prompt after the first token
         is_drafting = asked.num_tokens > 0 and not (request.shares_cores and not request.num_rounds)
         request.is_drafting = is_drafting
         if is_drafting:

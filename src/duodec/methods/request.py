@@ -170,8 +170,8 @@ class Request:
         target computes in this thread."""
         self._deferred.append(work)
 
-    def read_ahead(self) -> None:
-        """Let the drafter read the text while the target does, where they share no cores."""
+    def prefill_ahead(self) -> None:
+        """Let the drafter prefill the text while the target does, where they share no cores."""
         if not self.shares_cores:
             self.submit(Chain(0))
 
@@ -213,7 +213,7 @@ class Request:
         return drafted.draft
 
     def rest(self) -> None:
-        """The drafter has nothing to do; what it read and drafted stays known to it."""
+        """The drafter has nothing to do; what it has cached and drafted stays known to it."""
         self.drafter.cancel(self.slot)
 
     def look(self) -> None:

@@ -154,8 +154,8 @@ class BatchBudget:
         return self._sources()
 
     def _sources(self) -> Sources:
-        has_reader = 0 in self._rows.values()
-        return Sources.NONE if self._shares_cores and has_reader else self._governor.sources()
+        has_prefill = 0 in self._rows.values()
+        return Sources.NONE if self._shares_cores and has_prefill else self._governor.sources()
 
     def costs(self, slot: int) -> Costs:
         """The costs that the slot's planner sees: its own, with the shared target's."""

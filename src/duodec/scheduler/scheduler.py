@@ -86,7 +86,7 @@ class Scheduler:
         self.waiting: deque[Task] = deque()
         self.running: list[Task] = []  # by slot
         self.num_forwards = 0
-        self._last_reader = -1
+        self._last_prefill = -1
         self._flight: _Flight | None = None
         self._is_drafting: bool | None = None  # how the cores are shared now
         self._rehearsal = Rehearsal(self.costs, self.practise, self.clock)
@@ -305,19 +305,19 @@ class Scheduler:
     # --- the forward pass
 
     def _batch(self) -> list[Task]:
-        """All who go on with a text, and one of those who read a long one."""
+        """All that decode, and one of those that prefill a long text."""
         batch: list[Task] = []
-        readers: list[Task] = []
+        prefills: list[Task] = []
         for task in self.running:
             if isinstance(task.need, Score):
                 if len(self.running) > 1:
                     task.slot.use(self._target_of(task))
-                (readers if task.is_long(self.num_chunk) else batch).append(task)
-        if readers:
-            later = [task for task in readers if task.request.slot > self._last_reader]
-            reader = (later or readers)[0]  # they take turns
-            self._last_reader = reader.request.slot
-            batch.append(reader)
+                (prefills if task.is_long(self.num_chunk) else batch).append(task)
+        if prefills:
+            later = [task for task in prefills if task.request.slot > self._last_prefill]
+            prefill = (later or prefills)[0]  # they take turns
+            self._last_prefill = prefill.request.slot
+            batch.append(prefill)
         return batch
 
     def _launched(self, batch: Sequence[Task]) -> _Flight:
@@ -396,7 +396,7 @@ class Scheduler:
     ) -> None:
         self.num_forwards += 1
         parts = zip(flight.tasks, flight.queries, known, strict=True)
-        is_plain_work = not any(task.reads_prompt(query, text) for task, query, text in parts)
+        is_plain_work = not any(task.has_prefill(query, text) for task, query, text in parts)
         self.budget.ended(num_running, end_s, process_time(), is_plain_work=is_plain_work)
         if is_plain_work:
             by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))

@@ -1,4 +1,4 @@
-"""Keep what the target knows by slot: which text it read there last, and what computes it."""
+"""Keep what the target knows by slot: which text it has cached, and what computes it."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Targets:
 
 
 class Slot:
-    """A place at the target. What one target has read there another one does not know."""
+    """A place at the target. What one target has cached another one has not."""
 
     def __init__(self, number: int, target: Target) -> None:
         self.number = number
         self.target = target
-        self._known: dict[int, Tokens] = {}  # by target, the text that was read last
+        self._known: dict[int, Tokens] = {}  # by target, the text that it has cached
 
     @property
     def known(self) -> Tokens:
-        """The text that its target has read last."""
+        """The text that its target has cached."""
         return self._known.get(id(self.target), _NOTHING)
 
     @known.setter
@@ -59,7 +59,7 @@ class Slot:
         self._known.pop(id(self.target), None)
 
     def num_known(self, text: Tokens) -> int:
-        """Tokens of a text that were read already."""
+        """Tokens of a text that are cached."""
         return common_prefix(self.known, text)
 
 

@@ -77,8 +77,8 @@ class Task:
         self.part = text[: (num_known // num_chunk + 1) * num_chunk]
         return True
 
-    def reads_prompt(self, query: Query, known: Tokens) -> bool:
-        """Whether a query computes more than a round's tokens, where ``known`` was read before: a
+    def has_prefill(self, query: Query, known: Tokens) -> bool:
+        """Whether a query computes more than a round's tokens, where ``known`` is cached: a
         prompt, or a text that another target knew."""
         if len(query.text) <= query.sampler.num_prompt_tokens or not len(known):
             return True
