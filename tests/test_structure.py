@@ -73,7 +73,7 @@ HOMES = {
         "backends/torch/placing",
     ),
     "scipy": ("bench",),
-    "pydantic": ("server/schemas",),
+    "pydantic": ("server/schemas", "server/responses/schemas"),
     "pydantic_core": ("server/schemas",),
     "starlette": ("server",),
     "uvicorn": ("server",),

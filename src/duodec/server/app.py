@@ -17,14 +17,13 @@ from duodec.errors import DuodecError
 from duodec.server.asking import Wish
 from duodec.server.errors import ApiError, api_error
 from duodec.server.feed import Feed
-from duodec.server.forms import Form
 from duodec.server.guard import guarded, too_large
 from duodec.server.jsons import parse_object
 from duodec.server.logs import log
 from duodec.server.meters import CONTENT_TYPE
 from duodec.server.page import chat_page, content_policy
 from duodec.server.service import Service
-from duodec.server.stream import ClientGone, EventStream, or_gone, whole
+from duodec.server.stream import ClientGone, EventStream, Form, or_gone, whole
 
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
@@ -43,6 +42,18 @@ class Routes:
 
     async def complete(self, request: Request) -> Response:
         return await self._serve(request, self._service.complete)
+
+    async def respond(self, request: Request) -> Response:
+        return await self._serve(request, self._service.respond)
+
+    async def response(self, request: Request) -> Response:
+        stored = self._service.store.get(request.path_params["name"])
+        return JSONResponse(stored.response)
+
+    async def forget(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._service.store.delete(name)
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model()]})
@@ -161,6 +172,9 @@ def make_app(service: Service) -> ASGIApp:
             Route("/v1/models/{name:path}", routes.model),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.complete, methods=["POST"]),
+            Route("/v1/responses", routes.respond, methods=["POST"]),
+            Route("/v1/responses/{name}", routes.response, methods=["GET"]),
+            Route("/v1/responses/{name}", routes.forget, methods=["DELETE"]),
         ],
     )
     for kind in (ApiError, HTTPException, DuodecError, ClientGone, ClientDisconnect, Exception):

@@ -172,20 +172,7 @@ class Form(ABC):
 
     def facts(self) -> dict[str, Any]:
         """For the log: how much was answered, how fast."""
-        answers = self._answers()
-        stats = [done.finished.stats for done in answers]
-        found: dict[str, Any] = {
-            "prompt_tokens": self._num_prompt_tokens,
-            "tokens": sum(s.num_new_tokens for s in stats),
-            "drafted": sum(s.num_draft_tokens for s in stats),
-            "accepted": sum(s.num_accepted_tokens for s in stats),
-            "finish": ",".join(done.finished.finish_reason for done in answers) or "none",
-        }
-        if len(answers) == 1:
-            (done,) = answers
-            found["ttft_s"] = round(stats[0].first_s - done.arrive_s, 4)
-            found["tokens_per_second"] = shapes.number(round(stats[0].tokens_per_second, 1))
-        return found
+        return shapes.facts(self._num_prompt_tokens, self._answers())
 
     # --- what the forms differ in
 

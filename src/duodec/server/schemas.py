@@ -78,7 +78,7 @@ def _name(place: Sequence[str | int]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
 
 
-def _refused(why: str) -> PydanticCustomError:
+def refused(why: str) -> PydanticCustomError:
     """``why`` follows the field's name."""
     return PydanticCustomError("refused", "{why}", {"why": why})
 
@@ -97,7 +97,7 @@ def between(least: float, most: float = math.inf) -> AfterValidator:
         # `not (a <= b)` rather than `a > b`: NaN is refused too
         if not least <= value <= most:
             bounds = f"from {least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
-            raise _refused(f"is {value}; use {bounds}")
+            raise refused(f"is {value}; use {bounds}")
         return value
 
     return AfterValidator(check)
@@ -115,26 +115,26 @@ def _stops(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if isinstance(stops, list):
         if len(stops) > MAX_STOPS:
-            raise _refused(f"has {len(stops)} texts; use {MAX_STOPS} or fewer")
+            raise refused(f"has {len(stops)} texts; use {MAX_STOPS} or fewer")
         if not all(isinstance(stop, str) and stop for stop in stops):
-            raise _refused("holds something that is no text, or an empty one")
+            raise refused("holds something that is no text, or an empty one")
     return stops
 
 
 def _biases(value: Any) -> Any:
     if isinstance(value, dict):
         if len(value) > MAX_BIASES:
-            raise _refused(f"has {len(value)} tokens; use {MAX_BIASES} or fewer")
+            raise refused(f"has {len(value)} tokens; use {MAX_BIASES} or fewer")
         for name in value:
             if not (name.isdecimal() and len(name) < 10):
-                raise _refused(f"names {name!r}; use numbers of tokens")
+                raise refused(f"names {name!r}; use numbers of tokens")
         return {name: bias for name, bias in value.items() if bias is not None}
     return value
 
 
 def _texts(value: list[Any]) -> list[str]:
     if not value or not all(isinstance(text, str) and text for text in value):
-        raise _refused("is no list of texts; send some")
+        raise refused("is no list of texts; send some")
     return value
 
 
@@ -143,17 +143,17 @@ def _prompts(value: Any) -> list[str | list[int]]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise _refused(f"is {kind(value)}; send a text")
+        raise refused(f"is {kind(value)}; send a text")
     if not value:
-        raise _refused("is missing or empty; send a text")
+        raise refused("is missing or empty; send a text")
     if all(_is_token(item) for item in value):
         return [value]
     for item in value:
         is_tokens = isinstance(item, list) and item and all(_is_token(token) for token in item)
         if not (isinstance(item, str) or is_tokens):
-            raise _refused("holds something that is no text and no tokens")
+            raise refused("holds something that is no text and no tokens")
     if len(value) > MAX_CHOICES:
-        raise _refused(f"has {len(value)} texts; use {MAX_CHOICES} or fewer")
+        raise refused(f"has {len(value)} texts; use {MAX_CHOICES} or fewer")
     return value
 
 
@@ -163,13 +163,13 @@ def _is_token(item: Any) -> bool:
 
 def _effort(value: str) -> str:
     if value not in _EFFORTS:
-        raise _refused(f"is {value!r}; use {', '.join(_EFFORTS)}")
+        raise refused(f"is {value!r}; use {', '.join(_EFFORTS)}")
     return value
 
 
 def _variables(value: dict[str, Any]) -> dict[str, Any]:
     if taken := [name for name in _RESERVED if name in value]:
-        raise _refused(f"sets {taken[0]}, which the request itself does; leave it out")
+        raise refused(f"sets {taken[0]}, which the request itself does; leave it out")
     return value
 
 
@@ -180,7 +180,7 @@ def _named(value: Any, wanted: str) -> dict[str, Any]:
     """Something with a function that has a name."""
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _refused(f"names no function; send {wanted}")
+        raise refused(f"names no function; send {wanted}")
     found: dict[str, Any] = value
     return found
 
@@ -197,13 +197,13 @@ def _call(value: Any) -> dict[str, Any]:
         try:
             arguments = parse(arguments or "{}")
         except TooMuch as error:
-            raise _refused(f"has arguments that are too much ({error})") from error
+            raise refused(f"has arguments that are too much ({error})") from error
         except ValueError:
             pass  # a model's own slip, sent back: it is shown as it is
     return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
-class _Object(BaseModel):
+class Object(BaseModel):
     """A JSON object."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -216,7 +216,7 @@ class _Object(BaseModel):
         return values
 
 
-class ChatMessage(_Object):
+class ChatMessage(Object):
     """What templates are shown of it, with fields that they may know and we do not."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -229,7 +229,7 @@ class ChatMessage(_Object):
     @classmethod
     def _known_role(cls, role: str) -> str:
         if role not in _ROLES:
-            raise _refused(f"is {role!r}; use {', '.join(_ROLES)}")
+            raise refused(f"is {role!r}; use {', '.join(_ROLES)}")
         return "system" if role == "developer" else role
 
     @field_validator("content", mode="after")
@@ -241,14 +241,14 @@ class ChatMessage(_Object):
         if value is None and info.data.get("tool_calls"):
             return ""
         if not isinstance(value, list):
-            raise _refused("is no text; send a string")
+            raise refused("is no text; send a string")
         texts = []
         for part in value:
             form, text = (
                 (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
             )
             if form not in ("text", "input_text") or not isinstance(text, str):
-                raise _refused(f"has a part of type {form!r}, and this model reads text only")
+                raise refused(f"has a part of type {form!r}, and this model reads text only")
             texts.append(text)
         return "".join(texts)
 
@@ -265,11 +265,11 @@ class ChatMessage(_Object):
 # --- bodies
 
 
-class StreamOptions(_Object):
+class StreamOptions(Object):
     include_usage: StrictBool = False
 
 
-class Speculation(_Object):
+class Speculation(Object):
     method: StrictStr | None = None
     max_draft: Annotated[Whole, between(0, MAX_DRAFT)] | None = None
     show_drafted: StrictBool = False
@@ -280,18 +280,18 @@ def _speculation(value: Any) -> Any:
     return {} if value is True else {"max_draft": 0} if value is False else value
 
 
-class NamedSchema(_Object):
+class NamedSchema(Object):
     json_schema: Any = Field(default=None, alias="schema")
 
 
-class ResponseFormat(_Object):
+class ResponseFormat(Object):
     """OpenAI's."""
 
     type: StrictStr | None = None
     json_schema: NamedSchema = NamedSchema()
 
 
-class StructuredOutputs(_Object):
+class StructuredOutputs(Object):
     """vLLM's."""
 
     json_schema: Any = Field(default=None, alias="json")
@@ -300,7 +300,7 @@ class StructuredOutputs(_Object):
     choice: Annotated[list[Any], AfterValidator(_texts)] | None = None
 
 
-class Body(_Object):
+class Body(Object):
     """What both endpoints have in common."""
 
     model: StrictStr | None = None

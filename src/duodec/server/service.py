@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,25 @@ from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.methods.registry import DEFAULT_METHOD
 from duodec.scheduler.task import Task
-from duodec.server.asking import Wish, parse_chat, parse_completion
+from duodec.server.asking import ChatWish, Wish, parse_chat, parse_completion
 from duodec.server.bounds import PromptBounds
+from duodec.server.calls.splitting import Reader
 from duodec.server.choosing import method_for
 from duodec.server.errors import ApiError, unavailable
 from duodec.server.feed import Feed
-from duodec.server.forms import ChatForm, CompletionForm, Form
+from duodec.server.forms import ChatForm, CompletionForm
 from duodec.server.intake import Intake
 from duodec.server.meters import Meters
 from duodec.server.prompt_log import PromptLog
+from duodec.server.responses.form import ResponseForm
+from duodec.server.responses.schemas import ResponsesBody, messages_of
+from duodec.server.responses.store import Store
 from duodec.server.scheduling import SchedulerThread
+from duodec.server.schemas import validated
 from duodec.server.settings import Settings
 from duodec.server.shapes import progress
 from duodec.server.speech import Speech
+from duodec.server.stream import Form
 
 _WARM_TOKENS = 16
 _SHUTTING_DOWN = "the server is shutting down; ask again in a moment"
@@ -48,6 +54,7 @@ class Service:
             "num_requests_preparing", "Requests on their way to the scheduler.",
             lambda: self.intake.num_preparing,
         )  # fmt: skip
+        self.store = Store()
         self._bounds: PromptBounds
         self._llm: LLM | None = None
         self._scheduler: SchedulerThread | None = None
@@ -174,7 +181,34 @@ class Service:
 
     async def chat(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A chat request on its way. Raises ApiError and what the model refuses."""
-        scheduler, llm = self.scheduler, self.llm
+        chat = await self._chat(body)
+        wish = chat.asked.wish
+        form = ChatForm(wish, self.settings.model, wish.num_choices, len(chat.tokens), chat.piece)
+        form.read_with(chat.reader, chat.asked.most_calls)
+        return wish, form, await self._fed(chat)
+
+    async def respond(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
+        """A request of ``/v1/responses`` on its way. Raises ApiError and what the model refuses."""
+        own = await self.intake.run(validated, ResponsesBody, body)
+        messages = messages_of(own.input)
+        if (previous := own.previous_response_id) is not None:
+            messages = [*self.store.get(previous, "previous_response_id").messages, *messages]
+        chat = await self._chat(own.as_chat(dict(body), messages))
+        wish = chat.asked.wish
+
+        def remember(response: dict[str, Any], message: dict[str, Any]) -> None:
+            if own.store:
+                self.store.add(response, [*messages, message])
+
+        form = ResponseForm(
+            own, chat.asked, self.settings.model, len(chat.tokens), chat.reader(),
+            lambda text: len(chat.llm.tokenizer.tokenize(text, is_templated=False)), remember,
+        )  # fmt: skip
+        return wish, form, await self._fed(chat)
+
+    async def _chat(self, body: Mapping[str, Any]) -> _Chat:
+        """A chat request that is understood and fits."""
+        _, llm = self.scheduler, self.llm
         self._bounds.check_number(body.get("messages"))
         speech = Speech.of(llm.tokenizer)
         asked = await self.intake.run(parse_chat, body, self.check_model, speech.dialect)
@@ -184,10 +218,13 @@ class Service:
             await self.intake.run(self._prompt_log.write, asked.messages)
         end = speech.end_of(tokens)
         wish = asked.wish.constrained(speech.grammar(asked.wanted, end))
-        tasks = await self._tasks(llm, wish, tokens, speech.shown(asked.tools))
-        form = ChatForm(wish, self.settings.model, len(tasks), len(tokens), llm.tokenizer.piece)
-        form.read_with(lambda: speech.dialect.reader(asked.tools, end), asked.most_calls)
-        return wish, form, self._feed(scheduler, tasks, wish)
+        return _Chat(llm, speech, replace(asked, wish=wish), tokens, end)
+
+    async def _fed(self, chat: _Chat) -> Feed:
+        scheduler, wish = self.scheduler, chat.asked.wish
+        shown = chat.speech.shown(chat.asked.tools)
+        tasks = await self._tasks(chat.llm, wish, chat.tokens, shown)
+        return self._feed(scheduler, tasks, wish)
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A text request on its way. Raises ApiError and what the model refuses."""
@@ -229,6 +266,25 @@ class Service:
             )
             for choice in range(wish.num_choices)
         ]
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """A chat request on its way, whatever form its response has."""
+
+    llm: LLM
+    speech: Speech
+    asked: ChatWish
+    tokens: list[int]
+    prompt_end: str
+
+    @property
+    def piece(self) -> Callable[[int], bytes]:
+        return self.llm.tokenizer.piece
+
+    def reader(self) -> Reader | None:
+        """For one of the choices."""
+        return self.speech.dialect.reader(self.asked.tools, self.prompt_end)
 
 
 def _text(llm: LLM, prompt: str | list[int]) -> str:

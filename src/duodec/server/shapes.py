@@ -117,6 +117,23 @@ def progress(counts: Counts) -> dict[str, Any]:
     }
 
 
+def facts(num_prompt_tokens: int, answers: Sequence[Done]) -> dict[str, Any]:
+    """For the log: how much was answered, how fast."""
+    stats = [done.finished.stats for done in answers]
+    found: dict[str, Any] = {
+        "prompt_tokens": num_prompt_tokens,
+        "tokens": sum(s.num_new_tokens for s in stats),
+        "drafted": sum(s.num_draft_tokens for s in stats),
+        "accepted": sum(s.num_accepted_tokens for s in stats),
+        "finish": ",".join(done.finished.finish_reason for done in answers) or "none",
+    }
+    if len(answers) == 1:
+        (done,) = answers
+        found["ttft_s"] = round(stats[0].first_s - done.arrive_s, 4)
+        found["tokens_per_second"] = number(round(stats[0].tokens_per_second, 1))
+    return found
+
+
 def number(value: float) -> float | None:
     """What is no number is null in JSON."""
     return value if math.isfinite(value) else None

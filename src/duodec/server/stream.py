@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from math import inf
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from duodec.scheduler.outputs import Done, Piece
 from duodec.server.errors import api_error
 from duodec.server.feed import Feed
-from duodec.server.forms import Form
 from duodec.server.logs import log, note
 
 _T = TypeVar("_T")
@@ -30,6 +30,25 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy that collects events defeats them
 ]
+
+
+class Form(Protocol):
+    """A response in the making, told as JSON."""
+
+    def opening(self) -> Sequence[dict[str, Any]]:
+        """Events before the first word."""
+
+    def add(self, index: int, word: Piece | Done) -> Sequence[dict[str, Any]]:
+        """The events that a word of a choice makes."""
+
+    def ending(self) -> Sequence[dict[str, Any]]:
+        """Events after the last word."""
+
+    def whole(self) -> dict[str, Any]:
+        """The response, when all is said."""
+
+    def facts(self) -> dict[str, Any]:
+        """For the log: how much was answered, how fast."""
 
 
 class ClientGone(Exception):
