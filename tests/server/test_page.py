@@ -98,7 +98,7 @@ def test_markdown_and_a_missing_key(browser: Any, tmp_path: Path) -> None:
             page.goto(server.url)
             api.expect(page.locator("#ask")).to_be_visible()
             page.evaluate(
-                "words => localStorage.setItem('duodec.chat.template', JSON.stringify("
+                "words => localStorage.setItem('duodec.chat', JSON.stringify("
                 "[{role: 'user', content: 'hi'}, {role: 'assistant', content: words}]))",
                 "# Title\n\n- **one**\n- two\n\n```js\nlet a = 1;\n```\n\n<b>no</b>"
                 "\n\n| a | b |\n|---|---|\n| 1 | 2 |",
