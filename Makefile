@@ -35,7 +35,7 @@ test: setup  ## run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: setup  ## run the tests, those that take long as well
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --durations 20
 
 test-torch: setup-torch  ## run the tests of targets on torch
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \

@@ -20,7 +20,8 @@ from duodec.core.protocols import Query
 from duodec.distill.batches import Batch, step_of, steps_per_epoch
 from duodec.distill.losses import LOSSES, Known, acceptance, agreement, kl
 from duodec.distill.recording import NONE, Sample
-from duodec.distill.settings import NUM_TOPS
+from duodec.distill.rounding import as_stored, rounded
+from duodec.distill.settings import FORMATS, NUM_TOPS
 from duodec.distill.source import SourceFile
 from duodec.distill.student import as_array, greedy, open_student, transplant
 from duodec.distill.writing import write_gguf
@@ -39,6 +40,47 @@ def by_llama(path: Path, count: int) -> list[int]:
     target.close()
     model.close()
     return text[len(TEXT) :]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_it_is_trained_in_the_numbers_that_the_file_holds(tmp_path: Path, kind: str) -> None:
+    source = SourceFile(write_dense(tmp_path / "own.gguf", width=64, scale=6.0))
+    student = open_student(source, (0, 1), "cpu").eval()
+    with torch.no_grad():
+        for weight in student.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1 * weight.std().nan_to_num())
+        student.model.embed_tokens.weight[3] = 0.0  # blocks without a scale
+    exact = {name: weight.clone() for name, weight in student.state_dict().items()}
+    again = tmp_path / "again.gguf"
+    write_gguf(student, source, again, layers=(0, 1), name="again", kind=kind)
+    stored = open_student(SourceFile(again), (0, 1), "cpu").state_dict()
+    with rounded(student, kind):
+        within = {name: weight.clone() for name, weight in student.state_dict().items()}
+        assert any(not torch.equal(within[name], exact[name]) for name in exact)
+    for name, weight in student.state_dict().items():
+        assert torch.equal(within[name], stored[name]), name
+        assert torch.equal(weight, exact[name]), name
+
+
+def test_gradients_pass_through_the_rounding(tmp_path: Path) -> None:
+    """Those of the rounded weights move the exact ones."""
+    source = SourceFile(write_dense(tmp_path / "own.gguf", width=64, scale=6.0))
+
+    def gradient(student: torch.nn.Module) -> torch.Tensor:
+        student.zero_grad()
+        student(input_ids=torch.tensor([TEXT])).logits.logsumexp(-1).sum().backward()
+        found = student.model.layers[0].mlp.up_proj.weight.grad
+        return found.clone()
+
+    student = open_student(source, (0, 1), "cpu").eval()
+    with rounded(student, "q4_0"):
+        through = gradient(student)
+    plain = gradient(student)
+    for weight in student.parameters():
+        if weight.ndim > 1:
+            weight.data = as_stored(weight.data, "q4_0")
+    assert torch.equal(through, gradient(student))
+    assert not torch.equal(through, plain)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])

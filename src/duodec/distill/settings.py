@@ -135,5 +135,5 @@ class DistillSettings:
 
     def of_training(self) -> dict[str, Any]:
         """What decides the weights, beyond the recording."""
-        names = ("steps", "loss", "layers", "learning_rate", "batch")
+        names = ("steps", "loss", "layers", "learning_rate", "batch", "quantize")
         return {name: value for name, value in asdict(self).items() if name in names}

@@ -22,6 +22,7 @@ from duodec.distill.interrupting import interruptible_between_steps
 from duodec.distill.library import torch
 from duodec.distill.losses import LOSSES, Known, agreement
 from duodec.distill.recording import Recording, Sample
+from duodec.distill.rounding import rounded
 from duodec.distill.settings import DistillSettings
 from duodec.distill.student import hidden
 from duodec.errors import BadOption, ComputeFailed
@@ -113,7 +114,7 @@ class Training:
     def measure(self, samples: Sequence[Sample]) -> Measure:
         """Loss and agreement on these samples."""
         loss, top1, top4, count = 0.0, 0, 0, 0
-        with torch.inference_mode():
+        with torch.inference_mode(), rounded(self.student, self.settings.quantize):
             for begin in range(0, len(samples), self.settings.batch):
                 batch = self._batch(samples[begin : begin + self.settings.batch])
                 states = hidden(self.student, batch.tokens).flatten(0, 1)[batch.places]
@@ -159,17 +160,18 @@ class Training:
         return min(1.0, (self.step + 1) / warm_up) * (_LAST_RATE + (1 - _LAST_RATE) * fall)
 
     def _backward(self, batch: Batch) -> float:
-        """Add the gradients of a batch's mean loss; logits are computed in parts, as those of
-        all positions would take gigabytes."""
-        states = hidden(self.student, batch.tokens).flatten(0, 1)[batch.places]
-        leaf = states.detach().requires_grad_()
+        """Add the gradients of a batch's mean loss, computed with weights as the file will hold
+        them; logits are computed in parts, as those of all positions would take gigabytes."""
         total = 0.0
-        for part, known in _chunks(leaf, batch.known):
-            log_q = torch.log_softmax(self.student.lm_head(part) * self._scale, -1)
-            loss = self._loss(log_q, known).sum() / len(states)
-            loss.backward()
-            total += float(loss.detach())
-        states.backward(leaf.grad)
+        with rounded(self.student, self.settings.quantize):
+            states = hidden(self.student, batch.tokens).flatten(0, 1)[batch.places]
+            leaf = states.detach().requires_grad_()
+            for part, known in _chunks(leaf, batch.known):
+                log_q = torch.log_softmax(self.student.lm_head(part) * self._scale, -1)
+                loss = self._loss(log_q, known).sum() / len(states)
+                loss.backward()
+                total += float(loss.detach())
+            states.backward(leaf.grad)
         return total
 
     # --- checkpoints

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.distill.library import gguf
+from duodec.distill.rounding import BLOCK
 from duodec.distill.source import PERMUTED, SourceFile
 from duodec.distill.student import as_array
 
 _FILE_TYPES = {"q4_0": 2, "q8_0": 7, "f16": 1}  # general.file_type
-_BLOCK = 32  # weights that share a scale
 _DERIVED = ("GGUF.", "general.architecture", "general.file_type", "general.name", "split.",
             "general.quantization_version")  # fmt: skip
 _ENDS = (".weight", ".bias")
@@ -119,5 +119,5 @@ def _quantised(data: NDArray[np.float32], kind: str) -> tuple[NDArray[Any], Any]
     types = gguf.GGMLQuantizationType
     if data.ndim == 1:
         return data, types.F32
-    chosen = types[kind.upper()] if data.shape[-1] % _BLOCK == 0 else types.F16
+    chosen = types[kind.upper()] if data.shape[-1] % BLOCK == 0 else types.F16
     return gguf.quants.quantize(data, chosen), chosen

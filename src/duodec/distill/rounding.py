@@ -1,0 +1,46 @@
+"""Round weights as the file will hold them, while they are trained.
+
+A forward pass computes with the rounded weights, and its gradients move the exact ones (the
+straight-through estimator, arXiv 1308.3432). Without it, training moves most weights by less than
+the width of a step of a coarse format, and writing takes back what was learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from duodec.distill.library import torch
+
+BLOCK = 32  # weights that share a scale
+
+
+@contextmanager
+def rounded(student: Any, kind: str) -> Iterator[None]:
+    """Within, the matrices of ``student`` have the values of a file in the format ``kind``."""
+    exact = {weight: weight.data for weight in student.parameters() if weight.ndim > 1}
+    try:
+        for weight, data in exact.items():
+            weight.data = as_stored(data, kind)
+        yield
+    finally:
+        for weight, data in exact.items():
+            weight.data = data
+
+
+def as_stored(data: Any, kind: str) -> Any:
+    """A matrix as it is read again from a file in the format ``kind``, in float32; one whose rows
+    are not whole blocks is stored in float16. As gguf's reference quantises."""
+    if kind == "f16" or data.shape[-1] % BLOCK:
+        return data.half().float()
+    blocks = data.reshape(-1, BLOCK)
+    most = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
+    scale = most / -8 if kind == "q4_0" else most.abs() / 127
+    inverse = torch.where(scale == 0, 0.0, 1 / scale)
+    if kind == "q4_0":
+        steps = torch.trunc(blocks.double() * inverse.double() + 8.5).clamp(0, 15).float() - 8
+    else:
+        product = blocks * inverse
+        steps = torch.trunc(product.abs() + 0.5).copysign(product)  # half away from zero
+    return (steps * scale.half().float()).reshape(data.shape)
