@@ -69,6 +69,8 @@ class Helper:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._child is not None and self._owner != os.getpid():  # a fork's, not ours
             self._child = None
+        if self._child is not None and self._child.poll() is not None:  # it died while it was idle
+            self.close()
         if self._child is None:
             self._owner = os.getpid()
             self._child = subprocess.Popen(
