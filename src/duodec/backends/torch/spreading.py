@@ -133,9 +133,7 @@ def _devices(model: Any) -> Iterator[tuple[str, torch.device]]:
 def _unhook(model: Any) -> None:
     """Remove accelerate's hooks, which would move every result back to its arguments' device."""
     if getattr(model, "hf_device_map", None):
-        from accelerate.hooks import (  # type: ignore[import-untyped, unused-ignore]
-            remove_hook_from_module,
-        )
+        from accelerate.hooks import remove_hook_from_module
 
         remove_hook_from_module(model, recurse=True)
 
