@@ -49,8 +49,8 @@ def check_role(number: int, message: Message) -> None:
     role = message.get("role")
     if not isinstance(role, str):
         raise BadOption(f"message {number} has no role; use {', '.join(ROLES)}")
-    near = get_close_matches(role, ROLES, 1)
-    if near and role not in ROLES:
+    near = get_close_matches(role, ROLES, 1) if role not in ROLES else []
+    if near:
         raise BadOption(f"the role of message {number} is {role!r}; did you mean {near[0]}?")
     if "content" not in message and "tool_calls" not in message:
         raise BadOption(f"message {number} has no content; give it a text")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from time import sleep
 
 import psutil
 import pytest
+from fakes.server import until
 
 from duodec.chat import template
 from duodec.chat.rendering import Renderer
@@ -72,19 +72,22 @@ def test_threads_render_at_once(renderer: Renderer) -> None:
         assert all(pool.map(written, range(40)))
 
 
+def is_rendering(process: psutil.Process) -> bool:
+    return "jinja.py" in " ".join(process.cmdline())
+
+
 def test_a_prompt_that_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = Renderer(limit_s=240)
     monkeypatch.setattr(template, "RENDERER", renderer)
-    others = psutil.Process().children()  # of other tests
+    here = psutil.Process()
+    others = set(here.children())  # of other tests
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(render, LOOPS, MESSAGES, bos="", eos="")
-        while not renderer._idle:  # it has begun
-            sleep(0.01)
+        until(lambda: any(map(is_rendering, set(here.children()) - others)))  # it has begun
         assert render("{{ messages[0].content }}", MESSAGES, bos="", eos="") == "Hi"
         assert not slow.done()
-        for child in psutil.Process().children():
-            if child not in others and "jinja.py" in " ".join(child.cmdline()):
-                child.kill()
+        for child in filter(is_rendering, set(here.children()) - others):
+            child.kill()
         with pytest.raises(BadOption, match="ended its process"):
             slow.result()
     renderer.close()
@@ -103,7 +106,7 @@ def test_values_that_cannot_be_passed_on_are_refused(renderer: Renderer) -> None
 
 def test_a_process_that_died_idle_is_replaced(renderer: Renderer) -> None:
     assert render("a", MESSAGES, bos="", eos="") == "a"
-    ((helper,),) = renderer._idle.values()
+    (helper,) = renderer._idle
     child = helper._child
     assert child is not None
     child.kill()

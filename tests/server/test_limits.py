@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -23,7 +22,6 @@ from duodec.backends.grammar_trial import GrammarTrial
 from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar
 from duodec.errors import BadOption
-from duodec.machine.priority import LOW, niceness
 from duodec.server import jsons
 from duodec.server.connections import allow_open_files
 from duodec.server.settings import Settings
@@ -252,34 +250,6 @@ def test_work_whose_clients_left_holds_nobody_up() -> None:
             assert perf_counter() - begin_s < 3
         until(lambda: server.service.intake.num_preparing == 0)
         assert len(tokenizer.seen) < 8
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
-def test_large_requests_and_new_grammars_leave_the_processor_to_others() -> None:
-    own = niceness()
-
-    @dataclass(frozen=True)
-    class Watched(SlowLetters):
-        found: list[tuple[int, int]] = field(default_factory=list)  # letters, niceness
-
-        def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
-            self.found.append((len(text), niceness()))
-            return super().tokenize(text, is_templated=is_templated)
-
-    tokenizer = Watched(ends=True)
-    engine = engine_on_tables(tokenizer=tokenizer, num_context=100_000)
-    compiled: list[int] = []
-    engine.try_grammar = lambda grammar: compiled.append(niceness())
-    with running(engine) as server:
-        tokenizer.found.clear()
-        compiled.clear()
-        assert server.complete("short", max_tokens=1).status_code == 200
-        assert server.complete(LONG, max_tokens=1).status_code == 200
-        assert tokenizer.found == [(5, own), (len(LONG), max(own, LOW))]
-        known = {"structured_outputs": {"regex": "ab+"}, "max_tokens": 1}
-        assert server.complete("short", **known).status_code == 200
-        assert compiled[0] == max(own, LOW)
-    assert niceness() == own
 
 
 def test_more_than_the_queue_holds_are_not_prepared() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 import sys
 from contextlib import suppress
@@ -18,10 +19,11 @@ from typing import BinaryIO
 import llguidance
 
 from duodec.machine.helper import ANSWER
-from duodec.machine.priority import be_nice
+from duodec.machine.processes import yield_to_all
 
 DONE, SLOW, LARGE = 0, 1, 2  # how a trial ended; the text of DONE is what is wrong, if anything
 _WAIT_FACTOR = 5.0  # how much longer than its processor time a trial may take by the clock
+_PROMPT_S = 0.1  # what takes longer leaves the processor to others
 _LONGEST = 4096  # bytes of what the library says
 
 
@@ -38,7 +40,6 @@ class _Bytes:
 def main(requests: BinaryIO, answers: BinaryIO) -> None:
     """Try what is asked, until nobody asks."""
     tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=257)
-    be_nice()
     _answer(answers, DONE, b"")  # ready
     for line in requests:
         seconds, num_bytes, source = json.loads(line)
@@ -53,6 +54,8 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
+            if not select.select([pipe], [], [], _PROMPT_S)[0]:
+                yield_to_all(fork)
             words = pipe.read()
         code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
         ends = {0: DONE, -signal.SIGPROF: SLOW, -signal.SIGALRM: SLOW}

@@ -10,7 +10,6 @@ from typing import Any
 from duodec.chat import jinja
 from duodec.chat.jinja import SIZE, WRITTEN, Refused
 from duodec.machine.helper import Helper, Late
-from duodec.machine.priority import niceness
 
 
 class Renderer:
@@ -18,8 +17,7 @@ class Renderer:
 
     def __init__(self, limit_s: float = 5.0) -> None:
         self._limit_s = limit_s
-        # as many as ever rendered at once, by the niceness that they have from who started them
-        self._idle: dict[int, list[Helper]] = {}
+        self._idle: list[Helper] = []  # as many as ever rendered at once
 
     def render(self, template: str, values: dict[str, Any]) -> str:
         """The text that the template makes of ``values``. Raises Refused."""
@@ -27,9 +25,8 @@ class Renderer:
             request = pickle.dumps((template, values))
         except Exception as error:
             raise Refused(f"its values cannot be passed on: {error}") from error
-        idle = self._idle.setdefault(niceness(), [])
         try:
-            helper = idle.pop()
+            helper = self._idle.pop()
         except IndexError:
             helper = Helper(Path(jinja.__file__))
         try:
@@ -39,16 +36,15 @@ class Renderer:
         except OSError as error:
             raise Refused("it ended its process: memory may be short") from error
         finally:
-            idle.append(helper)
+            self._idle.append(helper)
         if kind == WRITTEN:
             return text
         raise Refused(text)
 
     def close(self) -> None:
         """End the processes; a later template starts another. Can be called twice."""
-        for idle in list(self._idle.values()):
-            while idle:
-                idle.pop().close()
+        while self._idle:
+            self._idle.pop().close()
 
 
 RENDERER = Renderer()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -17,9 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
+from duodec.machine.processes import OWN_GROUP, end_group
+
 ANSWER = struct.Struct("<BQ")  # how an answer begins: its kind and its bytes
 _START_S = 30.0  # for an interpreter and its imports
-_BOOT = """\
+_BOOT = f"""\
+{OWN_GROUP}
 import runpy, sys
 sys.path[:] = sys.argv[2:]
 runpy.run_path(sys.argv[1], run_name="__main__")
@@ -58,8 +60,7 @@ class Helper:
         child, self._child = self._child, None
         if child is None or self._owner != os.getpid():
             return
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # with what it forked
+        end_group(child.pid)
         child.wait()
         for stream in (child.stdin, child.stdout):
             with suppress(OSError):  # what was not sent any more
@@ -78,7 +79,6 @@ class Helper:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # the terminal's Ctrl-C is not for it
             )
             _read(self._child, _START_S)
         return self._child

@@ -29,18 +29,20 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class PromptBounds:
-    """The limits of one model. ``longest``: bytes of the longest token."""
+    """The limits of one model. ``longest``: bytes of the longest token; ``parse_special``: control
+    tokens that texts spell are control tokens."""
 
     tokenizer: Tokenizer
     num_context: int
     longest: int
+    parse_special: bool
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, num_context: int) -> PromptBounds:
+    def of(cls, tokenizer: Tokenizer, num_context: int, *, parse_special: bool) -> PromptBounds:
         """Reads the vocabulary: a second for the largest."""
         tokens = range(tokenizer.num_vocab)
         sizes = (max(len(tokenizer.piece(t)), len(tokenizer.token_text(t))) for t in tokens)
-        return cls(tokenizer, num_context, max(1, max(sizes, default=1)))
+        return cls(tokenizer, num_context, max(1, max(sizes, default=1)), parse_special)
 
     def check_number(self, messages: object) -> None:
         """Of messages, before anything else is looked at: each has a token at least. Raises
@@ -55,16 +57,16 @@ class PromptBounds:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> None:
         """Raises ContextExceeded."""
-        self._check([*_texts(messages), *_texts(tools)], is_templated=True)
+        self._check([*_texts(messages), *_texts(tools)])
 
     def check_text(self, prompt: str | Sequence[int]) -> None:
         """Raises ContextExceeded."""
         if isinstance(prompt, str):
-            self._check([prompt], is_templated=False)
+            self._check([prompt])
         elif len(prompt) >= self.num_context:
             raise self._exceeded(len(prompt))
 
-    def _check(self, texts: Sequence[str], *, is_templated: bool) -> None:
+    def _check(self, texts: Sequence[str]) -> None:
         num_characters = sum(map(len, texts))
         if (least := num_characters // self.longest) >= self.num_context:
             raise self._exceeded(least)
@@ -74,7 +76,7 @@ class PromptBounds:
         for text in texts:
             for begin in range(0, len(text), _PART):
                 part = text[begin : begin + _PART]
-                found = len(self.tokenizer.tokenize(part, is_templated=is_templated))
+                found = len(self.tokenizer.tokenize(part, is_templated=self.parse_special))
                 # a cut may make one token many
                 num_tokens += max(0, found - self.longest)
                 if num_tokens >= self.num_context:

@@ -1,9 +1,8 @@
 """Prepare requests: parse, tokenise and check them, a few at a time and within limits.
 
 A request has a place in the queue before any of this begins. Small ones do not wait behind large
-ones, nor those without a grammar behind those with one: each kind has threads of its own, and those
-of large requests and of grammars leave the processor to others. What a client no longer waits for
-is dropped before its turn.
+ones, nor those without a grammar behind those with one: each kind has threads of its own. What a
+client no longer waits for is dropped before its turn.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
-from duodec.machine.priority import LOW
 from duodec.server.errors import ApiError, busy, timed_out
 from duodec.server.settings import Settings
 from duodec.server.workers import Workers
@@ -46,8 +44,8 @@ class Intake:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._small = Workers("duodec-prepare", _NUM_THREADS)
-        self._large = Workers("duodec-prepare-large", _NUM_THREADS, least_niceness=LOW)
-        self._grammars = Workers("duodec-grammar", _NUM_THREADS, least_niceness=LOW)
+        self._large = Workers("duodec-prepare-large", _NUM_THREADS)
+        self._grammars = Workers("duodec-grammar", _NUM_THREADS)
         self._num_large = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

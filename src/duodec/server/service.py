@@ -70,7 +70,9 @@ class Service:
         llm.generate([tokens], params, method=self.settings.method)
         with suppress(BadOption):  # a model that has no grammars refuses them when one is asked for
             llm.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
-        self._bounds = PromptBounds.of(llm.tokenizer, llm.num_context)
+        self._bounds = PromptBounds.of(
+            llm.tokenizer, llm.num_context, parse_special=llm.parse_special
+        )
         llm.scheduler.on_end = self.meters.ended
         thread = SchedulerThread(llm.scheduler, num_queued=self.settings.num_queued)
         self._watch(thread, llm)

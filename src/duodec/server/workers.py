@@ -15,19 +15,16 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, ParamSpec, TypeVar
 
-from duodec.machine.priority import be_nice
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class Workers:
-    """``num_threads`` threads, which start with the first call. ``least_niceness``: theirs."""
+    """``num_threads`` threads, which start with the first call."""
 
-    def __init__(self, name: str, num_threads: int, *, least_niceness: int = 0) -> None:
+    def __init__(self, name: str, num_threads: int) -> None:
         self._name = name
         self._num_threads = num_threads
-        self._least_niceness = least_niceness
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._lock = Lock()
         self._threads: list[Thread] = []
@@ -56,7 +53,6 @@ class Workers:
             self._threads[-1].start()
 
     def _work(self) -> None:
-        be_nice(self._least_niceness)
         while True:
             future, call = self._calls.get()
             if not future.set_running_or_notify_cancel():

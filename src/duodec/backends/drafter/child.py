@@ -19,6 +19,7 @@ from time import perf_counter
 from duodec.backends.drafter.channel import NO_SLOT, Channel, Failure, Frame, Kind
 from duodec.core.sampling import Tokens
 from duodec.errors import DuodecError
+from duodec.machine.processes import OWN_GROUP
 
 _PROVEN_S = 30.0  # ready for so long: earlier failures are forgotten
 _LAST_EXIT_S = 5.0  # after SIGKILL
@@ -31,8 +32,10 @@ _THREAD_VARIABLES = (
 
 # Cores are taken before anything is imported: libraries count them as they load. The path is the
 # parent's: without this line, a file in the working directory could pass for a library.
-_BOOT = """\
-import os, sys
+_BOOT = (
+    OWN_GROUP
+    + """\
+import sys
 generation, sock, lifeline, cores = sys.argv[2:6]
 sys.path[:] = sys.argv[6:]
 problem = ""
@@ -44,6 +47,7 @@ except OSError as error:
 from duodec.backends.drafter.worker import main
 main(int(generation), int(sock), int(lifeline), problem)
 """
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,6 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=2 if is_debug else subprocess.DEVNULL,  # never ours: it carries the text
                 stderr=None if is_debug else subprocess.DEVNULL,
-                start_new_session=True,  # the terminal's Ctrl-C and Ctrl-Z are not for it
             )
         except BaseException:
             self._let_go()

@@ -1,0 +1,97 @@
+"""Processes of ours: the terminal's keys do not reach them, and they make way for what is waited
+for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter, sleep
+
+import psutil
+import pytest
+from fakes.server import until
+
+from duodec.backends.drafter.process import ProcessDrafter
+from duodec.backends.grammar_trial import GrammarTrial
+from duodec.backends.table import TableDraftModel, TableModel
+from duodec.core.grammar import Grammar
+from duodec.core.protocols import DraftModel
+from duodec.errors import BadOption
+from duodec.machine.helper import Helper
+
+LONG_S = 20.0  # far above what anything takes here
+ECHO = """\
+import sys
+from duodec.machine.helper import ANSWER
+out = sys.stdout.buffer
+out.write(ANSWER.pack(0, 0)); out.flush()
+for line in sys.stdin.buffer:
+    out.write(ANSWER.pack(1, len(line)) + line); out.flush()
+"""
+
+
+class Table:
+    def load(self) -> DraftModel:
+        return TableDraftModel(TableModel())
+
+
+def helper_pid(folder: Path) -> Iterator[int]:
+    program = folder / "echo.py"
+    program.write_text(ECHO)
+    helper = Helper(program)
+    assert helper.ask(b"hello\n", LONG_S) == (1, "hello\n")
+    (child,) = (p for p in psutil.Process().children() if str(program) in p.cmdline())
+    yield child.pid
+    helper.close()
+
+
+def drafter_pid(folder: Path) -> Iterator[int]:
+    drafter = ProcessDrafter(Table(), on_warning=pytest.fail)
+    assert drafter.pid is not None
+    until(lambda: os.getpgid(drafter.pid or 0) == drafter.pid)  # it does so itself
+    yield drafter.pid
+    drafter.close()
+
+
+@pytest.mark.parametrize("started", [helper_pid, drafter_pid])
+def test_the_terminals_keys_do_not_reach_them_and_priorities_count(
+    started: Callable[[Path], Iterator[int]], tmp_path: Path
+) -> None:
+    """Ctrl-C goes to a process group; priorities are compared within a session."""
+    for pid in started(tmp_path):
+        assert os.getpgid(pid) == pid
+        assert os.getsid(pid) == os.getsid(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no idle priority")
+def test_a_grammar_that_takes_long_leaves_the_processor_to_others() -> None:
+    explosive = {
+        "allOf": [
+            {"anyOf": [{"type": "string", "pattern": f".*{chr(65 + i)}.{{12}}"},
+                       {"type": "number", "multipleOf": i + 2}]}
+            for i in range(26)
+        ]
+    }  # fmt: skip
+    here, end_s = psutil.Process(), perf_counter() + LONG_S
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(GrammarTrial(), Grammar("json_schema", json.dumps(explosive)))
+        has_yielded = False
+        while not has_yielded and not trial.done() and perf_counter() < end_s:
+            sleep(0.02)
+            for process in here.children(recursive=True):
+                has_yielded = has_yielded or is_idle(process.pid)
+        with pytest.raises(BadOption, match="to compile"):
+            trial.result()
+    assert has_yielded
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def is_idle(pid: int) -> bool:
+    try:
+        return sys.platform == "linux" and os.sched_getscheduler(pid) == os.SCHED_IDLE
+    except ProcessLookupError:
+        return False
