@@ -28,6 +28,7 @@ from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain, Comb
 from duodec.machine.busy import NOTABLE, OtherPrograms
 from duodec.machine.cores import available_cores
+from duodec.machine.files import replacing
 from duodec.models import cache_folder
 from duodec.planning.costs import Costs
 
@@ -157,9 +158,8 @@ class Profile:
         """Write it, in place of an older one. Raises OSError."""
         path = place(self.key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1))
-        part.replace(path)
+        with replacing(path) as part:
+            part.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1))
         return path
 
     @classmethod

@@ -27,7 +27,7 @@ from duodec.distill.files import Folder
 from duodec.distill.recipe import Distillation, Result
 from duodec.distill.settings import NUM_TOPS, DistillSettings
 from duodec.distill.source import SourceFile
-from duodec.distill.student import greedy, open_student
+from duodec.distill.student import hidden, open_student
 from duodec.errors import BadOption
 from duodec.models.config import EngineConfig
 
@@ -91,7 +91,6 @@ def test_llama_cpp_reads_the_file_as_torch_does(made: tuple[Distillation, Result
     done, result = made
     prompt = [1, 40, 41, 42, 43, 300]
     source = SourceFile(result.path)
-    expected = greedy(open_student(source, (0,), "cpu").eval(), prompt, 12)
     model = LlamaModel(result.path, num_gpu_layers=0)
     target = LlamaTarget(model, num_context=64, num_threads=1, is_width_exact=True)
     text = list(prompt)
@@ -101,7 +100,12 @@ def test_llama_cpp_reads_the_file_as_torch_does(made: tuple[Distillation, Result
     assert model.chat_template
     target.close()
     model.close()
-    assert text[len(prompt) :] == expected
+    student = open_student(source, (0,), "cpu").eval()
+    with torch.inference_mode():
+        logits = student.lm_head(hidden(student, torch.tensor([text[:-1]]))[0, len(prompt) - 1 :])
+    chosen = logits[range(12), text[len(prompt) :]]
+    short = logits.max(dim=1).values - chosen
+    assert short.max() < 0.01 * logits.std()  # of two that are as likely, either may be chosen
     assert done.source.field("tokenizer.ggml.tokens") == source.field("tokenizer.ggml.tokens")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,20 @@ from duodec.distill.recording import NONE, Sample
 from duodec.distill.rounding import as_stored, rounded
 from duodec.distill.settings import FORMATS, NUM_TOPS
 from duodec.distill.source import SourceFile
-from duodec.distill.student import as_array, greedy, open_student, transplant
+from duodec.distill.student import as_array, hidden, open_student, transplant
 from duodec.distill.writing import write_gguf
 
 TEXT = [1, 40, 300, 41, 42, 43, 700, 9]
+
+
+def greedy(causal_lm: Any, tokens: list[int], count: int) -> list[int]:
+    """The likeliest continuation, by the model in torch."""
+    text = list(tokens)
+    with torch.inference_mode():
+        for _ in range(count):
+            states = hidden(causal_lm, torch.tensor([text], device=causal_lm.device))
+            text.append(int(causal_lm.lm_head(states[0, -1]).argmax()))
+    return text[len(tokens) :]
 
 
 def by_llama(path: Path, count: int) -> list[int]:

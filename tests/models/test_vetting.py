@@ -99,6 +99,28 @@ def test_a_field_out_of_its_range_is_named(
     assert "\n" not in words
 
 
+def test_positions_in_sections_of_nothing_are_refused(tmp_path: Path) -> None:
+    """llama.cpp would compute for ever."""
+
+    def text(words: str) -> bytes:
+        return struct.pack("<Q", len(words)) + words.encode()
+
+    uint32, string, array = 4, 8, 9
+    entries = [
+        text("general.architecture") + struct.pack("<I", string) + text("qwen35"),
+        text("qwen35.rope.dimension_count") + struct.pack("<II", uint32, 0),
+        text("qwen35.rope.dimension_sections")
+        + struct.pack("<IIQIIII", array, uint32, 4, 11, 11, 10, 0),
+    ]
+    path = tmp_path / "sections.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries))
+    with pytest.raises(ModelUnreadable, match=r"rope\.dimension_count is 0"):
+        check_header(path)
+    entries[1] = entries[1][:-4] + struct.pack("<I", 32)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries))
+    check_header(path)
+
+
 @pytest.mark.parametrize(
     ("key", "size", "words"),
     [

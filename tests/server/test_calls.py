@@ -332,13 +332,27 @@ PIECES = (
 )  # fmt: skip
 
 
+HERMES_PIECES = (
+    "Let me", "\n", " ", "<", "<tool_call>", "</tool_call>", '{"name": "add"}', "[1]", "<tool",
+    "_call>",
+)  # fmt: skip
+
+
 @proven
 @given(st.sampled_from([*FORMATS, None]), st.lists(st.sampled_from(PIECES), max_size=12), st.data())
 def test_how_a_text_was_cut_changes_nothing(
     form: Format | None, pieces: list[str], data: st.DataObject
 ) -> None:
-    text = "".join(pieces)
+    split_alike(form, "".join(pieces), data)
 
+
+@given(st.lists(st.sampled_from(HERMES_PIECES), max_size=12), st.data())
+def test_how_tags_were_cut_changes_nothing(pieces: list[str], data: st.DataObject) -> None:
+    """Fewer pieces make more calls."""
+    split_alike(Hermes(), "".join(pieces), data)
+
+
+def split_alike(form: Format | None, text: str, data: st.DataObject) -> None:
     def split(parts: list[str]) -> tuple[str, list[tuple[str, str]]]:
         reader = ToolCalls(form, TOOLS) if form else Messages()
         found = [f for part in parts for f in reader.push(part)] + [*reader.finish()]

@@ -23,8 +23,6 @@ from fakes.server import (
     running,
     until,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 from duodec.backends.table import TableTarget
 from duodec.backends.testbeds import EnforcedTarget
@@ -32,9 +30,6 @@ from duodec.core.events import Finished
 from duodec.core.sampling import Context, SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
-from duodec.server.calls.call import Call
-from duodec.server.calls.json_calls import Hermes
-from duodec.server.calls.splitting import ToolCalls
 from duodec.server.settings import Settings
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
@@ -325,33 +320,6 @@ def test_calls_of_tools(is_streamed: bool) -> None:
         {"name": "add", "arguments": '{"a": 1}'}, {"name": "add", "arguments": "{}"},
     ]  # fmt: skip
     assert all(call["id"].startswith("call_") and call["type"] == "function" for call in calls)
-
-
-_PIECES = (
-    "Let me", "\n", " ", "<", "<tool_call>", "</tool_call>", '{"name": "add"}', "[1]", "<tool",
-    "_call>",
-)  # fmt: skip
-
-
-@given(st.lists(st.sampled_from(_PIECES), max_size=12), st.data())
-def test_how_a_text_was_cut_changes_neither_words_nor_calls(
-    pieces: list[str], data: st.DataObject
-) -> None:
-    text = "".join(pieces)
-
-    def split(parts: list[str]) -> tuple[str, list[tuple[str, str]]]:
-        splitter = ToolCalls(Hermes())
-        found = [f for part in parts for f in splitter.push(part)] + [*splitter.finish()]
-        calls = [(f.name, f.arguments) for f in found if isinstance(f, Call)]
-        return "".join(f for f in found if isinstance(f, str)), calls
-
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
-    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole = split([text])
-    assert split(parts) == whole
-    assert split(list(text)) == whole
-    if not whole[1]:  # nothing was called: every letter is said, and none is added
-        assert whole[0] == text
 
 
 def test_tools_need_a_template_that_has_them(server: Running) -> None:

@@ -19,6 +19,7 @@ from duodec.bench.results import RESULTS, Results
 from duodec.bench.sentences import cautions, failures, verdict
 from duodec.bench.tables import cost_table, paper_table, task_tables
 from duodec.bench.timeline import timeline
+from duodec.machine.files import replacing
 
 _MOST_FAILURES = 100  # listed one by one
 _SHOWN_ELSEWHERE = {"command", "notes"}
@@ -81,9 +82,5 @@ def _render(template: str, **facts: Any) -> str:
 
 
 def _write(path: Path, page: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with replacing(path) as part:
         part.write_text(page, encoding="utf-8", errors="replace")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from duodec.errors import ResultsUnreadable
+from duodec.machine.files import replacing
 
 SCHEMA_VERSION = 1
 RESULTS, JOURNAL = "results.json", "generations.jsonl"
@@ -129,9 +130,8 @@ class Results:
             "settings": self.settings,
             "generations": [g.as_json() for g in self.generations],
         }
-        part = path.with_suffix(".part")
-        part.write_text(_one_record_a_line(document), encoding="utf-8")
-        part.replace(path)
+        with replacing(path) as part:
+            part.write_text(_one_record_a_line(document), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Results:

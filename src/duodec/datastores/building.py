@@ -20,6 +20,7 @@ from duodec.datastores.documents import sources
 from duodec.datastores.places import fingerprint
 from duodec.drafting.datastore_file import MAGIC, Header, file_parts
 from duodec.errors import BackendUnavailable, BadOption
+from duodec.machine.files import replacing
 
 if TYPE_CHECKING:
     from duodec.core.protocols import Tokenizer
@@ -76,7 +77,7 @@ def build(
     _check_room(path, header)
     on_progress("sorting", 0, len(corpus.tokens))
     positions = _sorted_positions(corpus.tokens, header.token_width, sort)
-    with _replacing(path) as file:
+    with _written(path) as file:
         total = header.numbers(0).stop
         for part in file_parts(header, corpus.tokens, positions):
             on_progress("writing", min(file.tell(), total), total)
@@ -153,21 +154,15 @@ def _check_room(path: Path, header: Header) -> None:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
+def _written(path: Path) -> Iterator[BinaryIO]:
     """A file that replaces ``path`` when it is complete, and is removed otherwise."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
+        with replacing(path) as part, part.open("wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
         raise _unwritable(path, error) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, error: OSError) -> BadOption:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from duodec.errors import BadOption
+from duodec.machine.files import replacing
 
 
 @dataclass(frozen=True)
@@ -56,25 +57,10 @@ class Folder:
         return self.path / f"shard-{number:05}.npz"
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` once it is whole; it is removed if that fails.
-    Raises OSError if the disk is full, which leaves what was there."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
     """Write an object as JSON, whole or not at all."""
-    with replacing(path) as file:
-        file.write((json.dumps(record, ensure_ascii=False, indent=1) + "\n").encode())
+    with replacing(path) as part:
+        part.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from duodec.core.logprobs import Logprob
 from duodec.core.sampling import SamplingParams
-from duodec.distill.files import Folder, replacing
+from duodec.distill.files import Folder
 from duodec.distill.prompts import Conversation, Prompts
 from duodec.distill.settings import NUM_TOPS
 from duodec.errors import BadOption, ContextExceeded
 from duodec.llm import LLM, Completion
+from duodec.machine.files import replacing
 
 _SHARD = 8  # conversations
 NONE = -9999.0  # the logprob where fewer tokens are known
@@ -57,7 +58,7 @@ class Shard:
             "logprobs": np.concatenate([s.logprobs for s in samples]).astype(np.float16),
             "seconds": np.array(self.seconds),
         }
-        with replacing(folder.shard(number)) as file:
+        with replacing(folder.shard(number)) as part, part.open("wb") as file:
             np.savez(file, **arrays)
 
     @classmethod

@@ -87,16 +87,6 @@ def hidden(causal_lm: Any, tokens: Any) -> Any:
     return causal_lm.model(input_ids=tokens, use_cache=False).last_hidden_state
 
 
-def greedy(causal_lm: Any, tokens: list[int], count: int) -> list[int]:
-    """The likeliest continuation, by the model in torch."""
-    text = list(tokens)
-    with torch.inference_mode():
-        for _ in range(count):
-            states = hidden(causal_lm, torch.tensor([text], device=causal_lm.device))
-            text.append(int(causal_lm.lm_head(states[0, -1]).argmax()))
-    return text[len(tokens) :]
-
-
 def as_array(parameter: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
     """A weight as numbers."""
     found: np.ndarray[Any, np.dtype[np.float32]] = parameter.detach().float().cpu().numpy()

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from duodec.distill.batches import Batch, step_of, steps_per_epoch
-from duodec.distill.files import Folder, replacing
+from duodec.distill.files import Folder
 from duodec.distill.interrupting import interruptible_between_steps
 from duodec.distill.library import torch
 from duodec.distill.losses import LOSSES, Known, agreement
@@ -26,6 +26,7 @@ from duodec.distill.rounding import rounded
 from duodec.distill.settings import DistillSettings
 from duodec.distill.student import hidden
 from duodec.errors import BadOption, ComputeFailed
+from duodec.machine.files import replacing
 
 CHUNK = 256  # positions whose logits are in memory at once
 MAX_EPOCHS = 12
@@ -186,8 +187,8 @@ class Training:
             "history": [asdict(measure) for measure in self.history],
             "random": torch.get_rng_state(),
         }
-        with replacing(self.folder.checkpoint) as file:
-            torch.save(state, file)
+        with replacing(self.folder.checkpoint) as part:
+            torch.save(state, part)
 
     def resume(self) -> None:
         """Take up the last checkpoint, if there is one. Raises BadOption if it is damaged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from duodec.distill.library import gguf
 from duodec.distill.rounding import BLOCK
 from duodec.distill.source import PERMUTED, SourceFile
 from duodec.distill.student import as_array
+from duodec.machine.files import replacing
 
 _FILE_TYPES = {"q4_0": 2, "q8_0": 7, "f16": 1}  # general.file_type
 _DERIVED = ("GGUF.", "general.architecture", "general.file_type", "general.name", "split.",
@@ -36,9 +38,10 @@ def write_gguf(
     Metadata is the source's, the tokenizer's that of ``vocabulary`` if it is another file. The file
     takes its place when it is whole; raises OSError if the disk is full.
     """
-    part = path.with_name(f"{path.name}.part")
-    writer = gguf.GGUFWriter(part, source.architecture)
-    try:
+    with (
+        replacing(path) as part,
+        closing(gguf.GGUFWriter(part, source.architecture)) as writer,
+    ):
         _add_metadata(writer, source, vocabulary or source, layers)
         writer.add_name(name)
         writer.add_file_type(_FILE_TYPES[kind])
@@ -49,11 +52,6 @@ def write_gguf(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
-        writer.close()
-        part.replace(path)
-    finally:
-        writer.close()
-        part.unlink(missing_ok=True)
 
 
 def _add_metadata(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class TreeSource:
     def observe(self, state: int, token: int) -> None: ...
 
 
-class _Continuations:
+class _Continuations(ABC):
     """What followed the same tokens before; a state is a node. What a node is worth is computed
     when it is asked for: most never are."""
 
@@ -76,9 +77,9 @@ class _Continuations:
         for node, parent in enumerate(draft.parents):
             self._children.setdefault(parent, []).append(node)
 
+    @abstractmethod
     def _judge(self, node: int) -> tuple[Acceptance, float]:
         """What was learned of tokens after a node, and how likely one is whose share is 1."""
-        raise NotImplementedError
 
     def root(self) -> int:
         return ROOT

@@ -83,6 +83,9 @@ def _check(path: Path, reader: _Reader) -> None:
         raise reader.wrong("general.architecture", architecture, "the name of one")
     for key, value in entries.items():
         _check_entry(reader, key.removeprefix(f"{architecture}."), key, value)
+    rotated = f"{architecture}.rope.dimension_count"
+    if f"{architecture}.rope.dimension_sections" in entries and entries.get(rotated) == 0:
+        raise reader.wrong(rotated, 0, "1 or more, which are in sections")  # it would never end
     tokens = entries.get(_TOKENS)
     if tokens is not None and not (isinstance(tokens, _Array) and tokens.format == "s"):
         raise reader.wrong(_TOKENS, tokens, "an array of texts")

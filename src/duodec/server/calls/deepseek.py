@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.server.calls.call import Literal, Tool, call_id, name_of
+from duodec.server.calls.call import Literal, Tool, name_of
 from duodec.server.calls.grammars import json_arguments, some_tool
-from duodec.server.calls.splitting import place_of
+from duodec.server.calls.splitting import BetweenTags
 from duodec.server.jsons import parse
 
 # the bars and blanks of these tags are letters of their own
@@ -22,7 +22,7 @@ _FENCED = re.compile(r"(?s)(.*?)\n```json\n(.*?)\n?(?:```|$)")
 
 
 @dataclass(frozen=True)
-class DeepSeek:
+class DeepSeek(BetweenTags):
     """``head`` and ``tail`` surround a call's arguments; {}: the tool's name."""
 
     head: str
@@ -31,13 +31,6 @@ class DeepSeek:
     @property
     def markers(self) -> Sequence[str]:
         return (ALL_BEGIN, ALL_END, ONE_BEGIN, ONE_END, BETWEEN)
-
-    def find(self, text: str, *, is_saying: bool) -> int:
-        return place_of(text, [ALL_BEGIN])
-
-    def end(self, block: str) -> int | None:
-        at = block.find(ALL_END)
-        return None if at < 0 else at + len(ALL_END)
 
     def calls(self, block: str, tools: Sequence[Tool]) -> list[tuple[str, Any]]:
         found = [_read(*pair) for pair in _ONE.findall(block)]
@@ -56,9 +49,6 @@ class DeepSeek:
             rules.append(f"tool{i}: {literal(self.head.format(name_of(tool)))} arguments{i}")
         return [*rules, *json_arguments(tools)]
 
-    def new_id(self) -> str:
-        return call_id()
-
 
 def _read(name: str, inside: str) -> tuple[str, Any]:
     """A call of either version: in the older one, the tag is between a type and the name."""
@@ -67,5 +57,5 @@ def _read(name: str, inside: str) -> tuple[str, Any]:
     return name.strip(), parse(inside)
 
 
-DEEPSEEK_3 = DeepSeek(f"function{BETWEEN}{{}}\n```json\n", "\n```")
-DEEPSEEK_31 = DeepSeek(f"{{}}{BETWEEN}", "")
+DEEPSEEK_3 = DeepSeek(ALL_BEGIN, ALL_END, f"function{BETWEEN}{{}}\n```json\n", "\n```")
+DEEPSEEK_31 = DeepSeek(ALL_BEGIN, ALL_END, f"{{}}{BETWEEN}", "")

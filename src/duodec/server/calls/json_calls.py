@@ -11,7 +11,7 @@ from typing import Any
 
 from duodec.server.calls.call import Literal, Tool, call_id, name_of
 from duodec.server.calls.grammars import json_arguments, some_tool
-from duodec.server.calls.splitting import place_of
+from duodec.server.calls.splitting import BetweenTags, place_of
 from duodec.server.jsons import parse
 
 _JSON = json.JSONDecoder()
@@ -46,25 +46,14 @@ def _objects(tools: Sequence[Tool], key: str, literal: Literal) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Hermes:
+class Hermes(BetweenTags):
     """Objects between tags, of Hermes, Qwen 2.5 and 3, SmolLM2, Granite 4 and others."""
 
     begin: str = "<tool_call>"
     finish: str = "</tool_call>"
 
-    @property
-    def markers(self) -> Sequence[str]:
-        return (self.begin, self.finish)
-
-    def find(self, text: str, *, is_saying: bool) -> int:
-        return place_of(text, [self.begin])
-
-    def end(self, block: str) -> int | None:
-        at = block.find(self.finish)
-        return None if at < 0 else at + len(self.finish)
-
     def calls(self, block: str, tools: Sequence[Tool]) -> list[tuple[str, Any]]:
-        return named_calls(block.removeprefix(self.begin).removesuffix(self.finish))
+        return named_calls(self.inside(block))
 
     def rules(self, tools: Sequence[Tool], literal: Literal, *, is_many: bool) -> list[str]:
         more = ' ("\\n" call)*' if is_many else ""
@@ -72,12 +61,9 @@ class Hermes:
         rules = [f"calls: call{more}", f"call: {head} tool {tail}"]
         return [*rules, *_objects(tools, "arguments", literal)]
 
-    def new_id(self) -> str:
-        return call_id()
-
 
 @dataclass(frozen=True)
-class JsonList:
+class JsonList(BetweenTags):
     """A list of objects after a marker: Granite 3's and Phi-4-mini's."""
 
     begin: str = "<|tool_call|>"
@@ -86,9 +72,6 @@ class JsonList:
     @property
     def markers(self) -> Sequence[str]:
         return (self.begin, *([self.finish] if self.finish else []))
-
-    def find(self, text: str, *, is_saying: bool) -> int:
-        return place_of(text, [self.begin])
 
     def end(self, block: str) -> int | None:
         if not block.startswith(self.begin):
@@ -99,15 +82,12 @@ class JsonList:
         return block.index(self.finish, end) + len(self.finish)
 
     def calls(self, block: str, tools: Sequence[Tool]) -> list[tuple[str, Any]]:
-        return named_calls(block.removeprefix(self.begin).removesuffix(self.finish))
+        return named_calls(self.inside(block))
 
     def rules(self, tools: Sequence[Tool], literal: Literal, *, is_many: bool) -> list[str]:
         more = ' (", " tool)*' if is_many else ""
         head, tail = literal(f"{self.begin}["), literal(f"]{self.finish}")
         return [f"calls: {head} tool{more} {tail}", *_objects(tools, "arguments", literal)]
-
-    def new_id(self) -> str:
-        return call_id()
 
 
 @dataclass(frozen=True)

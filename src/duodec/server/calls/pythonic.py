@@ -9,37 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from duodec.backends.llguidance import json_term
-from duodec.server.calls.call import Literal, Tool, call_id, name_of, parameters_of
+from duodec.server.calls.call import Literal, Tool, name_of, parameters_of
 from duodec.server.calls.grammars import resolved, some_tool, with_root
-from duodec.server.calls.splitting import place_of
+from duodec.server.calls.splitting import BetweenTags
 
 _LONGEST = 100_000  # characters of a block, which a compiler reads
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True)
-class Pythonic:
+class Pythonic(BetweenTags):
     """Calls between tags, within ``opening`` and ``closing``, ``separator`` between two."""
 
-    begin: str
-    finish: str
     opening: str
     closing: str
     separator: str
 
-    @property
-    def markers(self) -> Sequence[str]:
-        return (self.begin, self.finish)
-
-    def find(self, text: str, *, is_saying: bool) -> int:
-        return place_of(text, [self.begin])
-
-    def end(self, block: str) -> int | None:
-        at = block.find(self.finish)
-        return None if at < 0 else at + len(self.finish)
-
     def calls(self, block: str, tools: Sequence[Tool]) -> list[tuple[str, Any]]:
-        inside = block.removeprefix(self.begin).removesuffix(self.finish).strip()
+        inside = self.inside(block).strip()
         if len(inside) > _LONGEST:
             raise ValueError("the block is too long")
         found = [call for line in ast.parse(inside).body for call in _calls(line)]
@@ -54,9 +41,6 @@ class Pythonic:
         for i, tool in enumerate(tools):
             rules += _rules(i, tool, literal)
         return rules
-
-    def new_id(self) -> str:
-        return call_id()
 
 
 def _calls(line: ast.stmt) -> list[tuple[str, Any]]:

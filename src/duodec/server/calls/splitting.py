@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from duodec.server.calls.call import Call, Format, Found, Tool
+from duodec.server.calls.call import Call, Format, Found, Tool, call_id
 
 # what readers of formats raise where there is no call
 NO_CALL = (
@@ -75,6 +76,36 @@ class ToolCalls:
         for name, arguments in found:
             self.num_calls += 1
             yield Call(self._form.new_id(), name, arguments)
+
+
+@dataclass(frozen=True)
+class BetweenTags:
+    """What formats have in common whose blocks are between two texts."""
+
+    begin: str
+    finish: str
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """Texts that a vocabulary may have as control tokens."""
+        return (self.begin, self.finish)
+
+    def find(self, text: str, *, is_saying: bool) -> int:
+        """Where a block begins, or may begin if more text comes."""
+        return place_of(text, [self.begin])
+
+    def end(self, block: str) -> int | None:
+        """Where a block ends; None if it may go on."""
+        at = block.find(self.finish)
+        return None if at < 0 else at + len(self.finish)
+
+    def inside(self, block: str) -> str:
+        """What is between the two; the second may be missing at the end of a text."""
+        return block.removeprefix(self.begin).removesuffix(self.finish)
+
+    def new_id(self) -> str:
+        """A call's name for its result."""
+        return call_id()
 
 
 def as_json(arguments: object) -> str:

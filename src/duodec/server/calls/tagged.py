@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.server.calls.call import Literal, Tool, call_id, name_of
+from duodec.server.calls.call import Literal, Tool, name_of
 from duodec.server.calls.grammars import (
     property_of,
     some_tool,
@@ -15,19 +15,17 @@ from duodec.server.calls.grammars import (
     takes_text,
     tool_named,
 )
-from duodec.server.calls.splitting import place_of
+from duodec.server.calls.splitting import BetweenTags
 from duodec.server.jsons import parse
 
 
 @dataclass(frozen=True)
-class Tagged:
+class Tagged(BetweenTags):
     """A block is one call: its name, then each argument between tags of its own.
 
     The expressions find the name, and the arguments as pairs of a name and a value.
     """
 
-    begin: str
-    finish: str
     head: str  # what precedes the first argument; {}: the tool's name
     before: str  # what precedes a value; {}: the argument's name
     after: str  # what follows a value
@@ -41,15 +39,8 @@ class Tagged:
         texts = (self.begin, self.finish, self.head, self.before, self.after, self.end_text)
         return sorted({tag for text in texts for tag in re.findall(r"</?\w+>", text)})
 
-    def find(self, text: str, *, is_saying: bool) -> int:
-        return place_of(text, [self.begin])
-
-    def end(self, block: str) -> int | None:
-        at = block.find(self.finish)
-        return None if at < 0 else at + len(self.finish)
-
     def calls(self, block: str, tools: Sequence[Tool]) -> list[tuple[str, Any]]:
-        inside = block.removeprefix(self.begin).removesuffix(self.finish)
+        inside = self.inside(block)
         found = self.name.match(inside)
         if found is None:
             raise ValueError("there is no name")
@@ -66,9 +57,6 @@ class Tagged:
             end = self.end_text + self.finish
             rules += tagged_values(tool, i, self.before, self.after, end, literal)
         return rules
-
-    def new_id(self) -> str:
-        return call_id()
 
 
 def _value(tool: Tool | None, name: str, text: str) -> Any:
