@@ -7,7 +7,6 @@
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Imported when first used: the program must hear Ctrl-C before it imports much."""
     if name == "__version__":
+        from importlib.metadata import version  # takes longer than all else here
+
         return version("duodec")
     if name not in _HOMES:
         raise AttributeError(f"module 'duodec' has no attribute {name!r}")

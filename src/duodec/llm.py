@@ -86,7 +86,7 @@ class LLM:
     parse_special: bool = False  # control tokens spelled in users' texts are control tokens
     is_split: bool = False  # the target computes on a GPU too, while cores are idle
     pace_s: float = 0.0  # the target is slowed to this many seconds a forward pass, for a demo
-    try_grammar: Callable[[Grammar], None] = field(default_factory=GrammarTrial)
+    try_grammar: GrammarTrial = field(default_factory=GrammarTrial)
     """Called before a grammar is compiled here; raises BadOption of what takes too much."""
     prepare: Callable[[bool], None] = lambda is_drafting: None
     """Called before each completion: shares the cores, with a drafter or without."""

@@ -332,6 +332,21 @@ PIECES = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["qwen3-coder", "lfm2"])
+def test_definitions_that_each_argument_would_repeat_are_bounded(name: str) -> None:
+    case, number = CASES[name], 400
+    schema = {
+        "type": "object",
+        "$defs": {f"d{i}": {"type": "string", "pattern": f"x{i}"} for i in range(number)},
+        "properties": {f"p{i}": {"$ref": f"#/$defs/d{i}"} for i in range(number)},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with running(random_model(Tags(case.template, case.tags))) as server:
+        response = server.chat("hi", tools=[tool], tool_choice="required", max_tokens=4)
+        assert response.status_code == 400
+        assert "definitions would be repeated" in response.json()["error"]["message"]
+
+
 HERMES_PIECES = (
     "Let me", "\n", " ", "<", "<tool_call>", "</tool_call>", '{"name": "add"}', "[1]", "<tool",
     "_call>",

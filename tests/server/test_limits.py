@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from time import perf_counter, sleep
 from typing import Any
 
@@ -22,9 +22,10 @@ from duodec.backends.grammar_trial import GrammarTrial
 from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar
 from duodec.errors import BadOption
-from duodec.server import jsons
+from duodec.server import jsons, service
 from duodec.server.connections import allow_open_files
 from duodec.server.settings import Settings
+from duodec.server.speech import Speech
 from duodec.server.watchdog import Watchdog
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
@@ -96,10 +97,24 @@ def test_a_trailer_that_never_ends_is_cut_off() -> None:
             pytest.fail("it took 4 MB")
 
 
-def test_bytes_that_are_no_http_are_refused_in_openais_shape() -> None:
+_POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x00\xff\n\n", _POST + b"ZZ\r\n{}\r\n", _POST + b"2\r\n{}\r\nQQ\r\n"]
+)
+def test_bytes_that_are_no_http_are_refused_in_openais_shape(sent: bytes) -> None:
     with running() as server, connect(server) as sock:
-        sock.sendall(b"\x00\xff\n\n")
+        sock.sendall(sent)
         assert error_of(answer(sock), 400)["code"] == "invalid_http"
+
+
+def test_a_request_before_bytes_that_are_no_http_has_its_answer() -> None:
+    with running() as server, connect(server) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n\x00garbage\r\n\r\n")
+        said = answer(sock)  # until the server closes
+    assert said.startswith(b"HTTP/1.1 200")
+    assert said.count(b"HTTP/1.1") == 1
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /he", b"GET /health HTTP/1.1\r\nX: y"])
@@ -219,7 +234,7 @@ def test_prompts_that_cannot_fit_are_refused_before_they_are_tokenised() -> None
 
 
 def test_prompts_that_a_long_token_could_hold_are_counted_in_parts() -> None:
-    """600 KB of control tokens, of which a tokenizer makes each in time that grows with all."""
+    """60 KB of control tokens, of which a tokenizer makes each in time that grows with all."""
 
     class Blanks(SlowLetters):
         def piece(self, token: int) -> bytes:
@@ -228,10 +243,14 @@ def test_prompts_that_a_long_token_could_hold_are_counted_in_parts() -> None:
     tokenizer = Blanks()
     with running(engine_on_tables(tokenizer=tokenizer, num_context=1000)) as server:
         tokenizer.seen.clear()
-        response = server.chat("b" * 600_000)
+        response = server.chat("b" * 60_000)
         assert response.json()["error"]["code"] == "context_length_exceeded"
         assert 0 < max(tokenizer.seen) <= 8192
         assert len(tokenizer.seen) < 3
+        tokenizer.seen.clear()
+        response = server.chat("b" * 600_000)  # more than such a context could ever hold
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert tokenizer.seen == []
 
 
 def test_work_whose_clients_left_holds_nobody_up() -> None:
@@ -318,24 +337,30 @@ def test_a_schema_that_explodes_is_refused_and_holds_nobody_up() -> None:
             assert "to compile" in response.json()["error"]["message"]
 
 
-def test_who_brings_a_known_grammar_waits_for_nobodys_new_one() -> None:
+def test_who_brings_a_known_or_a_quick_grammar_waits_for_nobodys_new_one() -> None:
     engine = engine_on_tables(tokenizer=Letters(ends=True))
     tried, may_end = list[Grammar](), Event()
 
-    def hold(grammar: Grammar) -> None:
-        if grammar.source == "a+":
-            tried.append(grammar)
-            may_end.wait(30)
+    class Holding(GrammarTrial):
+        def is_quick(self, grammar: Grammar) -> bool:
+            return grammar.source != "a+"
 
-    engine.try_grammar = hold
+        def __call__(self, grammar: Grammar) -> None:
+            if grammar.source == "a+":
+                tried.append(grammar)
+                may_end.wait(30)
+
+    engine.try_grammar = Holding()
     with running(engine) as server, ThreadPoolExecutor(3) as clients:
         known = {"structured_outputs": {"regex": "ab+"}, "max_tokens": 3}
         assert server.chat(**known).status_code == 200
         try:
             for _ in range(3):
                 clients.submit(server.chat, structured_outputs={"regex": "a+"}, max_tokens=3)
-            until(lambda: len(tried) == 2)  # every thread that compiles grammars
+            until(lambda: len(tried) == 2)  # every thread that compiles what takes long
             assert server.chat(**known).status_code == 200
+            new = {"structured_outputs": {"regex": "(a|b)c"}, "max_tokens": 3}
+            assert server.chat(**new).status_code == 200, "a quick one waits for none of them"
         finally:
             may_end.set()
 
@@ -375,6 +400,31 @@ def test_a_grammar_is_compiled_outside_the_lock(monkeypatch: pytest.MonkeyPatch)
 
 
 # --- the event loop
+
+
+def test_bodies_are_parsed_rendered_and_understood_in_other_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: dict[str, set[str]] = {}
+
+    def watched(owner: Any, name: str) -> None:
+        plain = getattr(owner, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            threads.setdefault(name, set()).add(current_thread().name)
+            return plain(*args, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    watched(jsons, "parse")
+    watched(service, "parse_chat")
+    watched(Speech, "prompt")
+    watched(Speech, "grammar")
+    with running() as server:
+        assert server.chat("hi", max_tokens=2).status_code == 200
+        assert server.chat("b" * 20_000, max_tokens=2).status_code == 400
+    assert set(threads) == {"parse", "parse_chat", "prompt", "grammar"}
+    assert all(name.startswith("duodec-prepare") for name in set().union(*threads.values()))
 
 
 def test_the_delay_of_the_event_loop_is_on_metrics() -> None:

@@ -218,6 +218,27 @@ def test_a_closed_stdout_is_no_error() -> None:
     assert not any("Traceback" in line for line in lines)
 
 
+def test_the_end_leaves_a_forward_pass_that_never_ends() -> None:
+    stuck = PROGRAM.replace(
+        "    return engine\n",
+        "    score = engine.target.score\n"
+        "    def never(queries):\n"
+        "        __import__('time').sleep(60 if any(len(q.text) > 30 for q in queries) else 0)\n"
+        "        return score(queries)\n"
+        "    engine.target.score = never\n"
+        "    return engine\n",
+    )
+    with serving("--grace", "1", program=stuck) as server, closing(server.wait_ready()) as http:
+        asking = Thread(target=lambda: http.post("/v1/completions", json={"prompt": "a" * 99}))
+        asking.start()
+        until(lambda: "num_requests_running 1.0" in http.get("/metrics").text)
+        begin_s = perf_counter()
+        assert server.end(signal.SIGTERM) == 0
+        assert perf_counter() - begin_s < 20
+        asking.join()
+    assert not any("Traceback" in line for line in server.lines)
+
+
 def test_the_end_leaves_what_cannot_be_interrupted() -> None:
     """A tokenizer in a library, at work for a client."""
     slow = PROGRAM.replace(

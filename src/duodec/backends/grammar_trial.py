@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 
 from duodec.backends import grammar_child
-from duodec.backends.grammar_child import LARGE, SLOW
+from duodec.backends.grammar_child import DONE, LARGE, SLOW
 from duodec.backends.llguidance import in_lark, refusal
 from duodec.core.grammar import Grammar
 from duodec.errors import BackendUnavailable, BadOption
@@ -24,6 +24,7 @@ _REMEMBERED = 256  # grammars
 _CONTROL = re.compile(r"<\[\d+\]>")
 _START_S = 10.0  # for the process's own work, on a busy machine
 
+_PROMPT_S = 0.1  # what takes longer leaves the processor to others
 SECONDS, NUM_BYTES = 2.0, 256 << 20
 
 
@@ -39,21 +40,36 @@ class GrammarTrial:
 
     def __call__(self, grammar: Grammar) -> None:
         """Raises BadOption for a grammar that takes too much or is invalid."""
-        with self._lock:
-            why = self._known.get(grammar)
+        why = self._recalled(grammar)
         if why is None:
-            why = self._try(grammar)
-            with self._lock:
-                self._known[grammar] = why
-                while len(self._known) > _REMEMBERED:
-                    self._known.popitem(last=False)
+            why = self._remembered(grammar, *self._ended(grammar, self._seconds, _PROMPT_S))
         if why:
             raise BadOption(why)
 
-    def _try(self, grammar: Grammar) -> str:
+    def is_quick(self, grammar: Grammar) -> bool:
+        """Whether the result is known within a tenth of a second of processor time. One that is
+        not gets only what time others leave, when it is tried."""
+        if self._recalled(grammar) is None:
+            kind, words = self._ended(grammar, _PROMPT_S, _PROMPT_S)
+            if kind != DONE:
+                return False
+            self._remembered(grammar, kind, words)
+        return True
+
+    def _recalled(self, grammar: Grammar) -> str | None:
+        with self._lock:
+            return self._known.get(grammar)
+
+    def _remembered(self, grammar: Grammar, kind: int, words: str) -> str:
         """Why a grammar is refused, or ""."""
-        # control tokens are the model's own: one stands for all in the vocabulary of the trial
-        kind, words = self._ended(_CONTROL.sub("<[256]>", in_lark(grammar)))
+        why = self._why(grammar, kind, words)
+        with self._lock:
+            self._known[grammar] = why
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return why
+
+    def _why(self, grammar: Grammar, kind: int, words: str) -> str:
         name = "the JSON schema or grammar"
         if kind == SLOW:
             return f"{name} takes longer than {self._seconds:g} s to compile; simplify it"
@@ -63,15 +79,17 @@ class GrammarTrial:
             return ""
         return refusal(grammar, words)
 
-    def _ended(self, source: str) -> tuple[int, str]:
-        """How the trial ended, and what the library said."""
-        request = json.dumps([self._seconds, self._num_bytes, source]).encode() + b"\n"
+    def _ended(self, grammar: Grammar, seconds: float, prompt_s: float) -> tuple[int, str]:
+        """How a trial of so many seconds ended, and what the library said."""
+        # control tokens are the model's own: one stands for all in the vocabulary of the trial
+        source = _CONTROL.sub("<[256]>", in_lark(grammar))
+        request = json.dumps([seconds, prompt_s, self._num_bytes, source]).encode() + b"\n"
         helper = _taken()
         try:
             try:
-                return helper.ask(request, 5 * self._seconds + _START_S)
+                return helper.ask(request, 5 * seconds + _START_S)
             except OSError:  # somebody ended it: where memory is short the system does
-                return helper.ask(request, 5 * self._seconds + _START_S)
+                return helper.ask(request, 5 * seconds + _START_S)
         except Late:
             return SLOW, ""
         except OSError as error:

@@ -88,7 +88,7 @@ def chat(
             is_quiet=quiet,
             prompt_of=as_text if raw else as_messages,
         )
-        if sys.stdin.isatty():
+        if sys.stdin is not None and sys.stdin.isatty():
             if not quiet:
                 names = models.target + (f" with {models.draft}" if models.draft else "")
                 say_dim(f"{names}, seed {sampling.seed}; /? for help, Ctrl-D leaves")
@@ -132,7 +132,7 @@ def _message(read: ReadLine) -> str:
 
 def _pipe_reader(prompt: str) -> str:
     """A line of standard input; bytes that are not UTF-8 are replaced."""
-    line = sys.stdin.buffer.readline()
+    line = sys.stdin.buffer.readline() if sys.stdin is not None else b""
     if not line:
         raise EOFError
     return line.decode("utf-8", "replace").rstrip("\r\n")

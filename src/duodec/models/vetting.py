@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
@@ -45,7 +46,7 @@ def vetted(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
         return file
     parts = [path for path in parts_of(file.path) if path.is_file()]
     finding = "vocabulary" if vocabulary_only else "model"
-    note = Note(f"tried-{finding}", file.path, "survived", tuple(parts))
+    note = Note(f"tried-{finding}", file.path, f"survived {_versions()}", tuple(parts))
     if note.holds():
         return file
     for path in parts:
@@ -53,6 +54,11 @@ def vetted(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
     _try(file.path, sum(path.stat().st_size for path in parts), vocabulary_only)
     note.write()
     return file
+
+
+def _versions() -> str:
+    """Others may crash where these do not, or know more that is wrong."""
+    return f"llama-cpp-python {version('llama-cpp-python')}, duodec {version('duodec')}"
 
 
 def _try(path: Path, num_bytes: int, vocabulary_only: bool) -> None:

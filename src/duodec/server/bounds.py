@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from duodec.errors import ContextExceeded
 
 _PLENTY = 8  # characters a token: longer texts than a context of such tokens are counted in parts
+_MOST = 32  # characters a token: a run of blanks may have more, and takes seconds
+_LEAST = 1 << 16  # characters that are read in any case
 _PART = 8192  # characters
 
 
@@ -72,6 +74,11 @@ class PromptBounds:
             raise self._exceeded(least)
         if num_characters <= _PLENTY * self.num_context:
             return
+        if num_characters > (most := max(_LEAST, _MOST * self.num_context)):
+            raise ContextExceeded(
+                f"the prompt has {num_characters} characters and {most} are read for a context of "
+                f"{self.num_context} tokens; shorten it, or ask for a larger context with --context"
+            )
         num_tokens = 0
         for text in texts:
             for begin in range(0, len(text), _PART):

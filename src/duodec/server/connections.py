@@ -80,6 +80,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = True
         self._is_in_body = False
         self._is_over = False
+        self._is_deaf = False  # closed after the answer that is under way
 
     # --- asyncio's side
 
@@ -96,7 +97,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_over or self.parser is None:
+        if self._is_over or self._is_deaf or self.parser is None:
             return
         self._num_head_bytes += len(data)
         super().data_received(data)
@@ -185,8 +186,15 @@ class Connection(HttpToolsProtocol):
             self.abandon()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer in OpenAI's shape, without a request, and close."""
-        if not (self._is_answering or self.transport.is_closing()):
+        """Answer in OpenAI's shape and close; a request before this one has its answer first."""
+        if self._is_answering and (self.pipeline or not self._is_in_body):
+            assert self.cycle is not None
+            self.cycle.keep_alive = False
+            self.pipeline.clear()
+            self._is_deaf = True
+            return
+        has_begun = self._is_answering and self.cycle is not None and self.cycle.response_started
+        if not (has_begun or self.transport.is_closing()):
             data = json.dumps(error.body).encode()
             headers = {
                 "content-type": "application/json", "content-length": str(len(data)),

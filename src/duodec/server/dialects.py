@@ -12,7 +12,7 @@ from duodec.core.grammar import Grammar
 from duodec.server import harmony
 from duodec.server.calls.call import Format, Literal, Tool
 from duodec.server.calls.deepseek import ALL_BEGIN, DEEPSEEK_3, DEEPSEEK_31
-from duodec.server.calls.grammars import until
+from duodec.server.calls.grammars import check_definitions, until
 from duodec.server.calls.json_calls import Hermes, JsonList, Llama, MistralList, MistralNamed
 from duodec.server.calls.pythonic import LFM2, OLMO
 from duodec.server.calls.splitting import Reader, ToolCalls
@@ -75,6 +75,7 @@ class TaggedText:
         if wanted.called:
             assert self.calls is not None, "tools are refused before"
             kinds.append("calls")
+            check_definitions(wanted.called)
             rules += self.calls.rules(wanted.called, literal, is_many=wanted.is_many)
         state = self.thinking.state(prompt_end) if self.thinking else "closed"
         if state == "closed" and not kinds:
@@ -108,6 +109,7 @@ class Harmony:
         kinds, rules = [], []
         if wanted.called:
             kinds.append("calls")
+            check_definitions(wanted.called)
             rules += harmony.called(wanted.called, literal)
         if wanted.said is not None:
             kinds.append("last")

@@ -45,7 +45,9 @@ class Intake:
         self._settings = settings
         self._small = Workers("duodec-prepare", _NUM_THREADS)
         self._large = Workers("duodec-prepare-large", _NUM_THREADS)
+        self._glances = Workers("duodec-grammar-quick", _NUM_THREADS)
         self._grammars = Workers("duodec-grammar", _NUM_THREADS)
+        self._kinds = (self._small, self._large, self._glances, self._grammars)
         self._num_large = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,7 +61,7 @@ class Intake:
     @property
     def is_busy(self) -> bool:
         """A thread is in a call, perhaps one that cannot be interrupted."""
-        return any(kind.is_busy for kind in (self._small, self._large, self._grammars))
+        return any(kind.is_busy for kind in self._kinds)
 
     @property
     def begin_s(self) -> float:
@@ -109,6 +111,10 @@ class Intake:
         arrival = _arrival.get()
         is_small = arrival is None or arrival.num_bytes <= _SMALL_BYTES
         return await (self._small if is_small else self._large).run(call, *args, **kwargs)
+
+    async def glance(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """A part that takes a tenth of a second at most, in a thread."""
+        return await self._glances.run(call, *args, **kwargs)
 
     async def compile(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """A part that compiles a grammar, in a thread."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread, current_thread, main_thread
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 
@@ -27,6 +28,7 @@ from duodec.server.settings import Settings
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MARGIN_S = 5.0  # for what is left when all answers have ended
 _SWITCH_S = 0.001  # after which threads that prepare requests make way: Python's own is 5 ms
+_COMPUTING_MARGIN_S = 5.0  # for the forward pass that is under way
 _LOADING_MARGIN_S = 0.5  # for a model that is loading still
 
 Load = Callable[[Service], Callable[[], None]]
@@ -74,16 +76,24 @@ def serve(service: Service, load: Load, sock: socket.socket) -> None:
         server.run(sockets=[sock])
     finally:
         loader.join(_LOADING_MARGIN_S)
-        if loader.is_alive() or service.intake.is_busy:
-            # in a library that knows no interruption: nobody is served yet, or waits for it
-            log.info("ended while loading" if loader.is_alive() else "ended while preparing")
-            logging.shutdown()
-            os._exit(0)
-        service.close()
+        # libraries that know no interruption; nobody is served yet, or waits for them
+        if loader.is_alive():
+            _leave("loading")
+        if service.intake.is_busy:
+            _leave("preparing")
+        if not service.close(_COMPUTING_MARGIN_S):
+            _leave("computing")
         loader.free()
         sock.close()
     if loader.error is not None:
         raise loader.error
+
+
+def _leave(work: str) -> NoReturn:
+    """End the process in the middle of this."""
+    log.info("ended while %s", work)
+    logging.shutdown()
+    os._exit(0)
 
 
 class Server(uvicorn.Server):

@@ -92,13 +92,14 @@ class SchedulerThread:
                 task.say(Failed(error))
             self.abort(task)
 
-    def close(self) -> None:
-        """End the thread. Can be called twice."""
+    def close(self, wait_s: float | None = None) -> bool:
+        """End the thread: whether it has ended by then. Can be called twice."""
         self.end_all(unavailable("the server is shutting down"))
         with self._scheduler.changed:
             self._is_closed = True
             self._scheduler.changed.notify_all()
-        self._thread.join()
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
 
     # --- the thread
 

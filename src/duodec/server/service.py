@@ -130,11 +130,10 @@ class Service:
         if self._scheduler is not None:
             self._scheduler.end_all(unavailable(_SHUTTING_DOWN))
 
-    def close(self) -> None:
-        """End the scheduler's thread; the model is the caller's."""
+    def close(self, wait_s: float | None = None) -> bool:
+        """End the scheduler's thread: whether it has ended by then. The model is the caller's."""
         self._is_closing = True
-        if self._scheduler is not None:
-            self._scheduler.close()
+        return self._scheduler is None or self._scheduler.close(wait_s)
 
     # --- what it is
 
@@ -219,7 +218,8 @@ class Service:
         if self._prompt_log is not None:
             await self.intake.run(self._prompt_log.write, asked.messages)
         end = speech.end_of(tokens)
-        wish = asked.wish.constrained(speech.grammar(asked.wanted, end))
+        grammar = await self.intake.run(speech.grammar, asked.wanted, end)
+        wish = asked.wish.constrained(grammar)
         return _Chat(llm, speech, replace(asked, wish=wish), tokens, end)
 
     async def _fed(self, chat: _Chat) -> Feed:
@@ -252,9 +252,15 @@ class Service:
     async def _tasks(
         self, llm: LLM, wish: Wish, tokens: list[int], shown: Collection[int] = ()
     ) -> list[Task]:
-        """The requests of a wish; a new grammar is compiled where only other new ones wait."""
-        is_compiled = llm.is_compiled(wish.sampling.grammar)
-        run = self.intake.run if is_compiled else self.intake.compile
+        """The requests of a wish; a new grammar that takes long is compiled where only others of
+        its kind wait."""
+        grammar = wish.sampling.grammar
+        is_quick = (
+            grammar is None
+            or llm.is_compiled(grammar)
+            or await self.intake.glance(llm.try_grammar.is_quick, grammar)
+        )
+        run = self.intake.run if is_quick else self.intake.compile
         return await run(self._made, llm, wish, tokens, shown)
 
     def _made(self, llm: LLM, wish: Wish, tokens: list[int], shown: Collection[int]) -> list[Task]:

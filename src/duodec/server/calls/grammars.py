@@ -9,8 +9,11 @@ from typing import Any
 
 from duodec.backends.llguidance import control_term, json_term
 from duodec.core.special_tokens import SpecialTokens
+from duodec.errors import BadOption
 from duodec.server.calls.call import Literal, Tool, name_of, parameters_of
 
+_DEFINITIONS = ("$defs", "definitions")
+_MOST_DEFINED = 1_000_000  # characters of definitions in the rules of a request
 _MOST_REFS = 16  # of a schema that refers to another that refers ...
 FREE = "/(?s:.*)/"
 
@@ -83,9 +86,26 @@ def _value(name: str, schema: Any, after: str, literal: Literal) -> tuple[str, l
 # --- schemas
 
 
+def check_definitions(tools: Sequence[Tool]) -> None:
+    """Raises BadOption where rules would be far longer than the schemas: each argument's rule may
+    hold all definitions of its tool."""
+    total = 0
+    for tool in tools:
+        schema = parameters_of(tool)
+        names = schema.get("properties") if isinstance(schema, dict) else None
+        if isinstance(names, dict):
+            kept = {key: schema[key] for key in _DEFINITIONS if key in schema}
+            total += len(names) * len(json.dumps(kept)) if kept else 0
+    if total > _MOST_DEFINED:
+        raise BadOption(
+            f"the tools' definitions would be repeated to {total / 1e6:.1f} MB, once an argument; "
+            f"{_MOST_DEFINED / 1e6:.0f} MB is the most: send fewer, or simpler ones"
+        )
+
+
 def with_root(schema: Any, root: Mapping[str, Any]) -> Any:
     """A part of a schema, with the definitions that it may refer to."""
-    kept = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    kept = {key: root[key] for key in _DEFINITIONS if key in root}
     return {**kept, **schema} if isinstance(schema, dict) else schema
 
 
