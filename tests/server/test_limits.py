@@ -374,6 +374,18 @@ def test_a_schema_that_takes_too_long_is_refused() -> None:
     GrammarTrial(5.0, 256 << 20)(Grammar("json_schema", '{"type": "integer"}'))
 
 
+def test_a_glance_tells_quick_grammars_from_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = GrammarTrial()
+    slow, wrong = Grammar("json_schema", json.dumps(explosive(26))), Grammar("regex", "(")
+    assert not trial.is_quick(slow)
+    assert trial.is_quick(Grammar("regex", "ab+"))
+    assert trial.is_quick(wrong)
+    monkeypatch.setattr(trial, "_ended", lambda *arguments: pytest.fail("it is known"))
+    trial(Grammar("regex", "ab+"))
+    with pytest.raises(BadOption):
+        trial(wrong)
+
+
 def test_a_grammar_is_compiled_outside_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = Masks(Letters(ends=True))
     begun, may_end = Event(), Event()
