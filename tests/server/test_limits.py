@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Event, Thread, current_thread
 from time import perf_counter, sleep
 from typing import Any
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from duodec.backends.grammar_trial import GrammarTrial
 from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar
+from duodec.core.parameters import fields_of
 from duodec.errors import BadOption
 from duodec.server import jsons, service
 from duodec.server.connections import allow_open_files
@@ -534,3 +537,13 @@ def test_a_bias_has_so_many_tokens_at_most() -> None:
 def test_keys_that_no_client_can_send_are_refused_at_the_start(key: str) -> None:
     with pytest.raises(BadOption, match="API key"):
         Settings("m", api_keys=("good", key))
+
+
+def test_every_limit_is_in_the_table_of_the_docs_with_its_default() -> None:
+    table = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    units = {"": 1, "s": 1, "MiB": 1 << 20}
+    for name, found in fields_of(Settings).items():
+        if found.parameter.panel == "Limits":
+            row = re.search(rf"^\| `{found.flags[0]}` \| ([\d,]+) ?(\w*) \|", table, re.MULTILINE)
+            assert row, f"{found.flags[0]} is not there"
+            assert float(row[1].replace(",", "")) * units[row[2]] == getattr(Settings(), name), name
