@@ -42,6 +42,7 @@ test-torch: setup-torch  ## run the tests of targets on torch
 		tests/backends/torch \
 		tests/distill \
 		tests/backends/llamacpp/test_recurrent.py \
+		tests/backends/llamacpp/test_families.py \
 		tests/backends/llamacpp/test_fixed_rows.py \
 		tests/backends/llamacpp/test_placing.py  # these write GGUF files
 

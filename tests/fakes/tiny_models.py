@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ WIDTH, NUM_LAYERS, NUM_HEADS, INNER, NUM_EXPERTS = 64, 3, 2, 96, 4
 def write_mixture(path: Path, *, num_vocab: int | None = None) -> Path:
     """A mixture of experts of three layers, in Llama's architecture."""
     gguf = pytest.importorskip("gguf")
-    source = gguf.GGUFReader(resolve("smollm2-draft").path)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(512)
     writer.add_embedding_length(WIDTH)
@@ -28,8 +29,7 @@ def write_mixture(path: Path, *, num_vocab: int | None = None) -> Path:
     writer.add_rope_dimension_count(WIDTH // NUM_HEADS)
     writer.add_expert_count(NUM_EXPERTS)
     writer.add_expert_used_count(2)
-    copy_vocabulary(gguf, source, writer, num_vocab)
-    num_vocab = num_vocab or len(source.fields["tokenizer.ggml.tokens"].data)
+    num_vocab = copy_vocabulary(writer, num_vocab)
     dice = np.random.default_rng(1)
 
     def add(name: str, *shape: int) -> None:
@@ -64,7 +64,6 @@ def write_dense(
     write, and the first tokens of the vocabulary. ``scale`` is that of its logits: the larger, the
     surer it is."""
     gguf = pytest.importorskip("gguf")
-    source = gguf.GGUFReader(resolve("smollm2-draft").path)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(1024)
     writer.add_embedding_length(width)
@@ -77,7 +76,7 @@ def write_dense(
     writer.add_rope_dimension_count(head)
     writer.add_key_length(head)
     writer.add_value_length(head)
-    copy_vocabulary(gguf, source, writer, num_vocab)
+    copy_vocabulary(writer, num_vocab)
     dice, quantised = np.random.default_rng(1), gguf.GGMLQuantizationType[kind]
 
     def add(name: str, *shape: int, scale: float = 1.0) -> None:
@@ -114,7 +113,6 @@ def write_hybrid(path: Path, *, num_vocab: int | None = None) -> Path:
     """A hybrid in Qwen3.5's architecture: three layers with a state, one with attention. Its
     matrices are in Q8_0, whose products have the same bits at every width."""
     gguf = pytest.importorskip("gguf")
-    source = gguf.GGUFReader(resolve("smollm2-draft").path)
     writer = gguf.GGUFWriter(path, "qwen35")
     heads, kv_heads, head, kernel, state, groups, steps = 2, 1, 64, 4, 64, 2, 4
     writer.add_context_length(1024)
@@ -135,8 +133,7 @@ def write_hybrid(path: Path, *, num_vocab: int | None = None) -> Path:
     writer.add_ssm_time_step_rank(steps)
     writer.add_ssm_group_count(groups)
     writer.add_uint32("qwen35.full_attention_interval", 4)
-    copy_vocabulary(gguf, source, writer, num_vocab)
-    num_vocab = num_vocab or len(source.fields["tokenizer.ggml.tokens"].data)
+    num_vocab = copy_vocabulary(writer, num_vocab)
     dice = np.random.default_rng(1)
     q8 = gguf.GGMLQuantizationType.Q8_0
 
@@ -181,21 +178,31 @@ def write_hybrid(path: Path, *, num_vocab: int | None = None) -> Path:
     return finish(writer, path)
 
 
-def copy_vocabulary(gguf: Any, source: Any, writer: Any, num_vocab: int | None = None) -> None:
-    """Copy a vocabulary, or its first tokens with what merges into them."""
-    tokens = source.fields["tokenizer.ggml.tokens"].contents()[:num_vocab]
+@cache
+def vocabulary() -> Mapping[str, tuple[Any, Any]]:
+    """The fields of the draft's tokenizer, with their types."""
+    gguf = pytest.importorskip("gguf")
+    source = gguf.GGUFReader(resolve("smollm2-draft").path)  # takes seconds
+    return {
+        key: (field.contents(), field.types[0])
+        for key, field in source.fields.items()
+        if key.startswith("tokenizer.")
+    }
+
+
+def copy_vocabulary(writer: Any, num_vocab: int | None = None) -> int:
+    """Copy a vocabulary, or its first tokens with what merges into them; how many there are."""
+    gguf = pytest.importorskip("gguf")
+    tokens = vocabulary()["tokenizer.ggml.tokens"][0][:num_vocab]
     kept = set(tokens)
-    for key, field in source.fields.items():
-        if key.startswith("tokenizer."):
-            if field.types[0] == gguf.GGUFValueType.ARRAY:
-                values = field.contents()
-                if key.endswith(".merges"):
-                    values = [pair for pair in values if pair.replace(" ", "") in kept]
-                elif num_vocab is not None:
-                    values = values[:num_vocab]
-                writer.add_array(key, values)
-            else:
-                writer.add_key_value(key, field.contents(), field.types[0])
+    for key, (value, kind) in vocabulary().items():
+        if kind != gguf.GGUFValueType.ARRAY:
+            writer.add_key_value(key, value, kind)
+        elif key.endswith(".merges"):
+            writer.add_array(key, [pair for pair in value if pair.replace(" ", "") in kept])
+        else:
+            writer.add_array(key, value[:num_vocab])
+    return len(tokens)
 
 
 def finish(writer: Any, path: Path) -> Path:
