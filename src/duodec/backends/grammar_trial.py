@@ -24,6 +24,7 @@ _REMEMBERED = 256  # grammars
 _CONTROL = re.compile(r"<\[\d+\]>")
 _START_S = 10.0  # for the process's own work, on a busy machine
 
+_MOST_IDLE = 2  # processes that wait for a grammar; each has some 25 MB
 _PROMPT_S = 0.1  # what takes longer leaves the processor to others
 SECONDS, NUM_BYTES = 2.0, 256 << 20
 
@@ -95,10 +96,13 @@ class GrammarTrial:
         except OSError as error:
             raise BackendUnavailable(f"a grammar cannot be tried ({error})") from error
         finally:
-            _IDLE.append(helper)
+            if len(_IDLE) < _MOST_IDLE:
+                _IDLE.append(helper)
+            else:
+                helper.close()
 
 
-_IDLE: list[Helper] = []  # as many as there were ever threads that tried at once
+_IDLE: list[Helper] = []
 
 
 def _taken() -> Helper:
