@@ -10,6 +10,7 @@ time between a client's events, /health, memory.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -52,6 +53,7 @@ class Part:
     health_s: list[float] = field(default_factory=list)
     num_unhealthy: int = 0
     cpu: dict[str, float] = field(default_factory=dict)  # seconds by process, and the wall's
+    loop_s: float = 0.0  # the event loop's longest delay in the last minute, by the server itself
 
     def figures(self) -> dict[str, float]:
         def ms(values: list[float], share: float) -> float:
@@ -66,6 +68,7 @@ class Part:
             "health_p50_ms": ms(self.health_s, 50),
             "health_p99_ms": ms(self.health_s, 99),
             "health_max_ms": ms(self.health_s, 100),
+            "loop_max_ms": round(1e3 * self.loop_s, 1),
             "unhealthy": self.num_unhealthy,
             **self.cpu,
         }
@@ -88,8 +91,16 @@ def part(served: Served, num_answers: int) -> Part:
         "server_cpu_s": round(_cpu(served) - before, 1),
         "wall_s": round(perf_counter() - begin_s, 1),
     }
+    found.loop_s = _loop_delay_s(served)
     print(json.dumps(found.figures()), flush=True)
     return found
+
+
+def _loop_delay_s(served: Served) -> float:
+    said = httpx.get(f"{served.url}/metrics", timeout=30, verify=False).text
+    found = re.search(r"^\S*event_loop_delay_max_seconds (\S+)", said, re.MULTILINE)
+    assert found, "the server has a watchdog"
+    return float(found[1])
 
 
 def _stream(http: httpx.Client, number: int, found: Part) -> None:
