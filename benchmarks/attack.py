@@ -166,7 +166,7 @@ def attacked(served: Served, pause_s: float, names: Sequence[str] = ()) -> Itera
     finally:
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=120)
-        ended.update(json.loads(out))
+        ended.update(json.loads(out or b"{}"))  # nothing, if it had just begun
 
 
 def main(
