@@ -21,6 +21,7 @@ from fakes.decoding import (
     SlowDrafter,
     proven,
 )
+from fakes.schemas import explosive
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -433,20 +434,12 @@ def test_the_answer_is_what_follows_the_prompt() -> None:
 
 # --- what a grammar may cost
 
-EXPLOSIVE = {
-    "allOf": [
-        {"anyOf": [{"type": "string", "pattern": f".*{chr(65 + i)}.{{8}}"},
-                   {"type": "number", "multipleOf": i + 2}]}
-        for i in range(26)
-    ]
-}  # fmt: skip
-
 
 def test_the_library_refuses_a_schema_that_would_take_the_process_down() -> None:
     letters = Letters(ends=True)
     llm = LLM(TableTarget(TableModel(num_vocab=letters.num_vocab, seed=7)), letters, 100)
     llm.try_grammar = GrammarTrial(num_bytes=64 << 20)
-    params = SamplingParams(grammar=Grammar("json_schema", json.dumps(EXPLOSIVE)), max_tokens=2)
+    params = SamplingParams(grammar=Grammar("json_schema", json.dumps(explosive())), max_tokens=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Masks, "_compiled", lambda *_: pytest.fail("it is compiled in this process"))
         with pytest.raises(BadOption, match=r"than (64 MB|2 s) to compile; simplify it"):

@@ -13,6 +13,7 @@ from time import perf_counter, sleep
 
 import psutil
 import pytest
+from fakes.schemas import explosive
 from fakes.server import until
 
 from duodec.backends.drafter.process import ProcessDrafter
@@ -67,18 +68,13 @@ def test_the_terminals_keys_do_not_reach_them_and_priorities_count(
         assert os.getsid(pid) == os.getsid(0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no idle priority")
 def test_a_grammar_that_takes_long_leaves_the_processor_to_others() -> None:
-    explosive = {
-        "allOf": [
-            {"anyOf": [{"type": "string", "pattern": f".*{chr(65 + i)}.{{12}}"},
-                       {"type": "number", "multipleOf": i + 2}]}
-            for i in range(26)
-        ]
-    }  # fmt: skip
+    schema = Grammar("json_schema", json.dumps(explosive()))
     here, end_s = psutil.Process(), perf_counter() + LONG_S
     with ThreadPoolExecutor(1) as pool:
-        trial = pool.submit(GrammarTrial(), Grammar("json_schema", json.dumps(explosive)))
+        trial = pool.submit(GrammarTrial(), schema)
         has_yielded = False
         while not has_yielded and not trial.done() and perf_counter() < end_s:
             sleep(0.02)

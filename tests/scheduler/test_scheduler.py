@@ -221,6 +221,7 @@ def test_a_long_prompt_is_read_in_parts_by_who_is_alone_too() -> None:
     assert lengths == [16, 32, 40]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [name for name in METHODS if name not in ("rest", "sps-rejection")]
 )

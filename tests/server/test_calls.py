@@ -224,6 +224,7 @@ def test_calls_are_read(name: str) -> None:
         assert calls == [ROME]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name != "llama-3-tagged"])
 def test_calls_that_are_required_are_made(name: str) -> None:
     """50 of 50, whatever the model would have written; one of them is as plain decoding's."""

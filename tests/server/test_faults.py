@@ -15,6 +15,7 @@ from threading import Event, Thread
 from typing import Any
 
 import psutil
+import pytest
 from fakes.decoding import Letters
 from fakes.server import (
     MODEL,
@@ -92,6 +93,7 @@ def leave(server: Running, body: Any, after_s: float) -> None:
         Event().wait(after_s)
 
 
+@pytest.mark.slow
 def test_leaving_clients_and_a_dying_drafter() -> None:
     expected = {n: text_of(f"hello {n % 7}", n % 5) for n in range(35)}
     drafter = ProcessDrafter(replace(TABLE, noise=0.2), on_warning=lambda line: None)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from fakes.decoding import Letters
+from fakes.schemas import explosive
 from fakes.server import Running, Slowed, engine_on_tables, running, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -274,8 +275,29 @@ def test_work_whose_clients_left_holds_nobody_up() -> None:
         assert len(tokenizer.seen) < 8
 
 
+@pytest.mark.parametrize("shares_cores", [True, False])
+def test_a_target_leaves_cores_to_large_requests_that_are_prepared(shares_cores: bool) -> None:
+    tokenizer = SlowLetters(seconds=4.0)
+    engine = engine_on_tables(tokenizer=tokenizer, num_context=100_000)
+    shared: list[bool] = []
+    engine.prepare, engine.shares_cores = shared.append, shares_cores
+    with running(engine) as server, ThreadPoolExecutor(1) as clients:
+        shared.clear()
+        text = server.chat("hi", speculation={"method": "ar"}).json()["choices"]
+        assert True not in shared
+        large = clients.submit(server.complete, LONG, max_tokens=1)
+        until(lambda: server.service.intake.is_preparing_large)
+        assert server.chat("hi", speculation={"method": "ar"}).json()["choices"] == text
+        assert server.service.intake.is_preparing_large
+        assert (True in shared) == shares_cores
+        assert large.result().status_code == 200
+        shared.clear()
+        assert server.chat("hi", speculation={"method": "ar"}).json()["choices"] == text
+        assert True not in shared
+
+
 def test_more_than_the_queue_holds_are_not_prepared() -> None:
-    engine = engine_on_tables(tokenizer=SlowLetters(seconds=3.0), num_context=100_000)
+    engine = engine_on_tables(tokenizer=SlowLetters(seconds=1.5), num_context=100_000)
     with (
         running(engine, num_slots=1, num_queued=3) as server,
         ThreadPoolExecutor(8) as clients,
@@ -309,17 +331,6 @@ def test_the_end_does_not_wait_for_what_cannot_be_interrupted() -> None:
 
 
 # --- grammars
-
-
-def explosive(num_parts: int) -> dict[str, Any]:
-    """A schema of 2.4 KB that takes minutes and gigabytes."""
-    return {
-        "allOf": [
-            {"anyOf": [{"type": "string", "pattern": f".*{chr(65 + i)}.{{8}}"},
-                       {"type": "number", "multipleOf": i + 2}]}
-            for i in range(num_parts)
-        ]
-    }  # fmt: skip
 
 
 def test_a_schema_that_explodes_is_refused_and_holds_nobody_up() -> None:
@@ -370,7 +381,7 @@ def test_who_brings_a_known_or_a_quick_grammar_waits_for_nobodys_new_one() -> No
 
 def test_a_schema_that_takes_too_long_is_refused() -> None:
     trial = GrammarTrial(0.05, 1 << 30)
-    grammar = Grammar("json_schema", json.dumps(explosive(26)))
+    grammar = Grammar("json_schema", json.dumps(explosive()))
     for _ in range(2):
         with pytest.raises(BadOption, match=r"longer than 0\.05 s"):
             trial(grammar)
@@ -379,7 +390,7 @@ def test_a_schema_that_takes_too_long_is_refused() -> None:
 
 def test_a_glance_tells_quick_grammars_from_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = GrammarTrial()
-    slow, wrong = Grammar("json_schema", json.dumps(explosive(26))), Grammar("regex", "(")
+    slow, wrong = Grammar("json_schema", json.dumps(explosive())), Grammar("regex", "(")
     assert not trial.is_quick(slow)
     assert trial.is_quick(Grammar("regex", "ab+"))
     assert trial.is_quick(wrong)

@@ -59,6 +59,7 @@ def test_the_kernel_ends_connections_that_nobody_reads() -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
 
 
+@pytest.mark.slow
 def test_models_that_are_deleted_go_on_being_served(tmp_path: Path) -> None:
     target, draft = (tmp_path / name for name in ("target.gguf", "draft.gguf"))
     for path in (target, draft):

@@ -218,44 +218,38 @@ def test_a_closed_stdout_is_no_error() -> None:
     assert not any("Traceback" in line for line in lines)
 
 
-def test_the_end_leaves_a_forward_pass_that_never_ends() -> None:
-    stuck = PROGRAM.replace(
-        "    return engine\n",
-        "    score = engine.target.score\n"
-        "    def never(queries):\n"
-        "        __import__('time').sleep(60 if any(len(q.text) > 30 for q in queries) else 0)\n"
-        "        return score(queries)\n"
-        "    engine.target.score = never\n"
-        "    return engine\n",
-    )
-    with serving("--grace", "1", program=stuck) as server, closing(server.wait_ready()) as http:
-        asking = Thread(target=lambda: http.post("/v1/completions", json={"prompt": "a" * 99}))
-        asking.start()
-        until(lambda: "num_requests_running 1.0" in http.get("/metrics").text)
-        begin_s = perf_counter()
-        assert server.end(signal.SIGTERM) == 0
-        assert perf_counter() - begin_s < 20
-        asking.join()
-    assert not any("Traceback" in line for line in server.lines)
+_TOKENIZING = """\
+    tokenize = type(engine.tokenizer).tokenize
+    def slowly(self, text, **options):
+        __import__("time").sleep(60 if len(text) > 30 else 0)
+        return tokenize(self, text, **options)
+    type(engine.tokenizer).tokenize = slowly
+    return engine
+"""
+_COMPUTING = """\
+    score = engine.target.score
+    def slowly(queries):
+        __import__("time").sleep(60 if any(len(query.text) > 30 for query in queries) else 0)
+        return score(queries)
+    engine.target.score = slowly
+    return engine
+"""
 
 
-def test_the_end_leaves_what_cannot_be_interrupted() -> None:
-    """A tokenizer in a library, at work for a client."""
-    slow = PROGRAM.replace(
-        "    return engine\n",
-        "    tokenize = type(engine.tokenizer).tokenize\n"
-        "    def slowly(self, text, **options):\n"
-        "        __import__('time').sleep(60 if len(text) > 30 else 0)\n"
-        "        return tokenize(self, text, **options)\n"
-        "    type(engine.tokenizer).tokenize = slowly\n"
-        "    return engine\n",
-    )
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("work", "counter", "most_s"),
+    [(_TOKENIZING, "num_requests_preparing", 10), (_COMPUTING, "num_requests_running", 20)],
+)
+def test_the_end_leaves_what_cannot_be_interrupted(work: str, counter: str, most_s: float) -> None:
+    """A library's tokenizer, or a forward pass, is busy with a client's request."""
+    slow = PROGRAM.replace("    return engine\n", work)
     with serving("--grace", "1", program=slow) as server, closing(server.wait_ready()) as http:
         asking = Thread(target=lambda: http.post("/v1/completions", json={"prompt": "a" * 99}))
         asking.start()
-        until(lambda: "num_requests_preparing 1.0" in http.get("/metrics").text)
+        until(lambda: f"{counter} 1.0" in http.get("/metrics").text)
         begin_s = perf_counter()
         assert server.end(signal.SIGTERM) == 0
-        assert perf_counter() - begin_s < 10
+        assert perf_counter() - begin_s < most_s
         asking.join()
     assert not any("Traceback" in line for line in server.lines)

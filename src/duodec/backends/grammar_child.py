@@ -23,6 +23,7 @@ from duodec.machine.processes import yield_to_all
 
 DONE, SLOW, LARGE = 0, 1, 2  # how a trial ended; the text of DONE is what is wrong, if anything
 _WAIT_FACTOR = 5.0  # how much longer than its processor time a trial may take by the clock
+PROMPT_S = 0.1  # what takes longer leaves the processor to others
 _LONGEST = 4096  # bytes of what the library says
 
 
@@ -41,7 +42,7 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
     tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=257)
     _answer(answers, DONE, b"")  # ready
     for line in requests:
-        seconds, prompt_s, num_bytes, source = json.loads(line)
+        seconds, num_bytes, source = json.loads(line)
         reading, writing = os.pipe()
         fork = os.fork()
         if not fork:
@@ -53,7 +54,7 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
-            if not select.select([pipe], [], [], prompt_s)[0]:
+            if not select.select([pipe], [], [], PROMPT_S)[0]:
                 yield_to_all(fork)
             words = pipe.read()
         code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])

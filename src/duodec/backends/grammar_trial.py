@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 
 from duodec.backends import grammar_child
-from duodec.backends.grammar_child import DONE, LARGE, SLOW
+from duodec.backends.grammar_child import DONE, LARGE, PROMPT_S, SLOW
 from duodec.backends.llguidance import in_lark, refusal
 from duodec.core.grammar import Grammar
 from duodec.errors import BackendUnavailable, BadOption
@@ -25,7 +25,6 @@ _CONTROL = re.compile(r"<\[\d+\]>")
 _START_S = 10.0  # for the process's own work, on a busy machine
 
 _MOST_IDLE = 2  # processes that wait for a grammar; each has some 25 MB
-_PROMPT_S = 0.1  # what takes longer leaves the processor to others
 SECONDS, NUM_BYTES = 2.0, 256 << 20
 
 
@@ -43,15 +42,15 @@ class GrammarTrial:
         """Raises BadOption for a grammar that takes too much or is invalid."""
         why = self._recalled(grammar)
         if why is None:
-            why = self._remembered(grammar, *self._ended(grammar, self._seconds, _PROMPT_S))
+            why = self._remembered(grammar, *self._ended(grammar, self._seconds))
         if why:
             raise BadOption(why)
 
     def is_quick(self, grammar: Grammar) -> bool:
-        """Whether the result is known within a tenth of a second of processor time. One that is
-        not gets only what time others leave, when it is tried."""
+        """Whether the result is known within a tenth of a second of processor time, and is
+        remembered then."""
         if self._recalled(grammar) is None:
-            kind, words = self._ended(grammar, _PROMPT_S, _PROMPT_S)
+            kind, words = self._ended(grammar, min(PROMPT_S, self._seconds))
             if kind != DONE:
                 return False
             self._remembered(grammar, kind, words)
@@ -80,11 +79,11 @@ class GrammarTrial:
             return ""
         return refusal(grammar, words)
 
-    def _ended(self, grammar: Grammar, seconds: float, prompt_s: float) -> tuple[int, str]:
+    def _ended(self, grammar: Grammar, seconds: float) -> tuple[int, str]:
         """How a trial of so many seconds ended, and what the library said."""
         # control tokens are the model's own: one stands for all in the vocabulary of the trial
         source = _CONTROL.sub("<[256]>", in_lark(grammar))
-        request = json.dumps([seconds, prompt_s, self._num_bytes, source]).encode() + b"\n"
+        request = json.dumps([seconds, self._num_bytes, source]).encode() + b"\n"
         helper = _taken()
         try:
             try:

@@ -69,7 +69,10 @@ class Scheduler:
     cores_for_target: int | None = None
     """Cores that a drafter at work leaves a target on the same ones; None: it shares none."""
     prepare: Callable[[bool], None] = lambda is_drafting: None
-    """Shares the cores, with a drafter at work in parallel to the target or not."""
+    """Shares the cores of the target, or gives it all of them."""
+    is_crowded: Callable[[], bool] = lambda: False
+    """Whether another thread computes for long: then the target leaves cores as for a drafter. With
+    more threads than cores, those that have a core spin until the others do."""
     num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all
     on_end: Ended = lambda task, reason: None
     practise: Callable[[], None] = lambda: None
@@ -88,7 +91,7 @@ class Scheduler:
         self.num_forwards = 0
         self._last_prefill = -1
         self._flight: _Flight | None = None
-        self._is_drafting: bool | None = None  # how the cores are shared now
+        self._is_sharing: bool | None = None  # the cores, by the last forward pass
         self._rehearsal = Rehearsal(self.costs, self.practise, self.clock)
         self._accounts: list[Callable[[], None]] = []  # of forward passes, to be settled
 
@@ -169,9 +172,9 @@ class Scheduler:
 
     def release_cores(self) -> None:
         """Give the calling thread its cores back, until the next forward pass."""
-        if self._is_drafting:
+        if self._is_sharing:
             self.prepare(False)
-            self._is_drafting = False
+            self._is_sharing = False
 
     def close(self, error: Exception | None = None) -> None:
         """End what runs or waits; whoever waits for it is told ``error``, if there is one."""
@@ -375,9 +378,10 @@ class Scheduler:
 
     def _share_cores(self) -> None:
         is_drafting = any(task.request.is_drafting for task in self.running)
-        if is_drafting != self._is_drafting:
-            self.prepare(is_drafting)
-            self._is_drafting = is_drafting
+        is_sharing = is_drafting or self.is_crowded()
+        if is_sharing != self._is_sharing:
+            self.prepare(is_sharing)
+            self._is_sharing = is_sharing
 
     # --- accounts: what one request's next forward pass need not wait for
 

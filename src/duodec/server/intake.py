@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
+from duodec.machine.cores import available_cores
 from duodec.server.errors import ApiError, busy, timed_out
 from duodec.server.settings import Settings
 from duodec.server.workers import Workers
@@ -25,6 +26,7 @@ _SMALL_BYTES = 16 << 10  # bodies that are prepared in milliseconds, whatever th
 _LARGE_BYTES = 1 << 20  # bodies of which few are received at once
 _NUM_LARGE = 8
 _NUM_THREADS = 2  # of each kind of work
+_FEW_CORES = 3  # or fewer: one thread for each kind of work that takes long
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,9 @@ class Intake:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._small = Workers("duodec-prepare", _NUM_THREADS)
-        self._large = Workers("duodec-prepare-large", _NUM_THREADS)
-        self._glances = Workers("duodec-grammar-quick", _NUM_THREADS)
+        num_long = 1 if len(available_cores()) <= _FEW_CORES else _NUM_THREADS
+        self._large = Workers("duodec-prepare-large", num_long)
+        self._glances = Workers("duodec-grammar-quick", num_long)
         self._grammars = Workers("duodec-grammar", _NUM_THREADS)
         self._kinds = (self._small, self._large, self._glances, self._grammars)
         self._num_large = 0
@@ -62,6 +65,11 @@ class Intake:
     def is_busy(self) -> bool:
         """A thread is in a call, perhaps one that cannot be interrupted."""
         return any(kind.is_busy for kind in self._kinds)
+
+    @property
+    def is_preparing_large(self) -> bool:
+        """A thread parses or tokenises a large request."""
+        return self._large.is_busy
 
     @property
     def begin_s(self) -> float:

@@ -74,6 +74,8 @@ class Service:
             llm.tokenizer, llm.num_context, parse_special=llm.parse_special
         )
         llm.scheduler.on_end = self.meters.ended
+        if llm.shares_cores:
+            llm.scheduler.is_crowded = lambda: self.intake.is_preparing_large
         thread = SchedulerThread(llm.scheduler, num_queued=self.settings.num_queued)
         self._watch(thread, llm)
         self._llm, self._scheduler = llm, thread
