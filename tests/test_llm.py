@@ -407,6 +407,36 @@ def test_a_callers_time_is_not_the_targets() -> None:
     assert max(done.end_s - done.start_s for done in last.stats.rounds) < 1.2
 
 
+@pytest.mark.parametrize("is_paced", [False, True])
+@pytest.mark.parametrize("most", [0, 3])
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("rest", "sps-rejection")])
+def test_no_more_is_drafted_than_a_target_can_score(method: str, most: int, is_paced: bool) -> None:
+    """As one that cannot take back its state, or no more than some tokens of it."""
+    lengths: list[int] = []
+
+    class Limited(TableTarget):
+        max_draft = most
+
+        def score(self, queries: Sequence[Query]) -> list[Scores]:
+            lengths.extend(len(query.draft) for query in queries)
+            return super().score(queries)
+
+    model = llm()
+    assert model.drafter is not None
+    asked: list[object] = []
+    submit = model.drafter.submit
+    model.drafter.submit = lambda request: (asked.append(request), submit(request))[1]  # type: ignore[method-assign]
+    model.target = PacedTarget(Limited(TABLE), 0.0005) if is_paced else Limited(TABLE)
+    for _ in range(3):  # some methods learn
+        for prompt in PROMPTS:
+            (found,) = model.generate([prompt], PARAMS, method=method)
+            assert list(found.tokens) == expected(prompt)
+            assert max(done.num_scored for done in found.stats.rounds) <= most
+    assert max(lengths) <= most
+    if not most:
+        assert not asked
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no threads")
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_caller_has_all_its_cores_while_it_holds_a_piece(is_whole: bool) -> None:

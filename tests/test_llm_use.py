@@ -59,6 +59,7 @@ def texts(events: Any) -> str:
     return "".join(event.text for event in events if isinstance(event, Delta))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_threads_take_turns_and_each_gets_its_own_text(num_slots: int) -> None:
     """On tables a race shows as a wrong text or an error; on llama.cpp it was a crash."""

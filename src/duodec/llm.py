@@ -27,7 +27,7 @@ from duodec.core.events import Event, FinishReason, Started
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.logprobs import Logprob
 from duodec.core.parameters import made
-from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
+from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer, max_draft
 from duodec.core.round import Stats
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.text import TextStream
@@ -440,6 +440,7 @@ class LLM:
             datastore=self.datastore or NoDatastore(),
             costs=self.costs,
             shares_cores=self.shares_cores,
+            max_width=min(Request.max_width, max_draft(self.target)),
             clock=self.clock,
             is_end=self.tokenizer.is_end,
             stream=TextStream(self._piece(shown), tuple(params.stop)),
@@ -487,7 +488,7 @@ class LLM:
             if chosen not in self._methods:
                 self._methods[chosen] = method_named(chosen)
             chosen = self._methods[chosen]
-        if chosen.needs_draft_model and self.drafter is None:
+        if chosen.needs_draft_model and self.drafter is None and max_draft(self.target):
             raise BadOption(f"method '{chosen.name}' needs a draft model; name one with --draft")
         if chosen.reads_off_path and getattr(self.tokenizer, "is_recurrent", False):
             raise BadOption(
@@ -503,7 +504,8 @@ class LLM:
 
     def _drafter_for(self, method: Method) -> Drafter:
         """The drafter, for methods that need one or use one where that can pay."""
-        is_wanted = method.needs_draft_model or (method.uses_draft_model and self.can_draft)
+        can_pay = method.needs_draft_model or (method.uses_draft_model and self.can_draft)
+        is_wanted = can_pay and max_draft(self.target) > 0
         return (self.drafter if is_wanted else None) or NoDrafter()
 
     def _checked(self, tokens: list[int]) -> list[int]:

@@ -15,14 +15,16 @@ from duodec.backends.llamacpp.target import LlamaRecipe, LlamaTarget
 from duodec.backends.placement import Placement
 from duodec.backends.testbeds import PacedTarget
 from duodec.batching import share
-from duodec.core.protocols import Datastore, Target, Tokenizer
+from duodec.core.protocols import Datastore, Target, Tokenizer, max_draft
 from duodec.datastores import open_for
 from duodec.drafts import recipe_for
 from duodec.errors import DuodecError, warn
 from duodec.llm import LLM
 from duodec.machine.busy import SpareCores
+from duodec.machine.compiler import compiled
 from duodec.machine.cores import CorePlan, available_cores, keep_to, memory_nodes
 from duodec.models import ALIASES, resolve
+from duodec.models.cache import cache_folder
 from duodec.models.config import DEFAULT_TARGET as DEFAULT_TARGET
 from duodec.models.config import EngineConfig as EngineConfig
 from duodec.models.discovery import best_for
@@ -37,9 +39,26 @@ from duodec.models.targets import (
     target_is_elsewhere,
 )
 from duodec.models.vetting import vetted
+from duodec.native import library as native
 from duodec.profiling import Profile, key_of
 
 _DRAFT_TOKENS = 1 << 14  # in a draft's cache, for all texts together
+_NO_STATES = (
+    "this build of llama.cpp cannot take back the state of its recurrent layers, so that no draft "
+    "can be scored; every method decodes plainly"
+)
+
+
+def use_native() -> bool:
+    """Use the compiled inner loops from now on, if they can be: they are compiled once, in a
+    second. Otherwise Python does the same, slower."""
+    path = compiled(native.SOURCE, cache_folder() / "native", native.SIZES)
+    try:
+        native.use(path)
+    except OSError:  # it is no library, or not whole: it is compiled anew next time
+        with suppress(OSError):
+            path.unlink() if path else None
+    return native.library() is not None
 
 
 def draft_for(config: EngineConfig) -> str | None:
@@ -59,6 +78,7 @@ def draft_for(config: EngineConfig) -> str | None:
 def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> LLM:
     """Load the models of ``config``. Raises what is wrong with the models or the pair."""
     spare = SpareCores(len(available_cores()))  # looks at the cores while the models load
+    use_native()
     with ExitStack() as stack:
         loaded = load_target(config, on_warning)
         model = loaded.model
@@ -72,6 +92,10 @@ def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> L
         stack.callback(target.close)
         if isinstance(target, LlamaTarget) and plan.shares_cores and config.threads is None:
             target.context.most_threads = spare
+        if drafter and not max_draft(target):
+            on_warning(f"{config.target}: {_NO_STATES}")
+            drafter.close()
+            drafter = None
         drafter = _when_ready(drafter, config, on_warning)
         shown: Target = PacedTarget(target, config.pace) if config.pace else target
         llm = LLM(

@@ -390,7 +390,12 @@ def assert_perfect_drafts_are_kept(name: str) -> None:
 
 
 def assert_decodes_like_ar(
-    name: str, params: SamplingParams, *, draft_noise: float = 0.4, num_tokens: int = 40
+    name: str,
+    params: SamplingParams,
+    *,
+    draft_noise: float = 0.4,
+    num_tokens: int = 40,
+    **options: object,
 ) -> list[Round]:
     """The method's text is plain decoding's, and its drafts are fresh and fit the text."""
     model = TableModel(seed=7)
@@ -401,7 +406,7 @@ def assert_decodes_like_ar(
     )
     drafter = InlineDrafter(draft_model.load())
     found, rounds = decode(
-        name, target=target, drafter=drafter, params=params, num_tokens=num_tokens
+        name, target=target, drafter=drafter, params=params, num_tokens=num_tokens, **options
     )
     assert found == plain_text(model, params, num_tokens)
     return rounds

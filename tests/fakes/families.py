@@ -1,7 +1,7 @@
 """Tiny random models of the families that people run, as GGUF files.
 
-A family is its fields beside those that all have, and the tensors of a layer. Matrices are in Q8_0,
-whose products have the same bits at every width.
+A family is the fields that it has in addition to the common ones, and the tensors of a layer.
+Matrices are in Q8_0, whose products have the same bits at every width.
 """
 
 from __future__ import annotations

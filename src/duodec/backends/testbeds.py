@@ -16,7 +16,15 @@ from time import perf_counter, sleep
 
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Candidates, Launched, Query, Scores, Target, has_branches
+from duodec.core.protocols import (
+    Candidates,
+    Launched,
+    Query,
+    Scores,
+    Target,
+    has_branches,
+    max_draft,
+)
 from duodec.core.sampling import Distribution, Draw, Tokens
 from duodec.errors import DistributionUnavailable
 
@@ -173,6 +181,10 @@ class PacedTarget:
     @property
     def has_branches(self) -> bool:
         return has_branches(self.target)
+
+    @property
+    def max_draft(self) -> int:
+        return max_draft(self.target)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         start = perf_counter()

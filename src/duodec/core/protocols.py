@@ -7,6 +7,7 @@ other side reuses what it has already computed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -146,6 +147,12 @@ def has_branches(target: Target) -> bool:
     """Whether a target scores a whole tree; a target with ``has_branches = False`` scores its first
     chain only."""
     return bool(getattr(target, "has_branches", True))
+
+
+def max_draft(target: Target) -> int:
+    """Draft tokens of a query that a target can score; one that cannot take back a state scores as
+    many as its ``max_draft``."""
+    return int(getattr(target, "max_draft", sys.maxsize))
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,13 @@ from fakes.families import FAMILIES, write_family
 from duodec import LLM, SamplingParams
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.llamacpp.recurrent import LlamaRecurrent
+from duodec.backends.llamacpp.streams import MAX_ROWS
 from duodec.core.events import Finished
 from duodec.core.protocols import has_branches
 from duodec.errors import BadOption
+from duodec.loading import load
 from duodec.methods.registry import METHODS
+from duodec.models.config import EngineConfig
 
 NUM_TOKENS = 200
 TEMPERATURES = (0.0, 0.8)
@@ -78,6 +81,7 @@ def test_every_method_has_the_text_of_plain_decoding(
 ) -> None:
     drafts = FAMILIES[family].drafts
     num_saved = num_refused = 0
+    most = getattr(llm.target, "num_snapshots", MAX_ROWS)
     differ = []
     for name in KEYED:
         if name in BRANCHED and drafts != "trees":
@@ -88,17 +92,21 @@ def test_every_method_has_the_text_of_plain_decoding(
                 differ.append((name, t, 1))
             num_saved += NUM_TOKENS - len(one.stats.rounds)  # by drafts that were accepted
             num_refused += one.stats.num_draft_tokens - one.stats.num_accepted_tokens
+            assert max(done.num_scored for done in one.stats.rounds) <= most, name
             if name in TOGETHER:
                 found = llm.generate(list(PROMPTS), params(llm, t), method=name)
                 if [c.tokens for c in found] != [expected[t, prompt] for prompt in PROMPTS]:
                     differ.append((name, t, len(PROMPTS)))
     assert not differ, "method, temperature and requests whose texts differ"
-    assert num_refused > NUM_TOKENS
     assert (num_saved > 0) == (drafts != "none"), "forward passes"
+    assert num_refused > NUM_TOKENS if drafts != "none" else num_refused == 0
 
 
-def test_a_killed_drafter_changes_no_text(llm: LLM, expected: Texts) -> None:
+def test_a_killed_drafter_changes_no_text(family: str, llm: LLM, expected: Texts) -> None:
     drafter = llm.drafter
+    if FAMILIES[family].drafts == "none":
+        assert drafter is None, "a draft model that can be of no use"
+        return
     assert isinstance(drafter, ProcessDrafter)
     killed = 0
     for i, event in enumerate(llm.stream(PROMPTS[1], params(llm, 0.8), method="duo")):
@@ -152,3 +160,19 @@ def test_the_documentation_has_a_row_for_each_family() -> None:
     assert [(name, kind.split("`")[1], drafts, told) for name, _, kind, drafts, told in rows] == [
         (name, family.architecture, family.drafts, "exact") for name, family in FAMILIES.items()
     ]
+
+
+def test_a_target_that_takes_nothing_back_says_that_it_decodes_plainly(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "target.gguf", "Mamba 2")
+    draft = write_family(tmp_path / "draft.gguf", "Llama")
+    config = EngineConfig(target=str(path), draft=str(draft), context=256, threads=1)
+    warnings: list[str] = []
+    with load(config, on_warning=warnings.append) as llm:
+        assert llm.drafter is None
+        texts = {
+            llm.generate("a b c", SamplingParams(max_tokens=8), method=name)[0].tokens
+            for name in ("ar", "sps", "duo", "auto")
+        }
+    assert len(texts) == 1
+    assert len(warnings) == 1
+    assert "decodes plainly" in warnings[0]

@@ -88,6 +88,11 @@ class LlamaRecurrent(LlamaStreams):
             raise
         return [LlamaScores(query, rows[query.slot]) for query in queries]
 
+    @property
+    def max_draft(self) -> int:
+        """Draft tokens of a query that can be scored, since they can be taken back."""
+        return self.num_snapshots
+
     def use_threads(self, num_threads: int) -> None:
         """Threads of every forward pass."""
         self.use_threads_throughout(num_threads)
