@@ -8,7 +8,9 @@ from duodec.methods.request import NoDrafter, Request
 from duodec.methods.stream import Stream
 from duodec.planning.governor import Governor, Sources
 
+_FIRST_PROBE = 2  # rounds of drafting before the first one of plain decoding
 _HOPELESS = 0.5  # of plain decoding's rate: two rounds show it
+_PAUSE_PER_LOST = 24  # rounds: trials take 4% of the time, even where drafts cost several rounds
 
 
 @dataclass(frozen=True)
@@ -27,5 +29,10 @@ class Auto(Stream):
         key = (has_drafter, request.slot)
         if key not in self.governors:
             allowed = [Sources.FREE, Sources.ALL] if has_drafter else [Sources.FREE]
-            self.governors[key] = Governor(allowed, hopeless=_HOPELESS)
+            self.governors[key] = Governor(
+                allowed,
+                first_probe=_FIRST_PROBE,
+                hopeless=_HOPELESS,
+                pause_per_lost=_PAUSE_PER_LOST,
+            )
         return self.governors[key]

@@ -7,7 +7,7 @@ computes; and shortly before its end, the likeliest verdicts are rehearsed.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from duodec.drafting.recycling import MAX_ORDER
 from duodec.methods.request import PATIENCE, Need, Request
 from duodec.planning.planner import Planner, best_width
 from duodec.planning.selection import Selection, Source
-from duodec.planning.sources import TextSources, TreeSource
+from duodec.planning.sources import Lesson, TextSources, TreeSource
 
 _LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held likely in its rows
 _NUM_REHEARSED = 2  # verdicts
@@ -43,7 +43,7 @@ class Offers:
 
     def __init__(self, request: Request, planner: Planner, plan: Tree, texts: TextSources) -> None:
         self._request, self._planner, self._plan, self._texts = request, planner, plan, texts
-        self.can_pay = planner.can_pay()
+        self.can_pay = self._can_pay()
         """Whether some draft would pay if every token of it were accepted."""
         self._place = Place()  # of the text, in the draft model's tree
         self._is_asked = False  # the drafter knows the text
@@ -115,12 +115,12 @@ class Offers:
         place = self._place
         self._place = place.follow(tokens)
         self._is_asked = False
-        # where they are not, scores do not outlive the next forward pass
-        if scores is not None and not getattr(scores, "candidates_are_ready", False):
-            self._learn_rows(self._text, offer.draft, scores, end)
-            scores = None
-        work = partial(self._learn, offer, place, tokens, end, scores, self._text)
-        self._request.defer(work)
+        lessons: Iterable[Lesson] = ()
+        if scores is not None:
+            lessons = self._lessons(self._text, offer.draft, scores, end)
+            if not getattr(scores, "candidates_are_ready", False):
+                lessons = list(lessons)  # the scores do not outlive the next forward pass
+        self._request.defer(partial(self._learn, offer, place, tokens, lessons))
 
     def _offer(self, place: Place, others: Sequence[Source], remaining: int) -> Offer:
         """The likeliest candidates, the text being at a place, with room for so many tokens."""
@@ -145,27 +145,23 @@ class Offers:
         self._busy_s = request.drafter.heard(request.slot).busy_s
 
     def _learn(
-        self,
-        offer: Offer,
-        place: Place,
-        tokens: Sequence[int],
-        end: int,
-        scores: Scores | None,
-        text: Tokens,
+        self, offer: Offer, place: Place, tokens: Sequence[int], lessons: Iterable[Lesson]
     ) -> None:
         """What the tokens after a text teach of those who proposed some."""
         planner = self._planner
-        planner.acceptance.learn(place.tree, tokens, place.node)
-        if offer.selection is not None:
+        if offer.selection is not None:  # first: its sources say what they have learned
             planner.learn(offer.selection, tokens)
-        if scores is not None:
-            self._learn_rows(text, offer.draft, scores, end)
-        self.can_pay = planner.can_pay()
+        planner.acceptance.learn(place.tree, tokens, place.node)
+        self._texts.learn(lessons)
+        self.can_pay = self._can_pay()
 
-    def _learn_rows(self, text: Tokens, draft: Draft, scores: Scores, end: int) -> None:
+    def _lessons(self, text: Tokens, draft: Draft, scores: Scores, end: int) -> Iterator[Lesson]:
         request = self._request
         budget_s = _LEARNING_SHARE * request.costs.forward_s(0)
-        self._texts.learn(text, draft, scores, end, clock=request.clock, budget_s=budget_s)
+        return self._texts.lessons(text, draft, scores, end, clock=request.clock, budget_s=budget_s)
+
+    def _can_pay(self) -> bool:
+        return self._request.max_width > 0 and self._planner.can_pay()
 
     def _rehearse(self, offer: Offer, end_s: float) -> None:
         """Make the offers after the likeliest verdicts on one: as many as there is time for until

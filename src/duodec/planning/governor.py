@@ -14,9 +14,12 @@ from enum import IntEnum
 from duodec.planning.rate import Rate
 
 _FADE = 0.94  # of what was measured before, with each round
+_FADE_OF_PROBES = 0.85  # which are few, so that what they say lasts longer
 _TRIAL = 8  # rounds after which a choice is judged
 _SOONEST = 2  # rounds of a trial
-_FIRST_PROBE, _PROBE_EVERY = 4, 48  # rounds of drafting between two of plain decoding
+# drafting between two rounds of plain decoding: so many rounds, or the time that so many take of
+# plain decoding, since long rounds make a probe cheap and the machine may have changed meanwhile
+_FIRST_PROBE, _PROBE_EVERY = 4, 48
 _FIRST_PAUSE, _MAX_PAUSE = 32, 512  # rounds before what did not pay is retried
 
 
@@ -33,8 +36,10 @@ class Governor:
     """Chooses among ``allowed`` for one text after another, after ``first_rest`` rounds of plain
     decoding. A choice is judged after ``trial`` rounds and must be ``margin`` times as fast as
     simpler ones; below ``hopeless`` times that, it is judged after two. What does not pay rests,
-    each time ``backoff`` times longer. ``probes``, simpler choices, are measured in turn, each
-    first after ``first_probe`` rounds of drafting, for a single round each."""
+    each time ``backoff`` times longer; after a trial, at least ``pause_per_lost`` rounds for each
+    round of plain decoding that it has cost. ``probes``, simpler choices, are measured in turn,
+    each first after ``first_probe`` rounds of drafting, for a single round each.
+    """
 
     allowed: Sequence[Sources]
     trial: int = _TRIAL
@@ -44,11 +49,13 @@ class Governor:
     margin: float = 1.0
     hopeless: float = 0.0
     backoff: int = 2
+    pause_per_lost: int = 0
     _rates: dict[Sources, Rate] = field(default_factory=dict)
     _pause: dict[Sources, int] = field(default_factory=dict)  # the next rest, in rounds
     _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of the rest
     _trial: dict[Sources, int] = field(default_factory=dict)  # rounds since it was chosen
-    _since_probe: int = 0
+    _since_probe: float = 0.0
+    _plain: Rate = field(default_factory=lambda: Rate(_FADE))  # rounds of plain decoding
     _num_probes: int = 0
 
     def __post_init__(self) -> None:
@@ -57,7 +64,8 @@ class Governor:
     def anew(self) -> Governor:
         """A governor that begins with this one's choice and measures everything again."""
         return replace(
-            self, _rates={}, _pause=dict(self._pause), _trial={}, _since_probe=0, _num_probes=0,
+            self, _rates={}, _pause=dict(self._pause), _trial={}, _since_probe=0.0, _num_probes=0,
+            _plain=Rate(_FADE),
             _rest={s: max(rest, self.first_rest) for s, rest in self._rest.items()},
         )  # fmt: skip
 
@@ -76,19 +84,23 @@ class Governor:
         self, sources: Sources, num_tokens: int, seconds: float, most: Sources = Sources.ALL
     ) -> None:
         """Add a round decoded with ``sources``, of at most ``most``."""
-        if sources not in self._rates:
-            self._rates[sources] = Rate(_FADE)
-        self._rates[sources].observe(num_tokens, seconds)
         is_plain = sources == Sources.NONE
-        is_probe = is_plain or (sources in self.probes and sources < self._best(most))
+        is_below = sources < self._best(most)
+        is_probe = is_plain or (is_below and sources in self.probes)
+        rate = self._rates.setdefault(sources, Rate(_FADE))
+        rate.fade = _FADE_OF_PROBES if is_probe and is_below else _FADE
+        rate.observe(num_tokens, seconds)
         for resting, num_rounds in self._rest.items():
             if num_rounds:
                 self._rest[resting] = num_rounds - 1
+        if is_plain:
+            self._plain.fade = rate.fade
+            self._plain.observe(1, seconds)
         if is_probe:
             self._num_probes += self._since_probe > 0
-            self._since_probe = 0
+            self._since_probe = 0.0
             return
-        self._since_probe += 1
+        self._since_probe += max(1.0, seconds * self._plain.value)
         self._trial[sources] = self._trial.get(sources, 0) + 1
         if self._trial[sources] >= min(_SOONEST, self.trial):
             self._judge(sources)
@@ -102,16 +114,20 @@ class Governor:
 
     def _judge(self, sources: Sources) -> None:
         """Rest sources that are slower than simpler ones."""
-        own = self._rates[sources].value
+        rate = self._rates[sources]
         known = [rate.value for s, rate in self._rates.items() if s < sources and rate.num_rounds]
         simpler = max(known, default=0.0)
         is_tried = self._trial[sources] >= self.trial
-        if own >= (self.margin if is_tried else self.hopeless) * simpler:
+        is_slow = rate.value < (self.margin if is_tried else self.hopeless) * simpler
+        if not is_slow:
             if is_tried:
                 self._pause[sources] = _FIRST_PAUSE
             return
         pause = self._pause.get(sources, _FIRST_PAUSE)
         self._rest[sources] = pause
+        if self._trial[sources] <= self.trial:
+            lost = (rate.seconds - rate.amount / simpler) * self._plain.value
+            self._rest[sources] = max(pause, min(round(self.pause_per_lost * lost), _MAX_PAUSE))
         self._pause[sources] = min(self.backoff * pause, _MAX_PAUSE)
         self._trial[sources] = 0
         self._rates[sources] = Rate(_FADE)  # judged anew when retried

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from duodec.core.candidates import Place
 from duodec.planning.acceptance import Acceptance
+from duodec.planning.compiled import grow
 from duodec.planning.costs import Costs
 from duodec.planning.rate import Rate
 from duodec.planning.selection import LEAST_VALUE, Selection, Source
@@ -14,6 +15,7 @@ from duodec.planning.selection import LEAST_VALUE, Selection, Source
 _TICK_S = 1e-9  # the least a forward pass takes
 _NODE_S = 1e-5  # to find one more candidate and to send it: measured
 _HANDOVER_S = 3e-4  # from one process to the other: measured 0.2 ms
+_NO_TREE = 0.25  # likelihood that counts for a tree of one token, where little else is known
 _FADE = 0.9  # of earlier rounds in the running rate
 _SLOW_FADE = 0.98
 
@@ -39,7 +41,7 @@ class Planner:
         num_tokens = min(num_tokens, self.num_tokens, self.costs.draft_budget())
         # to find a node takes time, in which tokens come without it
         least = max(LEAST_VALUE, _NODE_S * self._rate.value)
-        selection.grow(num_tokens, depth, has_branches=self.has_branches, least=least)
+        grow(selection, num_tokens, depth, has_branches=self.has_branches, least=least)
         return selection
 
     def can_pay(self) -> bool:
@@ -58,8 +60,8 @@ class Planner:
         least = self.patience * rate * self.step_s(place)
         coverage = self.acceptance.coverage
         if not place.is_expanded:
-            reach = selection.reach
-            further = max(1.0, sum(selection.values) / reach) if reach else 1.0
+            reach = selection.reach  # what the others' trees are like, where they are right
+            further = max(1.0, (sum(selection.values) + _NO_TREE) / (reach + _NO_TREE))
             return coverage * (1.0 - reach) * further > least
         most = coverage * (1.0 - self._without_draft.value)  # of nodes, one of which comes true
         if most <= least:
