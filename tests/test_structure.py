@@ -13,14 +13,15 @@ import pytest
 import duodec
 
 ROOT = Path(duodec.__file__).parent
-PURE = ("core", "methods", "drafting", "planning", "scheduler")
+PURE = ("core", "native", "methods", "drafting", "planning", "scheduler")
 
 # what each part of the package may import of the package; anything outside is the engine's ring
 ARROWS = {
     "errors": set(),
     "core": {"core", "errors"},
-    "drafting": {"drafting", "core", "errors"},
-    "planning": {"planning", "drafting", "core", "errors"},
+    "native": {"native", "core"},
+    "drafting": {"drafting", "native", "core", "errors"},
+    "planning": {"planning", "drafting", "native", "core", "errors"},
     "methods": {"methods", "drafting", "planning", "core", "errors"},
     "scheduler": {"scheduler", "methods", "planning", "core", "errors"},
     "machine": {"machine", "core", "errors"},

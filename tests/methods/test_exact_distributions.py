@@ -47,12 +47,14 @@ def case_named(name: str) -> Case:
     return next(case for case in ALL_CASES if case.name == name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("name", METHODS)
 def test_first_tokens_follow_the_targets_product_distribution(name: str, case: Case) -> None:
     exact(name, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("name", LEARNING)
 def test_what_earlier_completions_taught_leaves_the_distribution(name: str, case: Case) -> None:

@@ -118,6 +118,7 @@ def test_the_text_fills_its_capacity_and_never_exceeds_it(name: str) -> None:
             assert found == plain_text(TARGET, WARM, num_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("name", LEARNING)
 def test_nor_does_one_where_earlier_completions_are_remembered(name: str, drafter: str) -> None:

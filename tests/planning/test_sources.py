@@ -270,13 +270,9 @@ def test_without_time_only_the_path_teaches(is_accepted: bool) -> None:
 
     def known(budget_s: float) -> list[int]:
         memory = TextMemory()
-        TextSources(memory, text).learn(
-            text,
-            DRAFT,
-            Slow(scores),
-            end,
-            clock=clock,
-            budget_s=budget_s,  # type: ignore[arg-type]
+        sources = TextSources(memory, text)
+        sources.learn(
+            sources.lessons(text, DRAFT, Slow(scores), end, clock=clock, budget_s=budget_s)  # type: ignore[arg-type]
         )
         found = [memory.rows.longest(context) for context in contexts]
         return [row for row, entry in enumerate(found) if entry and entry[0] == MAX_ORDER]
@@ -292,14 +288,16 @@ def test_scores_without_candidates_teach_nothing_and_break_nothing() -> None:
     text = np.array(PROMPT, dtype=np.int32)
     (scores,) = TableTarget(MODEL).score([Query(0, text, DRAFT)])
     memory = TextMemory()
-    TextSources(memory, text).learn(text, DRAFT, scores)
+    sources = TextSources(memory, text)
+    sources.learn(sources.lessons(text, DRAFT, scores))
     assert len(memory.rows) == 0
 
 
 def test_a_token_that_was_accepted_but_not_scored_teaches_nothing() -> None:
     text, scores = scored(PROMPT, Draft.chain([1]))
     memory = TextMemory()
-    TextSources(memory, text).learn(text, Draft.chain([1, 2]), scores, 1)
+    sources = TextSources(memory, text)
+    sources.learn(sources.lessons(text, Draft.chain([1, 2]), scores, 1))
     assert memory.rows.longest((1, 2)) is None
     assert memory.rows.longest((3, 1)) is not None
 

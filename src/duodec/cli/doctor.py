@@ -170,6 +170,7 @@ def _check_use(
     """Check a sound pair against this machine. Raises ContextExceeded."""
     from duodec.backends.llamacpp.library import load
     from duodec.cli import checks
+    from duodec.loading import use_native
     from duodec.machine.cores import available_cores
     from duodec.models.targets import backend_of
 
@@ -182,6 +183,7 @@ def _check_use(
         *checks.check_memory(target, draft, num_context),
         checks.check_llama(load(), backend, has_gpu=has_gpu),
         checks.check_torch(backend, has_gpu=has_gpu),
+        checks.check_native(is_used=use_native()),
     ]
 
 

@@ -7,6 +7,7 @@ likely successors as children; the others are its leaves.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,18 +18,21 @@ class CandidateTree:
     """Tokens, parents and confidences by node; parents precede children."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.confidences: list[float] = []
-        self.ranks: list[int] = []  # among siblings
+        self.tokens = array("i")
+        self.parents = array("i")
+        self.confidences = array("d")
+        self.ranks = array("i")  # among siblings
         self.distributions = None  # candidates are chosen, not drawn
         self._children: dict[int, list[int]] = {}  # of the nodes that are expanded, best first
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.parents)
 
     def expand(self, node: int, tokens: Sequence[int], confidences: Sequence[float]) -> None:
-        """Give a node its successors, best first; there may be none."""
+        """Give a node its successors, best first; there may be none. Raises IndexError for a node
+        that is not there."""
+        if not ROOT <= node < len(self):
+            raise IndexError(f"there is no node {node} among {len(self)}")
         begin, children = len(self), self._children.setdefault(node, [])
         self.ranks.extend(range(len(children), len(children) + len(tokens)))
         self.tokens.extend(tokens)

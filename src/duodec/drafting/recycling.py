@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import NUM_CANDIDATES as NUM_CANDIDATES
 from duodec.core.protocols import Candidates
+from duodec.native.library import MAX_ORDER as MAX_ORDER
+from duodec.native.library import library
+from duodec.native.rows import NativeRows
 
 Adjacency = dict[int, tuple[int, ...]]
 """A token's likeliest successors, best first."""
@@ -42,7 +46,6 @@ def recycled(adjacency: Mapping[int, tuple[int, ...]], last: int) -> Draft:
     return Draft(tuple(tokens), tuple(parents))
 
 
-MAX_ORDER = 3  # tokens of a context
 _MAX_CONTEXTS = 1 << 13  # of two tokens and more, each; the latest
 
 
@@ -53,16 +56,39 @@ class RecycledRows:
     def __init__(self, max_contexts: int = _MAX_CONTEXTS) -> None:
         """Keeps all contexts of one token and the latest ``max_contexts`` of each longer length."""
         self._max_contexts = max_contexts
+        self.store: _Store | NativeRows | None = None  # once there is a row
+
+    def __len__(self) -> int:
+        """The number of known contexts."""
+        return 0 if self.store is None else len(self.store)
+
+    def add(self, context: tuple[int, ...], candidates: Candidates) -> None:
+        """Add the row that follows ``context``, of which the last `MAX_ORDER` tokens are used."""
+        if self.store is None:
+            known = library()
+            make = _Store if known is None else partial(NativeRows, known)
+            self.store = make(self._max_contexts)
+        self.store.add(context, candidates)
+
+    def longest(self, context: tuple[int, ...]) -> tuple[int, Candidates] | None:
+        """The latest row after the longest known suffix of a context, and that suffix's length."""
+        return None if self.store is None else self.store.longest(context)
+
+
+class _Store:
+    """What `RecycledRows` keeps, in Python."""
+
+    def __init__(self, max_contexts: int) -> None:
+        self._max_contexts = max_contexts
         self._by_order: tuple[dict[tuple[int, ...], Candidates], ...] = tuple(
             {} for _ in range(MAX_ORDER)
         )
 
     def __len__(self) -> int:
-        """The number of known contexts."""
         return sum(map(len, self._by_order))
 
     def add(self, context: tuple[int, ...], candidates: Candidates) -> None:
-        """Add the row that follows ``context``, of which the last `MAX_ORDER` tokens are used."""
+        candidates = candidates.first(NUM_CANDIDATES)
         for order, known in enumerate(self._by_order, 1):
             if order > len(context):
                 return
@@ -74,7 +100,6 @@ class RecycledRows:
             known[key] = candidates
 
     def longest(self, context: tuple[int, ...]) -> tuple[int, Candidates] | None:
-        """The latest row after the longest known suffix of a context, and that suffix's length."""
         shortest = self._by_order[0].get(context[-1:])
         if shortest is None:  # then no longer one is known either
             return None

@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to: what is written there takes the place of ``path`` at the
-    end, and is removed if anything fails. Raises OSError, of a full disk for instance, which leaves
-    what was there."""
+    """A path to write to, in the same folder: what is written there replaces ``path`` at the end,
+    and is removed if anything fails. Raises OSError, of a full disk for instance, which leaves what
+    was there."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
@@ -37,8 +38,8 @@ class Acceptance:
     """
 
     def __init__(self) -> None:
-        self.num_right = [0.0] * _NUM_BINS * NUM_RANKS  # labels of 1, by bin and rank
-        self.num_seen = [0.0] * _NUM_BINS * NUM_RANKS
+        self.num_right = array("d", [0.0]) * (_NUM_BINS * NUM_RANKS)  # labels of 1, by bin and rank
+        self.num_seen = array("d", [0.0]) * (_NUM_BINS * NUM_RANKS)
         self._coverage = (0.0, 0.0)  # the same for whole sets of candidates
 
     def estimate(self, confidence: float, rank: int) -> float:
@@ -53,15 +54,6 @@ class Acceptance:
         return [
             (right[cell] + weighted) / (num[cell] + PRIOR_WEIGHT)
             for cell, weighted in _siblings(confidences)
-        ]
-
-    def at_rank(self, confidences: Sequence[float], rank: int) -> list[float]:
-        """`estimate` of candidates of one rank."""
-        right, num = self.num_right, self.num_seen
-        cells = [bisect_right(EDGES, c) * NUM_RANKS + rank for c in confidences]
-        return [
-            (right[cell] + PRIOR_WEIGHT * c) / (num[cell] + PRIOR_WEIGHT)
-            for cell, c in zip(cells, confidences, strict=True)
         ]
 
     def observe(

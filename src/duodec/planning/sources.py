@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Datastore, Scores
+from duodec.core.protocols import Candidates, Datastore, Scores
 from duodec.core.sampling import Tokens
 from duodec.drafting.continuations import most_frequent
 from duodec.drafting.recycling import MAX_ORDER, RecycledRows
@@ -22,15 +23,17 @@ from duodec.planning.selection import Source
 _MAX_DEPTH = 24
 _FACTOR = float(_MAX_DEPTH)  # draft tokens a matched token: their values say how many are scored
 _MIN_SHARE = 0.05
-_LENGTHS = (1, 2, 4, 8, 16)  # matches that are judged apart: of one token, 2 or 3, 4 to 7, ...
-_BY_LENGTH = (0.4, 0.6, 0.8, 0.9, 0.95)  # how often they are expected to go on as before
+LENGTHS = (1, 2, 4, 8, 16)  # matches that are judged apart: of one token, 2 or 3, 4 to 7, ...
+BY_LENGTH = (0.4, 0.6, 0.8, 0.9, 0.95)  # how often they are expected to go on as before
 _MAX_SPAN, _MIN_SPAN = 16, 2  # tokens of a suffix that a datastore is searched for
 _STORED_TOKENS, _STORED_DEPTH = 64, 10  # of what it proposes
-_BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)  # expected where a row tells no more
+BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)  # expected where a row tells no more
 
 
 Context = tuple[int, ...]
 ByLength = Sequence[Acceptance]
+Lesson = tuple[Context, Candidates]
+"""The end of a text, and what the target held likely after it."""
 
 
 class TreeSource:
@@ -41,18 +44,21 @@ class TreeSource:
 
     def __init__(self, tree: CandidateTree, acceptance: Acceptance, node: int = ROOT) -> None:
         """``acceptance`` is learned from whole trees, elsewhere."""
-        self._tree = tree
-        self._acceptance = acceptance
-        self._node = node
+        self.tree = tree
+        self.num_nodes = len(tree)  # known now; the tree may grow
+        self.acceptance = acceptance
+        self.node = node
 
     def root(self) -> int:
-        return self._node
+        return self.node
 
     def successors(self, state: int, least: float) -> list[tuple[int, float, int]]:
-        tree, found = self._tree, []
+        tree, found = self.tree, []
         tokens, confidences, ranks = tree.tokens, tree.confidences, tree.ranks
-        estimate = self._acceptance.estimate
+        estimate = self.acceptance.estimate
         for child in tree.children(state):
+            if child >= self.num_nodes:
+                break
             likelihood = estimate(confidences[child], ranks[child])
             if likelihood >= least:
                 found.append((tokens[child], likelihood, child))
@@ -72,10 +78,15 @@ class _Continuations(ABC):
 
     def __init__(self, draft: Draft, shares: Sequence[float]) -> None:
         """``shares`` by node: of the places that go on with it."""
-        self._tokens, self._parents, self._shares = draft.tokens, draft.parents, shares
-        self._children: dict[int, list[int]] = {}
-        for node, parent in enumerate(draft.parents):
-            self._children.setdefault(parent, []).append(node)
+        self.draft = draft
+        self.shares = shares
+
+    @cached_property
+    def _children(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.draft.parents):
+            found.setdefault(parent, []).append(node)
+        return found
 
     @abstractmethod
     def _judge(self, node: int) -> tuple[Acceptance, float]:
@@ -90,7 +101,7 @@ class _Continuations(ABC):
             return []
         acceptance, confidences = self._judged(state, children)
         return [
-            (self._tokens[child], likelihood, child)
+            (self.draft.tokens[child], likelihood, child)
             for rank, child in enumerate(children)
             if (likelihood := acceptance.estimate(confidences[rank], rank)) >= least
         ]
@@ -102,13 +113,13 @@ class _Continuations(ABC):
         children = self._children.get(state)
         if children is not None:
             acceptance, confidences = self._judged(state, children)
-            acceptance.label(confidences, [self._tokens[child] == token for child in children])
+            acceptance.label(confidences, [self.draft.tokens[child] == token for child in children])
 
     def _judged(self, node: int, children: Sequence[int]) -> tuple[Acceptance, list[float]]:
         """What was learned of a node's children, and the confidence in each."""
         acceptance, sure = self._judge(node)
-        above = 1.0 if node == ROOT else self._shares[node]
-        return acceptance, [sure * self._shares[child] / above for child in children]
+        above = 1.0 if node == ROOT else self.shares[node]
+        return acceptance, [sure * self.shares[child] / above for child in children]
 
 
 class MatchSource(_Continuations):
@@ -120,16 +131,17 @@ class MatchSource(_Continuations):
     ) -> None:
         """``length``: matched tokens at the end of the text; ``shares`` by node, of its places."""
         super().__init__(draft, shares)
-        self._by_length = by_length
+        self.by_length = by_length
+        self.length = length
         self._lengths = {ROOT: length}  # of the match at a node
 
     def _judge(self, node: int) -> tuple[Acceptance, float]:
-        number = bisect_right(_LENGTHS, self._length(node)) - 1
-        return self._by_length[number], _BY_LENGTH[number]
+        number = bisect_right(LENGTHS, self._length(node)) - 1
+        return self.by_length[number], BY_LENGTH[number]
 
     def _length(self, node: int) -> int:
         if node not in self._lengths:
-            self._lengths[node] = self._length(self._parents[node]) + 1
+            self._lengths[node] = self._length(self.draft.parents[node]) + 1
         return self._lengths[node]
 
 
@@ -138,10 +150,10 @@ class StoredSource(_Continuations):
 
     def __init__(self, draft: Draft, shares: Sequence[float], acceptance: Acceptance) -> None:
         super().__init__(draft, shares)
-        self._acceptance = acceptance
+        self.acceptance = acceptance
 
     def _judge(self, node: int) -> tuple[Acceptance, float]:
-        return self._acceptance, 1.0
+        return self.acceptance, 1.0
 
 
 class RowSource:
@@ -151,19 +163,19 @@ class RowSource:
 
     def __init__(self, rows: RecycledRows, acceptance: Sequence[Acceptance], end: Context) -> None:
         """``acceptance`` by the length of the context, from 1; ``end`` is the text's."""
-        self._rows = rows
-        self._acceptance = acceptance
-        self._end = end
+        self.rows = rows
+        self.acceptance = acceptance
+        self.end = end
 
     def root(self) -> Context:
-        return self._end
+        return self.end
 
     def successors(self, state: Context, least: float) -> list[tuple[int, float, None]]:
-        known = self._rows.longest(state)
+        known = self.rows.longest(state)
         if known is None:
             return []
         order, (tokens, confidences) = known
-        likelihoods = self._acceptance[order - 1].by_rank(confidences or _BY_RANK[: len(tokens)])
+        likelihoods = self.acceptance[order - 1].by_rank(confidences or BY_RANK[: len(tokens)])
         return [  # `follow` says where they lead
             (token, likelihood, None)
             for token, likelihood in zip(tokens, likelihoods, strict=True)
@@ -174,12 +186,12 @@ class RowSource:
         return (*state[1 - MAX_ORDER :], token)
 
     def observe(self, state: Context, token: int) -> None:
-        found = self._rows.longest(state)
+        found = self.rows.longest(state)
         if found is not None:
             order, (tokens, confidences) = found
             num = len(tokens)
-            self._acceptance[order - 1].observe(
-                confidences or _BY_RANK[:num], range(num), [t == token for t in tokens]
+            self.acceptance[order - 1].observe(
+                confidences or BY_RANK[:num], range(num), [t == token for t in tokens]
             )
 
 
@@ -190,7 +202,7 @@ class TextMemory:
 
     earlier: Suffixes = field(default_factory=lambda: Suffixes(_MAX_DEPTH))
     by_length: tuple[Acceptance, ...] = field(
-        default_factory=lambda: tuple(Acceptance() for _ in _LENGTHS)
+        default_factory=lambda: tuple(Acceptance() for _ in LENGTHS)
     )
     rows: RecycledRows = field(default_factory=RecycledRows)
     by_order: tuple[Acceptance, ...] = field(
@@ -244,7 +256,7 @@ class TextSources:
                 found.append(StoredSource(common.draft, shares, self.memory.stored))
         return found
 
-    def learn(
+    def lessons(
         self,
         text: Tokens,
         draft: Draft,
@@ -253,7 +265,7 @@ class TextSources:
         *,
         clock: Callable[[], float] = perf_counter,
         budget_s: float = math.inf,
-    ) -> None:
+    ) -> Iterator[Lesson]:
         """What the target held likely in the rows of a draft that was scored after ``text``: on
         the path to the node ``end``, and then in as many others, the likeliest first, as can be
         read in ``budget_s`` seconds."""
@@ -267,9 +279,14 @@ class TextSources:
             if row < scores.num_rows:  # it was accepted, but not scored itself
                 candidates = scores.candidates(row)
                 if candidates.tokens:
-                    self.memory.rows.add(contexts[row], candidates)
+                    yield contexts[row], candidates
             if row not in path and clock() > end_s:
                 break
+
+    def learn(self, lessons: Iterable[Lesson]) -> None:
+        """Keep the rows that `lessons` reads."""
+        for context, candidates in lessons:
+            self.memory.rows.add(context, candidates)
 
     def end(self, text: Tokens) -> None:
         """The completion is over."""

@@ -1,0 +1,59 @@
+"""Compile a C++ file of ours into a library, once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# without contraction, so that a product and a sum have the bits that Python gives them
+_OPTIONS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared")
+_COMPILERS = ("c++", "g++", "clang++")
+_LONGEST_S = 120
+
+
+def compiled(source: Path, folder: Path, sizes: Mapping[str, int] | None = None) -> Path | None:
+    """The library of ``source``, kept in ``folder``, with ``sizes`` as its macros.
+
+    None where there is no compiler (the environment's ``CXX``, or one of the usual names), where it
+    fails, where nothing can be written, and where others may write: what is there is run.
+    """
+    options = [*_OPTIONS, *(f"-D{name}={number}" for name, number in (sizes or {}).items())]
+    what = (source.read_bytes(), options, platform.system(), platform.machine())
+    path = folder / f"{source.stem}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.so"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            _compile(source, path, options)
+        return path if _is_ours(folder) and _is_ours(path) else None
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def _compile(source: Path, path: Path, options: Sequence[str]) -> None:
+    """Raises OSError and SubprocessError."""
+    own = shlex.split(os.environ.get("CXX", ""))
+    named = [name for name in _COMPILERS if shutil.which(name)]
+    compiler = own or named[:1]
+    if not compiler:
+        raise FileNotFoundError("there is no C++ compiler")
+    with tempfile.TemporaryDirectory(dir=path.parent) as part:
+        made = Path(part, path.name)
+        subprocess.run(
+            [*compiler, *options, "-o", str(made), "-x", "c++", str(source)],
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_S, check=True,
+        )  # fmt: skip
+        made.chmod(0o700)
+        made.replace(path)
+
+
+def _is_ours(path: Path) -> bool:
+    """Nobody else but the system's owner may write it."""
+    status = path.stat()
+    return status.st_uid in {0, os.getuid()} and not status.st_mode & 0o022

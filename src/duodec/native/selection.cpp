@@ -1,0 +1,428 @@
+// Grow the tree of `planning/selection.py` and keep the rows of `drafting/recycling.py`: the same
+// nodes in the same order, with the same bits as these files have, which is tested. What is tuned
+// stands there and comes with each request; MAX_ORDER and NUM_CANDIDATES are macros, by their names.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <list>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr int64_t ROOT = -1, NOWHERE = -2;
+constexpr int NUM_LENGTHS = 5, MAX_TEXTS = 4;
+constexpr int DRAFT = 0, ROWS = 1, TEXTS = 2, NUM_SOURCES = TEXTS + MAX_TEXTS;
+enum Pattern { ALONE, UNLIKE_DRAFT, DRAFT_ALONE, TOGETHER };  // who proposes a token
+
+// --- recycled rows
+
+struct Row {
+    int32_t num = 0;
+    bool has_confidences = false;
+    int32_t tokens[NUM_CANDIDATES];
+    double confidences[NUM_CANDIDATES];
+};
+
+struct Context {
+    int32_t tokens[MAX_ORDER] = {};  // the latest last
+    int32_t num = 0;
+
+    void push(int32_t token) {
+        if (num == MAX_ORDER) std::memmove(tokens, tokens + 1, (--num) * sizeof(int32_t));
+        tokens[num++] = token;
+    }
+};
+
+using Key = std::array<int32_t, MAX_ORDER>;
+
+struct HashKey {
+    size_t operator()(const Key &key) const {
+        uint64_t hash = 0;
+        for (int32_t token : key)
+            hash = (hash ^ uint32_t(token)) * 0x9e3779b97f4a7c15u + (hash >> 29);
+        return hash ^ (hash >> 32);
+    }
+};
+
+struct Rows {
+    int64_t max_contexts;
+    std::list<std::pair<Key, Row>> by_age[MAX_ORDER];
+    std::unordered_map<Key, std::list<std::pair<Key, Row>>::iterator, HashKey> known[MAX_ORDER];
+
+    static Key key_of(const Context &context, int order) {
+        Key key{};
+        std::copy_n(context.tokens + context.num - order, order, key.begin());
+        return key;
+    }
+
+    void add(const Context &context, const Row &row) {
+        for (int order = 1; order <= context.num; ++order) {
+            auto &ages = by_age[order - 1];
+            auto &places = known[order - 1];
+            Key key = key_of(context, order);
+            auto found = places.find(key);
+            if (found != places.end()) {
+                found->second->second = row;
+                ages.splice(ages.end(), ages, found->second);
+                continue;
+            }
+            if (order > 1 && int64_t(places.size()) >= max_contexts) {
+                places.erase(ages.front().first);
+                ages.pop_front();
+            }
+            ages.emplace_back(key, row);
+            places.emplace(key, std::prev(ages.end()));
+        }
+    }
+
+    int longest(const Context &context, const Row **row) const {
+        if (!context.num) return 0;
+        auto shortest = known[0].find(key_of(context, 1));
+        if (shortest == known[0].end()) return 0;  // then no longer one is known either
+        for (int order = context.num; order > 1; --order) {
+            auto found = known[order - 1].find(key_of(context, order));
+            if (found != known[order - 1].end()) return *row = &found->second->second, order;
+        }
+        return *row = &shortest->second->second, 1;
+    }
+};
+
+// --- what is asked; every field has 8 bytes
+
+struct Constants {
+    double prior_weight, share;
+    double by_rank[NUM_CANDIDATES], by_length[NUM_LENGTHS], lengths[NUM_LENGTHS];
+    double num_ranks, num_edges;
+    double edges[1];  // and more
+};
+
+struct Table {  // an `Acceptance`
+    const double *num_right, *num_seen;
+
+    double estimate(const Constants &constants, double confidence, int64_t rank) const {
+        const double *edges = constants.edges, *end = edges + int64_t(constants.num_edges);
+        const auto bin = std::upper_bound(edges, end, confidence) - edges;
+        const int64_t num_ranks = int64_t(constants.num_ranks);
+        const int64_t cell = bin * num_ranks + std::min(rank, num_ranks - 1);
+        const double right = num_right[cell] + constants.prior_weight * confidence;
+        return right / (num_seen[cell] + constants.prior_weight);
+    }
+};
+
+struct Text {  // a `MatchSource`, or with a length of 0 a `StoredSource`
+    int64_t num;
+    const int32_t *tokens, *parents;
+    const double *shares;
+    int64_t length;
+};
+
+struct Request {
+    const Constants *constants;
+    const int32_t *tokens, *parents;  // the draft model's tree
+    const double *confidences;
+    int64_t num_nodes, root;
+    Table draft;
+    const Rows *rows;  // none: a null pointer
+    int64_t end[MAX_ORDER], num_end;  // of the text
+    Table by_order[MAX_ORDER], by_length[NUM_LENGTHS], stored, agreement;
+    int64_t num_texts;
+    Text texts[MAX_TEXTS];
+    int64_t num_tokens, depth, has_branches;
+    double least;
+};
+
+static_assert(sizeof(Request) == 8 * (57 + 1), "as Python packs it");
+
+// --- selection
+
+struct State {  // where each source stands at a node
+    int32_t at[NUM_SOURCES];  // a node of its own; NOWHERE
+    Context context;          // of the rows, which stand everywhere
+};
+
+struct Successor {
+    int32_t token;
+    double likelihood;
+    int32_t at;
+};
+
+struct Edge {
+    double value;
+    int64_t order;
+    int32_t parent, token, depth;
+    int32_t at[NUM_SOURCES];
+
+    bool operator<(const Edge &other) const {  // a heap gives out the greatest
+        return value != other.value ? value < other.value : order > other.order;
+    }
+};
+
+struct Merged {
+    int32_t token;
+    double none = 1.0;  // likelihood that no source is right
+    uint32_t mask = 0;
+    int32_t at[NUM_SOURCES];
+};
+
+struct Children {  // of each node, in their order
+    std::vector<int32_t> first, last, next;
+
+    void build(const int32_t *parents, int64_t num) {
+        first.assign(num + 1, NOWHERE);
+        last.assign(num + 1, NOWHERE);
+        next.assign(num, NOWHERE);
+        for (int32_t node = 0; node < num; ++node) {
+            int32_t above = parents[node] + 1;
+            (first[above] == NOWHERE ? first[above] : next[last[above]]) = node;
+            last[above] = node;
+        }
+    }
+};
+
+struct Workspace {  // kept between calls, so that none allocates
+    Children tree, texts[MAX_TEXTS];
+    std::vector<int32_t> depths[MAX_TEXTS];
+    std::vector<State> states;  // of the root, then of each node
+    std::vector<Edge> edges;    // a heap
+    std::vector<Successor> found[NUM_SOURCES];
+    std::vector<Merged> merged;
+};
+
+class Growth : Workspace {
+  public:
+    // Returns the number of nodes; their values are followed by the reach.
+    int64_t run(const Request &request, int32_t *tokens, int32_t *parents, double *values) {
+        r = request;
+        order = 0;
+        states.clear();
+        edges.clear();
+        tree.build(r.parents, r.num_nodes);
+        for (int64_t i = 0; i < r.num_texts; ++i) {
+            texts[i].build(r.texts[i].parents, r.texts[i].num);
+            depths[i].resize(r.texts[i].num);
+            for (int64_t node = 0; node < r.texts[i].num; ++node) {
+                int32_t parent = r.texts[i].parents[node];
+                depths[i][node] = parent == ROOT ? 1 : depths[i][parent] + 1;
+            }
+        }
+        const int64_t depth = r.num_tokens ? r.depth : 0;
+        State state;
+        std::fill_n(state.at, NUM_SOURCES, int32_t(NOWHERE));
+        state.at[DRAFT] = int32_t(r.root);
+        for (int64_t i = 0; i < r.num_texts; ++i) state.at[TEXTS + i] = ROOT;
+        for (int64_t i = 0; i < r.num_end; ++i) state.context.push(int32_t(r.end[i]));
+        states.push_back(state);
+        int32_t node = ROOT, deep = 0;
+        double value = 1.0, reach = 0.0;
+        int64_t count = 0;
+        while (true) {
+            if (deep < depth) {
+                double sum = expand(state, node, value, deep);
+                if (node == ROOT) reach = std::min(1.0, sum);
+            }
+            if (edges.empty() || count >= r.num_tokens) break;
+            std::pop_heap(edges.begin(), edges.end());
+            Edge edge = edges.back();
+            edges.pop_back();
+            if (!r.has_branches) edges.clear();
+            state.context = states[edge.parent + 1].context;
+            state.context.push(edge.token);
+            std::copy_n(edge.at, NUM_SOURCES, state.at);
+            states.push_back(state);
+            node = int32_t(count++);
+            value = edge.value;
+            deep = edge.depth;
+            tokens[node] = edge.token;
+            parents[node] = edge.parent;
+            values[node] = value;
+        }
+        values[count] = reach;
+        return count;
+    }
+
+  private:
+    double estimate(const Table &table, double confidence, int64_t rank) const {
+        return table.estimate(*r.constants, confidence, rank);
+    }
+
+    // Returns the likelihood that the next token is among a node's successors.
+    double expand(const State &state, int32_t node, double value, int32_t deep) {
+        const double share = r.constants->share * r.least / value;
+        int num_asked = 0, only = 0;
+        for (int source = 0; source < TEXTS + r.num_texts; ++source) {
+            found[source].clear();
+            ask(source, state, share);
+            if (!found[source].empty()) ++num_asked, only = source;
+        }
+        double sum = 0.0;
+        if (num_asked == 1) {
+            const Pattern pattern = only == DRAFT ? DRAFT_ALONE : ALONE;
+            for (const Successor &one : found[only]) {
+                const double likely = estimate(r.agreement, one.likelihood, pattern);
+                sum += likely;
+                Edge edge = edge_to(node, one.token, value * likely, deep);
+                if (edge.value < r.least) continue;
+                std::fill_n(edge.at, NUM_SOURCES, int32_t(NOWHERE));
+                edge.at[only] = one.at;
+                push(edge);
+            }
+        } else if (num_asked) {
+            merge();
+            const bool draft_knows = !found[DRAFT].empty();
+            for (const Merged &one : merged) {
+                const Pattern pattern = one.mask & (one.mask - 1) ? TOGETHER
+                                        : one.mask & 1            ? DRAFT_ALONE
+                                        : draft_knows             ? UNLIKE_DRAFT
+                                                                  : ALONE;
+                const double likely = estimate(r.agreement, 1.0 - one.none, pattern);
+                sum += likely;
+                Edge edge = edge_to(node, one.token, value * likely, deep);
+                if (edge.value < r.least) continue;
+                std::copy_n(one.at, NUM_SOURCES, edge.at);
+                push(edge);
+            }
+        }
+        return sum;
+    }
+
+    static Edge edge_to(int32_t parent, int32_t token, double value, int32_t deep) {
+        Edge edge;
+        edge.value = value, edge.parent = parent, edge.token = token, edge.depth = deep + 1;
+        return edge;
+    }
+
+    void push(Edge &edge) {
+        edge.order = ++order;
+        edges.push_back(edge);
+        std::push_heap(edges.begin(), edges.end());
+    }
+
+    void merge() {
+        merged.clear();
+        for (int source = 0; source < TEXTS + r.num_texts; ++source)
+            for (const Successor &one : found[source]) {
+                auto known = std::find_if(merged.begin(), merged.end(), [&](const Merged &entry) {
+                    return entry.token == one.token;
+                });
+                if (known == merged.end()) {
+                    merged.emplace_back();
+                    known = merged.end() - 1;
+                    known->token = one.token;
+                    std::fill_n(known->at, NUM_SOURCES, int32_t(NOWHERE));
+                }
+                known->none *= 1.0 - one.likelihood;
+                known->mask |= 1u << source;
+                known->at[source] = one.at;
+            }
+    }
+
+    void ask(int source, const State &state, double least) {
+        if (source == ROWS)
+            ask_rows(state.context, least);
+        else if (state.at[source] != NOWHERE)
+            source == DRAFT ? ask_tree(state.at[DRAFT], least)
+                            : ask_text(source - TEXTS, state.at[source], least);
+    }
+
+    void offer(int source, double likelihood, int32_t token, int32_t at, double least) {
+        if (likelihood >= least) found[source].push_back({token, likelihood, at});
+    }
+
+    void ask_tree(int32_t node, double least) {
+        int64_t rank = 0;
+        for (int32_t child = tree.first[node + 1]; child != NOWHERE; child = tree.next[child])
+            offer(DRAFT, estimate(r.draft, r.confidences[child], rank++), r.tokens[child], child,
+                  least);
+    }
+
+    void ask_rows(const Context &context, double least) {
+        const Row *row = nullptr;
+        const int length = r.rows ? r.rows->longest(context, &row) : 0;
+        if (!length) return;
+        const double *confidences = row->has_confidences ? row->confidences : r.constants->by_rank;
+        for (int64_t i = 0; i < row->num; ++i)
+            offer(ROWS, estimate(r.by_order[length - 1], confidences[i], i), row->tokens[i],
+                  NOWHERE, least);
+    }
+
+    void ask_text(int64_t number, int32_t node, double least) {
+        const Text &text = r.texts[number];
+        const Table *table = &r.stored;
+        double sure = 1.0;
+        if (text.length) {
+            const double length = double(text.length + (node == ROOT ? 0 : depths[number][node]));
+            const double *shortest = r.constants->lengths;  // of each kind
+            const auto kind =
+                std::upper_bound(shortest + 1, shortest + NUM_LENGTHS, length) - shortest - 1;
+            table = &r.by_length[kind], sure = r.constants->by_length[kind];
+        }
+        const double above = node == ROOT ? 1.0 : text.shares[node];
+        const Children &children = texts[number];
+        int64_t rank = 0;
+        int32_t child = children.first[node + 1];
+        for (; child != NOWHERE; child = children.next[child])
+            offer(TEXTS + int(number), estimate(*table, sure * text.shares[child] / above, rank++),
+                  text.tokens[child], child, least);
+    }
+
+    Request r;
+    int64_t order = 0;
+};
+
+Context context_of(const int32_t *tokens, int64_t num) {
+    Context context;
+    for (int64_t i = std::max<int64_t>(0, num - MAX_ORDER); i < num; ++i) context.push(tokens[i]);
+    return context;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Room for `num_tokens` nodes, and one value more.
+int64_t duodec_grow(const void *request, int32_t *tokens, int32_t *parents, double *values) {
+    thread_local Growth growth;
+    return growth.run(*static_cast<const Request *>(request), tokens, parents, values);
+}
+
+Rows *duodec_rows_new(int64_t max_contexts) {
+    Rows *rows = new Rows;
+    rows->max_contexts = max_contexts;
+    return rows;
+}
+
+void duodec_rows_free(Rows *rows) { delete rows; }
+
+int64_t duodec_rows_size(const Rows *rows) {
+    int64_t size = 0;
+    for (const auto &known : rows->known) size += int64_t(known.size());
+    return size;
+}
+
+// Without confidences: a null pointer.
+void duodec_rows_add(Rows *rows, const int32_t *context, int64_t length, const int32_t *tokens,
+                     const double *confidences, int64_t num) {
+    Row row;
+    row.num = int32_t(std::min<int64_t>(num, NUM_CANDIDATES));
+    std::copy_n(tokens, row.num, row.tokens);
+    if ((row.has_confidences = confidences != nullptr))
+        std::copy_n(confidences, row.num, row.confidences);
+    rows->add(context_of(context, length), row);
+}
+
+// Returns the length of the known context, 0 if none is. `num` is negative without confidences.
+int64_t duodec_rows_longest(const Rows *rows, const int32_t *context, int64_t length,
+                            int32_t *tokens, double *confidences, int64_t *num) {
+    const Row *row = nullptr;
+    const int order = rows->longest(context_of(context, length), &row);
+    if (!order) return 0;
+    std::copy_n(row->tokens, row->num, tokens);
+    if (row->has_confidences) std::copy_n(row->confidences, row->num, confidences);
+    *num = row->has_confidences ? row->num : -row->num;
+    return order;
+}
+}

@@ -1,0 +1,111 @@
+"""Grow a selection in the compiled library, where there is one and it knows the sources."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from struct import Struct
+
+from duodec.drafting.recycling import MAX_ORDER
+from duodec.native.library import Numbers, address, library
+from duodec.native.rows import NativeRows
+from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT, Acceptance
+from duodec.planning.selection import LEAST_VALUE, SHARE, Selection
+from duodec.planning.sources import (
+    BY_LENGTH,
+    BY_RANK,
+    LENGTHS,
+    MatchSource,
+    RowSource,
+    StoredSource,
+    TreeSource,
+)
+
+_Text = MatchSource | StoredSource
+_MAX_TEXTS = 4
+_CONSTANTS = array(
+    "d",
+    [PRIOR_WEIGHT, SHARE, *BY_RANK, *BY_LENGTH, *LENGTHS, NUM_RANKS, len(EDGES), *EDGES],
+)
+_NO_TEXT = (0, 0, 0, 0, 0)
+_REQUEST = Struct(f"{8 + 1 + MAX_ORDER + 1 + 2 * (MAX_ORDER + len(LENGTHS) + 2) + 1}q"
+                  f"{_MAX_TEXTS * len(_NO_TEXT) + 3}qd")  # fmt: skip
+
+
+def grow(
+    selection: Selection,
+    num_tokens: int,
+    depth: int,
+    *,
+    has_branches: bool = True,
+    least: float = LEAST_VALUE,
+) -> None:
+    """`Selection.grow`, of which this is the fast form."""
+    known = library()
+    sources = selection.sources
+    texts = [one for one in sources if isinstance(one, MatchSource | StoredSource)]
+    if (
+        known is None
+        or len(sources) != 2 + len(texts)
+        or len(texts) > _MAX_TEXTS
+        or not isinstance(tree := sources[0], TreeSource)
+        or not isinstance(rows := sources[1], RowSource)
+        or not isinstance(rows.rows.store, NativeRows | None)
+    ):
+        selection.grow(num_tokens, depth, has_branches=has_branches, least=least)
+        return
+    tokens, parents = array("i", bytes(4 * num_tokens)), array("i", bytes(4 * num_tokens))
+    values = array("d", bytes(8 * (num_tokens + 1)))
+    kept: list[Numbers] = []  # until the call is over
+    request = _REQUEST.pack(
+        address(_CONSTANTS),
+        *_tree(tree),
+        *_rows(rows),
+        *_acceptances(rows, texts, selection.agreement),
+        len(texts),
+        *(number for text in texts for number in _text(text, kept)),
+        *_NO_TEXT * (_MAX_TEXTS - len(texts)),
+        num_tokens,
+        depth,
+        has_branches,
+        least,
+    )
+    count = known.duodec_grow(request, address(tokens), address(parents), address(values))
+    selection.depth, selection.least = depth if num_tokens else 0, least
+    selection.tokens = tokens[:count].tolist()
+    selection.parents = parents[:count].tolist()
+    selection.values = values[:count].tolist()
+    selection.reach = values[count]
+
+
+def _tree(source: TreeSource) -> tuple[int, ...]:
+    tree = source.tree
+    own = address(tree.tokens), address(tree.parents), address(tree.confidences)
+    return *own, source.num_nodes, source.node, *_table(source.acceptance)
+
+
+def _rows(source: RowSource) -> tuple[int, ...]:
+    store, end = source.rows.store, source.end[-MAX_ORDER:]
+    handle = store.handle if isinstance(store, NativeRows) else 0
+    return handle, *end, *(0,) * (MAX_ORDER - len(end)), len(end)
+
+
+def _acceptances(rows: RowSource, texts: Sequence[_Text], agreement: Acceptance) -> Iterator[int]:
+    """By order, by length, of a datastore, and of agreement; any where there is no such source."""
+    by_length = next((t.by_length for t in texts if isinstance(t, MatchSource)), None)
+    stored = next((t.acceptance for t in texts if isinstance(t, StoredSource)), agreement)
+    by_length = by_length or [agreement] * len(LENGTHS)
+    for acceptance in (*rows.acceptance, *by_length, stored, agreement):
+        yield from _table(acceptance)
+
+
+def _table(acceptance: Acceptance) -> tuple[int, int]:
+    return address(acceptance.num_right), address(acceptance.num_seen)
+
+
+def _text(source: _Text, kept: list[Numbers]) -> tuple[int, ...]:
+    tokens, parents = array("i", source.draft.tokens), array("i", source.draft.parents)
+    shares = array("d", source.shares)
+    kept += (tokens, parents, shares)
+    length = source.length if isinstance(source, MatchSource) else 0
+    return len(tokens), address(tokens), address(parents), address(shares), length
