@@ -38,7 +38,7 @@ from duodec.core.sampling import SamplingParams
 from duodec.methods.registry import method as method_named
 from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
-from duodec.planning.sources import TextSources
+from duodec.planning.sources import Lesson, TextSources
 
 AS_IT_IS = "as it is"
 RECIPES: dict[str, Callable[[LlamaRecipe], Any]] = {
@@ -46,13 +46,13 @@ RECIPES: dict[str, Callable[[LlamaRecipe], Any]] = {
     "flash attention in the draft": lambda recipe: replace(recipe, uses_flash_attention=True),
     "the draft reads everything first": Eager,
 }
-_learn = TextSources.learn
-LESSONS: dict[str, Callable[..., None]] = {
-    AS_IT_IS: _learn,
-    "only the accepted path teaches": lambda *given, **more: _learn(
+_lessons = TextSources.lessons
+LESSONS: dict[str, Callable[..., Iterator[Lesson]]] = {
+    AS_IT_IS: _lessons,
+    "only the accepted path teaches": lambda *given, **more: _lessons(
         *given, **{**more, "budget_s": -1.0}
     ),
-    "no row teaches": lambda *given, **more: None,
+    "no row teaches": lambda *given, **more: iter(()),
 }
 SHORT = "short"
 
@@ -148,11 +148,11 @@ def _simulated(plan: BenchPlan, turns: list[Turn]) -> dict[str, float]:
     found = {}
     with simulated_stage(plan.pairs()[0], plan, needs_model=True) as stage:
         plain_s = sum(len(turn.answer) - 1 for turn in turns) * cast(float, plan.simulate_ms) / 1e3
-        for name, learn in LESSONS.items():
+        for name, lessons in LESSONS.items():
             method = method_named("auto")
             bed = cast(SimulatedBed, stage.bed_for(method))
             costs = Costs()
-            with patch.object(TextSources, "learn", learn):
+            with patch.object(TextSources, "lessons", lessons):
                 seconds = 0.0
                 for turn in turns:
                     bed.forget()

@@ -1,9 +1,10 @@
 """Measure one tree's gaps between forward passes; a program of `benchmarks.gaps`.
 
 The gap is taken at the target: from the moment at which a forward pass is over, whether anybody
-looks or not, to the launch of the next one, without the time spent in waits for the drafter. All
-that stands between the two counts, whatever the tree's own statistics say. It uses only what
-older trees have.
+looks or not, to the launch of the next one. All that stands between the two counts, but for waits
+for drafts: where the method waited, the time from its request to the drafter, or from the end of
+the forward pass if that came first, to the arrival of what it waited for. Whatever else is done
+then is done while the drafter works. It uses only what older trees have.
 """
 
 from __future__ import annotations
@@ -27,25 +28,30 @@ from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.planning.costs import Costs
 
+_BLOCKED_S = 5e-5  # a poll that takes longer has waited
+
 
 @dataclass
 class Gaps:
-    """Seconds between forward passes, as they come."""
+    """Seconds between forward passes and of the waits in them, as they come."""
 
     gaps_s: list[float] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
-    waited_s: float = 0.0  # since the last forward pass
-    end_s: float | None = None  # of it
+    end_s: float | None = None  # of the last forward pass
+    asked_s: float = 0.0  # when the drafter was asked last
+    arrived_s: float = 0.0  # when what was waited for arrived last
 
     def begin(self) -> None:
         """A forward pass is launched."""
-        if self.end_s is not None:
-            self.gaps_s.append(perf_counter() - self.end_s - self.waited_s)
-            self.waits_s.append(self.waited_s)
+        if self.end_s is None:
+            return
+        wait_s = max(0.0, self.arrived_s - max(self.asked_s, self.end_s))
+        self.gaps_s.append(perf_counter() - self.end_s - wait_s)
+        self.waits_s.append(wait_s)
 
     def end(self, due_s: float) -> None:
         """It was over at that moment."""
-        self.waited_s, self.end_s = 0.0, due_s
+        self.end_s = due_s
 
 
 @dataclass
@@ -83,14 +89,16 @@ class WatchedDrafter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
 
+    def submit(self, request: Any) -> None:
+        self._gaps.asked_s = perf_counter()
+        self._drafter.submit(request)
+
     def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Any:
-        if not wait_s:
-            return self._drafter.poll(slot)
-        start_s = perf_counter()
-        try:
-            return self._drafter.poll(slot, wait_s, beyond)
-        finally:
-            self._gaps.waited_s += perf_counter() - start_s
+        begin_s = perf_counter()
+        drafted = self._drafter.poll(slot, wait_s, beyond)
+        if wait_s and perf_counter() - begin_s > _BLOCKED_S:
+            self._gaps.arrived_s = perf_counter()
+        return drafted
 
 
 def measured(
