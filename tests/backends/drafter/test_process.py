@@ -368,6 +368,7 @@ def test_nobody_waits_while_it_reads_and_reading_can_be_left(start: Start) -> No
     assert perf_counter() - before < 15
 
 
+@pytest.mark.slow
 def test_reading_slowly_is_not_hanging_when_requests_supersede_each_other(
     start: Start, warnings: list[str]
 ) -> None:

@@ -334,6 +334,24 @@ def plain_answers() -> dict[tuple[object, ...], Finished]:
     return {}
 
 
+@pytest.mark.parametrize("method", ["ar", "duo", "auto"])
+def test_cores_that_are_left_in_the_middle_change_no_text(engine: LLM, method: str) -> None:
+    """As to a large request that the server prepares: in turn for some forward passes."""
+    settings = {"n": 48, "temperature": 0.8, "top_p": 0.95, "seed": 5}
+    plain = answer(engine, chat(QUESTIONS[0]), "ar", **settings)
+    scheduler, prepare, shared = engine.scheduler, engine.scheduler.prepare, list[bool]()
+    try:
+        scheduler.is_crowded = lambda: scheduler.num_forwards % 5 > 2
+        scheduler.prepare = lambda is_shared: (shared.append(is_shared), prepare(is_shared))[1]
+        ours = answer(engine, chat(QUESTIONS[0]), method, **settings)
+    finally:
+        scheduler.prepare = prepare
+        scheduler.is_crowded = lambda: False
+    assert (ours.tokens, ours.text) == (plain.tokens, plain.text)
+    assert shared.count(True) > 2
+    assert shared.count(False) > 2
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize(
     "method",
@@ -553,6 +571,7 @@ SCHEMA = """{"type": "object", "additionalProperties": false, "required": ["sea"
 "minItems": 2, "maxItems": 3, "items": {"type": "string", "maxLength": 12}}}}"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", ["ar", "stream", "duo", "lookup"])
 def test_a_schema_is_kept_and_changes_with_no_method(

@@ -230,6 +230,7 @@ def test_few_differences_are_a_renumbering_and_many_are_not() -> None:
 # --- drafts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", DRAFTED)
 @pytest.mark.parametrize("pair", PAIRS)
