@@ -380,7 +380,7 @@ def test_one_seed_one_text(
         assert ours.text == plain.text
         drafted += ours.stats.num_draft_tokens
         accepted += ours.stats.num_accepted_tokens
-    if method != "auto":  # on a CPU it may find that nothing pays
+    if method not in ("auto", "stream"):  # which may find that nothing pays here, unlike at a pace
         assert drafted > 0
         assert accepted > 0 or method in ("lookup", "rest")
 
