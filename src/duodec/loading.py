@@ -52,7 +52,7 @@ _NO_STATES = (
 def use_native() -> bool:
     """Use the compiled inner loops from now on, if they can be: they are compiled once, in a
     second. Otherwise Python does the same, slower."""
-    path = compiled(native.SOURCE, cache_folder() / "native", native.SIZES)
+    path = compiled(native.SOURCES, cache_folder() / "native", native.SIZES)
     try:
         native.use(path)
     except OSError:  # it is no library, or not whole: it is compiled anew next time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +22,7 @@ from duodec.drafting.recycling import recycled
 from duodec.drafting.suffix import Suffixes
 from duodec.errors import BadOption
 from duodec.methods.registry import METHODS, method
+from duodec.native import library as native
 
 # --- trees
 
@@ -88,6 +90,15 @@ def test_the_commonest_continuations_are_drafted(windows, num_tokens: int, min_c
 
 
 # --- suffixes
+
+
+@pytest.fixture(autouse=True)
+def in_python() -> Iterator[None]:
+    """What is compiled is compared with this."""
+    before = native.library()
+    native.use(None)
+    yield
+    native._library = before
 
 
 class PlainSuffixes:

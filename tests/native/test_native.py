@@ -27,10 +27,12 @@ from duodec.core.protocols import NUM_CANDIDATES, Candidates
 from duodec.core.sampling import SamplingParams
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.recycling import RecycledRows
+from duodec.drafting.suffix import Suffixes
 from duodec.loading import use_native
 from duodec.machine.compiler import compiled
 from duodec.native import library as native
 from duodec.native.rows import NativeRows
+from duodec.native.suffixes import NativeSuffixes
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.compiled import grow
 from duodec.planning.selection import Selection, Source
@@ -42,7 +44,7 @@ Context = tuple[int, ...]
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = compiled(native.SOURCE, tmp_path_factory.mktemp("native"), native.SIZES)
+    path = compiled(native.SOURCES, tmp_path_factory.mktemp("native"), native.SIZES)
     if path is None:
         pytest.skip("there is no C++ compiler")
     return path
@@ -153,6 +155,36 @@ def test_rows_are_kept_and_forgotten_alike(path: Path, seed: int, max_contexts: 
     assert not isinstance(stores[0].store, NativeRows)
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 1 << 30), st.sampled_from([2, 20]), st.sampled_from([60, 1 << 18]),
+    st.sampled_from([0.5, 1.0, 24.0]), st.sampled_from([0.0, 0.05, 0.4]),
+    st.sampled_from([None, 0, 1, 3, 24]),
+)  # fmt: skip
+def test_texts_are_searched_and_forgotten_alike(
+    path: Path, seed: int, num_vocab: int, max_tokens: int,
+    factor: float, min_share: float, depth: int | None,
+) -> None:  # fmt: skip
+    found = []
+    for library in (None, path):
+        native.use(library)
+        dice, store = random.Random(seed), Suffixes(24, max_tokens)
+        found.append(list[object]())
+        for _ in range(dice.randint(1, 4)):
+            read = [dice.randrange(num_vocab) for _ in range(dice.choice([3, 30, 400]))]
+            store.extend(read)
+            for known in ([], read, read[: len(read) // 2]):
+                text = np.array([*known, dice.randrange(num_vocab)], dtype=np.int32)
+                for asked in (text, text[:-1]):
+                    one = store.speculate(asked, factor, min_share, depth)
+                    found[-1].append((one.draft, list(one.shares), one.score, one.length))
+            if dice.random() < 0.7:
+                store.end()
+            found[-1].append(len(store))
+        assert isinstance(store._store, NativeSuffixes) == (library is not None)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("name", ["stream", "auto"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("delays", [None, (1, 2), (3, 7)])
@@ -197,7 +229,7 @@ def test_what_cannot_be_loaded_is_left_to_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
-    made = compiled(native.SOURCE, tmp_path / "native", native.SIZES)
+    made = compiled(native.SOURCES, tmp_path / "native", native.SIZES)
     if made is None:
         pytest.skip("there is no C++ compiler")
     made.unlink()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ from duodec.drafting.continuations import (
     most_frequent,
     most_frequent_of_few,
 )
+from duodec.native.library import library
+from duodec.native.suffixes import NativeSuffixes
 
 _MAX_TOKENS = 1 << 18
 _MAX_PLACES = 256  # of a suffix that are counted: the latest
@@ -34,14 +36,21 @@ _MANY_PLACES = 100  # from here on, arrays are faster than comparing one by one
 class Speculation:
     """A draft and how many of its tokens are expected to be right."""
 
-    draft: Draft = field(default_factory=Draft)
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    shares: Sequence[float] = ()  # by node, of the places that pass through it
     score: float = 0.0
-    shares: tuple[float, ...] = ()  # by node, of the places that pass through it
     length: int = 0  # of the suffix, in tokens
+
+    @property
+    def draft(self) -> Draft:
+        return Draft(tuple(self.tokens), tuple(self.parents))
 
 
 _NOTHING = Speculation()
 _Places = Sequence[int] | NDArray[np.integer]
+Drafted = tuple[Sequence[int], Sequence[int], Sequence[float], float, int]
+"""Tokens, parents and shares by node; the score; the length of the match."""
 
 
 class Suffixes:
@@ -53,6 +62,44 @@ class Suffixes:
         half is forgotten."""
         self._max_depth = max_depth
         self._max_tokens = max_tokens
+        self._store: _Store | NativeSuffixes | None = None  # once there is a token
+
+    def __len__(self) -> int:
+        """Tokens that were added."""
+        return 0 if self._store is None else len(self._store)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append to the current sequence."""
+        if self._store is None:
+            known = library()
+            sizes = self._max_depth, self._max_tokens
+            self._store = _Store(*sizes) if known is None else NativeSuffixes(known, *sizes)
+        self._store.extend(tokens)
+
+    def end(self) -> None:
+        """End the current sequence; the next token begins another."""
+        if self._store is not None:
+            self._store.end()
+
+    def speculate(
+        self, text: Tokens, factor: float, min_share: float, depth: int | None = None
+    ) -> Speculation:
+        """The best draft over all suffixes of the text, at most ``depth`` tokens deep. A suffix of
+        n tokens may draft ``factor`` * n; a node is drafted when at least ``min_share`` of the
+        suffix's places pass through it; a draft's score is the sum of these shares."""
+        if self._store is None or not len(text):
+            return _NOTHING
+        most = self._max_depth if depth is None else max(0, min(depth, self._max_depth))
+        tail: list[int] = text[-self._max_depth :].tolist()
+        return Speculation(*self._store.speculate(tail, factor, min_share, most, _MAX_PLACES))
+
+
+class _Store:
+    """What `Suffixes` keeps, in Python."""
+
+    def __init__(self, max_depth: int, max_tokens: int) -> None:
+        self._max_depth = max_depth
+        self._max_tokens = max_tokens
         self._clear()
 
     def _clear(self) -> None:
@@ -61,18 +108,15 @@ class Suffixes:
         self._places: dict[int, array[int]] = {}
 
     def __len__(self) -> int:
-        """Tokens that were added."""
         return self._num_tokens
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append to the current sequence."""
         for token in tokens:
             self._places.setdefault(token, array("i")).append(len(self._tokens))
             self._tokens.append(token)
             self._num_tokens += 1
 
     def end(self) -> None:
-        """End the current sequence; the next token begins another."""
         self._tokens.extend([END] * self._max_depth)
         if len(self._tokens) > self._max_tokens:
             newer = self._tokens[len(self._tokens) // 2 :]
@@ -84,28 +128,25 @@ class Suffixes:
                     self.extend([token])
 
     def speculate(
-        self, text: Tokens, factor: float, min_share: float, depth: int | None = None
-    ) -> Speculation:
-        """The best draft over all suffixes of the text, at most ``depth`` tokens deep. A suffix of
-        n tokens may draft ``factor`` * n; a node is drafted when at least ``min_share`` of the
-        suffix's places pass through it; a draft's score is the sum of these shares."""
-        best = _NOTHING
-        most = self._max_depth if depth is None else min(depth, self._max_depth)
-        for length, places in reversed(self._matches(text)):
+        self, tail: list[int], factor: float, min_share: float, most: int, max_places: int
+    ) -> Drafted:
+        best: Drafted = (), (), (), 0.0, 0
+        for length, places in reversed(self._matches(tail[::-1])):
             num_tokens = min(most, int(factor * length + 1e-6))
-            if num_tokens <= best.score:  # no shorter match scores more, and the longer one wins
+            best_score = best[3]
+            if num_tokens <= best_score:  # no shorter one scores more, and the longer one wins
                 break
-            places = places[-_MAX_PLACES:]
+            places = places[-max_places:]
             tree = self._after(places, num_tokens, _at_least(min_share * len(places)))
-            shares = tuple(count / len(places) for count in tree.counts)
-            if sum(shares) > best.score:
-                best = Speculation(tree.draft, sum(shares), shares, length)
+            score = sum(tree.counts) / len(places)
+            if score > best_score:
+                shares = tuple(count / len(places) for count in tree.counts)
+                best = tree.draft.tokens, tree.draft.parents, shares, score, length
         return best
 
-    def _matches(self, text: Tokens) -> list[tuple[int, _Places]]:
+    def _matches(self, tail: list[int]) -> list[tuple[int, _Places]]:
         """Suffix lengths, ascending, with the places of a suffix's last token; of lengths with the
-        same places only the longest."""
-        tail: list[int] = text[-self._max_depth :][::-1].tolist()
+        same places only the longest. The text's last token comes first."""
         places: _Places = self._places.get(tail[0], ())
         if len(places) and places[-1] + 1 == len(self._tokens):  # the text's own end
             places = places[:-1]

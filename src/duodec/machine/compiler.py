@@ -1,4 +1,4 @@
-"""Compile a C++ file of ours into a library, once."""
+"""Compile C++ files of ours into a library, once."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ _COMPILERS = ("c++", "g++", "clang++")
 _LONGEST_S = 120
 
 
-def compiled(source: Path, folder: Path, sizes: Mapping[str, int] | None = None) -> Path | None:
-    """The library of ``source``, kept in ``folder``, with ``sizes`` as its macros.
+def compiled(sources: Path, folder: Path, sizes: Mapping[str, int] | None = None) -> Path | None:
+    """The library of the files in ``sources``, kept in ``folder``, with ``sizes`` as its macros.
 
     None where there is no compiler (the environment's ``CXX``, or one of the usual names), where it
     fails, where nothing can be written, and where others may write: what is there is run.
     """
     options = [*_OPTIONS, *(f"-D{name}={number}" for name, number in (sizes or {}).items())]
-    what = (source.read_bytes(), options, platform.system(), platform.machine())
-    path = folder / f"{source.stem}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.so"
+    files = sorted([*sources.glob("*.cpp"), *sources.glob("*.h")])
+    texts = [(file.name, file.read_bytes()) for file in files]
+    what = (texts, options, platform.system(), platform.machine())
+    path = folder / f"duodec-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.so"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
-            _compile(source, path, options)
+            _compile([file for file in files if file.suffix == ".cpp"], path, options)
         return path if _is_ours(folder) and _is_ours(path) else None
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 
-def _compile(source: Path, path: Path, options: Sequence[str]) -> None:
+def _compile(sources: Sequence[Path], path: Path, options: Sequence[str]) -> None:
     """Raises OSError and SubprocessError."""
     own = shlex.split(os.environ.get("CXX", ""))
     named = [name for name in _COMPILERS if shutil.which(name)]
@@ -46,7 +48,7 @@ def _compile(source: Path, path: Path, options: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as part:
         made = Path(part, path.name)
         subprocess.run(
-            [*compiler, *options, "-o", str(made), "-x", "c++", str(source)],
+            [*compiler, *options, "-o", str(made), "-x", "c++", *map(str, sources)],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_S, check=True,
         )  # fmt: skip
         made.chmod(0o700)

@@ -6,13 +6,13 @@ Calls keep Python's lock: they take microseconds, and so nothing in them is seen
 from __future__ import annotations
 
 from array import array
-from ctypes import POINTER, PyDLL, c_char_p, c_int64, c_void_p
+from ctypes import POINTER, PyDLL, c_char_p, c_double, c_int64, c_void_p
 from pathlib import Path
 from typing import Union
 
 from duodec.core.protocols import NUM_CANDIDATES
 
-SOURCE = Path(__file__).with_name("selection.cpp")
+SOURCES = Path(__file__).parent  # a folder
 MAX_ORDER = 3  # tokens of a context of a recycled row
 SIZES = {"MAX_ORDER": MAX_ORDER, "NUM_CANDIDATES": NUM_CANDIDATES}
 
@@ -27,6 +27,26 @@ _RESULTS_AND_ARGUMENTS = {
     "duodec_rows_longest": (
         c_int64,
         [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, POINTER(c_int64)],
+    ),
+    "duodec_suffixes_new": (c_void_p, [c_int64, c_int64]),
+    "duodec_suffixes_free": (None, [c_void_p]),
+    "duodec_suffixes_size": (c_int64, [c_void_p]),
+    "duodec_suffixes_extend": (None, [c_void_p, c_void_p, c_int64]),
+    "duodec_suffixes_end": (None, [c_void_p]),
+    "duodec_suffixes_speculate": (
+        c_int64,
+        [
+            c_void_p,
+            c_void_p,
+            c_int64,
+            c_double,
+            c_double,
+            c_int64,
+            c_int64,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+        ],
     ),
 }
 

@@ -1,15 +1,11 @@
-// Grow the tree of `planning/selection.py` and keep the rows of `drafting/recycling.py`: the same
-// nodes in the same order, with the same bits as these files have, which is tested. What is tuned
-// stands there and comes with each request; MAX_ORDER and NUM_CANDIDATES are macros, by their names.
+// Grow the tree of `planning/selection.py`: the same nodes in the same order, with the same bits,
+// which is tested. What is tuned stands there and comes with each request.
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
-#include <cstring>
-#include <list>
-#include <unordered_map>
-#include <utility>
 #include <vector>
+
+#include "rows.h"
 
 namespace {
 
@@ -17,79 +13,6 @@ constexpr int64_t ROOT = -1, NOWHERE = -2;
 constexpr int NUM_LENGTHS = 5, MAX_TEXTS = 4;
 constexpr int DRAFT = 0, ROWS = 1, TEXTS = 2, NUM_SOURCES = TEXTS + MAX_TEXTS;
 enum Pattern { ALONE, UNLIKE_DRAFT, DRAFT_ALONE, TOGETHER };  // who proposes a token
-
-// --- recycled rows
-
-struct Row {
-    int32_t num = 0;
-    bool has_confidences = false;
-    int32_t tokens[NUM_CANDIDATES];
-    double confidences[NUM_CANDIDATES];
-};
-
-struct Context {
-    int32_t tokens[MAX_ORDER] = {};  // the latest last
-    int32_t num = 0;
-
-    void push(int32_t token) {
-        if (num == MAX_ORDER) std::memmove(tokens, tokens + 1, (--num) * sizeof(int32_t));
-        tokens[num++] = token;
-    }
-};
-
-using Key = std::array<int32_t, MAX_ORDER>;
-
-struct HashKey {
-    size_t operator()(const Key &key) const {
-        uint64_t hash = 0;
-        for (int32_t token : key)
-            hash = (hash ^ uint32_t(token)) * 0x9e3779b97f4a7c15u + (hash >> 29);
-        return hash ^ (hash >> 32);
-    }
-};
-
-struct Rows {
-    int64_t max_contexts;
-    std::list<std::pair<Key, Row>> by_age[MAX_ORDER];
-    std::unordered_map<Key, std::list<std::pair<Key, Row>>::iterator, HashKey> known[MAX_ORDER];
-
-    static Key key_of(const Context &context, int order) {
-        Key key{};
-        std::copy_n(context.tokens + context.num - order, order, key.begin());
-        return key;
-    }
-
-    void add(const Context &context, const Row &row) {
-        for (int order = 1; order <= context.num; ++order) {
-            auto &ages = by_age[order - 1];
-            auto &places = known[order - 1];
-            Key key = key_of(context, order);
-            auto found = places.find(key);
-            if (found != places.end()) {
-                found->second->second = row;
-                ages.splice(ages.end(), ages, found->second);
-                continue;
-            }
-            if (order > 1 && int64_t(places.size()) >= max_contexts) {
-                places.erase(ages.front().first);
-                ages.pop_front();
-            }
-            ages.emplace_back(key, row);
-            places.emplace(key, std::prev(ages.end()));
-        }
-    }
-
-    int longest(const Context &context, const Row **row) const {
-        if (!context.num) return 0;
-        auto shortest = known[0].find(key_of(context, 1));
-        if (shortest == known[0].end()) return 0;  // then no longer one is known either
-        for (int order = context.num; order > 1; --order) {
-            auto found = known[order - 1].find(key_of(context, order));
-            if (found != known[order - 1].end()) return *row = &found->second->second, order;
-        }
-        return *row = &shortest->second->second, 1;
-    }
-};
 
 // --- what is asked; every field has 8 bytes
 
@@ -120,22 +43,26 @@ struct Text {  // a `MatchSource`, or with a length of 0 a `StoredSource`
     int64_t length;
 };
 
+struct Learned {
+    Table by_order[MAX_ORDER], by_length[NUM_LENGTHS], stored, agreement;
+};
+
 struct Request {
     const Constants *constants;
+    const Learned *learned;
     const int32_t *tokens, *parents;  // the draft model's tree
     const double *confidences;
     int64_t num_nodes, root;
     Table draft;
     const Rows *rows;  // none: a null pointer
     int64_t end[MAX_ORDER], num_end;  // of the text
-    Table by_order[MAX_ORDER], by_length[NUM_LENGTHS], stored, agreement;
     int64_t num_texts;
     Text texts[MAX_TEXTS];
     int64_t num_tokens, depth, has_branches;
     double least;
 };
 
-static_assert(sizeof(Request) == 8 * (57 + 1), "as Python packs it");
+static_assert(sizeof(Request) == 8 * (38 + 1), "as Python packs it");
 
 // --- selection
 
@@ -262,7 +189,7 @@ class Growth : Workspace {
         if (num_asked == 1) {
             const Pattern pattern = only == DRAFT ? DRAFT_ALONE : ALONE;
             for (const Successor &one : found[only]) {
-                const double likely = estimate(r.agreement, one.likelihood, pattern);
+                const double likely = estimate(r.learned->agreement, one.likelihood, pattern);
                 sum += likely;
                 Edge edge = edge_to(node, one.token, value * likely, deep);
                 if (edge.value < r.least) continue;
@@ -278,7 +205,7 @@ class Growth : Workspace {
                                         : one.mask & 1            ? DRAFT_ALONE
                                         : draft_knows             ? UNLIKE_DRAFT
                                                                   : ALONE;
-                const double likely = estimate(r.agreement, 1.0 - one.none, pattern);
+                const double likely = estimate(r.learned->agreement, 1.0 - one.none, pattern);
                 sum += likely;
                 Edge edge = edge_to(node, one.token, value * likely, deep);
                 if (edge.value < r.least) continue;
@@ -345,20 +272,20 @@ class Growth : Workspace {
         if (!length) return;
         const double *confidences = row->has_confidences ? row->confidences : r.constants->by_rank;
         for (int64_t i = 0; i < row->num; ++i)
-            offer(ROWS, estimate(r.by_order[length - 1], confidences[i], i), row->tokens[i],
+            offer(ROWS, estimate(r.learned->by_order[length - 1], confidences[i], i), row->tokens[i],
                   NOWHERE, least);
     }
 
     void ask_text(int64_t number, int32_t node, double least) {
         const Text &text = r.texts[number];
-        const Table *table = &r.stored;
+        const Table *table = &r.learned->stored;
         double sure = 1.0;
         if (text.length) {
             const double length = double(text.length + (node == ROOT ? 0 : depths[number][node]));
             const double *shortest = r.constants->lengths;  // of each kind
             const auto kind =
                 std::upper_bound(shortest + 1, shortest + NUM_LENGTHS, length) - shortest - 1;
-            table = &r.by_length[kind], sure = r.constants->by_length[kind];
+            table = &r.learned->by_length[kind], sure = r.constants->by_length[kind];
         }
         const double above = node == ROOT ? 1.0 : text.shares[node];
         const Children &children = texts[number];
@@ -373,12 +300,6 @@ class Growth : Workspace {
     int64_t order = 0;
 };
 
-Context context_of(const int32_t *tokens, int64_t num) {
-    Context context;
-    for (int64_t i = std::max<int64_t>(0, num - MAX_ORDER); i < num; ++i) context.push(tokens[i]);
-    return context;
-}
-
 }  // namespace
 
 extern "C" {
@@ -387,42 +308,5 @@ extern "C" {
 int64_t duodec_grow(const void *request, int32_t *tokens, int32_t *parents, double *values) {
     thread_local Growth growth;
     return growth.run(*static_cast<const Request *>(request), tokens, parents, values);
-}
-
-Rows *duodec_rows_new(int64_t max_contexts) {
-    Rows *rows = new Rows;
-    rows->max_contexts = max_contexts;
-    return rows;
-}
-
-void duodec_rows_free(Rows *rows) { delete rows; }
-
-int64_t duodec_rows_size(const Rows *rows) {
-    int64_t size = 0;
-    for (const auto &known : rows->known) size += int64_t(known.size());
-    return size;
-}
-
-// Without confidences: a null pointer.
-void duodec_rows_add(Rows *rows, const int32_t *context, int64_t length, const int32_t *tokens,
-                     const double *confidences, int64_t num) {
-    Row row;
-    row.num = int32_t(std::min<int64_t>(num, NUM_CANDIDATES));
-    std::copy_n(tokens, row.num, row.tokens);
-    if ((row.has_confidences = confidences != nullptr))
-        std::copy_n(confidences, row.num, row.confidences);
-    rows->add(context_of(context, length), row);
-}
-
-// Returns the length of the known context, 0 if none is. `num` is negative without confidences.
-int64_t duodec_rows_longest(const Rows *rows, const int32_t *context, int64_t length,
-                            int32_t *tokens, double *confidences, int64_t *num) {
-    const Row *row = nullptr;
-    const int order = rows->longest(context_of(context, length), &row);
-    if (!order) return 0;
-    std::copy_n(row->tokens, row->num, tokens);
-    if (row->has_confidences) std::copy_n(row->confidences, row->num, confidences);
-    *num = row->has_confidences ? row->num : -row->num;
-    return order;
 }
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct
 
 from duodec.drafting.recycling import MAX_ORDER
@@ -28,8 +29,7 @@ _CONSTANTS = array(
     [PRIOR_WEIGHT, SHARE, *BY_RANK, *BY_LENGTH, *LENGTHS, NUM_RANKS, len(EDGES), *EDGES],
 )
 _NO_TEXT = (0, 0, 0, 0, 0)
-_REQUEST = Struct(f"{8 + 1 + MAX_ORDER + 1 + 2 * (MAX_ORDER + len(LENGTHS) + 2) + 1}q"
-                  f"{_MAX_TEXTS * len(_NO_TEXT) + 3}qd")  # fmt: skip
+_REQUEST = Struct(f"{9 + 1 + MAX_ORDER + 1 + 1 + _MAX_TEXTS * len(_NO_TEXT) + 3}qd")
 
 
 def grow(
@@ -59,9 +59,9 @@ def grow(
     kept: list[Numbers] = []  # until the call is over
     request = _REQUEST.pack(
         address(_CONSTANTS),
+        address(_learned(rows, texts, selection.agreement)),
         *_tree(tree),
         *_rows(rows),
-        *_acceptances(rows, texts, selection.agreement),
         len(texts),
         *(number for text in texts for number in _text(text, kept)),
         *_NO_TEXT * (_MAX_TEXTS - len(texts)),
@@ -90,13 +90,19 @@ def _rows(source: RowSource) -> tuple[int, ...]:
     return handle, *end, *(0,) * (MAX_ORDER - len(end)), len(end)
 
 
-def _acceptances(rows: RowSource, texts: Sequence[_Text], agreement: Acceptance) -> Iterator[int]:
-    """By order, by length, of a datastore, and of agreement; any where there is no such source."""
+def _learned(rows: RowSource, texts: Sequence[_Text], agreement: Acceptance) -> array[int]:
+    """Addresses of what was learned by order, by length, of a datastore, and of agreement; of any
+    where there is no such source."""
     by_length = next((t.by_length for t in texts if isinstance(t, MatchSource)), None)
     stored = next((t.acceptance for t in texts if isinstance(t, StoredSource)), agreement)
-    by_length = by_length or [agreement] * len(LENGTHS)
-    for acceptance in (*rows.acceptance, *by_length, stored, agreement):
-        yield from _table(acceptance)
+    return _addresses(
+        *rows.acceptance, *(by_length or [agreement] * len(LENGTHS)), stored, agreement
+    )
+
+
+@lru_cache(maxsize=64)  # a text's are the same again and again, and stay where they are
+def _addresses(*learned: Acceptance) -> array[int]:
+    return array("q", [number for acceptance in learned for number in _table(acceptance)])
 
 
 def _table(acceptance: Acceptance) -> tuple[int, int]:
@@ -104,8 +110,11 @@ def _table(acceptance: Acceptance) -> tuple[int, int]:
 
 
 def _text(source: _Text, kept: list[Numbers]) -> tuple[int, ...]:
-    tokens, parents = array("i", source.draft.tokens), array("i", source.draft.parents)
-    shares = array("d", source.shares)
-    kept += (tokens, parents, shares)
+    own = _numbers("i", source.tokens), _numbers("i", source.parents), _numbers("d", source.shares)
+    kept += own
     length = source.length if isinstance(source, MatchSource) else 0
-    return len(tokens), address(tokens), address(parents), address(shares), length
+    return len(source.tokens), *map(address, own), length
+
+
+def _numbers(kind: str, numbers: Sequence[float]) -> Numbers:
+    return numbers if isinstance(numbers, array) else array(kind, numbers)

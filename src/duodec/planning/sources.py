@@ -16,7 +16,7 @@ from duodec.core.protocols import Candidates, Datastore, Scores
 from duodec.core.sampling import Tokens
 from duodec.drafting.continuations import most_frequent
 from duodec.drafting.recycling import MAX_ORDER, RecycledRows
-from duodec.drafting.suffix import Suffixes
+from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.selection import Source
 
@@ -76,15 +76,18 @@ class _Continuations(ABC):
 
     is_open = False
 
-    def __init__(self, draft: Draft, shares: Sequence[float]) -> None:
+    def __init__(
+        self, tokens: Sequence[int], parents: Sequence[int], shares: Sequence[float]
+    ) -> None:
         """``shares`` by node: of the places that go on with it."""
-        self.draft = draft
+        self.tokens = tokens
+        self.parents = parents
         self.shares = shares
 
     @cached_property
     def _children(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
-        for node, parent in enumerate(self.draft.parents):
+        for node, parent in enumerate(self.parents):
             found.setdefault(parent, []).append(node)
         return found
 
@@ -101,7 +104,7 @@ class _Continuations(ABC):
             return []
         acceptance, confidences = self._judged(state, children)
         return [
-            (self.draft.tokens[child], likelihood, child)
+            (self.tokens[child], likelihood, child)
             for rank, child in enumerate(children)
             if (likelihood := acceptance.estimate(confidences[rank], rank)) >= least
         ]
@@ -113,7 +116,7 @@ class _Continuations(ABC):
         children = self._children.get(state)
         if children is not None:
             acceptance, confidences = self._judged(state, children)
-            acceptance.label(confidences, [self.draft.tokens[child] == token for child in children])
+            acceptance.label(confidences, [self.tokens[child] == token for child in children])
 
     def _judged(self, node: int, children: Sequence[int]) -> tuple[Acceptance, list[float]]:
         """What was learned of a node's children, and the confidence in each."""
@@ -126,14 +129,11 @@ class MatchSource(_Continuations):
     """What followed the same tokens in this text or in earlier completions. Every token that it is
     right about makes the match longer, and longer matches are right more often."""
 
-    def __init__(
-        self, draft: Draft, shares: Sequence[float], length: int, by_length: ByLength
-    ) -> None:
-        """``length``: matched tokens at the end of the text; ``shares`` by node, of its places."""
-        super().__init__(draft, shares)
+    def __init__(self, found: Speculation, by_length: ByLength) -> None:
+        super().__init__(found.tokens, found.parents, found.shares)
         self.by_length = by_length
-        self.length = length
-        self._lengths = {ROOT: length}  # of the match at a node
+        self.length = found.length  # of the match at the end of the text, in tokens
+        self._lengths = {ROOT: found.length}  # at a node
 
     def _judge(self, node: int) -> tuple[Acceptance, float]:
         number = bisect_right(LENGTHS, self._length(node)) - 1
@@ -141,7 +141,7 @@ class MatchSource(_Continuations):
 
     def _length(self, node: int) -> int:
         if node not in self._lengths:
-            self._lengths[node] = self._length(self.draft.parents[node]) + 1
+            self._lengths[node] = self._length(self.parents[node]) + 1
         return self._lengths[node]
 
 
@@ -149,7 +149,7 @@ class StoredSource(_Continuations):
     """What followed the same tokens in a datastore."""
 
     def __init__(self, draft: Draft, shares: Sequence[float], acceptance: Acceptance) -> None:
-        super().__init__(draft, shares)
+        super().__init__(draft.tokens, draft.parents, shares)
         self.acceptance = acceptance
 
     def _judge(self, node: int) -> tuple[Acceptance, float]:
@@ -237,15 +237,8 @@ class TextSources:
         ]
         for store in (self._own, self.memory.earlier):
             speculation = store.speculate(text, _FACTOR, _MIN_SHARE, depth)
-            if len(speculation.draft):
-                found.append(
-                    MatchSource(
-                        speculation.draft,
-                        speculation.shares,
-                        speculation.length,
-                        self.memory.by_length,
-                    )
-                )
+            if speculation.tokens:
+                found.append(MatchSource(speculation, self.memory.by_length))
         if self._datastore is not None:
             windows = self._datastore.continuations(
                 text, max_span=_MAX_SPAN, min_span=_MIN_SPAN, length=_STORED_DEPTH
