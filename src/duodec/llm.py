@@ -29,7 +29,7 @@ from duodec.core.logprobs import Logprob
 from duodec.core.parameters import made
 from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer, max_draft
 from duodec.core.round import Stats
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling import Sampler, SamplingParams, seeded
 from duodec.core.text import TextStream
 from duodec.errors import BadOption, ContextExceeded
 from duodec.inputs import Params, Prompt, check_role, is_tokens, params_of, prompts_of
@@ -367,7 +367,7 @@ class LLM:
         heard: list[Output] = []
         make = partial(self.task, prompt, params, method=method, say=heard.append, choice=choice)
         task: Task = await run(make)
-        yield Started(task.method.name, task.request.sampler.params.seed, len(task.request.prompt))
+        yield Started(task.method.name, task.request.sampler.seed, len(task.request.prompt))
         try:
             self.scheduler.submit([task])
             while not task.is_over:
@@ -381,7 +381,7 @@ class LLM:
 
     def _events(self, task: Task, heard: list[Output]) -> Iterator[Event]:
         request = task.request
-        seed = request.sampler.params.seed
+        seed = request.sampler.seed
         yield Started(task.method.name, seed, len(request.prompt))
         try:
             self.scheduler.submit([task])
@@ -428,7 +428,7 @@ class LLM:
         ``shown``: control tokens that are part of the text, since somebody reads them there.
         """
         chosen = self.method(method)
-        params = self._checked_params(params_of(params))
+        params = seeded(self._checked_params(params_of(params)))
         tokens = self._checked(self.tokens_of(prompt))
         max_tokens = self.num_context if params.max_tokens is None else params.max_tokens
         wanted = len(tokens) + max_tokens

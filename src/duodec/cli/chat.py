@@ -14,7 +14,7 @@ from duodec.cli.chat_models import Models
 from duodec.cli.conversation import Conversation, as_messages, as_text
 from duodec.cli.output import say_dim, warn
 from duodec.cli.rendered import writer_for
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling import SamplingParams, seeded
 from duodec.errors import BadOption, ContextExceeded
 from duodec.models.config import EngineConfig
 
@@ -67,7 +67,7 @@ def chat(
         EngineConfig,
         options.Options(without=options.GRAMMAR_LIMITS, defaults={"datastore": "auto"}),
     ],
-    sampling: Annotated[SamplingParams, options.Options(defaults={"seed": choices.random_seed})],
+    sampling: Annotated[SamplingParams, options.Options()],
 ) -> None:
     """Talk with a model: the history is kept, Ctrl-C stops a response and not the chat."""
     choices.check_length(max_tokens, ())
@@ -81,7 +81,7 @@ def chat(
         conversation = Conversation(
             models=models,
             writer=writer,
-            sampling=sampling,
+            sampling=seeded(sampling),
             method=chosen,
             max_tokens=max_tokens,
             system=system,
@@ -91,7 +91,7 @@ def chat(
         if sys.stdin is not None and sys.stdin.isatty():
             if not quiet:
                 names = models.target + (f" with {models.draft}" if models.draft else "")
-                say_dim(f"{names}, seed {sampling.seed}; /? for help, Ctrl-D leaves")
+                say_dim(f"{names}, seed {conversation.sampling.seed}; /? for help, Ctrl-D leaves")
             _talk(conversation, _terminal_reader())
         else:
             _talk(conversation, _pipe_reader)

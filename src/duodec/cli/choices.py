@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -84,8 +83,3 @@ def draft_reference(config: EngineConfig, method: str | None) -> str | None:
             )
         return draft
     return None
-
-
-def random_seed() -> int:
-    """A seed of 32 bits."""
-    return secrets.randbits(32)

@@ -17,7 +17,7 @@ from duodec.cli.opening import open_engine
 from duodec.cli.output import is_terminal, put, say, say_dim, warn
 from duodec.cli.record import to_json
 from duodec.cli.rendered import writer_for
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling import SamplingParams, seeded
 from duodec.errors import BadOption
 from duodec.machine.busy import NOTABLE, OtherPrograms
 from duodec.models.config import EngineConfig
@@ -106,7 +106,7 @@ def generate(
     ] = False,
     quiet: options.Quiet = False,
     config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
-    sampling: Annotated[SamplingParams, options.Options(defaults={"seed": choices.random_seed})],
+    sampling: Annotated[SamplingParams, options.Options()],
 ) -> None:
     """Complete a prompt: the text to stdout, everything else to stderr.
 
@@ -114,7 +114,7 @@ def generate(
 
     The text is the target's own; draft and method only change the speed.
     """
-    sampling = replace(sampling, grammar=choices.grammar_or_none(json_schema, regex))
+    sampling = replace(seeded(sampling), grammar=choices.grammar_or_none(json_schema, regex))
     choices.check_length(max_tokens, stop or ())
     config = choices.with_datastore(config, method)
     chosen = choices.method_or_none(method, config.draft)

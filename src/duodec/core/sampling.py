@@ -10,8 +10,9 @@ library given the same row picks the same token.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
@@ -112,17 +113,17 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: Grammar | None = None  # that the completion must match
     seed: Annotated[
-        int,
+        int | None,
         Parameter(
-            "One seed gives one text, whatever the method and the draft; a random seed is "
-            "taken and reported where no default is shown.",
+            "One seed gives one text, whatever the method and the draft; without one, a random "
+            "seed is taken and reported.",
             "Sampling",
             ("--seed", "-s"),
             ge=0,
             lt=1 << 64,
             remedy="use a whole number from 0 to 2**64 - 1",
         ),
-    ] = 0
+    ] = None
     max_tokens: int | None = None  # of the completion; None: as many as the context holds
     stop: Sequence[str] = ()  # texts that end the completion and are not part of it
     logprobs: int | None = None  # alternatives to each token, reported with its log probability
@@ -150,6 +151,11 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """Temperatures too low to divide by count as 0, as in vLLM."""
         return self.temperature < 1e-5
+
+
+def seeded(params: SamplingParams) -> SamplingParams:
+    """The same with a random seed where they have none."""
+    return params if params.seed is not None else replace(params, seed=secrets.randbits(32))
 
 
 @dataclass(frozen=True)
@@ -220,8 +226,13 @@ class Sampler:
     def __reduce__(self) -> tuple[type[Sampler], tuple[SamplingParams, int, int]]:
         return Sampler, (self.params, self.choice, self.num_prompt_tokens)
 
+    @property
+    def seed(self) -> int:
+        """The parameters' seed; 0 where they have none."""
+        return self.params.seed or 0
+
     def key(self, position: int, stream: int = noise.DRAW) -> int:
-        return noise.key(self.params.seed, self.choice, position, stream)
+        return noise.key(self.seed, self.choice, position, stream)
 
     def draw(self, row: Row, context: Context) -> Draw:
         """The keyed draw from a row of logits. Raises ComputeFailed if they are not finite."""

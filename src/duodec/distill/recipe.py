@@ -75,9 +75,15 @@ class Distillation:
     on_progress: OnProgress = lambda words, done, total: None
     on_warning: Callable[[str], None] = warn
 
+    @property
+    def seed(self) -> int:
+        """Of the sampling, of the order of the prompts and of the training; 0 by default, so that
+        the work can be repeated."""
+        return self.params.seed or 0
+
     def check(self) -> None:
         """Raises BadOption, ModelNotFound, ModelUnreadable or BackendUnavailable."""
-        self.prompts: Prompts = collect(self.files, self.settings.num_prompts, self.params.seed)
+        self.prompts: Prompts = collect(self.files, self.settings.num_prompts, self.seed)
         target = target_file(self.config)
         self.before = self._known_draft()
         reference = self.origin or self.before or self.config.target
@@ -147,7 +153,7 @@ class Distillation:
             recording.seconds,
             training.seconds,
             {**asdict(self.settings), "temperature": self.params.temperature,
-             "seed": self.params.seed, "layers": list(self.layers)},
+             "seed": self.seed, "layers": list(self.layers)},
         )  # fmt: skip
         write_json(self.folder.result, result.as_json())
         return result
@@ -180,7 +186,7 @@ class Distillation:
     def _train(self, recording: Recording) -> Training:
         device = "cuda" if torch.cuda.is_available() and self.config.device != "cpu" else "cpu"
         torch.set_num_threads(self.config.threads or len(available_cores()))
-        torch.manual_seed(self.params.seed)
+        torch.manual_seed(self.seed)
         student = open_student(self.source, self.layers, device)
         if self.is_transplanted:
             with (
@@ -192,7 +198,7 @@ class Distillation:
             student,
             recording,
             self.settings,
-            self.params.seed,
+            self.seed,
             self.params.temperature,
             1,
             self.folder,
@@ -274,7 +280,7 @@ class Distillation:
             "target": _identity(self.target_path),
             "from": _identity(self.source.path),
             "prompts": self.prompts.digest,
-            "seed": self.params.seed,
+            "seed": self.seed,
             "temperature": self.params.temperature,
             "max_tokens": self.settings.max_tokens,
             **self.settings.of_training(),

@@ -190,7 +190,7 @@ def _fitting(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams) -
 
 def _seeded(params: SamplingParams, numbers: Sequence[int]) -> list[SamplingParams]:
     """One seed each, so that equal prompts do not share their noise."""
-    return [replace(params, seed=(params.seed + i) % (1 << 64)) for i in numbers]
+    return [replace(params, seed=((params.seed or 0) + i) % (1 << 64)) for i in numbers]
 
 
 def _sample(prompt: list[int], completion: Completion) -> Sample:

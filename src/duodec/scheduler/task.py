@@ -124,7 +124,7 @@ class Task:
         done = Done(
             finished,
             self.method.name,
-            request.sampler.params.seed,
+            request.sampler.seed,
             tuple(one for one in logprobs if not request.is_end(one.token)),
             self.num_cached,
             self.arrive_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from typing import Any
 
 from duodec.chat.template import Message
 from duodec.core.grammar import Grammar
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling import SamplingParams, seeded
 from duodec.server.choosing import base_name
 from duodec.server.dialects import Dialect, Wanted
 from duodec.server.errors import ApiError, bad_field
@@ -132,7 +131,7 @@ def _wish(body: Body, grammar: Grammar | None, limit: int | None, num_logprobs: 
 
 def _sampling(body: Body, grammar: Grammar | None) -> SamplingParams:
     repetition = body.repetition_penalty
-    return SamplingParams(
+    params = SamplingParams(
         temperature=body.temperature,
         top_k=max(0, body.top_k),  # -1: off, as in vLLM
         top_p=body.top_p or 1e-9,  # 0: the likeliest alone
@@ -142,5 +141,6 @@ def _sampling(body: Body, grammar: Grammar | None) -> SamplingParams:
         frequency_penalty=body.frequency_penalty,
         logit_bias={int(token): bias for token, bias in body.logit_bias.items()},
         grammar=grammar,
-        seed=secrets.randbits(32) if body.seed in (None, -1) else body.seed,
+        seed=None if body.seed == -1 else body.seed,  # as in llama.cpp
     )
+    return seeded(params)
