@@ -93,7 +93,7 @@ def main(
             limit=limit,
             max_tokens=max_tokens,
             simulate_ms=forward_ms,
-            sampling=SamplingParams(temperature=temperature),
+            sampling=SamplingParams(temperature=temperature, seed=0),
         )
         found[f"{temperature:g}"] = bins(_labels(plan))
         for b in found[f"{temperature:g}"]:

@@ -19,6 +19,7 @@ import duodec
 from duodec import LLM, Completion, Delta, Finished, SamplingParams
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import PacedTarget
+from duodec.core.events import Started
 from duodec.core.protocols import Drafted, Query, Scores
 from duodec.core.sampling import Context, Draw
 from duodec.drafting.inline import InlineDrafter
@@ -71,6 +72,21 @@ def test_each_prompt_may_have_its_own_params() -> None:
     ]
     with pytest.raises(BadOption, match="3 prompts and 2 params"):
         llm().generate(PROMPTS, each[:2])
+
+
+def test_without_a_seed_each_completion_has_a_random_one_and_reports_it() -> None:
+    params = replace(PARAMS, seed=None)
+    first, second = llm(2).generate([PROMPTS[0]] * 2, params)
+    assert first.seed != second.seed
+    assert first.tokens != second.tokens
+    for one in (first, second):
+        again = llm().generate(PROMPTS[0], replace(params, seed=one.seed))[0]
+        assert again.tokens == one.tokens
+    started, *_ = llm().stream(PROMPTS[0], params)
+    assert isinstance(started, Started)
+    assert started.seed not in (first.seed, second.seed)
+    with pytest.raises(BadOption, match="seed is 'x'; write a number"):
+        SamplingParams(seed="x")  # type: ignore[arg-type]
 
 
 def test_a_text_and_tokens_of_numpy_are_one_prompt() -> None:

@@ -593,7 +593,8 @@ def test_settings(cli: Cli) -> None:
     _, err = talk(
         cli, "/set parameter temperature 0.5", "/set seed 9", "/set method sps", "/set top_k 5",
         '/set system "be brief"', "/set max_tokens 3", "/show", "/set temperature -1",
-        "/set temprature 1", "/set method dou", "/set top_k x", "/draft off", "/show",
+        "/set temprature 1", "/set grammar x", "/set method dou", "/set top_k x", "/draft off",
+        "/show",
     )  # fmt: skip
     assert "temperature 0.5, top_k 5" in err
     assert "seed 9" in err
@@ -603,6 +604,7 @@ def test_settings(cli: Cli) -> None:
     assert "temperature is -1.0; use 0 (greedy) or more" in err
     assert "did you mean temperature?" in err
     assert "did you mean duo?" in err
+    assert "unknown setting grammar" in err
     assert "top_k is 'x'; write a number" in err
 
 

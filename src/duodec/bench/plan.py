@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ class BenchPlan:
     runs_code: bool = False
 
     def __post_init__(self) -> None:
+        if self.sampling.seed is None:  # methods are compared on the same text
+            object.__setattr__(self, "sampling", replace(self.sampling, seed=0))
         for name in self.methods:
             method_named(name)
         if not self.methods:

@@ -191,7 +191,10 @@ def bench(
             defaults={"datastore": "auto"},
         ),
     ],
-    sampling: Annotated[SamplingParams, options.Options(only=("temperature", "top_p", "seed"), defaults={"seed": 0})],
+    sampling: Annotated[
+        SamplingParams,
+        options.Options(only=("temperature", "top_p", "seed"), defaults={"seed": 0}),
+    ],
 ) -> None:
     """Compare methods: speed, acceptance, overlap, and whether the text is the same.
 

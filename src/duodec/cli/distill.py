@@ -118,7 +118,8 @@ def distill(
         ),
     ],
     sampling: Annotated[
-        SamplingParams, options.Options(only=("temperature", "top_p", "top_k", "seed"), defaults={"seed": 0})
+        SamplingParams,
+        options.Options(only=("temperature", "top_p", "top_k", "seed"), defaults={"seed": 0}),
     ],
 ) -> None:
     """Make a draft for a target: record what it says, train a small model on that, judge it."""

@@ -9,7 +9,9 @@ from duodec.cli.answering import Answer
 from duodec.core.round import Stats
 
 
-def to_json(done: Answer, *, target: str, draft: str | None, seed: int, pace_s: float = 0.0) -> str:
+def to_json(
+    done: Answer, *, target: str, draft: str | None, seed: int | None, pace_s: float = 0.0
+) -> str:
     """One line; what is not a number is null. A target slowed for a demo is marked as such."""
     finished = done.finished
     return json.dumps(

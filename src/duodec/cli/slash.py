@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from duodec.cli import choices
 from duodec.cli.closing import draft_line, speed_line
 from duodec.cli.output import say
+from duodec.core.parameters import fields_of
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.methods.registry import DEFAULT_METHOD
@@ -21,9 +22,7 @@ from duodec.models.aliases import ALIASES
 if TYPE_CHECKING:
     from duodec.cli.conversation import Conversation
 
-_SAMPLING = {
-    item.name: type(item.default) for item in fields(SamplingParams) if item.default is not MISSING
-}
+_SAMPLING = {f.name: f.number for f in fields_of(SamplingParams).values() if f.number}
 SETTINGS = ("system", "method", "max_tokens", *_SAMPLING)
 LEAVE = ("/bye", "/exit", "/quit")
 

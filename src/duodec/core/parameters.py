@@ -52,6 +52,13 @@ class Field:
     parameter: Parameter
 
     @property
+    def number(self) -> type | None:
+        """int or float, where it holds a number or None."""
+        return next(
+            (kind for kind in (int, float) if kind in (self.kind, *get_args(self.kind))), None
+        )
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """How the command line spells it."""
         return self.parameter.flags or (f"--{self.name.replace('_', '-')}",)
@@ -91,7 +98,7 @@ def check(record: object, spelled: Callable[[Field], str] = by_option) -> None:
         value, parameter = getattr(record, field.name), field.parameter
         if value is None:
             continue
-        if field.kind in (int, float) and not isinstance(value, Real):
+        if field.number and not isinstance(value, Real):
             raise BadOption(f"{spelled(field)} is {value!r}; write a number", flags=field.flags)
         if parameter.choices and value not in parameter.choices:
             raise BadOption(

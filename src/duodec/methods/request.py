@@ -272,14 +272,15 @@ class Request:
     def _until_end(self, tokens: tuple[int, ...], num_accepted: int) -> tuple[int, ...]:
         """The tokens up to the end of the completion; their text is made now if it may hold a stop
         string, and later otherwise."""
-        end = next((i for i, token in enumerate(tokens) if self.is_end(token)), None)
-        if end is not None:
-            self.finish_reason = "stop"
-            tokens = tokens[: end + 1]
+        spoken = tokens
+        for end, token in enumerate(tokens):
+            if self.is_end(token):
+                self.finish_reason = "stop"
+                spoken, tokens = tokens[:end], tokens[: end + 1]
+                break
         stream = self.stream
         if stream is None:
             return tokens
-        spoken = tokens if end is None else tokens[:end]
         if not stream.can_stop:
             self.defer(lambda: self._speak(stream, spoken, num_accepted))
             return tokens

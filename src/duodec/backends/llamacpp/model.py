@@ -79,6 +79,7 @@ class LlamaModel:
                 "architecture; download it again or update llama-cpp-python"
             )
         self.vocab = lib.llama_model_get_vocab(self.handle)
+        self._ends: dict[int, bool] = {}  # tokens that were asked for
         self._refuse_other_kinds()
 
     def _refuse_large(self) -> None:
@@ -232,7 +233,10 @@ class LlamaModel:
 
     def is_end(self, token: int) -> bool:
         """Whether a token ends the answer."""
-        return bool(self.lib.llama_vocab_is_eog(self.vocab, token))
+        known = self._ends.get(token)  # asked for between two forward passes, where calls are slow
+        if known is None:
+            known = self._ends[token] = bool(self.lib.llama_vocab_is_eog(self.vocab, token))
+        return known
 
     def token_text(self, token: int) -> bytes:
         """The vocabulary's own entry for a token (not detokenised)."""
