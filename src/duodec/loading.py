@@ -19,12 +19,11 @@ from duodec.core.protocols import Datastore, Target, Tokenizer, max_draft
 from duodec.datastores import open_for
 from duodec.drafts import recipe_for
 from duodec.errors import DuodecError, warn
+from duodec.inner_loops import use_native
 from duodec.llm import LLM
 from duodec.machine.busy import SpareCores
-from duodec.machine.compiler import compiled
 from duodec.machine.cores import CorePlan, available_cores, keep_to, memory_nodes
 from duodec.models import ALIASES, resolve
-from duodec.models.cache import cache_folder
 from duodec.models.config import DEFAULT_TARGET as DEFAULT_TARGET
 from duodec.models.config import EngineConfig as EngineConfig
 from duodec.models.discovery import best_for
@@ -39,7 +38,6 @@ from duodec.models.targets import (
     target_is_elsewhere,
 )
 from duodec.models.vetting import vetted
-from duodec.native import library as native
 from duodec.profiling import Profile, key_of
 
 _DRAFT_TOKENS = 1 << 14  # in a draft's cache, for all texts together
@@ -47,18 +45,6 @@ _NO_STATES = (
     "this build of llama.cpp cannot take back the state of its recurrent layers, so that no draft "
     "can be scored; every method decodes plainly"
 )
-
-
-def use_native() -> bool:
-    """Use the compiled inner loops from now on, if they can be: they are compiled once, in a
-    second. Otherwise Python does the same, slower."""
-    path = compiled(native.SOURCES, cache_folder() / "native", native.SIZES)
-    try:
-        native.use(path)
-    except OSError:  # it is no library, or not whole: it is compiled anew next time
-        with suppress(OSError):
-            path.unlink() if path else None
-    return native.library() is not None
 
 
 def draft_for(config: EngineConfig) -> str | None:

@@ -28,7 +28,7 @@ from duodec.core.sampling import SamplingParams
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.recycling import RecycledRows
 from duodec.drafting.suffix import Suffixes
-from duodec.loading import use_native
+from duodec.inner_loops import use_native
 from duodec.machine.compiler import compiled
 from duodec.native import library as native
 from duodec.native.rows import NativeRows

@@ -170,7 +170,7 @@ def _check_use(
     """Check a sound pair against this machine. Raises ContextExceeded."""
     from duodec.backends.llamacpp.library import load
     from duodec.cli import checks
-    from duodec.loading import use_native
+    from duodec.inner_loops import use_native
     from duodec.machine.cores import available_cores
     from duodec.models.targets import backend_of
 

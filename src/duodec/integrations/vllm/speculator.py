@@ -15,6 +15,7 @@ from duodec.integrations.vllm.beside import Beside
 from duodec.integrations.vllm.pace import Chain, Pace, Regime
 from duodec.integrations.vllm.requests import Request, Requests, Row
 from duodec.planning.acceptance import Acceptance
+from duodec.planning.compiled import grow
 from duodec.planning.governor import Sources
 from duodec.planning.selection import Selection
 from duodec.planning.sources import TextMemory, TextSources, TreeSource
@@ -210,7 +211,7 @@ class Speculator:
         request.texts.read(request.text)
         sources = [no_tree, *request.texts.sources(request.text, room)]
         request.selection = Selection(sources, self._memory.agreement)
-        request.selection.grow(room, room, has_branches=False)
+        grow(request.selection, room, room, has_branches=False)
         return Chain(request.selection.tokens, request.selection.values)
 
     def _room(self, request: Request) -> int:
