@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from duodec.backends.torch import kernels, layer_kernels
+from duodec.backends.torch import attention, kernels, layer_kernels
 from duodec.backends.torch.pick_kernel import fused_pick
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -85,7 +85,7 @@ def compile_for(capability: int, shape: tuple[int, int, int, int]) -> dict[str, 
     query = layer_kernels.placed(rows, turn, turn, inputs[:, 2], *cache, norms)
     by_group = query.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
     plan = kernels.Splits(4).plan(kernels.Rows(inputs[:, 1], inputs[:, 3], inputs[:, 5:]))
-    plan.attend(by_group, *cache, size**-0.5)
+    plan.attend(by_group, *cache, attention.Scoring(size**-0.5))
     stream = torch.zeros(num_rows, width, **like)
     layer_kernels.normed(stream, stream[0], 1e-6)
     layer_kernels.gated(stream)

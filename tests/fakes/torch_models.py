@@ -31,6 +31,13 @@ SIZES = {
     "pad_token_id": None,
 }
 KINDS = ("llama", "qwen2")
+_ONE_OF_EACH = ["sliding_attention", "full_attention"]
+CHANGES: dict[str, dict[str, Any]] = {  # windows within the tail that a row lists, and beyond it
+    "gemma2": {"head_dim": 8, "sliding_window": 100, "attn_logit_softcapping": 3.0},
+    "gemma3_text": {"head_dim": 8, "sliding_window": 20, "layer_types": _ONE_OF_EACH},
+    "mistral": {"sliding_window": 300},
+}
+WINDOWED = tuple(CHANGES)
 LARGE = [  # ways to draw from large vocabularies
     SamplingParams(),
     SamplingParams(temperature=1.0),
@@ -44,7 +51,9 @@ LARGE = [  # ways to draw from large vocabularies
 
 def build(kind: str, seed: int = 0, **changes: Any) -> Any:
     """A random model of a kind that transformers knows."""
-    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **changes})
+    config = transformers.AutoConfig.for_model(
+        kind, **{**SIZES, **CHANGES.get(kind, {}), **changes}
+    )
     torch.manual_seed(seed)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 

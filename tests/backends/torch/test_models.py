@@ -7,8 +7,18 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
 pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
 
+import numpy as np
+import torch
 import transformers
-from fakes.torch_models import NUM_VOCAB, build
+from fakes.torch_models import (
+    NUM_VOCAB,
+    WINDOWED,
+    build,
+    logits,
+    query_of,
+    random_text,
+    random_tree,
+)
 
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import TorchTarget
@@ -17,17 +27,12 @@ from duodec.errors import BadOption, DuodecError, ModelUnreadable
 # --- what is refused
 
 REFUSED = {
-    "a sliding window": ("mistral", {"sliding_window": 64}, "SlidingWindow"),
-    "windows in some layers": (
+    "chunks of attention": (
         "qwen2",
-        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
-        "sliding",
+        {"layer_types": ["chunked_attention", "full_attention"]},
+        "chunked_attention",
     ),
-    "soft-capped attention": (
-        "gemma2",
-        {"layer_types": ["full_attention"] * 2, "head_dim": 8},
-        "soft-caps",
-    ),
+    "a window that its attention is not told": ("llama", {"sliding_window": 64}, "windows"),
     "recurrent layers": ("mamba", {}, "mamba"),
     "a rotation that follows the length": (
         "llama",
@@ -62,10 +67,9 @@ def test_a_mixture_of_experts_has_no_exact_widths() -> None:
     TorchTarget(network, num_context=64, is_width_exact=False, num_chunk=32).close()
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "gpt2", "phi"])
-def test_full_attention_is_taken_and_given_back(kind: str) -> None:
-    changes = {"sliding_window": None} if kind == "mistral" else {}
-    model = build(kind, **changes)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2", "phi", *WINDOWED])
+def test_attention_is_taken_and_given_back(kind: str) -> None:
+    model = build(kind)
     before = model.config._attn_implementation
     network = Network(model)
     assert network.num_layers == 2
@@ -73,6 +77,23 @@ def test_full_attention_is_taken_and_given_back(kind: str) -> None:
     assert model.config._attn_implementation != before
     network.close()
     assert model.config._attn_implementation == before
+
+
+def test_windows_in_some_layers_and_sinks_are_scored_as_the_model_does() -> None:
+    """gpt-oss, whose mixture of experts allows no exact widths."""
+    model = build("gpt_oss", num_local_experts=4, head_dim=8, sliding_window=60)
+    oracle = build("gpt_oss", num_local_experts=4, head_dim=8, sliding_window=60)
+    for own in (model, oracle):
+        for layer in own.model.layers:
+            layer.self_attn.sinks.data = torch.linspace(-1, 2, 4).to(own.dtype)
+    target = TorchTarget(Network(model), num_context=400, is_width_exact=False, num_chunk=32)
+    text, draft = random_text(150), random_tree(np.random.default_rng(3), 4, 5)
+    (rows,) = logits(target, query_of(text, draft, num_prompt=140))
+    with torch.inference_mode():
+        for node in range(-1, len(draft)):
+            own = oracle(torch.tensor([[*text, *draft.path_tokens(node)]])).logits[0, -1]
+            assert (rows[node + 1] - own).abs().max() < 1e-3
+    target.close()
 
 
 def test_a_refused_model_keeps_its_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +111,9 @@ def test_other_logits_than_the_models_own_are_noticed(monkeypatch: pytest.Monkey
 
     right = attention.Masked.attend
     monkeypatch.setattr(
-        attention.Masked, "attend", lambda self, q, k, v, scaling: right(self, q, k, v, 1.0)
+        attention.Masked,
+        "attend",
+        lambda self, *cells: right(self, *cells[:3], attention.Scoring(1.0)),
     )
     with pytest.raises(ModelUnreadable, match="different logits"):
         Network(build("llama"))

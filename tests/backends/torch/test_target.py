@@ -22,6 +22,7 @@ import torch
 from fakes.torch_models import (
     KINDS,
     NUM_VOCAB,
+    WINDOWED,
     build,
     logits,
     oracle_rows,
@@ -56,7 +57,7 @@ def alone(target: TorchTarget, text: Sequence[int], num_prompt: int) -> torch.Te
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *WINDOWED])
 def test_a_tree_scores_as_its_branches_do_in_float64(kind: str, is_exact: bool) -> None:
     target = target_of(kind, num_context=700, is_width_exact=is_exact)
     rng = np.random.default_rng(1)
@@ -120,7 +121,7 @@ def test_candidates_come_with_the_draws_as_many_as_each_query_asks_for() -> None
 # --- the same bits
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *WINDOWED])
 def test_a_row_has_the_bits_of_plain_decoding_in_every_tree(kind: str) -> None:
     """Across the borders of attention's blocks and tails, trees of all widths, branches too."""
     target = target_of(kind, num_context=700)

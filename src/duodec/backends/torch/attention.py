@@ -8,12 +8,15 @@ row lists. Both ways take groups of query heads as rows of one matrix, so that n
 - `Rowwise` gives a row the same bits wherever its keys are, whatever the other rows: its prefix is
   computed in blocks by absolute position, its tail from a gathered copy, and both have shapes that
   no text, tree or row changes. Unseen keys add exact zeros.
+
+Both compute what architectures change in the scores: windows, soft caps, sinks (`Scoring`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from duodec.backends.torch.library import torch, transformers
@@ -24,11 +27,31 @@ TAIL = 80  # positions whose cells a row lists: the depth of the deepest tree
 BLOCK = 256  # positions of a block of `Rowwise`
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """What a layer makes of the products of queries and keys."""
+
+    scaling: float
+    window: int | None = None  # positions that a row sees, its own included; None: all
+    cap: float | None = None  # scores stay within it, by a tanh; None: they are not capped
+    sinks: torch.Tensor | None = None  # (kv heads, group): a score that takes weight from all keys
+
+    def of(self, products: torch.Tensor) -> torch.Tensor:
+        """The scores of products, which the scaling is part of already."""
+        return products if self.cap is None else self.cap * torch.tanh(products / self.cap)
+
+    def since(self, positions: torch.Tensor) -> torch.Tensor:
+        """The first position that a row at each of these sees."""
+        if self.window is None:
+            return torch.zeros_like(positions)
+        return (positions - self.window + 1).clamp(min=0)
+
+
 class Plan(Protocol):
     """What the rows of a forward pass see."""
 
     def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
         """``query`` (kv heads, group, rows, size) over ``keys`` and ``values`` (kv heads, cells,
         size): the shape and type of ``query``."""
@@ -46,46 +69,59 @@ class Rows:
         """The same rows, for the layers of a device."""
         return Rows(*(part.to(device) for part in (self.positions, self.bases, self.tails)))
 
-    def sees(self, begin: int, num_cells: int, reach: torch.Tensor) -> torch.Tensor:
-        """Which of ``num_cells`` cells from ``begin`` on hold positions up to ``reach`` of the
-        row's slot: (rows, cells) bool."""
+    def sees(
+        self, begin: int, num_cells: int, since: torch.Tensor, reach: torch.Tensor
+    ) -> torch.Tensor:
+        """Which of ``num_cells`` cells from ``begin`` on hold positions from ``since`` up to
+        ``reach`` of the row's slot: (rows, cells) bool."""
         cells = torch.arange(begin, begin + num_cells, device=reach.device)
         places = cells - self.bases[:, None]
-        return (places >= 0) & (places <= reach[:, None])
+        return (places >= since[:, None]) & (places <= reach[:, None])
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Attention over cells ``begin`` .. of the cache, under one mask."""
+    """Attention over ``num_cells`` cells of the cache, under one mask for each kind of layer."""
 
     begin: int
-    mask: torch.Tensor  # (rows, cells) bool
-    _biases: dict[tuple[int, torch.dtype], torch.Tensor] = field(
+    num_cells: int
+    mask: Callable[[Scoring], torch.Tensor]  # (rows, cells) bool
+    _biases: dict[tuple[int, torch.dtype, int | None], torch.Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        group, num_cells = query.shape[1], self.mask.shape[1]
-        window = slice(self.begin, self.begin + num_cells)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            query.flatten(1, 2)[None],
-            keys[None, :, window],
-            values[None, :, window],
-            attn_mask=self._bias(group, query.dtype),
-            scale=scaling,
-        )
-        return out.view_as(query)
+        part = slice(self.begin, self.begin + self.num_cells)
+        keys, values = keys[:, part], values[:, part]
+        rows = query.flatten(1, 2)
+        if scoring.cap is None and scoring.sinks is None:
+            out = torch.nn.functional.scaled_dot_product_attention(
+                rows[None],
+                keys[None],
+                values[None],
+                attn_mask=self._bias(query.shape[1], query.dtype, scoring),
+                scale=scoring.scaling,
+            )
+            return out.view_as(query)
+        products = torch.matmul(rows.float() * scoring.scaling, keys.float().transpose(1, 2))
+        scores = scoring.of(products) + self._bias(query.shape[1], torch.float32, scoring)
+        if scoring.sinks is not None:
+            sinks = scoring.sinks.float().repeat_interleave(query.shape[2], dim=1)[..., None]
+            scores = torch.cat([scores, sinks], dim=2)
+        weights = torch.softmax(scores, dim=2)[..., : self.num_cells]
+        return torch.matmul(weights, values.float()).to(query.dtype).view_as(query)
 
-    def _bias(self, group: int, dtype: torch.dtype) -> torch.Tensor:
+    def _bias(self, group: int, dtype: torch.dtype, scoring: Scoring) -> torch.Tensor:
         """The mask as torch would convert it in every layer: (group * rows, cells), in the query's
         type."""
-        if (group, dtype) not in self._biases:
-            hidden = ~self.mask.repeat(group, 1)
+        kind = group, dtype, scoring.window
+        if kind not in self._biases:
+            hidden = ~self.mask(scoring).repeat(group, 1)
             bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            self._biases[group, dtype] = bias.masked_fill_(hidden, -torch.inf)
-        return self._biases[group, dtype]
+            self._biases[kind] = bias.masked_fill_(hidden, -torch.inf)
+        return self._biases[kind]
 
 
 @dataclass(frozen=True)
@@ -96,31 +132,33 @@ class Rowwise:
     blocks: tuple[int, ...]  # cells where blocks of the prefixes begin, in order for each slot
 
     def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
         num_kv_heads, group, num_rows, size = query.shape
-        by_row = (query.float() * scaling).transpose(1, 2)  # (kv heads, rows, group, size)
+        by_row = (query.float() * scoring.scaling).transpose(1, 2)  # (kv heads, rows, group, size)
         flat = by_row.reshape(num_kv_heads, num_rows * group, size)
-        tails = self.rows.tails
-        places = torch.arange(TAIL, device=query.device) + (self.rows.positions[:, None] - TAIL + 1)
+        tails, positions = self.rows.tails, self.rows.positions
+        places = torch.arange(TAIL, device=query.device) + (positions[:, None] - TAIL + 1)
         own_keys, own_values = keys[:, tails].float(), values[:, tails].float()
+        since, reach = scoring.since(positions), positions - TAIL
         scores = [
-            torch.matmul(by_row, own_keys.transpose(2, 3)).masked_fill(
-                (places < 0)[:, None], -torch.inf
+            scoring.of(torch.matmul(by_row, own_keys.transpose(2, 3))).masked_fill(
+                (places < since[:, None])[:, None], -torch.inf
             )
         ]
-        reach = self.rows.positions - TAIL
         for begin in self.blocks:
             found = torch.matmul(flat, keys[:, begin : begin + BLOCK].float().transpose(1, 2))
-            is_hidden = ~self.rows.sees(begin, BLOCK, reach)
+            is_hidden = ~self.rows.sees(begin, BLOCK, since, reach)
             scores.append(
-                found.view(num_kv_heads, num_rows, group, BLOCK).masked_fill(
+                scoring.of(found.view(num_kv_heads, num_rows, group, BLOCK)).masked_fill(
                     is_hidden[:, None], -torch.inf
                 )
             )
         best = torch.stack([part.amax(-1) for part in scores]).amax(0)[..., None]
         weights = [torch.exp(part - best) for part in scores]
         total = weights[0].sum(-1, keepdim=True)
+        if scoring.sinks is not None:  # it may overflow: then all weights are 0
+            total = total + torch.exp(scoring.sinks.float()[:, None, :, None] - best)
         out = torch.matmul(weights[0], own_values)
         for weight, begin in zip(weights[1:], self.blocks, strict=True):
             total = total + weight.sum(-1, keepdim=True)
@@ -141,9 +179,9 @@ class PerDevice:
         return cls({device: layout.plan(rows.to(device)) for device in devices})
 
     def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        return self.plans[query.device].attend(query, keys, values, scaling)
+        return self.plans[query.device].attend(query, keys, values, scoring)
 
 
 class Layout(Protocol):
@@ -160,7 +198,11 @@ class TextWindow:
     num_cells: int
 
     def plan(self, rows: Rows) -> Masked:
-        return Masked(self.begin, rows.sees(self.begin, self.num_cells, rows.positions))
+        return Masked(self.begin, self.num_cells, partial(self._mask, rows))
+
+    def _mask(self, rows: Rows, scoring: Scoring) -> torch.Tensor:
+        since = scoring.since(rows.positions)
+        return rows.sees(self.begin, self.num_cells, since, rows.positions)
 
 
 @dataclass(frozen=True)
@@ -171,8 +213,13 @@ class TreeWindow:
     num_cells: int
 
     def plan(self, rows: Rows) -> Masked:
-        mask = rows.sees(self.begin, self.num_cells, rows.positions - TAIL)
-        return Masked(self.begin, mask.scatter(1, rows.tails - self.begin, True))
+        return Masked(self.begin, self.num_cells, partial(self._mask, rows))
+
+    def _mask(self, rows: Rows, scoring: Scoring) -> torch.Tensor:
+        since = scoring.since(rows.positions)
+        mask = rows.sees(self.begin, self.num_cells, since, rows.positions - TAIL)
+        num_seen = TAIL if scoring.window is None else min(TAIL, scoring.window)
+        return mask.scatter(1, rows.tails[:, TAIL - num_seen :] - self.begin, True)
 
 
 @dataclass(frozen=True)
@@ -198,13 +245,19 @@ def attend(
     """The function that transformers calls: (1, heads, rows, size) to (1, rows, heads, size)."""
     if plan is None:
         raise ModelUnreadable("this architecture does not pass arguments to its attention")
-    for name in ("softcap", "s_aux", "sliding_window", "position_bias"):
-        if options.get(name) is not None:
-            raise ModelUnreadable(f"attention with {name} is not computed by the torch backend")
+    if options.get("position_bias") is not None:
+        raise ModelUnreadable("attention with position_bias is not computed by the torch backend")
     _, num_heads, num_rows, size = query.shape
     num_kv_heads = key.shape[1]
     folded = query.view(num_kv_heads, num_heads // num_kv_heads, num_rows, size)
-    out = plan.attend(folded, key[0], value[0], size**-0.5 if scaling is None else scaling)
+    sinks = options.get("s_aux")
+    scoring = Scoring(
+        size**-0.5 if scaling is None else scaling,
+        options.get("sliding_window"),
+        options.get("softcap"),
+        None if sinks is None else sinks.view(num_kv_heads, num_heads // num_kv_heads),
+    )
+    out = plan.attend(folded, key[0], value[0], scoring)
     return out.reshape(num_heads, num_rows, size).transpose(0, 1)[None], None
 
 

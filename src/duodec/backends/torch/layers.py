@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.backends.torch.attention import Plan
+from duodec.backends.torch.attention import Plan, Scoring
 from duodec.backends.torch.cache import CellCache
 from duodec.backends.torch.fusing import shared_by
 from duodec.backends.torch.library import torch
@@ -46,7 +46,16 @@ def _is_of_the_kind(layer: Any) -> bool:
         and all(type(p) is torch.nn.Linear and p.bias is None for p in products)
         and type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
         and attention.head_dim % 2 == 0
+        and _window(attention) is None
     )
+
+
+def _window(attention: Any) -> int | None:
+    """What its layer passes on, by its own field or the config's."""
+    found: int | None = getattr(
+        attention, "sliding_window", getattr(attention.config, "sliding_window", None)
+    )
+    return found
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class _Launches:
         cells = past_key_values.written[x.device]
         query = kernels.placed(qkv, cos[0], sin[0], cells, keys, values, self.norms)
         by_group = query.unflatten(1, (len(keys), -1)).permute(1, 2, 0, 3)
-        seen = plan.attend(by_group, keys, values, attention.scaling)
+        seen = plan.attend(by_group, keys, values, Scoring(attention.scaling))
         x.addmm_(seen.permute(2, 0, 1, 3).flatten(1), attention.o_proj.weight.T)
 
         gate_up = self.gate_up.of(self._normed(x, layer.post_attention_layernorm))

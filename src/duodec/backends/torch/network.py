@@ -1,8 +1,7 @@
 """Check a causal language model of transformers, and run its forward passes for the target.
 
 Models whose text cannot be scored as a tree are refused here with one line: those with recurrent
-state (which has no branches), windows, soft-capping, sinks, or a rotation that changes with the
-length of the text.
+state (which has no branches), chunks, or a rotation that changes with the length of the text.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.backends.torch.attention import NAME, PerDevice, Plan, Rows, TextWindow
+from duodec.backends.torch.attention import NAME, PerDevice, Plan, Rows, Scoring, TextWindow
 from duodec.backends.torch.cache import CellCache
 from duodec.backends.torch.fusing import fuse, gains_by_fusing
 from duodec.backends.torch.layers import fuse_layers
@@ -20,6 +19,8 @@ from duodec.backends.torch.library import first_line, torch, transformers
 from duodec.backends.torch.spreading import join
 from duodec.errors import BadOption, ModelUnreadable
 
+_KINDS = {"full_attention", "sliding_attention"}  # of layers
+_MEMORIES = ("DynamicLayer", "DynamicSlidingWindowLayer")  # that these have in transformers
 _PROBE = (1, 0, 2, 1, 1, 0)  # tokens of the self-test
 # of its logits, in their standard deviations: half precision rounds logits to some eighths
 _TOLERANCE, _HALF_TOLERANCE = 0.1, 0.6
@@ -64,6 +65,7 @@ class Network:
         self.layer_devices = [layer.keys.device for layer in layers]
         self.devices = tuple(dict.fromkeys([*self.layer_devices, self.device]))
         self.num_layers = len(layers)
+        self.num_windows = sum(type(layer).__name__ == _MEMORIES[1] for layer in layers)
         _, self.num_kv_heads, _, self.head_size = layers[0].keys.shape
         self.group = self.config.num_attention_heads // self.num_kv_heads
         self.num_vocab = expected.shape[-1]
@@ -132,11 +134,11 @@ class Network:
             input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True
         )
         for layer in cache.layers:
-            if type(layer) is not transformers.cache_utils.DynamicLayer:
+            if type(layer).__name__ not in _MEMORIES:
                 kind = type(layer).__name__.removeprefix("Dynamic").removesuffix("Layer")
                 raise ModelUnreadable(
                     f"{_name(self._model)} has layers of kind {kind}, whose memory has no "
-                    "branches; the torch backend scores models with full attention only"
+                    "branches; the torch backend scores models with attention only"
                 )
         if cache.layers[0].keys.shape != cache.layers[0].values.shape:
             raise ModelUnreadable(f"{_name(self._model)} has keys and values of different shapes")
@@ -154,6 +156,11 @@ class Network:
             raise ModelUnreadable(
                 f"{_name(self._model)} has an attention of its own, which cannot be replaced; the "
                 "torch backend scores models that use transformers' AttentionInterface"
+            )
+        if plan.num_windows != self.num_windows:
+            raise ModelUnreadable(
+                f"{_name(self._model)} has {self.num_windows} layers with windows and tells "
+                f"{plan.num_windows} to its attention; it cannot be a target"
             )
         if self.device.type == "meta":
             return  # an outline has no numbers
@@ -190,12 +197,14 @@ class _Counted:
 
     plan: Plan
     num_calls: int = 0
+    num_windows: int = 0
 
     def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
         self.num_calls += 1
-        return self.plan.attend(query, keys, values, scaling)
+        self.num_windows += scoring.window is not None
+        return self.plan.attend(query, keys, values, scoring)
 
 
 def _name(model: Any) -> str:
@@ -207,14 +216,12 @@ def _check_config(model: Any) -> None:
     name = _name(model)
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelUnreadable(f"{name} is an encoder-decoder; use a causal language model")
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    kinds = set(getattr(config, "layer_types", None) or ()) - _KINDS
     if kinds:
         raise ModelUnreadable(
             f"{name} has layers of kind {', '.join(sorted(kinds))}; the torch backend scores "
-            "models with full attention only"
+            "models with full attention or windows only"
         )
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        raise ModelUnreadable(f"{name} soft-caps its attention, which the torch backend does not")
     for kind in _rope_types(getattr(config, "rope_parameters", None) or {}):
         if kind in ("dynamic", "longrope"):
             raise ModelUnreadable(
