@@ -11,8 +11,10 @@ from duodec.native import library as native
 
 def use_native() -> bool:
     """Use the compiled inner loops from now on, if they can be: they are compiled once, in a
-    second. Otherwise Python does the same, slower."""
-    path = compiled(native.SOURCES, cache_folder() / "native", native.SIZES)
+    second or two. Otherwise Python does the same, slower."""
+    path = None
+    with suppress(RuntimeError):  # the user has no home
+        path = compiled(native.SOURCES, cache_folder() / "native", native.SIZES)
     try:
         native.use(path)
     except OSError:  # it is no library, or not whole: it is compiled anew next time

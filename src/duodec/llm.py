@@ -327,7 +327,8 @@ class LLM:
             prompt: A text, chat messages or tokens.
             params: Sampling parameters. Greedy by default.
             method: A decoding method by name; `auto` by default. An object keeps what it learns.
-            choice: Which of several completions of one seed: each number gives a different text.
+            choice: Which of several completions of one seed, which the params then name: each
+                number gives a different text.
             should_stop: Called after each forward pass; true ends the completion early.
 
         Raises:

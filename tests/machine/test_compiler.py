@@ -11,7 +11,7 @@ from duodec.machine.compiler import compiled
 from duodec.native.library import SIZES, SOURCES
 
 
-def test_a_file_is_compiled_once(tmp_path: Path) -> None:
+def test_files_are_compiled_once(tmp_path: Path) -> None:
     path = compiled(SOURCES, tmp_path / "new" / "folder", SIZES)
     assert path is not None
     made = path.stat().st_mtime_ns

@@ -302,6 +302,22 @@ def test_a_method_judges_each_selection_once(name: str, monkeypatch: pytest.Monk
     assert sum(selection.num_labelled for selection in judged) <= 60
 
 
+@pytest.mark.parametrize("max_width", [0, 80])
+def test_the_prompt_is_read_while_the_target_prefills(
+    max_width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read: list[int] = []
+    read = TextSources.read
+
+    def noted(texts: TextSources, text: np.ndarray) -> None:
+        num_read.append(len(text))
+        read(texts, text)
+
+    monkeypatch.setattr(TextSources, "read", noted)
+    decode("auto", target=TableTarget(MODEL), num_tokens=20, max_width=max_width)
+    assert num_read[:1] == ([len(PROMPT)] if max_width else [])  # if anything can be drafted
+
+
 @st.composite
 def trees(draw) -> dict[tuple[int, ...], float]:
     """Values by path; exact in binary, so that products are too."""

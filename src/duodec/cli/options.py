@@ -45,7 +45,7 @@ class Options:
 
     only: tuple[str, ...] = ()  # empty: every described field
     without: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # values, or functions that find one
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, record: type) -> list[Field]:
         fields = [f for f in fields_of(record).values() if f.name not in self.without]
@@ -92,12 +92,11 @@ def _option(
     kind: Any = field.kind
     if kind == _SEVERAL:
         kind, default = list[str] | None, list(default) or None
-    is_shown = default is not None and not callable(default)
     option = typer.Option(
         *field.flags,
         help=field.parameter.help.replace("[", "\\["),  # rich would read it as markup
         metavar=field.parameter.metavar,
-        show_default=is_shown,
+        show_default=default is not None,
         rich_help_panel=field.parameter.panel or None,
     )
     return inspect.Parameter(

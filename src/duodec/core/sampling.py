@@ -115,8 +115,8 @@ class SamplingParams:
     seed: Annotated[
         int | None,
         Parameter(
-            "One seed gives one text, whatever the method and the draft; without one, a random "
-            "seed is taken and reported.",
+            "One seed gives one text, whatever the method and the draft; a random seed is "
+            "taken and reported where no default is shown.",
             "Sampling",
             ("--seed", "-s"),
             ge=0,

@@ -49,7 +49,7 @@ class Speculation:
 
 _NOTHING = Speculation()
 _Places = Sequence[int] | NDArray[np.integer]
-Drafted = tuple[Sequence[int], Sequence[int], Sequence[float], float, int]
+_Found = tuple[Sequence[int], Sequence[int], Sequence[float], float, int]
 """Tokens, parents and shares by node; the score; the length of the match."""
 
 
@@ -129,8 +129,8 @@ class _Store:
 
     def speculate(
         self, tail: list[int], factor: float, min_share: float, most: int, max_places: int
-    ) -> Drafted:
-        best: Drafted = (), (), (), 0.0, 0
+    ) -> _Found:
+        best: _Found = (), (), (), 0.0, 0
         for length, places in reversed(self._matches(tail[::-1])):
             num_tokens = min(most, int(factor * length + 1e-6))
             best_score = best[3]

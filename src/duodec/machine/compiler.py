@@ -38,7 +38,7 @@ def compiled(sources: Path, folder: Path, sizes: Mapping[str, int] | None = None
         return None
 
 
-def _compile(sources: Sequence[Path], path: Path, options: Sequence[str]) -> None:
+def _compile(files: Sequence[Path], path: Path, options: Sequence[str]) -> None:
     """Raises OSError and SubprocessError."""
     own = shlex.split(os.environ.get("CXX", ""))
     named = [name for name in _COMPILERS if shutil.which(name)]
@@ -48,7 +48,7 @@ def _compile(sources: Sequence[Path], path: Path, options: Sequence[str]) -> Non
     with tempfile.TemporaryDirectory(dir=path.parent) as part:
         made = Path(part, path.name)
         subprocess.run(
-            [*compiler, *options, "-o", str(made), "-x", "c++", *map(str, sources)],
+            [*compiler, *options, "-o", str(made), "-x", "c++", *map(str, files)],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_S, check=True,
         )  # fmt: skip
         made.chmod(0o700)

@@ -96,10 +96,10 @@ class Offers:
         self._text = request.text
         rehearsed, self._rehearsed = self._rehearsed, {}
         request.defer(rehearsed.clear)  # to free so many nodes takes time
-        if not request.num_rounds:  # a prompt is long
-            request.defer(partial(self._texts.read, self._text))
         if request.is_drafting:
             request.defer(self._ask)
+        if self.can_pay and not request.num_rounds:  # a prompt is long
+            request.defer(partial(self._texts.read, self._text))
         request.rehearse = partial(self._rehearse, offer) if offer.selection else None
 
     def overlap_s(self) -> float:

@@ -1,6 +1,7 @@
 """Load the compiled library and call it.
 
-Calls keep Python's lock: they take microseconds, and so nothing in them is seen half done.
+Calls keep Python's lock, so that nothing in them is seen half done. They take microseconds; to read
+a long prompt and to forget half of a store takes milliseconds.
 """
 
 from __future__ import annotations

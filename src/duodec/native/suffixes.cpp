@@ -59,7 +59,8 @@ class Suffixes {
         int64_t num_best = 0, best_length = 0;
         for (size_t i = lengths.size(); i-- > 0;) {
             const int64_t length = lengths[i];
-            const int64_t num = std::min(most, int64_t(factor * double(length) + ROUNDING));
+            const int64_t num =
+                int64_t(std::min(double(most), factor * double(length) + ROUNDING));
             if (double(num) <= score) break;
             const auto &all = matches[i];
             const int64_t num_places = std::min<int64_t>(max_places, int64_t(all.size()));
@@ -193,7 +194,7 @@ void duodec_suffixes_extend(void *suffixes, const int32_t *tokens, int64_t num) 
 
 void duodec_suffixes_end(void *suffixes) { static_cast<Suffixes *>(suffixes)->end(); }
 
-// Room for `most` nodes, and two shares more.
+// `text` has at most `max_depth` tokens. Room for `most` nodes, and two shares more.
 int64_t duodec_suffixes_speculate(void *suffixes, const int32_t *text, int64_t num_text,
                                   double factor, double min_share, int64_t most,
                                   int64_t max_places, int32_t *tokens, int32_t *parents,

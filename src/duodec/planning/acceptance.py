@@ -38,6 +38,7 @@ class Acceptance:
     """
 
     def __init__(self) -> None:
+        # the compiled library keeps their addresses: they are never replaced and never grow
         self.num_right = array("d", [0.0]) * (_NUM_BINS * NUM_RANKS)  # labels of 1, by bin and rank
         self.num_seen = array("d", [0.0]) * (_NUM_BINS * NUM_RANKS)
         self._coverage = (0.0, 0.0)  # the same for whole sets of candidates

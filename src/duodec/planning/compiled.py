@@ -57,9 +57,10 @@ def grow(
     tokens, parents = array("i", bytes(4 * num_tokens)), array("i", bytes(4 * num_tokens))
     values = array("d", bytes(8 * (num_tokens + 1)))
     kept: list[Numbers] = []  # until the call is over
+    learned = _learned(rows, texts, selection.agreement)
     request = _REQUEST.pack(
         address(_CONSTANTS),
-        address(_learned(rows, texts, selection.agreement)),
+        address(learned),
         *_tree(tree),
         *_rows(rows),
         len(texts),

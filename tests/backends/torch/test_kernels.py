@@ -18,6 +18,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch for CUDA")
 
 from fakes.torch_models import (
+    WINDOWED,
     logits,
     oracle_rows,
     query_of,
@@ -27,6 +28,7 @@ from fakes.torch_models import (
 )
 
 from duodec.backends.torch import kernels, layouts, pick_kernel, picking
+from duodec.backends.torch.attention import Scoring
 from duodec.backends.torch.draws import draw
 from duodec.backends.torch.pick_kernel import fused_pick
 from duodec.core.draft import Draft
@@ -76,26 +78,44 @@ def test_the_kernels_compute_what_the_oracle_does(shape: tuple[int, int, int]) -
         assert kernels.check(*shape, torch.float16, DEVICE, **of) < 2e-3
 
 
+@pytest.mark.parametrize("cap", [None, 0.7])
+@pytest.mark.parametrize("window", [None, 1, 20, 80, 100, 300, 5000])
+def test_the_kernels_score_as_the_oracle_does(window: int | None, cap: float | None) -> None:
+    for sinks in (None, torch.tensor([[0.5, -2.0], [3.0, 30.0]])):
+        scoring = Scoring(0.3, window, cap, sinks)
+        of = {"num_rows": 10, "num_splits": 3, "scorings": [scoring]}
+        assert kernels.check(2, 2, 8, torch.float32, DEVICE, **of) < 2e-6
+
+
 def test_the_check_stays_within_a_short_context() -> None:
     assert kernels.check(2, 2, 8, torch.float32, DEVICE, num_rows=5, num_splits=1) < 2e-6
 
 
+@pytest.mark.parametrize("kind", ["llama", *WINDOWED])
 @pytest.mark.parametrize("length", [1, 80, 337, 593])
-def test_rows_through_the_kernels_are_the_models(length: int) -> None:
-    target = target_of("llama", num_context=700, num_rows=8)
+def test_rows_through_the_kernels_are_the_models(kind: str, length: int) -> None:
+    target = target_of(kind, num_context=700, num_rows=8)
     text, draft = random_text(length), random_tree(np.random.default_rng(length), 3, 4)
     (rows,) = logits(target, query_of(text, draft, num_prompt=max(1, length - 1)))
-    assert np.abs(rows.numpy() - oracle_rows("llama", text, draft)).max() < 2e-4
+    assert np.abs(rows.numpy() - oracle_rows(kind, text, draft)).max() < 2e-4
 
 
 @pytest.mark.usefixtures("_rows_alone")
-@pytest.mark.parametrize(("length", "has_own_layers"), [(30, False), (334, True)])
+@pytest.mark.parametrize(
+    ("kind", "length", "has_own_layers"),
+    [
+        ("llama", 30, False),
+        ("llama", 334, True),
+        ("gemma2", 334, False),
+        ("gemma3_text", 90, False),
+    ],
+)
 def test_a_row_has_the_bits_of_plain_decoding(
-    monkeypatch: pytest.MonkeyPatch, length: int, has_own_layers: bool
+    monkeypatch: pytest.MonkeyPatch, kind: str, length: int, has_own_layers: bool
 ) -> None:
     name = "duodec.backends.torch.network.gains_by_fusing"
     monkeypatch.setattr(name, lambda device: not has_own_layers)
-    target = target_of("llama", num_context=700, num_rows=8)
+    target = target_of(kind, num_context=700, num_rows=8)
     text, draft = random_text(length), Draft.sequences([[1, 2, 3], [4, 5]])
     (rows,) = logits(target, query_of(text, draft, num_prompt=length))
     for node in range(len(draft)):
@@ -121,6 +141,7 @@ def test_kernels_that_cannot_be_used_cost_one_warning(monkeypatch: pytest.Monkey
     class OnGpu:
         device = torch.device("cuda")
         dtype, num_kv_heads, group, head_size = torch.float32, 2, 2, 8
+        scorings = (Scoring(0.3),)
 
     for outcome in (lambda *shape, **of: 0.3, lambda *shape, **of: 1 / 0):
         warnings: list[str] = []
@@ -129,11 +150,12 @@ def test_kernels_that_cannot_be_used_cost_one_warning(monkeypatch: pytest.Monkey
         assert isinstance(found, layouts.BlockLayouts)
         assert len(warnings) == 1
         assert warnings[0].startswith("Triton's attention is off")
-    asked: list[dict[str, int]] = []
+    asked: list[dict[str, Any]] = []
     monkeypatch.setattr(kernels, "check", lambda *shape, **of: asked.append(of) or 0.0)
     found = layouts.exact_layouts(OnGpu(), 1, 512, 32, warnings.append)  # type: ignore[arg-type]
     assert isinstance(found, layouts.SplitLayouts)
-    assert asked == [{"num_rows": 32, "num_splits": 2}], "what is checked is what runs"
+    wanted = {"num_rows": 32, "num_splits": 2, "scorings": OnGpu.scorings}
+    assert asked == [wanted], "what is checked is what runs"
 
 
 # --- draws

@@ -14,23 +14,25 @@ target uses them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import triton  # type: ignore[import-not-found, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 
-from duodec.backends.torch.attention import BLOCK, TAIL, Rows, Rowwise
+from duodec.backends.torch.attention import BLOCK, TAIL, Rows, Rowwise, Scoring
 from duodec.backends.torch.library import torch
 
 SPLIT = BLOCK  # positions
 _TILE = 64  # positions that a program computes at once
 _TAIL_TILE = 16  # divides TAIL
+_ALL = 1 << 30  # positions of a window that hides nothing
 
 
 # Triton compiles anew when an integer is 1 or a multiple of 16, or a pointer is aligned. Arguments
 # that may differ between two forward passes of a target are excluded from that, so that several
 # slots use one binary and nothing is compiled during a request
-_COUNTS = ("num_rows", "num_bases", "num_splits")
+_COUNTS = ("num_rows", "num_bases", "num_splits", "window")
 _VIEWS = ("positions", "row_bases", "bases", "tails")
 
 
@@ -42,13 +44,19 @@ def _jit(function):  # type: ignore[no-untyped-def]
     )(function)
 
 
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _capped(score, cap):  # type: ignore[no-untyped-def]
+    """``cap * tanh(score / cap)``."""
+    return cap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * score / cap)))
+
+
 @_jit  # type: ignore[untyped-decorator, unused-ignore]
 def _split_kernel(  # type: ignore[no-untyped-def]
     query, keys, values, positions, row_bases, bases, best_out, total_out, sum_out,
     query_head, query_group, query_row, cell_head, cell_step, position_step, base_step,
-    scaling, num_rows, num_bases, num_splits,
+    scaling, cap, window, num_rows, num_bases, num_splits,
     num_group: tl.constexpr, size: tl.constexpr, wide: tl.constexpr, tile_rows: tl.constexpr,
-    num_tail: tl.constexpr, length: tl.constexpr, tile: tl.constexpr,
+    num_tail: tl.constexpr, length: tl.constexpr, tile: tl.constexpr, is_capped: tl.constexpr,
 ):  # fmt: skip
     """Grid: (tiles of rows, splits, key heads * slots)."""
     split = tl.program_id(1)
@@ -60,8 +68,9 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     position = tl.load(positions + row * position_step, mask=is_row, other=0)
     is_own = is_row & (tl.load(row_bases + row * base_step, mask=is_row, other=-1) == base)
     reach = tl.where(is_own, position - num_tail, -1)
+    since = tl.where(is_own, position - window + 1, position + length * tl.num_programs(1))
     begin = split * length
-    if tl.max(reach, 0) >= begin:
+    if (tl.max(reach, 0) >= begin) & (tl.min(since, 0) < begin + length):
         d = tl.arange(0, wide)
         is_d = (d < size)[None, :]
         at = head * query_head + group * query_group + row * query_row
@@ -75,7 +84,10 @@ def _split_kernel(  # type: ignore[no-untyped-def]
             k = tl.load(keys + cells, mask=is_d, other=0.0)
             v = tl.load(values + cells, mask=is_d, other=0.0)
             score = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-            score = tl.where(place[None, :] <= reach[:, None], score, float("-inf"))
+            if is_capped:
+                score = _capped(score, cap)
+            is_seen = (place[None, :] <= reach[:, None]) & (place[None, :] >= since[:, None])
+            score = tl.where(is_seen, score, float("-inf"))
             higher = tl.maximum(best, tl.max(score, 1))
             safe = tl.where(higher == float("-inf"), 0.0, higher)
             weight = tl.exp(score - safe[:, None])
@@ -92,11 +104,12 @@ def _split_kernel(  # type: ignore[no-untyped-def]
 
 @_jit  # type: ignore[untyped-decorator, unused-ignore]
 def _tail_kernel(  # type: ignore[no-untyped-def]
-    query, keys, values, positions, tails, best_in, total_in, sum_in, output,
+    query, keys, values, positions, tails, best_in, total_in, sum_in, sinks, output,
     query_head, query_group, query_row, cell_head, cell_step, position_step, tail_step,
-    scaling, num_rows, num_splits,
+    scaling, cap, window, num_rows, num_splits,
     num_group: tl.constexpr, wide_group: tl.constexpr, size: tl.constexpr, wide: tl.constexpr,
-    num_tail: tl.constexpr, length: tl.constexpr, tile: tl.constexpr,
+    num_tail: tl.constexpr, length: tl.constexpr, tile: tl.constexpr, is_capped: tl.constexpr,
+    has_sinks: tl.constexpr,
 ):  # fmt: skip
     """Grid: (rows, key heads)."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -115,7 +128,11 @@ def _tail_kernel(  # type: ignore[no-untyped-def]
         k = tl.load(keys + cells, mask=(d < size)[None, :], other=0.0)
         v = tl.load(values + cells, mask=(d < size)[None, :], other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-        score = tl.where((position - num_tail + 1 + t >= 0)[None, :], score, float("-inf"))
+        if is_capped:
+            score = _capped(score, cap)
+        place = position - num_tail + 1 + t
+        is_seen = (place >= 0) & (place > position - window)
+        score = tl.where(is_seen[None, :], score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, 1))
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         weight = tl.exp(score - safe[:, None])
@@ -125,7 +142,8 @@ def _tail_kernel(  # type: ignore[no-untyped-def]
         best = higher
     line = (head * num_rows + row) * num_group + group
     reach = position - num_tail
-    for split in range(tl.where(reach >= 0, reach // length + 1, 0)):
+    first = tl.maximum(position - window + 1, 0) // length
+    for split in range(first, tl.where(reach >= 0, reach // length + 1, 0)):
         part = line * num_splits + split
         its_best = tl.load(best_in + part, mask=group < num_group, other=0.0)
         its_total = tl.load(total_in + part, mask=group < num_group, other=0.0)
@@ -135,6 +153,12 @@ def _tail_kernel(  # type: ignore[no-untyped-def]
         total = total * scale + its_total * its_scale
         summed = summed * scale[:, None] + its_sum * its_scale[:, None]
         best = higher
+    if has_sinks:
+        sink = tl.load(sinks + head * num_group + group, mask=group < num_group, other=0.0)
+        higher = tl.maximum(best, sink)
+        scale = tl.exp(best - higher)
+        total = total * scale + tl.exp(sink - higher)
+        summed = summed * scale[:, None]
     out = ((row * tl.num_programs(1) + head) * num_group + group)[:, None] * size + d[None, :]
     tl.store(output + out, (summed / total[:, None]).to(q.dtype), mask=is_in)
 
@@ -148,7 +172,7 @@ class SplitPlan:
     num_splits: int
 
     def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
         num_kv_heads, group, num_rows, size = query.shape
         rows, num_bases = self.rows, len(self.bases)
@@ -161,22 +185,27 @@ class SplitPlan:
         tile = min(64, max(16, triton.next_power_of_2(num_rows * group)))
         wide = max(16, triton.next_power_of_2(size))
         steps = (*query.stride()[:3], *keys.stride()[:2], rows.positions.stride(0))
+        window = _ALL if scoring.window is None else scoring.window
+        changes = scoring.scaling, 1.0 if scoring.cap is None else scoring.cap, window
+        is_capped, has_sinks = scoring.cap is not None, scoring.sinks is not None
+        sinks = best if scoring.sinks is None else scoring.sinks.float().contiguous()
         grid = (triton.cdiv(num_rows * group, tile), self.num_splits, num_kv_heads * num_bases)
         with torch.cuda.device_of(query):  # kernels are launched where the thread is
             if self.num_splits:
                 _split_kernel[grid](
                     query, keys, values, rows.positions, rows.bases, self.bases, best, total,
-                    summed, *steps, rows.bases.stride(0), scaling, num_rows, num_bases,
+                    summed, *steps, rows.bases.stride(0), *changes, num_rows, num_bases,
                     self.num_splits, num_group=group, size=size, wide=wide, tile_rows=tile,
-                    num_tail=TAIL, length=SPLIT, tile=_TILE,
+                    num_tail=TAIL, length=SPLIT, tile=_TILE, is_capped=is_capped,
                     num_warps=8 if tile == 64 else 4,  # so that no thread's registers overflow
                     enable_fp_fusion=True,
                 )  # fmt: skip
             _tail_kernel[(num_rows, num_kv_heads)](
-                query, keys, values, rows.positions, rows.tails, best, total, summed, out,
-                *steps, rows.tails.stride(0), scaling, num_rows, self.num_splits,
+                query, keys, values, rows.positions, rows.tails, best, total, summed, sinks, out,
+                *steps, rows.tails.stride(0), *changes, num_rows, self.num_splits,
                 num_group=group, wide_group=max(16, triton.next_power_of_2(group)), size=size,
-                wide=wide, num_tail=TAIL, length=SPLIT, tile=_TAIL_TILE, enable_fp_fusion=True,
+                wide=wide, num_tail=TAIL, length=SPLIT, tile=_TAIL_TILE, is_capped=is_capped,
+                has_sinks=has_sinks, enable_fp_fusion=True,
             )  # fmt: skip
         return out.permute(1, 2, 0, 3)
 
@@ -206,9 +235,11 @@ def check(
     *,
     num_rows: int,
     num_splits: int,
+    scorings: Sequence[Scoring] = (),
 ) -> float:
     """The largest difference between the kernels and `Rowwise` on random numbers around 1, with the
-    shapes and strides of a target's forward passes, so that the checked code is what runs."""
+    shapes and strides of a target's forward passes, so that the checked code is what runs, and with
+    the ``scorings`` of its layers."""
     maker = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -222,8 +253,12 @@ def check(
     lines[:, 1] = torch.tensor([edges[i % len(edges)] for i in range(num_rows)], device=device)
     lines[:, 5:] = (lines[:, 1:2] + torch.arange(1 - TAIL, 1, device=device)).clamp(min=0)
     rows = Rows(lines[:, 1], lines[:, 3], lines[:, 5:])
-    expected = Rowwise(rows, tuple(range(0, num_cells, SPLIT))).attend(
-        query, keys, values, size**-0.5
-    )
-    found = Splits(num_splits).plan(rows).attend(query, keys, values, size**-0.5)
-    return float((found.float() - expected.float()).abs().max())
+    oracle = Rowwise(rows, tuple(range(0, num_cells, SPLIT)))
+    plan, off = Splits(num_splits).plan(rows), 0.0
+    for scoring in scorings or [Scoring(size**-0.5)]:
+        if scoring.sinks is not None:
+            scoring = replace(scoring, sinks=scoring.sinks.to(device))
+        expected = oracle.attend(query, keys, values, scoring)
+        found = plan.attend(query, keys, values, scoring)
+        off = max(off, float((found.float() - expected.float()).abs().max()))
+    return off

@@ -102,6 +102,7 @@ def exact_layouts(
             network.device,
             num_rows=num_rows,
             num_splits=num_region // SPLIT,
+            scorings=network.scorings,
         )
         reason = f"its results are off by {off:.2g}"
         if off < _TOLERANCE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from duodec.backends.torch.attention import NAME, PerDevice, Plan, Rows, Scoring, TextWindow
@@ -149,18 +149,21 @@ class Network:
         places = torch.arange(len(_PROBE), device=self.device)
         rows = Rows(places, torch.zeros_like(places), places[:, None])
         cache.write_to(places)
-        plan = _Counted(PerDevice.of(TextWindow(0, len(_PROBE)), rows, self.devices))
+        plan = _Noted(PerDevice.of(TextWindow(0, len(_PROBE)), rows, self.devices))
         tokens = torch.tensor(_PROBE, device=self.device)
         found = self.forward(tokens, places, cache, plan)
-        if plan.num_calls != self.num_layers:
+        if len(plan.scorings) != self.num_layers:
             raise ModelUnreadable(
                 f"{_name(self._model)} has an attention of its own, which cannot be replaced; the "
                 "torch backend scores models that use transformers' AttentionInterface"
             )
-        if plan.num_windows != self.num_windows:
+        kinds = {(s.scaling, s.window, s.cap, s.sinks is None): s for s in plan.scorings}
+        self.scorings = tuple(kinds.values())
+        num_told = sum(scoring.window is not None for scoring in plan.scorings)
+        if num_told != self.num_windows:
             raise ModelUnreadable(
                 f"{_name(self._model)} has {self.num_windows} layers with windows and tells "
-                f"{plan.num_windows} to its attention; it cannot be a target"
+                f"{num_told} to its attention; it cannot be a target"
             )
         if self.device.type == "meta":
             return  # an outline has no numbers
@@ -192,18 +195,16 @@ def check_rowwise(config: Any) -> None:
 
 
 @dataclass
-class _Counted:
-    """A plan that counts the layers that use it."""
+class _Noted:
+    """A plan that notes the layers that use it."""
 
     plan: Plan
-    num_calls: int = 0
-    num_windows: int = 0
+    scorings: list[Scoring] = field(default_factory=list)
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        self.num_calls += 1
-        self.num_windows += scoring.window is not None
+        self.scorings.append(scoring)
         return self.plan.attend(query, keys, values, scoring)
 
 

@@ -16,7 +16,6 @@ from duodec.backends.llamacpp.library import EXACT_SWITCH
 from duodec.backends.llamacpp.target import MAX_WIDTH, NUM_EXTRA_CELLS, LlamaRecipe
 from duodec.backends.translation.recipe import TranslatedRecipe
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded
-from duodec.inner_loops import use_native
 from duodec.integrations.vllm.settings import PREFIX, Settings
 from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
 from duodec.machine.cores import MOST_DRAFT_THREADS, Cores, available_cores, memory_nodes
@@ -167,7 +166,6 @@ class OpenDrafter:
 
 def open_drafter(settings: Settings, engine: Engine) -> OpenDrafter:
     """Open the drafter and load its model. Raises what is wrong with it, or with the pair."""
-    use_native()
     path = resolve(settings.draft).path
     every = available_cores()
     cores = draft_cores(settings, engine.host, every, memory_nodes(every))
