@@ -50,6 +50,7 @@ test-vllm: setup-vllm  ## run the tests of our drafter in vLLM
 	@.venv-vllm/bin/python -m pytest tests/integrations/vllm
 
 test-gpu: setup  ## run the tests of llama.cpp on a device: a GPU, or the software device
+	@$(BIN)/python -c "import gguf" 2>/dev/null || $(BIN)/python -m pip install --quiet gguf  # writes models
 	@if [ -f $(SOFTWARE)/environment ]; then . ./$(SOFTWARE)/environment; fi; \
 		$(BIN)/python -m pytest -m device tests/backends/llamacpp
 

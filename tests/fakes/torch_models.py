@@ -33,7 +33,7 @@ SIZES = {
 KINDS = ("llama", "qwen2")
 _ONE_OF_EACH = ["sliding_attention", "full_attention"]
 CHANGES: dict[str, dict[str, Any]] = {  # windows within the tail that a row lists, and beyond it
-    "gemma2": {"head_dim": 8, "sliding_window": 100, "attn_logit_softcapping": 3.0},
+    "gemma2": {"head_dim": 8, "sliding_window": 60, "attn_logit_softcapping": 3.0},
     "gemma3_text": {"head_dim": 8, "sliding_window": 20, "layer_types": _ONE_OF_EACH},
     "mistral": {"sliding_window": 300},
 }

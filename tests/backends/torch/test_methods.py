@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
 
 import torch
 from fakes.decoding import FakeDatastore, FixedBudget, Session, decode_rounds
-from fakes.torch_models import KINDS, NUM_VOCAB, build, random_text, target_of
+from fakes.torch_models import KINDS, NUM_VOCAB, WINDOWED, build, random_text, target_of
 
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaDraftModel
@@ -130,7 +130,7 @@ def plain_text(kind: str, sampling: str) -> list[int]:
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *WINDOWED])
 def test_greedy_text_is_that_of_transformers(kind: str, is_exact: bool) -> None:
     target = target_of(kind, is_width_exact=is_exact)
     found, _ = decode(target, kind, "ar", SamplingParams())
@@ -147,6 +147,18 @@ def test_the_text_is_plain_decodings(name: str, sampling: str) -> None:
             assert Thirds().allowed(np.array(found[:i]))[token]
     if sampling == "greedy" and name in ("sps", "pearl", "duo", "stream"):
         assert sum(done.num_accepted for done in rounds) > 5
+        assert any(done.num_accepted < done.num_scored for done in rounds)
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "nucleus"])
+@pytest.mark.parametrize("name", [name for name in KEYED if name != "ar"])
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_windows_and_soft_caps_leave_the_text_plain_decodings(
+    kind: str, name: str, sampling: str
+) -> None:
+    found, rounds = decode(target_of(kind), kind, name, SAMPLINGS[sampling])
+    assert found == plain_text(kind, sampling)
+    if sampling == "greedy" and name in ("sps", "duo", "stream"):
         assert any(done.num_accepted < done.num_scored for done in rounds)
 
 
