@@ -276,7 +276,8 @@ class Request:
         for end, token in enumerate(tokens):
             if self.is_end(token):
                 self.finish_reason = "stop"
-                spoken, tokens = tokens[:end], tokens[: end + 1]
+                spoken = tokens[:end]
+                tokens = tokens[: end + 1]
                 break
         stream = self.stream
         if stream is None:

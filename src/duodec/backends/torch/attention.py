@@ -95,23 +95,32 @@ class Masked:
     ) -> torch.Tensor:
         part = slice(self.begin, self.begin + self.num_cells)
         keys, values = keys[:, part], values[:, part]
-        rows = query.flatten(1, 2)
-        if scoring.cap is None and scoring.sinks is None:
-            out = torch.nn.functional.scaled_dot_product_attention(
-                rows[None],
-                keys[None],
-                values[None],
-                attn_mask=self._bias(query.shape[1], query.dtype, scoring),
-                scale=scoring.scaling,
-            )
-            return out.view_as(query)
-        products = torch.matmul(rows.float() * scoring.scaling, keys.float().transpose(1, 2))
-        scores = scoring.of(products) + self._bias(query.shape[1], torch.float32, scoring)
-        if scoring.sinks is not None:
-            sinks = scoring.sinks.float().repeat_interleave(query.shape[2], dim=1)[..., None]
-            scores = torch.cat([scores, sinks], dim=2)
-        weights = torch.softmax(scores, dim=2)[..., : self.num_cells]
-        return torch.matmul(weights, values.float()).to(query.dtype).view_as(query)
+        if scoring.cap is not None or scoring.sinks is not None:
+            return self._attend_by_head(query, keys, values, scoring)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query.flatten(1, 2)[None],
+            keys[None],
+            values[None],
+            attn_mask=self._bias(query.shape[1], query.dtype, scoring),
+            scale=scoring.scaling,
+        )
+        return out.view_as(query)
+
+    def _attend_by_head(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
+        """What torch's attention has not; one key head after the other, since all scores of a long
+        prompt at once would take much memory."""
+        bias = self._bias(query.shape[1], torch.float32, scoring)
+        found = []
+        for head, rows in enumerate(query.flatten(1, 2)):
+            scores = scoring.of(rows.float() * scoring.scaling @ keys[head].float().T) + bias
+            if scoring.sinks is not None:
+                sinks = scoring.sinks[head].float().repeat_interleave(query.shape[2])
+                scores = torch.cat([scores, sinks[:, None]], dim=1)
+            weights = torch.softmax(scores, dim=1)[:, : self.num_cells]
+            found.append(weights @ values[head].float())
+        return torch.stack(found).to(query.dtype).view_as(query)
 
     def _bias(self, group: int, dtype: torch.dtype, scoring: Scoring) -> torch.Tensor:
         """The mask as torch would convert it in every layer: (group * rows, cells), in the query's
