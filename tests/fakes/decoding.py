@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -287,6 +288,14 @@ def noisy_text(num_vocab: int, num_tokens: int = 400) -> FakeDatastore:
 # --- decoding with all of these
 
 
+@cache
+def known_texts(model: TableModel) -> FakeDatastore:
+    """Its greedy texts after two tokens of the usual prompt."""
+    return FakeDatastore(
+        [plain_text(model, SamplingParams(), 60, (a, b)) for a in PROMPT for b in PROMPT]
+    )
+
+
 def decode(
     name: str,
     *,
@@ -299,8 +308,7 @@ def decode(
     **options: object,
 ) -> tuple[list[int], list[Round]]:
     """The tokens that a method makes of a prompt, and its rounds."""
-    texts = [plain_text(target.model, SamplingParams(), 60, (a, b)) for a in PROMPT for b in PROMPT]
-    options.setdefault("datastore", FakeDatastore(texts))
+    options.setdefault("datastore", known_texts(target.model))
     session = Session(
         target=target,
         prompt=prompt,
