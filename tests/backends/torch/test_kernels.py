@@ -87,6 +87,12 @@ def test_the_kernels_score_as_the_oracle_does(window: int | None, cap: float | N
         assert kernels.check(2, 2, 8, torch.float32, DEVICE, **of) < 2e-6
 
 
+def test_results_that_are_no_numbers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.Rowwise, "attend", lambda self, query, *_: query * torch.nan)
+    of = {"num_rows": 5, "num_splits": 1, "scorings": [Scoring(0.3), Scoring(0.3, 20)]}
+    assert np.isnan(kernels.check(2, 2, 8, torch.float32, DEVICE, **of))
+
+
 def test_the_check_stays_within_a_short_context() -> None:
     assert kernels.check(2, 2, 8, torch.float32, DEVICE, num_rows=5, num_splits=1) < 2e-6
 

@@ -364,7 +364,7 @@ def test_what_a_configuration_asks_for_in_vain(
         ({"model_type": "mystery", "auto_map": {"AutoConfig": "c.C"}}, "runs code of its own"),
         ({"model_type": "bloom", "n_head": 2}, "has an attention of its own"),
         ({"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),
-        ({"sliding_window": 64}, "2 layers with windows and tells 0"),
+        ({"sliding_window": 64}, "tells its attention none"),
         ({"intermediate_size": 5 * 10**9}, "take a smaller model"),
         ({"model_type": "mixtral", "num_local_experts": 4}, "use --fast"),
     ],

@@ -32,7 +32,11 @@ REFUSED = {
         {"layer_types": ["chunked_attention", "full_attention"]},
         "chunked_attention",
     ),
-    "a window that its attention is not told": ("llama", {"sliding_window": 64}, "windows"),
+    "a window that its attention is not told": (
+        "llama",
+        {"sliding_window": 64},
+        "windows of 64, 64 and tells its attention none",
+    ),
     "recurrent layers": ("mamba", {}, "mamba"),
     "a rotation that follows the length": (
         "llama",
@@ -94,6 +98,15 @@ def test_windows_in_some_layers_and_sinks_are_scored_as_the_model_does() -> None
             own = oracle(torch.tensor([[*text, *draft.path_tokens(node)]])).logits[0, -1]
             assert (rows[node + 1] - own).abs().max() < 1e-3
     target.close()
+
+
+def test_layers_of_different_shapes_are_refused() -> None:
+    model = build("llama")
+    attention = model.model.layers[1].self_attn
+    attention.k_proj, attention.v_proj = (torch.nn.Linear(32, 32, bias=False) for _ in range(2))
+    attention.num_key_value_groups = 1
+    with pytest.raises(ModelUnreadable, match="layers of different shapes"):
+        Network(model)
 
 
 def test_a_refused_model_keeps_its_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:

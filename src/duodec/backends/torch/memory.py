@@ -14,6 +14,8 @@ from duodec.errors import ModelUnreadable
 
 _LOWEST_CONTEXT, _STEP = 512, 256  # tokens
 _DRAW_BYTES = 72  # for one number of a row: its noise in integers, and a sorted row (measured)
+_SCORE_BYTES = 24  # for a score that torch's attention does not compute: copies of 4 bytes
+_WITH_SINKS = ("gpt_oss",)  # architectures
 _ACTIVATIONS = (8, 4)  # tensors of a layer's width and of its inner width that are alive at once
 
 
@@ -49,6 +51,8 @@ class Sizes:
     inner: int  # of its feed-forward part
     group: int  # query heads that share a key head
     num_vocab: int
+    num_masks: int = 1  # kinds of layers, by what a row sees
+    score_bytes: int = 0  # for each score of a key head's queries, beyond its mask
 
     @property
     def num_params(self) -> int:
@@ -160,7 +164,9 @@ class Need:
         extent, itemsize = self._extent(place), place.dtype.itemsize
         wide, inner = _ACTIVATIONS
         passing = (wide * self.sizes.width + inner * self.sizes.inner) * itemsize
-        mask = self.sizes.group * extent.num_region * (1 + itemsize)
+        scored = self.sizes.score_bytes
+        biases = self.sizes.num_masks * (1 + (torch.float32.itemsize if scored else itemsize))
+        mask = self.sizes.group * extent.num_region * (biases + scored)
         return int(extent.num_chunk * (passing + mask))
 
 
@@ -169,6 +175,8 @@ def sizes_of(config: Any, blocks: tuple[Block, ...]) -> Sizes:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    caps = getattr(config, "attn_logit_softcapping", None)
+    is_scored = caps is not None or config.model_type in _WITH_SINKS
     return Sizes(
         blocks=blocks,
         cached=2 * kv_heads * head_size,
@@ -176,4 +184,6 @@ def sizes_of(config: Any, blocks: tuple[Block, ...]) -> Sizes:
         inner=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         group=heads // kv_heads,
         num_vocab=config.vocab_size,
+        num_masks=len(set(getattr(config, "layer_types", None) or ())) or 1,
+        score_bytes=_SCORE_BYTES if is_scored else 0,
     )

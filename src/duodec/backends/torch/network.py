@@ -65,7 +65,8 @@ class Network:
         self.layer_devices = [layer.keys.device for layer in layers]
         self.devices = tuple(dict.fromkeys([*self.layer_devices, self.device]))
         self.num_layers = len(layers)
-        self.num_windows = sum(type(layer).__name__ == _MEMORIES[1] for layer in layers)
+        found = (getattr(layer, "sliding_window", None) for layer in layers)
+        self.windows = sorted(window for window in found if window is not None)
         _, self.num_kv_heads, _, self.head_size = layers[0].keys.shape
         self.group = self.config.num_attention_heads // self.num_kv_heads
         self.num_vocab = expected.shape[-1]
@@ -140,6 +141,10 @@ class Network:
                     f"{_name(self._model)} has layers of kind {kind}, whose memory has no "
                     "branches; the torch backend scores models with attention only"
                 )
+        if len({layer.keys.shape[1::2] for layer in cache.layers}) > 1:
+            raise ModelUnreadable(
+                f"{_name(self._model)} has layers of different shapes; it cannot be a target"
+            )
         if cache.layers[0].keys.shape != cache.layers[0].values.shape:
             raise ModelUnreadable(f"{_name(self._model)} has keys and values of different shapes")
         return answer.logits[0], list(cache.layers)
@@ -157,14 +162,14 @@ class Network:
                 f"{_name(self._model)} has an attention of its own, which cannot be replaced; the "
                 "torch backend scores models that use transformers' AttentionInterface"
             )
+        told = sorted(s.window for s in plan.scorings if s.window is not None)
+        if told != self.windows:  # the probe is too short to show it
+            raise ModelUnreadable(
+                f"{_name(self._model)} has layers with windows of {_listed(self.windows)} and "
+                f"tells its attention {_listed(told)}; it cannot be a target"
+            )
         kinds = {(s.scaling, s.window, s.cap, s.sinks is None): s for s in plan.scorings}
         self.scorings = tuple(kinds.values())
-        num_told = sum(scoring.window is not None for scoring in plan.scorings)
-        if num_told != self.num_windows:
-            raise ModelUnreadable(
-                f"{_name(self._model)} has {self.num_windows} layers with windows and tells "
-                f"{num_told} to its attention; it cannot be a target"
-            )
         if self.device.type == "meta":
             return  # an outline has no numbers
         off = (found.float() - expected.float()).abs().max() / expected.float().std()
@@ -206,6 +211,10 @@ class _Noted:
     ) -> torch.Tensor:
         self.scorings.append(scoring)
         return self.plan.attend(query, keys, values, scoring)
+
+
+def _listed(windows: list[int]) -> str:
+    return ", ".join(map(str, windows)) or "none"
 
 
 def _name(model: Any) -> str:
