@@ -15,6 +15,7 @@ import torch
 from fakes.torch_models import build
 from fakes.torch_peak import peak_bytes
 
+from duodec.backends.torch.attention import Rows, Scoring, TextWindow
 from duodec.backends.torch.draws import draw
 from duodec.backends.torch.memory import Extent, Need, sizes_of
 from duodec.backends.torch.network import Network
@@ -126,6 +127,24 @@ def test_draws_take_no_more_than_is_set_aside(what: dict[str, float]) -> None:
     need = Need("toy", replace(SIZES, num_vocab=num_vocab), 512)
     place = Place(("cpu",), torch.float32)
     assert 0.3 < (peak + logits.nbytes) / need._draw_bytes(place) <= 1
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_capped_scores_take_no_more_than_is_set_aside(has_sinks: bool) -> None:
+    num_kv_heads, group, num_rows, num_cells, size = 4, 2, 64, 1024, 8
+    query = torch.randn(num_kv_heads, group, num_rows, size)
+    keys, values = torch.randn(2, num_kv_heads, num_cells, size)
+    places = torch.arange(num_rows)
+    rows = Rows(places, torch.zeros_like(places), places[:, None])
+    sinks = torch.zeros(num_kv_heads, group) if has_sinks else None
+    plan = TextWindow(0, num_cells).plan(rows)
+    peak = peak_bytes(lambda: plan.attend(query, keys, values, Scoring(0.3, 20, 5.0, sinks)))
+    sizes = sizes_of(build("gemma2").config, ())
+    assert sizes.num_masks == 2
+    scores = group * num_rows * num_cells
+    assert 0.4 < peak / (scores * (sizes.score_bytes + 1 + 4)) <= 1
+    assert sizes_of(build("llama").config, ()).score_bytes == 0
+    assert sizes_of(build("gpt_oss", num_local_experts=4).config, ()).score_bytes > 0
 
 
 def test_a_cache_has_the_cells_that_are_counted() -> None:

@@ -175,9 +175,10 @@ def test_an_accepted_branch_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
-def test_several_queries_in_one_call_score_as_they_do_alone(is_exact: bool) -> None:
+@pytest.mark.parametrize("kind", ["llama", *WINDOWED])
+def test_several_queries_in_one_call_score_as_they_do_alone(kind: str, is_exact: bool) -> None:
     options = {"num_context": 300, "is_width_exact": is_exact}
-    target = target_of("llama", num_slots=3, **options)
+    target = target_of(kind, num_slots=3, **options)
     for step in range(3):
         queries = [
             query_of(
@@ -190,7 +191,7 @@ def test_several_queries_in_one_call_score_as_they_do_alone(is_exact: bool) -> N
         ]
         together = logits(target, *queries)
         for query, rows in zip(queries, together, strict=True):
-            (own,) = logits(target_of("llama", **options), query)
+            (own,) = logits(target_of(kind, **options), query)
             assert torch.equal(rows, own) if is_exact else torch.allclose(rows, own, atol=1e-4)
 
 

@@ -139,7 +139,7 @@ class Network:
                 kind = type(layer).__name__.removeprefix("Dynamic").removesuffix("Layer")
                 raise ModelUnreadable(
                     f"{_name(self._model)} has layers of kind {kind}, whose memory has no "
-                    "branches; the torch backend scores models with attention only"
+                    "branches; the torch backend scores models with full attention or windows only"
                 )
         if len({layer.keys.shape[1::2] for layer in cache.layers}) > 1:
             raise ModelUnreadable(
