@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Thread
@@ -24,6 +24,7 @@ from duodec.core.protocols import Datastore, Drafter, Query, Scores, Target  # n
 from duodec.drafting.inline import InlineDrafter  # noqa: E402
 from duodec.llm import LLM  # noqa: E402
 from duodec.scheduler.slots import Targets  # noqa: E402
+from duodec.server.models import Source  # noqa: E402
 from duodec.server.running import Server, listen  # noqa: E402
 from duodec.server.service import Service  # noqa: E402
 from duodec.server.settings import Settings  # noqa: E402
@@ -92,10 +93,10 @@ class Running:
 @contextmanager
 def running(
     engine: LLM | None = None, target: Target | None = None, *, is_loaded: bool = True,
-    **settings: Any,
+    sources: Mapping[str, Source] | None = None, **settings: Any,
 ) -> Iterator[Running]:  # fmt: skip
     """A server over an engine; with ``is_loaded=False`` one that never comes to an end of it."""
-    service = Service(Settings(MODEL, port=0, **settings))
+    service = Service(Settings(MODEL, port=0, **settings), sources)
     sock = listen(service.settings)
     host, port = sock.getsockname()[:2]
     server = Server(service)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -42,12 +42,10 @@ from duodec.cli.deadline import Deadline
 from duodec.cli.help import Group
 from duodec.cli.options import CONTEXT_SETTINGS
 from duodec.cli.output import OutputClosed, say_dim, warn
-from duodec.cli.spelling import as_typed, typed
+from duodec.cli.spelling import UsageError, as_typed, typed
 from duodec.errors import BadOption, DuodecError
 
 _CLOSED = 141  # as a shell reports SIGPIPE
-# typer exports this one class of its parser's errors; the one above it is their base
-_UsageError: type[Exception] = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 class _Commands(Group):
@@ -162,7 +160,7 @@ def _told(error: Exception, arguments: Sequence[str]) -> int:
     if isinstance(error, DuodecError):
         warn(_words(error, arguments))
         return error.exit_status
-    if isinstance(error, _UsageError):
+    if isinstance(error, UsageError):
         warn(_usage_words(error, arguments))
         return 2
     if isinstance(error, OutputClosed | BrokenPipeError):

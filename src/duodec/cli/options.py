@@ -52,7 +52,7 @@ class Options:
         return [f for f in fields if not self.only or f.name in self.only]
 
 
-def derived(command: Callable[..., None]) -> Callable[..., None]:
+def derived(command: Callable[..., Any]) -> Callable[..., Any]:
     """Replace each parameter of a command that is `Annotated` with `Options` by one option a field
     of its dataclass; the command is called with the dataclass."""
     parameters: list[inspect.Parameter] = []
@@ -63,15 +63,15 @@ def derived(command: Callable[..., None]) -> Callable[..., None]:
         if options is None:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        own = [(_parameter_name(f), f) for f in options.of(record)]
+        own = [(parameter_name(f), f) for f in options.of(record)]
         records[parameter.name] = (record, dict(own))
         parameters += [_option(name, f, record, options.defaults) for name, f in own]
     parameters.sort(key=lambda parameter: _PANELS.index(_panel(parameter)))
 
-    def run(**values: Any) -> None:
+    def run(**values: Any) -> Any:
         for name, (record, own) in records.items():
             values[name] = record(**{f.name: _value(f, values.pop(o)) for o, f in own.items()})
-        command(**values)
+        return command(**values)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__module__ = command.__module__
@@ -80,7 +80,7 @@ def derived(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameter_name(field: Field) -> str:
+def parameter_name(field: Field) -> str:
     return field.option.replace("-", "_")
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from duodec.cli import choices, options
+from duodec.cli.also import name_of, other_models
 from duodec.cli.output import say, warn
 from duodec.cli.ps import announced
 from duodec.errors import BackendUnavailable, BadOption
@@ -18,7 +18,7 @@ from duodec.server.settings import Settings
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
-    from duodec.server.service import Service
+    from duodec.server.models import Source
 
 _SERVER = "Server"
 
@@ -36,6 +36,8 @@ curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "Once upon a time"}'
 duodec serve
 
 duodec serve -m qwen2.5-coder-1.5b --port 9000 --alias coder
+
+duodec serve --also coder=qwen2.5-coder-1.5b --max-models 2
 
 duodec serve --host 0.0.0.0 --api-key "$KEY" --cors-origin https://chat.example.org
 
@@ -56,6 +58,18 @@ def serve(
             "--served-model-name",
             help="The name that clients use; by default the target's.",
             metavar="NAME",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--also",
+            help="Another model, loaded when a client asks for it; NAME= is the name that clients "
+            "use, and options of the model may follow: 'coder=qwen2.5-coder-1.5b -c 16384'. May be "
+            "given several times.",
+            metavar="[NAME=]MODEL",
             show_default=False,
             rich_help_panel=_SERVER,
         ),
@@ -84,44 +98,36 @@ def serve(
             f"the server needs {error.name}, which is not installed; pip install 'duodec[server]'"
         ) from error
 
-    config = choices.with_datastore(replace(config, num_slots=settings.num_slots), method)
-    chosen = choices.method_or_none(method, config.draft)
-    settings = replace(settings, model=alias or _name(config.target), method=chosen)
+    config = replace(config, num_slots=settings.num_slots)
+    settings = replace(settings, model=alias or name_of(config.target))
+    models = {settings.model: config, **other_models(also or [], config, settings.model)}
+    sources = {name: _source(name, models, method) for name in models}
     logs.set_up(_log_format(log_format))
     sock = running.listen(settings)
-    service = Service(settings)
-    say(f"serving {settings.model} at {_url(sock.getsockname())}, loading; Ctrl-C ends it")
+    service = Service(settings, sources)
+    say(f"serving {', '.join(models)} at {_url(sock.getsockname())}, loading; Ctrl-C ends it")
     if not settings.is_loopback and not settings.api_keys:
         warn(
             f"anybody who reaches {settings.host} can use this server; require a key with --api-key"
         )
     with announced(settings.model, _url(sock.getsockname())):
-        running.serve(service, _loader(config, chosen), sock)
+        running.serve(service, sock)
 
 
-def _loader(config: EngineConfig, method: str | None) -> Callable[[Service], Callable[[], None]]:
-    """A function that loads the model, in its own thread."""
+def _source(name: str, models: Mapping[str, EngineConfig], method: str) -> Source:
+    """Where one of the models comes from."""
+    from duodec import loading
+    from duodec.models.targets import fits
+    from duodec.server.models import Source
 
-    def load(service: Service) -> Callable[[], None]:
-        from duodec import loading
+    config = choices.with_datastore(models[name], method)
+    chosen = choices.method_or_none(method, config.draft)
 
-        draft = choices.draft_reference(config, method)
-        llm: LLM = loading.load(
-            replace(config, draft=config.draft if draft else None), on_warning=warn
-        )
-        try:
-            service.start(llm)
-        except BaseException:
-            llm.close()
-            raise
-        return llm.close
+    def load() -> LLM:
+        draft = choices.draft_reference(config, chosen)
+        return loading.load(replace(config, draft=config.draft if draft else None), on_warning=warn)
 
-    return load
-
-
-def _name(target: str) -> str:
-    """A target's name without its folders."""
-    return Path(target).name if "/" in target and Path(target).exists() else target
+    return Source(load, lambda loaded: fits(config, [models[own] for own in loaded]), chosen)
 
 
 def _log_format(name: str) -> Literal["text", "json"]:

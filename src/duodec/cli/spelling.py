@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import cast
+
+import typer
+
+# typer exports this one class of its parser's errors; the one above it is their base
+UsageError: type[Exception] = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 # How llama.cpp, vLLM and transformers spell options that have another name here.
 _OTHER_SPELLINGS = {

@@ -15,7 +15,14 @@ from duodec.models.hub import Hub, choose_gguf
 from duodec.models.packages import Package
 from duodec.models.pip import pip_download
 from duodec.models.references import parse_hub
-from duodec.models.resolving import Format, cached_models, format_of, resolve, resolve_folder
+from duodec.models.resolving import (
+    Format,
+    cached_models,
+    check_reference,
+    format_of,
+    resolve,
+    resolve_folder,
+)
 
 __all__ = [
     "ALIASES",
@@ -31,6 +38,7 @@ __all__ = [
     "cache_folder",
     "cached_models",
     "check_folder",
+    "check_reference",
     "choose_gguf",
     "folder_bytes",
     "format_of",

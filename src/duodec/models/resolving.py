@@ -45,6 +45,14 @@ def format_of(reference: str, *, prefer: Format = "gguf", offline: bool = False)
     return "safetensors" if not is_gguf and CONFIG in names else "gguf"
 
 
+def check_reference(reference: str) -> None:
+    """Raises ModelNotFound for what names neither an alias, a file or folder, nor a repository of
+    the hub, and ModelUnreadable. Fetches nothing."""
+    is_known = reference.strip().lower() in ALIASES or _existing(reference) is not None
+    if not is_known and parse_hub(reference) is None:
+        raise ModelNotFound(f"no model {reference!r}: {_did_you_mean(reference)}")
+
+
 def resolve_folder(
     reference: str,
     *,

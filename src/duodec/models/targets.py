@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -143,6 +143,42 @@ def target_file(config: EngineConfig) -> ModelFile:
 def file_bytes(file: ModelFile) -> int:
     """The size of a model's weights on the disk."""
     return folder_bytes(file.path) if file.path.is_dir() else file.path.stat().st_size
+
+
+def fits(config: EngineConfig, loaded: Sequence[EngineConfig]) -> bool:
+    """Whether memory holds a target with caches of a short context, while those of ``loaded`` stay:
+    estimated, as caches of a longer context shrink to what is left. Raises what is wrong with its
+    files."""
+    needed = file_bytes(target_file(config)) + _draft_bytes(config)
+    if backend_of(config) == LLAMA_CPP and (header := _header(config)):
+        cache = CacheTypes(config.cache_type_k, config.cache_type_v)
+        footprint = Footprint.of(load_llama(is_exact=config.exact), header, cache, config.num_slots)
+        needed += footprint.least_bytes(config.context)
+    return needed <= _free_bytes(config) - (
+        0 if target_is_elsewhere(config) else sum(map(_mapped_bytes, loaded))
+    )
+
+
+def _header(config: EngineConfig) -> Header | None:
+    return Header.read(load_llama(is_exact=config.exact), vetted(target_file(config)).path)
+
+
+def _mapped_bytes(config: EngineConfig) -> int:
+    """Bytes of a loaded target's weights that count as free memory, as they are mapped from a
+    file."""
+    return 0 if target_is_elsewhere(config) else file_bytes(target_file(config))
+
+
+def _free_bytes(config: EngineConfig) -> int:
+    """Free memory where this target would be."""
+    if not target_is_elsewhere(config):
+        return available_bytes()
+    if backend_of(config) == TORCH:
+        from duodec.backends.torch.placing import choose_places
+
+        return sum(choose_places(config.device, config.dtype_name, None)[-1].free_bytes)
+    lib = load_llama(is_exact=config.exact)
+    return devices.free_bytes(lib, llama_devices(config)) or available_bytes()
 
 
 def load_target(config: EngineConfig, on_warning: Callable[[str], None] = warn) -> LoadedTarget:

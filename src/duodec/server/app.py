@@ -56,11 +56,12 @@ class Routes:
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        described = [self._service.described(name) for name in self._service.models.names]
+        return JSONResponse({"object": "list", "data": described})
 
     async def model(self, request: Request) -> Response:
-        self._service.check_model(request.path_params["name"])
-        return JSONResponse(self._model())
+        name = self._service.named(request.path_params["name"])
+        return JSONResponse(self._service.described(name))
 
     async def health(self, request: Request) -> Response:
         state = self._service.state
@@ -73,26 +74,15 @@ class Routes:
         return Response(self._service.meters.exposition(), headers={"content-type": CONTENT_TYPE})
 
     async def props(self, request: Request) -> Response:
-        return JSONResponse(self._service.props())
+        return JSONResponse(self._service.props(request.query_params.get("model")))
 
     async def slots(self, request: Request) -> Response:
-        return JSONResponse(self._service.slots())
+        return JSONResponse(self._service.slots(request.query_params.get("model")))
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(chat_page(), headers={"content-security-policy": content_policy()})
 
     # --- parts
-
-    def _model(self) -> dict[str, Any]:
-        length = self._service.num_context
-        return {
-            "id": self._service.settings.model,
-            "object": "model",
-            "created": self._service.created,
-            "owned_by": "duodec",
-            "max_model_len": length,
-            "meta": {"n_ctx": length},
-        }
 
     async def _serve(self, request: Request, prepare: Prepare) -> Response:
         data = await self._body(request)
@@ -118,7 +108,7 @@ class Routes:
 
     async def _body(self, request: Request) -> bytes:
         """What the client sends. Raises ApiError of what is too large or too slow."""
-        _ = self._service.scheduler  # nobody uploads to a server that is not ready
+        self._service.check_ready()  # nobody uploads to a server that is not ready
         body_s = self._service.settings.body_s
         try:
             return await asyncio.wait_for(self._read(request), body_s)

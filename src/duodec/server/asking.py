@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,13 +57,9 @@ class CompletionWish:
     is_echoed: bool = False
 
 
-def parse_chat(
-    body: Mapping[str, Any], check_model: Callable[[str | None], None], dialect: Dialect
-) -> ChatWish:
+def parse_chat(body: Mapping[str, Any], dialect: Dialect) -> ChatWish:
     """What the response must match is left to its ``wanted``: the prompt's end has a say in it.
     Raises ApiError, and BadOption of values that make no distribution."""
-    if isinstance(name := body.get("model"), str):
-        check_model(name)
     found = validated(ChatBody, body)
     if found.top_logprobs and not found.logprobs:
         raise bad_field("top_logprobs", "top_logprobs needs logprobs: true")
@@ -83,12 +79,8 @@ def parse_chat(
     )  # fmt: skip
 
 
-def parse_completion(
-    body: Mapping[str, Any], check_model: Callable[[str | None], None]
-) -> CompletionWish:
+def parse_completion(body: Mapping[str, Any]) -> CompletionWish:
     """Raises ApiError, and BadOption of values that make no distribution."""
-    if isinstance(name := body.get("model"), str):
-        check_model(name)
     found = validated(CompletionBody, body)
     if found.suffix:
         raise bad_field("suffix", "suffix is not served; leave it out")

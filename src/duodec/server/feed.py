@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -24,7 +24,8 @@ Told = tuple[int, Piece | Done]
 
 class Feed:
     """Submits the tasks; raises ApiError where there is no room. Pieces are told every
-    ``interval_s`` seconds at most. The owner calls `leave`, at the end or before it."""
+    ``interval_s`` seconds at most. The owner calls `leave`, at the end or before it, which calls
+    ``on_leave``."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class Feed:
         timeout_s: float,
         interval_s: float = 0.0,
         begin_s: float | None = None,
+        on_leave: Callable[[], None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
         self._loop = asyncio.get_running_loop()
@@ -44,6 +46,7 @@ class Feed:
         self._interval_s = interval_s
         self._quiet_s = 0.0  # until then, pieces are no news
         self._tasks = tasks
+        self._on_leave = on_leave
         for i, task in enumerate(tasks):
             task.say = partial(self._say, i)
         self._num_open = len(tasks)
@@ -78,6 +81,7 @@ class Feed:
         """Nobody listens any more: what is still in work ends."""
         for task in self._tasks:
             self._scheduler.abort(task)
+        self._on_leave()
 
     def _taken(self) -> Iterator[Told]:
         """What there is, up to a failure."""

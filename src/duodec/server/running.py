@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread, current_thread, main_thread
 from types import FrameType
@@ -30,9 +30,6 @@ _MARGIN_S = 5.0  # for what is left when all answers have ended
 _SWITCH_S = 0.001  # after which threads that prepare requests make way: Python's own is 5 ms
 _COMPUTING_MARGIN_S = 5.0  # for the forward pass that is under way
 _LOADING_MARGIN_S = 0.5  # for a model that is loading still
-
-Load = Callable[[Service], Callable[[], None]]
-"""Loads and starts the service; what it returns frees what was loaded."""
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -65,25 +62,25 @@ def listen(settings: Settings) -> socket.socket:
     return sock
 
 
-def serve(service: Service, load: Load, sock: socket.socket) -> None:
-    """Serve until a signal ends it. Raises what went wrong while loading."""
+def serve(service: Service, sock: socket.socket) -> None:
+    """Serve until a signal ends it. Raises what went wrong while the first model was loaded."""
     allow_open_files(service.settings.max_connections)
     sys.setswitchinterval(_SWITCH_S)
     server = Server(service)
-    loader = _Loader(service, load, server)
+    loader = _Loader(service, server)
     loader.start()
     try:
         server.run(sockets=[sock])
     finally:
         loader.join(_LOADING_MARGIN_S)
         # libraries that know no interruption; nobody is served yet, or waits for them
-        if loader.is_alive():
+        if loader.is_alive() or service.models.is_loading:
             _leave("loading")
         if service.intake.is_busy:
             _leave("preparing")
         if not service.close(_COMPUTING_MARGIN_S):
             _leave("computing")
-        loader.free()
+        service.models.free()
         sock.close()
     if loader.error is not None:
         raise loader.error
@@ -149,17 +146,16 @@ class Server(uvicorn.Server):
 
 
 class _Loader(Thread):
-    """Loads the model beside the server, which says meanwhile that it does."""
+    """Loads the first model while the server runs, which says meanwhile that it does."""
 
-    def __init__(self, service: Service, load: Load, server: uvicorn.Server) -> None:
+    def __init__(self, service: Service, server: uvicorn.Server) -> None:
         super().__init__(name="duodec-load", daemon=True)
-        self._service, self._load, self._server = service, load, server
+        self._service, self._server = service, server
         self.error: Exception | None = None
-        self.free: Callable[[], None] = lambda: None
 
     def run(self) -> None:
         try:
-            self.free = self._load(self._service)
+            self._service.start()
         except Exception as error:  # noqa: BLE001  raised again by who started us
             self.error = error
             self._server.should_exit = True

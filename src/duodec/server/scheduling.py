@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import Thread
 
 from duodec.errors import BadOption
@@ -15,10 +15,18 @@ from duodec.server.errors import busy, unavailable
 
 class SchedulerThread:
     """Steps a scheduler while there is work. As many requests run at once as there are slots;
-    ``num_queued`` more may wait. All methods may be called from any thread."""
+    ``num_queued`` more may wait. ``turns`` is held during each step. All methods may be called from
+    any thread."""
 
-    def __init__(self, scheduler: Scheduler, *, num_queued: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        num_queued: int,
+        turns: AbstractContextManager[None] | None = None,
+    ) -> None:
         self._scheduler = scheduler
+        self._turns = turns or nullcontext()
         self._num_queued = num_queued
         self._is_draining = False
         self._is_closed = False
@@ -111,8 +119,12 @@ class SchedulerThread:
                 if self._is_closed and not scheduler.has_work:
                     return
             try:
-                while scheduler.step():
+                while self._step():
                     pass
             except Exception as error:  # noqa: BLE001  a mistake of ours must not end this thread
                 with suppress(Exception):  # whoever can be told is
                     scheduler.close(error)
+
+    def _step(self) -> bool:
+        with self._turns:
+            return self._scheduler.step()

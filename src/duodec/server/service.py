@@ -1,23 +1,18 @@
-"""Put the server's parts together: the model, the scheduler's thread, meters."""
+"""Put the server's parts together: models, the preparation of requests, meters."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from duodec.core.grammar import Grammar
-from duodec.core.sampling import SamplingParams
-from duodec.errors import BadOption
 from duodec.llm import LLM
-from duodec.methods.registry import DEFAULT_METHOD
 from duodec.scheduler.task import Task
 from duodec.server.asking import ChatWish, Wish, parse_chat, parse_completion
-from duodec.server.bounds import PromptBounds
 from duodec.server.calls.splitting import Reader
 from duodec.server.choosing import method_for
 from duodec.server.errors import ApiError, unavailable
@@ -25,170 +20,175 @@ from duodec.server.feed import Feed
 from duodec.server.forms import ChatForm, CompletionForm
 from duodec.server.intake import Intake
 from duodec.server.meters import Meters
+from duodec.server.models import Models, Source
 from duodec.server.prompt_log import PromptLog
 from duodec.server.responses.form import ResponseForm
 from duodec.server.responses.schemas import ResponsesBody, messages_of
 from duodec.server.responses.store import Store
-from duodec.server.scheduling import SchedulerThread
 from duodec.server.schemas import validated
+from duodec.server.served import Hold, Served
 from duodec.server.settings import Settings
-from duodec.server.shapes import progress
 from duodec.server.speech import Speech
 from duodec.server.stream import Form
+from duodec.server.turns import Turns
 
-_WARM_TOKENS = 16
 _SHUTTING_DOWN = "the server is shutting down; ask again in a moment"
 
 
 class Service:
-    """One model for many clients. Loading is `start`; until then everything but the list of
-    models is refused with 503."""
+    """Models for many clients, the first of them for who names none. It is loaded by `start`; until
+    then everything but the list of models is refused with 503."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, sources: Mapping[str, Source] | None = None) -> None:
         self.settings = settings
         self.meters = Meters(settings.metrics_prefix)
         self.created = int(time.time())
         self.intake = Intake(settings)
         self._prompt_log = PromptLog(Path(settings.prompt_log)) if settings.prompt_log else None
-        self.meters.gauge(
-            "num_requests_preparing", "Requests on their way to the scheduler.",
-            lambda: self.intake.num_preparing,
-        )  # fmt: skip
         self.store = Store()
-        self._bounds: PromptBounds
-        self._llm: LLM | None = None
-        self._scheduler: SchedulerThread | None = None
-        self._is_closing = False
+        sources = sources or {settings.model: Source(_never, method=settings.method)}
+        self.models = Models(sources, settings.num_models, self._served)
+        self._turns = Turns() if len(sources) > 1 else None
+        self._is_started = self._is_closing = False
+        self._watch()
 
     # --- its life
 
-    def start(self, llm: LLM) -> None:
-        """Serve this model, once it has completed a request of our own: clients find it warm."""
-        llm.num_chunk = 128 if llm.shares_cores else 512
-        tokens = llm.tokens_of([0])
-        params = SamplingParams(logit_bias=_without_ends(llm), max_tokens=_WARM_TOKENS)
-        llm.generate([tokens], params, method=self.settings.method)
-        with suppress(BadOption):  # a model that has no grammars refuses them when one is asked for
-            llm.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
-        self._bounds = PromptBounds.of(
-            llm.tokenizer, llm.num_context, parse_special=llm.parse_special
-        )
-        llm.scheduler.on_end = self.meters.ended
-        if llm.shares_cores:
-            llm.scheduler.is_crowded = lambda: self.intake.is_preparing_large
-        thread = SchedulerThread(llm.scheduler, num_queued=self.settings.num_queued)
-        self._watch(thread, llm)
-        self._llm, self._scheduler = llm, thread
+    def start(self, llm: LLM | None = None) -> None:
+        """Load the first model, or serve this one in its place. Raises what is wrong with it."""
+        self.models.load_now(self.settings.model, llm)
+        self._is_started = True
 
-    def _watch(self, scheduler: SchedulerThread, llm: LLM) -> None:
-        gauge, counter = self.meters.gauge, self.meters.counter
-        gauge("num_requests_running", "Requests in slots.", lambda: scheduler.num_running)
-        gauge("num_requests_waiting", "Requests in the queue.", lambda: scheduler.num_waiting)
-        counter("target_forwards", "Forward passes.", lambda: scheduler.num_forwards)
-        if (drafter := llm.drafter) is not None:
-            counter("drafter_restarts", "Starts of the drafter after the first.",
-                    lambda: drafter.restarts)  # fmt: skip
+    def _served(self, name: str, llm: LLM, method: str | None) -> Served:
+        return Served(name, llm, method, self.settings, self.intake, self.meters, self._turns)
+
+    def _watch(self) -> None:
+        gauge, counter, models = self.meters.gauge, self.meters.counter, self.models
+        gauge("num_requests_preparing", "Requests on their way to the scheduler.",
+              lambda: self.intake.num_preparing)  # fmt: skip
+        gauge("num_requests_running", "Requests in slots.",
+              lambda: sum(served.scheduler.num_running for served in models.loaded))  # fmt: skip
+        gauge("num_requests_waiting", "Requests in the queue.",
+              lambda: sum(served.scheduler.num_waiting for served in models.loaded))  # fmt: skip
+        gauge("num_models_loaded", "Models in memory.", lambda: len(models.loaded))
+        counter("target_forwards", "Forward passes.", lambda: models.num_forwards)
+        counter("drafter_restarts", "Starts of a drafter after its first.",
+                lambda: models.num_restarts)  # fmt: skip
 
     @property
     def is_ready(self) -> bool:
-        return self._scheduler is not None and not self._is_closing
+        return self._is_started and not self._is_closing
 
     @property
     def state(self) -> str:
         if self._is_closing:
             return "shutting down"
-        return "ok" if self._scheduler else "loading"
+        return "ok" if self._is_started else "loading"
+
+    def check_ready(self) -> None:
+        """Raises ApiError before `start` has ended, and at the end."""
+        if not self.is_ready:
+            raise unavailable(f"the server is {self.state}; ask again in a moment")
 
     @property
-    def scheduler(self) -> SchedulerThread:
-        """Raises ApiError while there is none."""
-        if self._scheduler is None or self._is_closing:
-            raise unavailable(f"the server is {self.state}; ask again in a moment")
-        return self._scheduler
+    def first(self) -> Served:
+        """The first model. Raises ApiError while it is not loaded."""
+        served = self.models.get(self.settings.model)
+        if served is None:
+            raise unavailable(f"the model '{self.settings.model}' is not loaded; ask again")
+        return served
 
     @property
     def room(self) -> int:
-        """Requests that may be with the scheduler or on their way to it, besides those there are.
-        Raises ApiError while there is no scheduler."""
-        thread = self.scheduler
-        return thread.num_slots - thread.num_running + self.settings.num_queued - thread.num_waiting
-
-    @property
-    def llm(self) -> LLM:
-        """Raises ApiError while there is none."""
-        if self._llm is None:
-            raise unavailable("the model is loading; ask again in a moment")
-        return self._llm
+        """Requests that may be with a scheduler or on their way to it, besides those there are.
+        Raises ApiError while nobody is served."""
+        self.check_ready()
+        threads = [served.scheduler for served in self.models.loaded]
+        num_there = sum(thread.num_running + thread.num_waiting for thread in threads)
+        return self.settings.num_slots + self.settings.num_queued - num_there
 
     def drain(self) -> None:
         """Let answers in work come to their end, for as long as they are given; then end them."""
         self._is_closing = True
         self.intake.close(unavailable(_SHUTTING_DOWN))
-        if self._scheduler is not None and not self._scheduler.drain(self.settings.grace_s):
+        end_s = time.monotonic() + self.settings.grace_s
+        threads = [served.scheduler for served in self.models.loaded]
+        if not all(thread.drain(max(0.0, end_s - time.monotonic())) for thread in threads):
             self.end_all()
 
     def end_all(self) -> None:
         """End what is in work, or waits."""
-        if self._scheduler is not None:
-            self._scheduler.end_all(unavailable(_SHUTTING_DOWN))
+        for served in self.models.loaded:
+            served.scheduler.end_all(unavailable(_SHUTTING_DOWN))
 
     def close(self, wait_s: float | None = None) -> bool:
-        """End the scheduler's thread: whether it has ended by then. The model is the caller's."""
+        """End the schedulers' threads: whether they have ended by then."""
         self._is_closing = True
-        return self._scheduler is None or self._scheduler.close(wait_s)
+        ended = [served.close(wait_s) for served in self.models.loaded]
+        return all(ended)
 
     # --- what it is
 
-    @property
-    def num_context(self) -> int | None:
-        """Tokens that a text may reach; None until that is known."""
-        return self._llm.num_context if self._llm else None
-
-    def props(self) -> dict[str, Any]:
-        """What is served, and with what."""
-        llm, scheduler = self._llm, self._scheduler
+    def described(self, name: str) -> dict[str, Any]:
+        """A model of the list of models."""
+        served = self.models.get(name)
+        length = served.llm.num_context if served else None
         return {
-            "model": self.settings.model,
-            "state": self.state,
-            "total_slots": scheduler.num_slots if scheduler else None,
-            "n_ctx": self.num_context,
-            "method": self.settings.method or DEFAULT_METHOD,
-            "chat_template": llm.tokenizer.chat_template if llm else None,
-            "speculation": {
-                "has_draft_model": bool(llm and llm.drafter),
-                "shares_cores": bool(llm and llm.shares_cores),
-                "drafter_restarts": llm.drafter.restarts if llm and llm.drafter else 0,
-            },
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "duodec",
+            "status": {"value": self.models.state(name)},
+            "max_model_len": length,
+            "meta": {"n_ctx": length},
         }
 
-    def slots(self) -> list[dict[str, Any]]:
-        """What each slot works at; texts are nobody's business."""
-        states = self._scheduler.slots if self._scheduler else []
-        return [
-            {
-                "id": i, "is_processing": task is not None, "n_cached": num_cached,
-                **(progress(task.counts) if task else {}),
-            }
-            for i, (task, num_cached) in enumerate(states)
-        ]  # fmt: skip
+    def props(self, name: str | None) -> dict[str, Any]:
+        """What is served, and with what. Raises ApiError for a model that does not exist."""
+        name = self.named(name)
+        served = self.models.get(name)
+        of_model = served.props() if served else {"total_slots": None, "n_ctx": None}
+        return {"model": name, "state": self.state, **of_model}
+
+    def slots(self, name: str | None) -> list[dict[str, Any]]:
+        """What each slot of a model works at. Raises ApiError for one that does not exist."""
+        served = self.models.get(self.named(name))
+        return served.slots() if served else []
 
     # --- requests
 
-    def check_model(self, name: str | None) -> None:
-        """A request without a model means the one there is."""
-        if name is not None and name != self.settings.model:
+    def named(self, name: str | None) -> str:
+        """The model of a request; one that names none means the first. Raises ApiError."""
+        if name is None:
+            return self.settings.model
+        if name not in self.models.names:
+            known = ", ".join(f"'{own}'" for own in self.models.names)
             raise ApiError(
-                404, f"the model '{name[:200]}' does not exist; this server has "
-                f"'{self.settings.model}'", param="model", code="model_not_found",
+                404, f"the model '{name[:200]}' does not exist; this server has {known}",
+                param="model", code="model_not_found",
             )  # fmt: skip
+        return name
+
+    @asynccontextmanager
+    async def _held(self, body: Mapping[str, Any]) -> AsyncIterator[Hold]:
+        """The model that a body names, loaded; a request that fails holds it no longer."""
+        self.check_ready()
+        name = body.get("model")
+        hold = await self.models.hold(self.named(name if isinstance(name, str) else None))
+        try:
+            yield hold
+        except BaseException:
+            hold.release()
+            raise
 
     async def chat(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A chat request on its way. Raises ApiError and what the model refuses."""
-        chat = await self._chat(body)
-        wish = chat.asked.wish
-        form = ChatForm(wish, self.settings.model, wish.num_choices, len(chat.tokens), chat.piece)
-        form.read_with(chat.reader, chat.asked.most_calls)
-        return wish, form, await self._fed(chat)
+        async with self._held(body) as hold:
+            chat = await self._chat(hold.served, body)
+            wish = chat.asked.wish
+            form = ChatForm(wish, hold.served.name, wish.num_choices, len(chat.tokens), chat.piece)
+            form.read_with(chat.reader, chat.asked.most_calls)
+            return wish, form, await self._fed(hold, chat)
 
     async def respond(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A request of ``/v1/responses`` on its way. Raises ApiError and what the model refuses."""
@@ -196,26 +196,26 @@ class Service:
         messages = messages_of(own.input)
         if (previous := own.previous_response_id) is not None:
             messages = [*self.store.get(previous, "previous_response_id").messages, *messages]
-        chat = await self._chat(own.as_chat(dict(body), messages))
-        wish = chat.asked.wish
 
         def remember(response: dict[str, Any], message: dict[str, Any]) -> None:
             if own.store:
                 self.store.add(response, [*messages, message])
 
-        form = ResponseForm(
-            own, chat.asked, self.settings.model, len(chat.tokens), chat.reader(),
-            lambda text: len(chat.llm.tokenizer.tokenize(text, is_templated=False)), remember,
-        )  # fmt: skip
-        return wish, form, await self._fed(chat)
+        async with self._held(body) as hold:
+            chat = await self._chat(hold.served, own.as_chat(dict(body), messages))
+            form = ResponseForm(
+                own, chat.asked, hold.served.name, len(chat.tokens), chat.reader(),
+                lambda text: len(chat.llm.tokenizer.tokenize(text, is_templated=False)), remember,
+            )  # fmt: skip
+            return chat.asked.wish, form, await self._fed(hold, chat)
 
-    async def _chat(self, body: Mapping[str, Any]) -> _Chat:
+    async def _chat(self, served: Served, body: Mapping[str, Any]) -> _Chat:
         """A chat request that is understood and fits."""
-        _, llm = self.scheduler, self.llm
-        self._bounds.check_number(body.get("messages"))
+        llm, bounds = served.llm, served.bounds
+        bounds.check_number(body.get("messages"))
         speech = Speech.of(llm.tokenizer)
-        asked = await self.intake.run(parse_chat, body, self.check_model, speech.dialect)
-        await self.intake.run(self._bounds.check_chat, asked.messages, asked.tools)
+        asked = await self.intake.run(parse_chat, body, speech.dialect)
+        await self.intake.run(bounds.check_chat, asked.messages, asked.tools)
         tokens = await self.intake.run(speech.prompt, llm, asked)
         if self._prompt_log is not None:
             await self.intake.run(self._prompt_log.write, asked.messages)
@@ -224,58 +224,48 @@ class Service:
         wish = asked.wish.constrained(grammar)
         return _Chat(llm, speech, replace(asked, wish=wish), tokens, end)
 
-    async def _fed(self, chat: _Chat) -> Feed:
-        scheduler, wish = self.scheduler, chat.asked.wish
-        shown = chat.speech.shown(chat.asked.tools)
-        tasks = await self._tasks(chat.llm, wish, chat.tokens, shown)
-        return self._feed(scheduler, tasks, wish)
+    async def _fed(self, hold: Hold, chat: _Chat) -> Feed:
+        wish, shown = chat.asked.wish, chat.speech.shown(chat.asked.tools)
+        return self._feed(hold, await self._tasks(hold.served, wish, chat.tokens, shown), wish)
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A text request on its way. Raises ApiError and what the model refuses."""
-        scheduler, llm = self.scheduler, self.llm
-        asked = await self.intake.run(parse_completion, body, self.check_model)
-        for prompt in asked.prompts:
-            await self.intake.run(self._bounds.check_text, prompt)
-        prompts = [await self.intake.run(llm.tokens_of, prompt) for prompt in asked.prompts]
-        tasks = [task for tokens in prompts for task in await self._tasks(llm, asked.wish, tokens)]
-        num_prompt = sum(map(len, prompts))
-        form = CompletionForm(
-            asked.wish, self.settings.model, len(tasks), num_prompt, llm.tokenizer.piece
-        )
-        if asked.is_echoed:
-            texts = [await self.intake.run(_text, llm, prompt) for prompt in asked.prompts]
-            form.begin_with([text for text in texts for _ in range(asked.wish.num_choices)])
-        return asked.wish, form, self._feed(scheduler, tasks, asked.wish)
+        async with self._held(body) as hold:
+            served, llm, run = hold.served, hold.served.llm, self.intake.run
+            asked = await run(parse_completion, body)
+            wish = asked.wish
+            for prompt in asked.prompts:
+                await run(served.bounds.check_text, prompt)
+            prompts = [await run(llm.tokens_of, prompt) for prompt in asked.prompts]
+            tasks = [task for tokens in prompts for task in await self._tasks(served, wish, tokens)]
+            num_prompt = sum(map(len, prompts))
+            form = CompletionForm(wish, served.name, len(tasks), num_prompt, llm.tokenizer.piece)
+            if asked.is_echoed:
+                texts = [await run(_text, llm, prompt) for prompt in asked.prompts]
+                form.begin_with([text for text in texts for _ in range(wish.num_choices)])
+            return wish, form, self._feed(hold, tasks, wish)
 
-    def _feed(self, scheduler: SchedulerThread, tasks: Sequence[Task], wish: Wish) -> Feed:
+    def _feed(self, hold: Hold, tasks: Sequence[Task], wish: Wish) -> Feed:
+        """The model is held until the response has its last word."""
         interval_s = self.settings.interval_s if wish.is_streamed else inf
-        return Feed(scheduler, tasks, self.settings.timeout_s, interval_s, self.intake.begin_s)
+        return Feed(
+            hold.served.scheduler, tasks, self.settings.timeout_s, interval_s,
+            self.intake.begin_s, hold.release,
+        )  # fmt: skip
 
     async def _tasks(
-        self, llm: LLM, wish: Wish, tokens: list[int], shown: Collection[int] = ()
+        self, served: Served, wish: Wish, tokens: list[int], shown: Collection[int] = ()
     ) -> list[Task]:
         """The requests of a wish; a new grammar that takes long is compiled where only others of
         its kind wait."""
-        grammar = wish.sampling.grammar
+        grammar, llm = wish.sampling.grammar, served.llm
         is_quick = (
             grammar is None
             or llm.is_compiled(grammar)
             or await self.intake.glance(llm.try_grammar.is_quick, grammar)
         )
         run = self.intake.run if is_quick else self.intake.compile
-        return await run(self._made, llm, wish, tokens, shown)
-
-    def _made(self, llm: LLM, wish: Wish, tokens: list[int], shown: Collection[int]) -> list[Task]:
-        method = method_for(llm, wish.method or self.settings.method, wish.max_draft)
-        params = replace(
-            wish.sampling, max_tokens=wish.max_tokens, stop=wish.stop, logprobs=wish.num_logprobs
-        )
-        return [
-            llm.task(
-                tokens, params, method=method, say=lambda output: None, choice=choice, shown=shown
-            )
-            for choice in range(wish.num_choices)
-        ]
+        return await run(_made, served, wish, tokens, shown)
 
 
 @dataclass(frozen=True)
@@ -297,13 +287,24 @@ class _Chat:
         return self.speech.dialect.reader(self.asked.tools, self.prompt_end)
 
 
+def _made(served: Served, wish: Wish, tokens: list[int], shown: Collection[int]) -> list[Task]:
+    """The tasks of a wish, one a choice."""
+    llm = served.llm
+    method = method_for(llm, wish.method or served.method, wish.max_draft)
+    params = replace(
+        wish.sampling, max_tokens=wish.max_tokens, stop=wish.stop, logprobs=wish.num_logprobs
+    )
+    return [
+        llm.task(tokens, params, method=method, say=lambda output: None, choice=choice, shown=shown)
+        for choice in range(wish.num_choices)
+    ]
+
+
 def _text(llm: LLM, prompt: str | list[int]) -> str:
     if isinstance(prompt, str):
         return prompt
     return b"".join(map(llm.tokenizer.piece, prompt)).decode("utf-8", "replace")
 
 
-def _without_ends(llm: LLM) -> dict[int, float]:
-    """A bias that keeps an answer from ending early."""
-    eos = llm.tokenizer.eos
-    return {eos: -float("inf")} if eos >= 0 else {}
+def _never() -> NoReturn:
+    raise AssertionError("the model was given, and is never loaded again")

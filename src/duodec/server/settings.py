@@ -50,6 +50,16 @@ class Settings:
             ge=0,
         ),
     ] = 64
+    num_models: Annotated[
+        int,
+        Parameter(
+            "Models in memory at once, as far as memory holds them; for another one, the model "
+            "that was idle for the longest makes space.",
+            "Limits",
+            ("--max-models",),
+            ge=1,
+        ),
+    ] = 1
     timeout_s: Annotated[
         float, _seconds("Seconds that a request may take, once it is sent.", "--timeout")
     ] = 600.0

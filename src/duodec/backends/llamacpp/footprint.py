@@ -51,6 +51,11 @@ class Footprint:
             cache_bytes_per_token=max(1, int(part * self.cache_bytes_per_token)),
         )
 
+    def least_bytes(self, num_context: int | None) -> int:
+        """What is needed besides weights for texts of so many tokens; None: of a short context."""
+        caches = self.cache_bytes_per_token * (num_context or _LEAST)
+        return caches + self.row_bytes + self.state_bytes
+
     def most_context(self, free_bytes: int) -> int:
         """Tokens whose caches fit, if weights need not: those of a file are read again at need."""
         left = max(0, free_bytes - self.row_bytes - self.state_bytes)
