@@ -24,7 +24,7 @@ from duodec.errors import BadOption, ContextExceeded
 from duodec.llm import LLM, Completion
 from duodec.machine.files import replacing
 
-_SHARD = 8  # conversations
+_SHARD = 32  # conversations: more than run at once, so that few slots stand idle at its end
 NONE = -9999.0  # the logprob where fewer tokens are known
 
 OnProgress = Callable[[str, int, int], None]

@@ -164,11 +164,16 @@ class Training:
         """Add the gradients of a batch's mean loss, computed with weights as the file will hold
         them; logits are computed in parts, as those of all positions would take gigabytes."""
         total = 0.0
-        with rounded(self.student, self.settings.quantize):
+        kind = torch.device(self.device).type
+        with (
+            rounded(self.student, self.settings.quantize),
+            torch.autocast(kind, torch.bfloat16, enabled=has_bfloat16(kind)),
+        ):
             states = hidden(self.student, batch.tokens).flatten(0, 1)[batch.places]
             leaf = states.detach().requires_grad_()
             for part, known in _chunks(leaf, batch.known):
-                log_q = torch.log_softmax(self.student.lm_head(part) * self._scale, -1)
+                logits = self.student.lm_head(part).float()
+                log_q = torch.log_softmax(logits * self._scale, -1)
                 loss = self._loss(log_q, known).sum() / len(states)
                 loss.backward()
                 total += float(loss.detach())
@@ -208,6 +213,14 @@ class Training:
             raise BadOption(
                 f"{path} is damaged ({words}); delete it to train again from the recording"
             ) from error
+
+
+def has_bfloat16(kind: str) -> bool:
+    """Whether matrices are multiplied faster in bfloat16 than in float32 on this kind of device:
+    half the time of a step on a CPU with AVX-512 BF16."""
+    if kind == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def most_steps(recording: Recording, settings: DistillSettings) -> int:
