@@ -37,7 +37,7 @@ class Family:
     layer: Callable[[int], Tensors]
     fields: Mapping[str, Any] = field(default_factory=dict)
     ends: Tensors = field(default_factory=lambda: {**NORM, **OUTPUT})
-    drafts: str = "trees"  # or chains, or none
+    drafts: str = "trees"  # or chains
     head: int = HEAD
     num_layers: int = LAYERS
 
@@ -218,7 +218,7 @@ FAMILIES: dict[str, Family] = {
         {"shortconv.l_cache": 3, "attention.head_count_kv": [i % 2 for i in range(LAYERS)]},
         {"token_embd_norm": (WIDTH,), **OUTPUT}, drafts="chains",
     ),
-    "Mamba 2": Family("mamba2", lambda i: mamba2(), MAMBA, drafts="none"),
+    "Mamba 2": Family("mamba2", lambda i: mamba2(), MAMBA, drafts="chains"),
     "Qwen 3.5": Family("qwen35", qwen35, {**DELTA, **SECTIONS}, drafts="chains", head=64),
     "Qwen 3.5 MoE": Family(
         "qwen35moe", lambda i: qwen35(i, "moe"), {**DELTA, **SECTIONS, **SHARED_FIELDS},
@@ -226,17 +226,17 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen 3 Next": Family(
         "qwen3next", lambda i: qwen35(i, "next"), {**DELTA, **SHARED_FIELDS},
-        drafts="none", head=64,
+        drafts="chains", head=64,
     ),
     "Granite 4": Family(
         "granitehybrid", lambda i: (attention() if i % 2 else mamba2()) | dense(),
         {**MAMBA, "attention.head_count_kv": [i % 2 for i in range(LAYERS)], "attention.scale": 0.2,
          "residual_scale": 0.5, "embedding_scale": 2.0, "logit_scale": 2.0},
-        drafts="none",
+        drafts="chains",
     ),
     "Falcon H1": Family(
         "falcon-h1", lambda i: {**attention(), **mamba2(), **dense("ffn_norm.")}, MAMBA,
-        drafts="none",
+        drafts="chains",
     ),
     "Nemotron H": Family(
         "nemotron_h",

@@ -16,7 +16,7 @@ from fakes.families import FAMILIES, write_family
 
 from duodec import LLM, SamplingParams
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.llamacpp.recurrent import LlamaRecurrent
+from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
 from duodec.backends.llamacpp.streams import MAX_ROWS
 from duodec.core.events import Finished
 from duodec.core.protocols import has_branches
@@ -81,7 +81,7 @@ def test_every_method_has_the_text_of_plain_decoding(
 ) -> None:
     drafts = FAMILIES[family].drafts
     num_saved = num_refused = 0
-    most = getattr(llm.target, "num_snapshots", MAX_ROWS)
+    most = getattr(llm.target, "max_draft", MAX_ROWS)
     differ = []
     for name in KEYED:
         if name in BRANCHED and drafts != "trees":
@@ -98,15 +98,12 @@ def test_every_method_has_the_text_of_plain_decoding(
                 if [c.tokens for c in found] != [expected[t, prompt] for prompt in PROMPTS]:
                     differ.append((name, t, len(PROMPTS)))
     assert not differ, "method, temperature and requests whose texts differ"
-    assert (num_saved > 0) == (drafts != "none"), "forward passes"
-    assert num_refused > NUM_TOKENS if drafts != "none" else num_refused == 0
+    assert num_saved > 0, "forward passes"
+    assert num_refused > NUM_TOKENS
 
 
 def test_a_killed_drafter_changes_no_text(family: str, llm: LLM, expected: Texts) -> None:
     drafter = llm.drafter
-    if FAMILIES[family].drafts == "none":
-        assert drafter is None, "a draft model that can be of no use"
-        return
     assert isinstance(drafter, ProcessDrafter)
     killed = 0
     for i, event in enumerate(llm.stream(PROMPTS[1], params(llm, 0.8), method="duo")):
@@ -118,14 +115,15 @@ def test_a_killed_drafter_changes_no_text(family: str, llm: LLM, expected: Texts
             os.kill(killed, signal.SIGKILL)
 
 
-def test_drafts_are_trees_or_chains_or_none(family: str, llm: LLM) -> None:
+def test_drafts_are_trees_or_chains(family: str, llm: LLM) -> None:
     target = llm.target
     if isinstance(target, LlamaRecurrent):
         assert not has_branches(target)
         for name in BRANCHED:
             with pytest.raises(BadOption, match="branches"):
                 llm.method(name)
-        assert FAMILIES[family].drafts == ("chains" if target.num_snapshots else "none")
+        assert target.max_draft == NUM_SNAPSHOTS
+        assert FAMILIES[family].drafts == "chains"
     else:
         assert has_branches(target)
         assert FAMILIES[family].drafts == "trees"
@@ -162,7 +160,10 @@ def test_the_documentation_has_a_row_for_each_family() -> None:
     ]
 
 
-def test_a_target_that_takes_nothing_back_says_that_it_decodes_plainly(tmp_path: Path) -> None:
+def test_a_target_that_takes_nothing_back_says_that_it_decodes_plainly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaRecurrent, "_put_back", lambda self, slot, checkpoint: False)
     path = write_family(tmp_path / "target.gguf", "Mamba 2")
     draft = write_family(tmp_path / "draft.gguf", "Llama")
     config = EngineConfig(target=str(path), draft=str(draft), context=256, threads=1)

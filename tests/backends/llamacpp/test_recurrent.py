@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes.families import write_family
 from fakes.tiny_models import write_hybrid
 
 from duodec.backends.llamacpp import library
@@ -54,10 +55,11 @@ def model(path: Path) -> Iterator[LlamaModel]:
 class Counted(LlamaRecurrent):
     """Counts the tokens that it computes."""
 
-    num_computed = 0
+    num_computed = num_passes = 0
 
     def _decode(self, entries: Sequence[Entry]) -> None:
         self.num_computed += len(entries)
+        self.num_passes += 1
         super()._decode(entries)
 
 
@@ -96,6 +98,58 @@ def test_rows_after_many_refusals_are_those_of_a_text_that_is_read_alone(
                 (plain,) = last_row(alone, query([*texts[slot], *chain]))
                 assert (row == plain).all()
                 texts[slot] += [*chain[: dice.integers(0, len(chain) + 1)], *tokens(1)]
+
+
+UNSNAPPED = ("Mamba 2", "Qwen 3 Next", "Granite 4", "Falcon H1")
+
+
+@pytest.fixture(scope="module", params=UNSNAPPED)
+def unsnapped(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LlamaModel]:
+    """Of an architecture that llama.cpp keeps no snapshots of."""
+    path = write_family(tmp_path_factory.mktemp("models") / "target.gguf", request.param)
+    with closing(LlamaModel(path, num_gpu_layers=0)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("flags", [1, 3])  # in memory, or in the device's
+def test_without_snapshots_refused_tokens_are_taken_back_by_checkpoints(
+    unsnapped: LlamaModel, flags: int
+) -> None:
+    dice = np.random.default_rng(flags)
+
+    def tokens(count: int) -> list[int]:
+        return [int(token) for token in dice.integers(1, unsnapped.num_vocab, count)]
+
+    texts = [tokens(40 + 9 * slot) for slot in range(3)]
+    with closing(target_of(unsnapped, 3)) as target, closing(target_of(unsnapped)) as alone:
+        assert (target.num_snapshots, target.max_draft) == (0, NUM_SNAPSHOTS)
+        target._flags = flags
+        for _ in range(40):
+            slots = [slot for slot in range(3) if dice.random() < 0.7] or [0]
+            chains = [tokens(int(dice.integers(0, NUM_SNAPSHOTS + 1))) for _ in slots]
+            queries = [query(texts[s], c, s) for s, c in zip(slots, chains, strict=True)]
+            for slot, chain, row in zip(slots, chains, last_row(target, *queries), strict=True):
+                (plain,) = last_row(alone, query([*texts[slot], *chain]))
+                assert (row == plain).all()
+                texts[slot] += [*chain[: dice.integers(0, len(chain) + 1)], *tokens(1)]
+
+
+def test_accepted_tokens_are_computed_again_with_the_next_chain(unsnapped: LlamaModel) -> None:
+    """One forward pass a round, and few tokens again."""
+    text = list(range(1, 30))
+    with closing(target_of(unsnapped)) as target:
+        last_row(target, query(text, (5, 6, 7, 8)))
+        again = 0
+        for num_accepted in (2, 0, 4, 1, 3, 4, 2):
+            text += [*(5, 6, 7, 8)[:num_accepted], 9]
+            passes, computed = target.num_passes, target.num_computed
+            last_row(target, query(text, (5, 6, 7, 8)))
+            again += target.num_computed - computed - 5
+            assert target.num_passes - passes <= 2
+        assert target.num_passes <= 2 + 7 + 2, "two of them with a new checkpoint"
+        assert again <= 7 * NUM_SNAPSHOTS
 
 
 def test_a_draft_longer_than_the_snapshots_is_scored_as_far_as_they_go(model: LlamaModel) -> None:
