@@ -24,7 +24,7 @@ from benchmarks import RESULTS
 from benchmarks.eager import Eager
 from benchmarks.windows import documents, prompts
 from duodec import loading
-from duodec.backends.llamacpp.target import LlamaRecipe
+from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Stage, replay_stage
 from duodec.bench.card import environment

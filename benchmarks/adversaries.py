@@ -22,7 +22,7 @@ from benchmarks import RESULTS
 from benchmarks.throttled import Throttled
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaRecipe
+from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.table import TableModel
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Parts, ReplayBed

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duodec.backends.drafter.window import Window
-from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaRecipe
+from duodec.backends.llamacpp.recipe import LlamaRecipe
+from duodec.backends.llamacpp.target import LlamaDraftModel
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Eager:
 
     def load(self) -> LlamaDraftModel:
         model = self.recipe.load()
+        assert isinstance(model, LlamaDraftModel), "it has a window"
         model.window.__class__ = _Whole
         return model
 

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from duodec.backends.drafter.process import Recipe
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaRecipe
+from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.translation.recipe import FileVocabulary, TranslatedRecipe, VocabularyRecipe
 from duodec.backends.translation.text import Frame
 from duodec.chat.frames import frames_of
@@ -29,7 +29,6 @@ def recipe_for(target: Tokenizer, recipe: LlamaRecipe) -> Recipe:
     ModelUnreadable for a model that cannot draft."""
     draft = LlamaModel(recipe.path, vocabulary_only=True, num_gpu_layers=0)
     try:
-        draft.refuse_recurrent()
         if difference(target, draft, stride=_SAMPLED_STRIDE) is None:
             return recipe
         frames = tuple(Frame(*frame) for frame in frames_of(target, draft))

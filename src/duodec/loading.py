@@ -11,7 +11,8 @@ from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.drafter.window import DEFAULT_WINDOW
 from duodec.backends.grammar_trial import GrammarTrial
 from duodec.backends.llamacpp.library import EXACT_SWITCH
-from duodec.backends.llamacpp.target import LlamaRecipe, LlamaTarget
+from duodec.backends.llamacpp.recipe import LlamaRecipe
+from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.placement import Placement
 from duodec.backends.testbeds import PacedTarget
 from duodec.batching import share

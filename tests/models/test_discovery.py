@@ -106,10 +106,6 @@ def test_what_does_not_suit_is_named_and_skipped(home: Path, target: Path) -> No
     write_model(folder / "larger.gguf", tokens=TOKENS, num_params=2 * TARGET)
     write_model(folder / "big-embedding.gguf", tokens=TOKENS, num_params=DRAFT)
     write_model(folder / "clip.gguf", tokens=(), num_params=DRAFT, architecture="clip")
-    key = "mamba.ssm.state_size"
-    write_model(
-        folder / "state.gguf", tokens=TOKENS, num_params=DRAFT, architecture="mamba", more=[key]
-    )
     found = {one.name: one for one in candidates(target)}
     assert not found["big-1b"].is_same  # the name says nothing
     assert not found["big-1b"].fault
@@ -121,7 +117,6 @@ def test_what_does_not_suit_is_named_and_skipped(home: Path, target: Path) -> No
         "larger": "larger than the target",
         "big-embedding": "embeds",
         "clip": "no vocabulary",
-        "state": "recurrent",
     }.items():
         assert words in found[name].fault, name
     assert best_for(target) is None

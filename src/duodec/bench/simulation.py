@@ -14,7 +14,7 @@ from time import perf_counter
 
 import numpy as np
 
-from duodec.backends.llamacpp.target import LlamaRecipe
+from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.simulated import (
     Place,
     PricedModel,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duodec.backends.llamacpp.target import LlamaRecipe
+from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.chat.prompting import chat_tokens
 from duodec.cli.speed import NUM_SCORED, Speed
 from duodec.core.draft import Draft

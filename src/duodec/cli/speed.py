@@ -81,10 +81,10 @@ def _measure_target(loaded: LoadedTarget, plan: CorePlan) -> tuple[float, float]
 
 
 def _measure_draft(model: LlamaModel, plan: CorePlan) -> tuple[float, float]:
-    from duodec.backends.llamacpp.target import LlamaDraftModel
+    from duodec.backends.llamacpp.recipe import LlamaRecipe
 
     text = _tokens(model)
-    draft = LlamaDraftModel(model, num_context=len(text), num_threads=len(plan.draft_cores))
+    draft = LlamaRecipe(model.path, len(text), len(plan.draft_cores)).over(model)
     try:
         (row,) = draft.rows(RowQuery(0, text[:_NUM_READ], Draft(), (0,)))
         check_finite(row)
@@ -96,7 +96,7 @@ def _measure_draft(model: LlamaModel, plan: CorePlan) -> tuple[float, float]:
             lambda i: draft.rows(RowQuery(0, known, Draft.sequences(leaves[i][:NUM_LEAVES]), rows))
         )
     finally:
-        draft.context.close()
+        draft.close()
     return draft_s, wide_s
 
 

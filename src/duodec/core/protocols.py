@@ -143,10 +143,10 @@ def launch(target: Target, queries: Sequence[Query]) -> Launched:
     return InThisThread(target, queries) if start is None else start(queries)
 
 
-def has_branches(target: Target) -> bool:
+def has_branches(model: Target | DraftModel) -> bool:
     """Whether a target scores a whole tree; a target with ``has_branches = False`` scores its first
-    chain only."""
-    return bool(getattr(target, "has_branches", True))
+    chain only, and a draft model computes several paths one after the other."""
+    return bool(getattr(model, "has_branches", True))
 
 
 def max_draft(target: Target) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
+from duodec.core.protocols import DraftModel, DraftRequest, RowQuery, has_branches
 from duodec.core.sampling import Context, Sampler, Tokens
 
 _LEAVES = (1, 2, 4, 8)
@@ -83,9 +83,17 @@ class _Growth:
     """A tree growing under one text."""
 
     def __init__(
-        self, text: Tokens, sampler: Sampler, tree: CandidateTree, plan: Tree, steps: _Steps
+        self,
+        text: Tokens,
+        sampler: Sampler,
+        tree: CandidateTree,
+        plan: Tree,
+        steps: _Steps,
+        is_chain: bool = False,
     ) -> None:
-        """Continues from what ``tree`` already holds."""
+        """Continues from what ``tree`` already holds. Of a chain only the likeliest successor is
+        expanded, for a model whose state has no branches."""
+        self._is_chain = is_chain
         self.text, self.sampler, self.tree, self._plan = text, sampler, tree, plan
         self.steps = steps
         self._expanded: list[int] = []  # parents precede children; the root is left out
@@ -107,6 +115,8 @@ class _Growth:
         value = self._values[parent] * self.tree.confidences[node]
         self._values[node] = value
         self._depths[node] = self._depths[parent] + 1
+        if self._is_chain and node != self.tree.children(parent)[0]:
+            return
         if value >= _LEAST_VALUE and self._depths[node] < self._plan.depth:
             heapq.heappush(self._edge, (-value, node))
 
@@ -167,6 +177,7 @@ def _growth_of(model: DraftModel, request: DraftRequest, plan: Tree) -> _Growth:
         length = len(last.text)
         if len(request.text) >= length and np.array_equal(request.text[:length], last.text):
             tree = last.tree.follow(request.text[length:].tolist())
-    growth = _Growth(request.text, request.sampler, tree, plan, memory.steps)
+    is_chain = not has_branches(model)
+    growth = _Growth(request.text, request.sampler, tree, plan, memory.steps, is_chain)
     memory.growths[request.slot] = growth
     return growth

@@ -78,8 +78,6 @@ def _judged(path: Path, name: str, place: str, target: Summary) -> Candidate:
     fault = ""
     if not found.tokens:
         fault = "it has no vocabulary: it is no language model, or a part of one"
-    elif found.is_recurrent:
-        fault = f"it is a recurrent model ({found.architecture}), whose state has no branches"
     elif found.num_params > _MOST_PART * target.num_params:
         size = f"{found.num_params / 1e6:.0f} M parameters"
         fault = f"it is too large: {size}, the target has {target.num_params / 1e6:.0f} M"

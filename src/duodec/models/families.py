@@ -49,7 +49,8 @@ FAMILIES = (
     ),
     _family(
         "Qwen3.5 and later", "qwen35 qwen35moe qwen3next qwen3_5 qwen3_5_moe qwen3_next",
-        r"qwen-?3", _QWEN3, 0.6e9, f"{_TEXT}; its own siblings are recurrent and cannot draft",
+        r"qwen-?3", _QWEN3, 0.6e9,
+        f"{_TEXT}; its own siblings are recurrent, and draft chains only",
     ),
     _family(
         "Llama 3", "llama", r"llama-?3|llama-v3|hermes-3",

@@ -40,11 +40,10 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def llm(family: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """Its draft is the target with some noise, or another model where no draft can have a state."""
+    """Its draft is the target with some noise."""
     folder = tmp_path_factory.mktemp("models")
     path = write_family(folder / "target.gguf", family)
-    own = family if FAMILIES[family].drafts == "trees" else "Llama"
-    draft = write_family(folder / "draft.gguf", own, noise=0.02)
+    draft = write_family(folder / "draft.gguf", family, noise=0.02)
     with LLM.load(
         str(path), draft=str(draft), context=512, num_slots=len(PROMPTS), threads=1, draft_threads=1
     ) as llm:

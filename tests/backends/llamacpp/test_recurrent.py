@@ -22,12 +22,13 @@ from duodec.backends.llamacpp.footprint import Footprint
 from duodec.backends.llamacpp.header import Header
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
+from duodec.backends.llamacpp.recurrent_draft import LlamaRecurrentDraft
 from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores, LlamaTarget
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.grammar import Grammar
-from duodec.core.protocols import Query, has_branches
+from duodec.core.protocols import Query, RowQuery, has_branches
 from duodec.core.sampling import SamplingParams
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ModelUnreadable
@@ -53,12 +54,11 @@ def model(path: Path) -> Iterator[LlamaModel]:
 
 
 class Counted(LlamaRecurrent):
-    """Counts the tokens that it computes."""
+    """Counts its forward passes."""
 
-    num_computed = num_passes = 0
+    num_passes = 0
 
     def _decode(self, entries: Sequence[Entry]) -> None:
-        self.num_computed += len(entries)
         self.num_passes += 1
         super()._decode(entries)
 
@@ -234,14 +234,97 @@ def test_methods_that_score_branches_are_refused(model: LlamaModel) -> None:
             engine.method("lookahead")
 
 
-def test_a_hybrid_is_loaded_as_a_target_and_refused_as_a_draft(path: Path) -> None:
+def test_a_hybrid_is_loaded_as_a_target_that_has_no_branches(path: Path) -> None:
     loaded = load_target(EngineConfig(target=str(path), draft=None, num_slots=2))
     with closing(loaded.model):
         plan = CorePlan.make((0,), target_is_on_cpu=True)
         with closing(loaded.start(128, plan)) as target:
             assert isinstance(target, LlamaRecurrent)
             assert (target.num_slots, has_branches(target)) == (2, False)
-        with pytest.raises(ModelUnreadable, match="can be a target and no draft"):
+        with pytest.raises(ModelUnreadable, match="whose state has no branches"):
             LlamaTarget(loaded.model, num_context=64, num_threads=1)  # type: ignore[arg-type]
-    with pytest.raises(ModelUnreadable, match="can be a target and no draft"):
-        load(EngineConfig(target="smollm2-draft", draft=str(path)))
+
+
+# --- as drafts
+
+
+@pytest.fixture(scope="module", params=("Qwen 3.5", "LFM 2", *UNSNAPPED))
+def hybrid(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LlamaModel]:
+    path = write_family(tmp_path_factory.mktemp("models") / "draft.gguf", request.param)
+    with closing(LlamaModel(path, num_gpu_layers=0)) as found:
+        yield found
+
+
+def test_rows_of_any_draft_are_those_of_a_path_that_is_read_alone(hybrid: LlamaModel) -> None:
+    dice = np.random.default_rng(4)
+
+    def tokens(count: int) -> list[int]:
+        return [int(token) for token in dice.integers(1, hybrid.num_vocab, count)]
+
+    texts = {slot: tokens(20 + slot) for slot in (0, 5, 9)}  # of more texts than there are states
+    draft = LlamaRecurrentDraft(hybrid, num_context=500, num_threads=1, num_texts=2)
+    with closing(draft), closing(target_of(hybrid)) as alone:
+        for _ in range(25):
+            slot = int(dice.choice(list(texts)))
+            chain = tokens(4)
+            for length in range(5):
+                shape = Draft.chain(chain[:length])
+                (row,) = draft.rows(
+                    RowQuery(slot, np.array(texts[slot], np.int32), shape, (length,))
+                )
+                (plain,) = last_row(alone, query([*texts[slot], *chain[:length]]))
+                assert (row == plain).all()
+            tree = Draft((chain[0], chain[1], chain[2]), (-1, -1, 0))
+            found = draft.rows(RowQuery(slot, np.array(texts[slot], np.int32), tree, (2, 3)))
+            for row, path in zip(found, ([chain[1]], [chain[0], chain[2]]), strict=True):
+                (plain,) = last_row(alone, query([*texts[slot], *path]))
+                assert (row == plain).all()
+            texts[slot] += [*chain[: dice.integers(0, 5)], *tokens(1)]
+
+
+def test_a_step_of_a_chain_computes_one_token(hybrid: LlamaModel) -> None:
+    text = np.arange(1, 60, dtype=np.int32)
+    with closing(LlamaRecurrentDraft(hybrid, num_context=500, num_threads=1)) as draft:
+        draft.rows(RowQuery(0, text, Draft(), (0,)))
+        before = draft.num_computed
+        for length in range(1, 6):
+            draft.rows(RowQuery(0, text, Draft.chain(range(70, 70 + length)), (length,)))
+        assert draft.num_computed - before == 5
+        parted = np.array([*text, 70, 71, 99], dtype=np.int32)
+        draft.rows(RowQuery(0, parted, Draft(), (0,)))
+        assert draft.num_computed - before == 5 + 3, "from the end of the last text"
+
+
+def test_of_a_long_text_the_end_is_read(hybrid: LlamaModel) -> None:
+    dice = np.random.default_rng(5)
+    text = dice.integers(1, hybrid.num_vocab, 1500).astype(np.int32)
+    with closing(LlamaRecurrentDraft(hybrid, num_context=900, num_threads=1)) as draft:
+        for _ in range(8):
+            before = draft.num_computed
+            (row,) = draft.rows(RowQuery(0, text, Draft(), (0,)))
+            assert np.isfinite(row).all()
+            assert draft.num_computed - before <= 600
+            more = dice.integers(1, hybrid.num_vocab, 90).astype(np.int32)
+            text = np.concatenate([text, more])
+
+
+def test_a_state_that_cannot_be_put_back_is_refused_as_a_draft(
+    path: Path, monkeypatch: pytest.MonkeyPatch, model: LlamaModel
+) -> None:
+    monkeypatch.setattr(LlamaRecurrent, "_put_back", lambda self, slot, checkpoint: False)
+    with pytest.raises(ModelUnreadable, match=r"cannot put back.*use another draft"):
+        LlamaRecurrentDraft(model, num_context=100, num_threads=1)
+
+
+def test_a_hybrid_drafts_in_its_own_process(path: Path) -> None:
+    """Another vocabulary than the target's in part, and the same text."""
+    config = EngineConfig(target="smollm2-draft", draft=str(path), context=256, threads=1)
+    with load(config) as llm:
+        texts = {
+            name: llm.generate("one two three one two", SamplingParams(max_tokens=12), method=name)
+            for name in ("ar", "sps", "duo", "stream")
+        }
+    assert len({done[0].tokens for done in texts.values()}) == 1
+    assert texts["sps"][0].stats.num_draft_tokens > 0

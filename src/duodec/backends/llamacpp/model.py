@@ -138,11 +138,11 @@ class LlamaModel:
         return bool(lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle))
 
     def refuse_recurrent(self) -> None:
-        """Raises ModelUnreadable for a model that cannot score branches, nor draft."""
+        """Raises ModelUnreadable for a model that cannot score branches."""
         if self.is_recurrent:
             raise ModelUnreadable(
-                f"{self.path} is a recurrent model ({self.architecture}), which can be a target "
-                "and no draft: its state has no branches; use another draft, or --draft none"
+                f"{self.path} is a recurrent model ({self.architecture}), whose state has no "
+                "branches"
             )
 
     @property

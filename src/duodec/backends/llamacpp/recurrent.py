@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
@@ -28,6 +29,7 @@ from duodec.backends.llamacpp.streams import (
 )
 from duodec.backends.llamacpp.target import LlamaScores
 from duodec.backends.placement import Placement
+from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query, Scores
@@ -61,6 +63,7 @@ class LlamaRecurrent(LlamaStreams):
         num_context: int,
         num_threads: int,
         is_width_exact: bool = True,
+        num_snapshots: int = NUM_SNAPSHOTS,
     ) -> None:
         super().__init__(
             model,
@@ -68,8 +71,9 @@ class LlamaRecurrent(LlamaStreams):
             num_context=num_context,
             num_threads=num_threads,
             is_width_exact=is_width_exact,
-            num_snapshots=NUM_SNAPSHOTS,
+            num_snapshots=num_snapshots,
         )
+        self.num_computed = 0  # tokens
         # none where llama.cpp takes no snapshots of this architecture
         self.num_snapshots = int(self._lib.llama_n_rs_seq(self._handle))
         self.on_chunk: Callable[[], None] = lambda: None
@@ -78,13 +82,13 @@ class LlamaRecurrent(LlamaStreams):
         self._before: dict[int, _Checkpoint] = {}  # of the last chains, without snapshots
         is_device = model.placement is not Placement.CPU
         self._flags = _PARTIAL | (_ON_DEVICE if is_device else 0)  # of these
-        self._most_draft = self.num_snapshots or (NUM_SNAPSHOTS if self._can_put_back() else 0)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Raises ContextExceeded and ComputeFailed; then what these slots held is forgotten, as
         where ``on_chunk`` raises."""
         num_texts = max(1, len(queries))
-        most = min(self._most_draft, MAX_ROWS // num_texts - 1)
+        is_drafted = any(query.draft.tokens for query in queries)
+        most = min(self.max_draft, MAX_ROWS // num_texts - 1) if is_drafted else 0
         most_again = min(_MOST_AGAIN, (NUM_BATCH - MAX_ROWS) // num_texts)
         works = [self._fit(query, most) for query in queries]
         rows: dict[int, list[Row]] = {}
@@ -104,16 +108,27 @@ class LlamaRecurrent(LlamaStreams):
             raise
         return [LlamaScores(query, rows[query.slot]) for query in queries]
 
-    @property
+    @cached_property
     def max_draft(self) -> int:
         """Draft tokens of a query that can be scored, since they can be taken back."""
-        return self._most_draft
+        return self.num_snapshots or (NUM_SNAPSHOTS if self._can_put_back() else 0)
+
+    def keep(self, slot: int) -> None:
+        """Keep the state at the end of what a slot holds: a text that parts from what follows goes
+        on from there."""
+        held = len(self._held[slot])
+        old = self._before.get(slot)
+        self._before[slot] = self._checkpoint(slot, held, self._flags, old)
 
     def use_threads(self, num_threads: int) -> None:
         """Threads of every forward pass."""
         self.use_threads_throughout(num_threads)
 
     # --- parts
+
+    def _decode(self, entries: Sequence[Entry]) -> None:
+        super()._decode(entries)
+        self.num_computed += len(entries)
 
     def _fit(self, query: Query, most: int) -> Work:
         """Take the slot back to what it shares with the text."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -228,27 +227,5 @@ class LlamaDraftModel:
     def on_chunk(self, hook: Callable[[], None]) -> None:
         self.context.on_chunk = hook
 
-
-@dataclass(frozen=True)
-class LlamaRecipe:
-    """How a process of its own makes the draft model."""
-
-    path: Path
-    num_context: int
-    num_threads: int
-    num_vocab: int | None = None  # of the target
-    num_texts: int = 1  # that it knows at once
-    max_window: int | None = None  # tokens of each that it holds; None: chosen here
-    uses_flash_attention: bool = False  # slow for few rows on a CPU
-
-    def load(self) -> LlamaDraftModel:
-        model = LlamaModel(self.path, num_gpu_layers=0)
-        return LlamaDraftModel(
-            model,
-            num_context=self.num_context,
-            num_threads=self.num_threads,
-            num_vocab=self.num_vocab,
-            num_texts=self.num_texts,
-            max_window=self.max_window,
-            uses_flash_attention=self.uses_flash_attention,
-        )
+    def close(self) -> None:
+        self.context.close()

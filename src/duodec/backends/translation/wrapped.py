@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from duodec.core.protocols import DraftModel
+from duodec.core.protocols import DraftModel, has_branches
 
 
 class Wrapped:
@@ -18,6 +18,11 @@ class Wrapped:
         """Read a little older text, where the model does."""
         widen = getattr(self.model, "widen", None)
         return widen is not None and bool(widen(slot, is_idle=is_idle))
+
+    @property
+    def has_branches(self) -> bool:
+        """Whether it computes several paths at once."""
+        return has_branches(self.model)
 
     @property
     def num_computed(self) -> int:

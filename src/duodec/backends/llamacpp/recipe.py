@@ -1,0 +1,47 @@
+"""Describe a draft model by value: the drafter's process makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.recurrent_draft import LlamaRecurrentDraft
+from duodec.backends.llamacpp.target import LlamaDraftModel
+
+
+@dataclass(frozen=True)
+class LlamaRecipe:
+    """How a process of its own makes the draft model."""
+
+    path: Path
+    num_context: int
+    num_threads: int
+    num_vocab: int | None = None  # of the target
+    num_texts: int = 1  # that it knows at once
+    max_window: int | None = None  # tokens of each that it holds; None: chosen here
+    uses_flash_attention: bool = False  # slow for few rows on a CPU
+
+    def load(self) -> LlamaDraftModel | LlamaRecurrentDraft:
+        return self.over(LlamaModel(self.path, num_gpu_layers=0))
+
+    def over(self, model: LlamaModel) -> LlamaDraftModel | LlamaRecurrentDraft:
+        """The draft model of a file that is loaded already."""
+        if model.is_recurrent:
+            return LlamaRecurrentDraft(
+                model,
+                num_context=self.num_context,
+                num_threads=self.num_threads,
+                num_vocab=self.num_vocab,
+                num_texts=self.num_texts,
+                max_window=self.max_window,
+            )
+        return LlamaDraftModel(
+            model,
+            num_context=self.num_context,
+            num_threads=self.num_threads,
+            num_vocab=self.num_vocab,
+            num_texts=self.num_texts,
+            max_window=self.max_window,
+            uses_flash_attention=self.uses_flash_attention,
+        )

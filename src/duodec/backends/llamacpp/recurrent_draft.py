@@ -1,0 +1,134 @@
+"""Draft with a recurrent or hybrid model: one chain, whose state is put back where the text parts.
+
+A state has no branches, so the likeliest successors of a chain's tokens are offered, too, but not
+expanded. The state at the end of each text is kept; a text that parts from the chain goes on
+from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from duodec.backends.drafter.window import DEFAULT_WINDOW, LEAST_WINDOW
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.recurrent import LlamaRecurrent
+from duodec.backends.llguidance import Masks
+from duodec.core.grammar import Grammar, Mask
+from duodec.core.prefix import common_prefix
+from duodec.core.protocols import Query, RowQuery
+from duodec.core.rows import Row
+from duodec.core.sampling import Tokens
+from duodec.errors import ModelUnreadable
+
+_FIRST_PART = 512  # tokens: of a longer new text only so many last ones are read
+_MARGIN = 128  # tokens of drafts behind a text
+
+
+class LlamaRecurrentDraft:
+    """A draft model over a `LlamaRecurrent`. A step computes one path; others are computed one
+    after the other. Parameters as of `LlamaDraftModel`. Raises ModelUnreadable for a state that
+    cannot be put back."""
+
+    has_branches = False
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        num_context: int,
+        num_threads: int,
+        num_vocab: int | None = None,
+        num_texts: int = 1,
+        max_window: int | None = None,
+    ) -> None:
+        self.vocabulary = model
+        self._num_vocab = num_vocab
+        self._masks = Masks(model)
+        most = min(max_window or DEFAULT_WINDOW, num_context, model.num_context_train - _MARGIN)
+        self._most = max(most, LEAST_WINDOW)  # tokens of a text
+        self._slots: dict[int, int] = {}  # of texts -> of the state; the last used one last
+        self._num_texts = num_texts
+        self._texts: dict[int, Tokens] = {}  # by slot of the state, the last one
+        self._begins: dict[int, int] = {}  # tokens of it that were left out
+        self.target = LlamaRecurrent(
+            model,
+            num_slots=num_texts,
+            num_context=self._most + _MARGIN,
+            num_threads=num_threads,
+            num_snapshots=0,
+        )
+        if not self.target.max_draft:
+            self.close()
+            raise ModelUnreadable(
+                f"{model.path} is a recurrent model ({model.architecture}) whose state llama.cpp "
+                "cannot put back, so it cannot draft; use another draft, or --draft none"
+            )
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens computed so far, by all forward passes."""
+        return self.target.num_computed
+
+    def rows(self, query: RowQuery) -> list[Row]:
+        slot = self._slot_of(query.slot)
+        text = self._within_window(slot, query.text)
+        if not query.rows:
+            self._row(slot, text)
+            return []
+        found = []
+        for row in query.rows:
+            path = np.array(query.draft.path_tokens(row - 1), dtype=np.int32)
+            found.append(self._row(slot, np.concatenate([text, path]))[: self._num_vocab])
+            if not len(path):
+                self.target.keep(slot)
+        return found
+
+    def mask(self, grammar: Grammar) -> Mask:
+        """The grammar on this vocabulary. Raises BadOption."""
+        return self._masks.mask(grammar)
+
+    @property
+    def on_chunk(self) -> Callable[[], None]:
+        """Called between the chunks of a long text; may raise to abandon it."""
+        return self.target.on_chunk
+
+    @on_chunk.setter
+    def on_chunk(self, hook: Callable[[], None]) -> None:
+        self.target.on_chunk = hook
+
+    def close(self) -> None:
+        self.target.close()
+
+    # --- parts
+
+    def _row(self, slot: int, text: Tokens) -> Row:
+        """The logits after a text; they hold until the next call."""
+        (scores,) = self.target.score([Query(slot, text)])
+        return scores.rows[-1]  # type: ignore[attr-defined, no-any-return]
+
+    def _slot_of(self, slot: int) -> int:
+        """The state that holds a slot's text: its own, a free one, or the longest unused one's."""
+        if slot in self._slots:
+            own = self._slots.pop(slot)
+        elif len(self._slots) < self._num_texts:
+            own = len(self._slots)
+        else:
+            own = self._slots.pop(next(iter(self._slots)))
+        self._slots[slot] = own
+        return own
+
+    def _within_window(self, slot: int, text: Tokens) -> Tokens:
+        """The text without its beginning, where all of it would take long to read or is too long;
+        what was left out stays so while the text goes on."""
+        num_known = common_prefix(self._texts.get(slot, text[:0]), text)
+        self._texts[slot] = text
+        begin = self._begins.get(slot, 0)
+        if num_known <= begin:
+            begin = 0
+        num_new = len(text) - max(begin, num_known)
+        if num_new > 2 * _FIRST_PART or len(text) - begin > self._most:
+            begin = len(text) - _FIRST_PART
+        self._begins[slot] = begin
+        return text[begin:]
