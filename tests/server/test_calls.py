@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.chat.prompting import chat_tokens
-from duodec.server.calls.call import Call, Format
+from duodec.server.calls.call import Call, Format, Fragment
 from duodec.server.calls.deepseek import DEEPSEEK_3, DEEPSEEK_31
 from duodec.server.calls.json_calls import Hermes, JsonList, Llama, MistralNamed
 from duodec.server.calls.pythonic import LFM2
@@ -203,6 +203,8 @@ def answered(server: Running, *, is_streamed: bool, **fields: Any) -> tuple[str,
         reason = choice.finish_reason or reason
         for call in choice.delta.tool_calls or ():
             part = parts.setdefault(call.index, [call.function.name, ""])
+            assert call.function.name == (part[0] if not part[1] else None), "told once"
+            assert bool(call.id) == bool(call.function.name)
             part[1] += call.function.arguments
     assert list(parts) == list(range(len(parts)))
     return words, [(name, json.loads(text)) for name, text in parts.values()], reason
@@ -258,6 +260,78 @@ def test_calls_that_are_required_are_made(name: str) -> None:
         plain = {"extra_body": {"speculation": False}}
         again = answered(server, is_streamed=False, seed=3, **many, **plain)
         assert again == found[3]
+
+
+IN_PARTS = {"hermes", "llama-3", "llama-3-tagged", "mistral-11", "qwen3-coder", "glm"}
+
+
+@named
+def test_the_arguments_of_a_required_call_come_as_they_are_written(name: str) -> None:
+    case = CASES[name]
+    tool = {"type": "function", "function": {"name": "put", "parameters": {
+        "type": "object", "additionalProperties": False, "required": ["a", "b"],
+        "properties": {"a": {"enum": ["abcdefg " * 5, "hijklmno" * 5]},
+                       "b": {"type": "integer", "minimum": 1, "maximum": 3}}}}}  # fmt: skip
+    fields: Any = {
+        "model": MODEL, "messages": MESSAGES, "tools": [tool], "tool_choice": "required",
+        "parallel_tool_calls": False, "max_tokens": 400, "seed": 3,
+    }  # fmt: skip
+    with running(random_model(Tags(case.template, case.tags)), num_slots=1) as server:
+        server.service.settings = replace(server.service.settings, interval_s=0.0)
+        client = client_of(server.url).chat.completions
+        whole = client.create(**fields).choices[0].message.tool_calls[0].function
+        parts = arguments_of(list(client.create(stream=True, **fields)))
+        assert "".join(parts) == whole.arguments
+        assert len(json.loads(whole.arguments)["a"]) >= 30
+        assert (len(parts) > 1) is (name in IN_PARTS)
+        for num_tokens in (5, 20, 35):
+            cut = {**fields, "max_tokens": num_tokens}
+            (choice,) = client.create(**cut).choices
+            chunks = list(client.create(stream=True, **cut))
+            assert chunks[-1].choices[0].finish_reason == choice.finish_reason == "length"
+            shown = choice.message.tool_calls or []
+            assert "".join(arguments_of(chunks)) == "".join(c.function.arguments for c in shown)
+        response = client_of(server.url).responses.create(
+            model=MODEL, input="hello", tools=[{"type": "function", **tool["function"]}],
+            tool_choice="required", parallel_tool_calls=False, max_output_tokens=400, stream=True,
+        )  # fmt: skip
+        events = list(response)
+        deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+        (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
+        assert "".join(deltas) == done.arguments
+        assert json.loads(done.arguments).keys() == {"a", "b"}
+        assert (len(deltas) > 1) is (name in IN_PARTS)
+        assert events[-1].response.output[-1].arguments == done.arguments
+
+
+def arguments_of(chunks: list[Any]) -> list[str]:
+    """The parts of a call's arguments in a stream."""
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    return [call.function.arguments for delta in deltas for call in delta.tool_calls or ()]
+
+
+@given(st.sampled_from(sorted(IN_PARTS)), st.data())
+def test_parts_of_a_call_are_the_same_however_it_was_cut(name: str, data: st.DataObject) -> None:
+    case = CASES[name]
+    text = case.weather + case.between + case.note.replace("[CALL_ID]abcdefghi", "")
+
+    def split(parts: list[str]) -> list[tuple[str | None, str]]:
+        dialect = dialect_of(case.template)
+        assert isinstance(dialect, TaggedText)
+        assert dialect.calls is not None
+        reader = ToolCalls(dialect.calls, TOOLS, is_certain=True)
+        found: dict[str, tuple[str | None, str]] = {}
+        for one in [f for part in parts for f in reader.push(part)] + [*reader.finish()]:
+            assert isinstance(one, Fragment), "nothing is said"
+            known, before = found.get(one.id, (one.name, ""))
+            found[one.id] = (known, before + one.arguments)
+        return list(found.values())
+
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+    whole = split([text])
+    assert [(known, json.loads(arguments)) for known, arguments in whole] == [ROME, NOTE]
+    assert split([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]) == whole
+    assert split(list(text)) == whole
 
 
 @pytest.mark.parametrize("name", ["qwen3-coder", "glm"])

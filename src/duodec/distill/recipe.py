@@ -33,6 +33,7 @@ from duodec.models.targets import open_vocabulary, target_file
 from duodec.models.vetting import vetted
 
 _VERSION = 1
+_FOLDER_VERSION = 2  # of the shards in it
 _RECORDING_PART = 0.4  # of the minutes, at most
 _LEAST_STEPS = 10
 
@@ -276,7 +277,7 @@ class Distillation:
     def _manifest(self) -> dict[str, Any]:
         """What decides the recording and the weights."""
         return {
-            "version": _VERSION,
+            "version": _FOLDER_VERSION,
             "target": _identity(self.target_path),
             "from": _identity(self.source.path),
             "prompts": self.prompts.digest,

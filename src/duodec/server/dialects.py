@@ -42,8 +42,11 @@ class Dialect(Protocol):
     def markers(self, tools: Sequence[Tool]) -> Sequence[str]:
         """Texts that are needed to read a response, and may be control tokens."""
 
-    def reader(self, tools: Sequence[Tool], prompt_end: str) -> Reader | None:
-        """Reads one response to a prompt with this end; None where all of it is said."""
+    def reader(
+        self, tools: Sequence[Tool], prompt_end: str, *, is_certain: bool = False
+    ) -> Reader | None:
+        """Reads one response to a prompt with this end; None where all of it is said.
+        ``is_certain``: what begins as a call is one, since a grammar makes it so."""
 
     def grammar(self, wanted: Wanted, prompt_end: str, literal: Literal) -> Grammar | None:
         """What the response must match."""
@@ -64,8 +67,12 @@ class TaggedText:
         tags = (self.thinking.begin, self.thinking.end) if self.thinking else ()
         return [*tags, *(self.calls.markers if self.calls and tools else ())]
 
-    def reader(self, tools: Sequence[Tool], prompt_end: str) -> Reader | None:
-        then = ToolCalls(self.calls, tools) if self.calls and tools else None
+    def reader(
+        self, tools: Sequence[Tool], prompt_end: str, *, is_certain: bool = False
+    ) -> Reader | None:
+        then = None
+        if self.calls and tools:
+            then = ToolCalls(self.calls, tools, is_certain=is_certain)
         if self.thinking is None:
             return then
         return Thoughts(self.thinking, self.thinking.state(prompt_end), then or WithoutThoughts())
@@ -102,7 +109,9 @@ class Harmony:
     def markers(self, tools: Sequence[Tool]) -> Sequence[str]:
         return harmony.MARKERS
 
-    def reader(self, tools: Sequence[Tool], prompt_end: str) -> Reader | None:
+    def reader(
+        self, tools: Sequence[Tool], prompt_end: str, *, is_certain: bool = False
+    ) -> Reader | None:
         return harmony.Messages()
 
     def grammar(self, wanted: Wanted, prompt_end: str, literal: Literal) -> Grammar | None:

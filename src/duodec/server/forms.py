@@ -7,14 +7,14 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from duodec.core.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server import logprobs, shapes
 from duodec.server.asking import Wish
-from duodec.server.calls.call import Call, Found, Thought
+from duodec.server.calls.call import Call, Found, Fragment, Thought
 from duodec.server.calls.splitting import Reader
 
 Choice = dict[str, Any]
@@ -109,10 +109,21 @@ class Form(ABC):
             choice = self._said(index, found)
             track.text += found
             return [choice]
+        if isinstance(found, Fragment) and found.name is None:
+            return self._continued(index, found)
         if len(track.calls) >= self._most_calls:
             return []
-        track.calls.append(found)
-        return [self._called(index, found, len(track.calls) - 1)]
+        call = Call(found.id, found.name or "", found.arguments)
+        track.calls.append(call)
+        return [self._called(index, call, len(track.calls) - 1)]
+
+    def _continued(self, index: int, found: Fragment) -> list[Choice]:
+        """More of the last call's arguments; nothing of a call beyond those that are wanted."""
+        calls = self._tracks[index].calls
+        if not calls or calls[-1].id != found.id:
+            return []
+        calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + found.arguments)
+        return [self._argued(index, found.arguments, len(calls) - 1)]
 
     def ending(self) -> list[dict[str, Any]]:
         """Chunks after the last answer."""
@@ -123,7 +134,7 @@ class Form(ABC):
         return [{**chunk, **shapes.extras(self._answers(), self._wish.max_draft)}]
 
     def _closing(self, index: int, done: Done) -> dict[str, Any]:
-        reason = shapes.finish_reason(done, len(self._tracks[index].calls))
+        reason = shapes.finish_reason(done, self._tracks[index].calls)
         choice = self._ended(index)
         choice["finish_reason"] = reason
         if new := self._tracks[index].told():
@@ -158,7 +169,7 @@ class Form(ABC):
             "index": index,
             **self._content(track),
             "logprobs": self._logprobs(index, track.logprobs) if has_logprobs else None,
-            "finish_reason": shapes.finish_reason(track.done, len(track.calls)),
+            "finish_reason": shapes.finish_reason(track.done, track.calls),
         }
 
     def _answers(self) -> list[Done]:
@@ -182,6 +193,8 @@ class Form(ABC):
     def _thought(self, index: int, thought: Thought) -> Choice: ...
     @abstractmethod
     def _called(self, index: int, call: Call, number: int) -> Choice: ...
+    @abstractmethod
+    def _argued(self, index: int, arguments: str, number: int) -> Choice: ...
     @abstractmethod
     def _ended(self, index: int) -> Choice: ...
     @abstractmethod
@@ -213,6 +226,10 @@ class ChatForm(Form):
 
     def _called(self, index: int, call: Call, number: int) -> Choice:
         return self._delta(index, {"tool_calls": [shapes.tool_call(call, number)]})
+
+    def _argued(self, index: int, arguments: str, number: int) -> Choice:
+        more = {"index": number, "function": {"arguments": arguments}}
+        return self._delta(index, {"tool_calls": [more]})
 
     def _ended(self, index: int) -> Choice:
         return self._delta(index, {})
@@ -257,6 +274,9 @@ class CompletionForm(Form):
         raise AssertionError("texts have no reasoning")
 
     def _called(self, index: int, call: Call, number: int) -> Choice:
+        raise AssertionError("texts call no tools")
+
+    def _argued(self, index: int, arguments: str, number: int) -> Choice:
         raise AssertionError("texts call no tools")
 
     def _ended(self, index: int) -> Choice:

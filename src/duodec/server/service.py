@@ -284,7 +284,8 @@ class _Chat:
 
     def reader(self) -> Reader | None:
         """For one of the choices."""
-        return self.speech.dialect.reader(self.asked.tools, self.prompt_end)
+        is_certain = bool(self.asked.wanted.called)
+        return self.speech.dialect.reader(self.asked.tools, self.prompt_end, is_certain=is_certain)
 
 
 def _made(served: Served, wish: Wish, tokens: list[int], shown: Collection[int]) -> list[Task]:

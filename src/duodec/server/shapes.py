@@ -13,8 +13,11 @@ from duodec.server.calls.call import Call
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 
 
-def finish_reason(done: Done, num_calls: int = 0) -> str:
-    return "tool_calls" if num_calls else _REASONS[done.finished.finish_reason]
+def finish_reason(done: Done, calls: Sequence[Call] = ()) -> str:
+    """As OpenAI's: calls, unless the last one's arguments were cut off."""
+    reason = _REASONS[done.finished.finish_reason]
+    is_cut = reason == "length" and bool(calls) and not calls[-1].is_complete
+    return "tool_calls" if calls and not is_cut else reason
 
 
 def usage(num_prompt_tokens: int, answers: Sequence[Done]) -> dict[str, Any]:

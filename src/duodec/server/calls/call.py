@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,15 @@ class Call:
     name: str
     arguments: str  # JSON
 
+    @property
+    def is_complete(self) -> bool:
+        """Its arguments are JSON; they may have been cut off."""
+        try:
+            json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
 
 @dataclass(frozen=True)
 class Thought:
@@ -32,7 +42,16 @@ class Thought:
     text: str
 
 
-Found = str | Thought | Call
+@dataclass(frozen=True)
+class Fragment:
+    """Part of a call's arguments, of a call that is certain; the first one names the tool."""
+
+    id: str
+    name: str | None
+    arguments: str
+
+
+Found = str | Thought | Call | Fragment
 
 
 class Format(Protocol):
@@ -51,6 +70,11 @@ class Format(Protocol):
 
     def calls(self, block: str, tools: Sequence[Tool]) -> list[tuple[str, Any]]:
         """The names and arguments in a block. Raises ValueError and the like if it has none."""
+
+    def begun(self, block: str, tools: Sequence[Tool]) -> tuple[str, str] | None:
+        """The name of a call and its arguments' JSON, as far as a block has them that follows
+        ``rules``; the text of a longer block begins with that of a shorter one. None where a block
+        may have several calls, or is too short."""
 
     def rules(self, tools: Sequence[Tool], literal: Literal, *, is_many: bool) -> list[str]:
         """Rules in Lark's notation, of which ``calls`` matches calls of these tools."""

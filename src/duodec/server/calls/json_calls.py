@@ -36,6 +36,18 @@ def json_end(text: str, begin: int) -> int | None:
         return None
 
 
+_NAME = r'"name": ("(?:[^"\\]|\\.)*"), "(?:arguments|parameters)": '
+
+
+def _begun(head: str, block: str) -> tuple[str, str] | None:
+    """The name and the arguments after this expression, whose first group is the name's JSON."""
+    found = re.match(head, block)
+    if found is None or not block[found.end() :]:
+        return None
+    end = json_end(block, found.end())
+    return str(json.loads(found[1])), block[found.end() : end]
+
+
 def _objects(tools: Sequence[Tool], key: str, literal: Literal) -> list[str]:
     """The rule ``tool``: an object with a name and arguments."""
     rules = [some_tool(tools)]
@@ -54,6 +66,9 @@ class Hermes(BetweenTags):
 
     def calls(self, block: str, tools: Sequence[Tool]) -> list[tuple[str, Any]]:
         return named_calls(self.inside(block))
+
+    def begun(self, block: str, tools: Sequence[Tool]) -> tuple[str, str] | None:
+        return _begun(rf"{re.escape(self.begin)}\s*\{{{_NAME}", block)
 
     def rules(self, tools: Sequence[Tool], literal: Literal, *, is_many: bool) -> list[str]:
         more = ' ("\\n" call)*' if is_many else ""
@@ -118,6 +133,9 @@ class Llama:
     def calls(self, block: str, tools: Sequence[Tool]) -> list[tuple[str, Any]]:
         return named_calls(block.lstrip(" \n;").removeprefix(self.marker))
 
+    def begun(self, block: str, tools: Sequence[Tool]) -> tuple[str, str] | None:
+        return _begun(rf"[ \n;]*(?:{re.escape(self.marker)})?\{{{_NAME}", block)
+
     def rules(self, tools: Sequence[Tool], literal: Literal, *, is_many: bool) -> list[str]:
         more = ' ("; " tool)*' if is_many else ""
         return [f"calls: tool{more}", *_objects(tools, "parameters", literal)]
@@ -166,6 +184,9 @@ class _Mistral:
 class MistralList(_Mistral):
     """A list of objects: up to version 7 of Mistral's tokenizers."""
 
+    def begun(self, block: str, tools: Sequence[Tool]) -> tuple[str, str] | None:
+        return None
+
     def rules(self, tools: Sequence[Tool], literal: Literal, *, is_many: bool) -> list[str]:
         more = ' (", " tool)*' if is_many else ""
         head = literal(f"{self.begin}[")
@@ -174,6 +195,13 @@ class MistralList(_Mistral):
 
 class MistralNamed(_Mistral):
     """A name and arguments for each call: from version 11 of Mistral's tokenizers on."""
+
+    def begun(self, block: str, tools: Sequence[Tool]) -> tuple[str, str] | None:
+        name, middle, _ = block.removeprefix(self.begin).partition(self.middle)
+        begin = len(self.begin) + len(name) + len(middle)
+        if not middle or not block[begin:]:
+            return None
+        return name, block[begin : json_end(block, begin)]
 
     def rules(self, tools: Sequence[Tool], literal: Literal, *, is_many: bool) -> list[str]:
         rules = [f"calls: tool{'+' if is_many else ''}", some_tool(tools)]

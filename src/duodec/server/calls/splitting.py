@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from duodec.server.calls.call import Call, Format, Found, Tool, call_id
+from duodec.server.calls.call import Call, Format, Found, Fragment, Tool, call_id
 
 # what readers of formats raise where there is no call
 NO_CALL = (
@@ -32,8 +32,13 @@ class ToolCalls:
     last call: where a call follows it, it says nothing.
     """
 
-    def __init__(self, form: Format, tools: Sequence[Tool] = ()) -> None:
-        self._form, self._tools = form, tools
+    def __init__(
+        self, form: Format, tools: Sequence[Tool] = (), *, is_certain: bool = False
+    ) -> None:
+        """``is_certain``: a grammar makes a call of whatever begins as one, so that its arguments
+        are told as they come."""
+        self._form, self._tools, self._is_certain = form, tools, is_certain
+        self._open: Fragment | None = None  # a call that was told in part: all of it so far
         self._held = ""  # from what may begin a call on
         self._blank = ""  # white space that waits for words
         self._is_saying = False  # words came since the last call
@@ -46,6 +51,8 @@ class ToolCalls:
             before, self._held = self._held[:begin], self._held[begin:]
             yield from self._said(before)
             end = self._form.end(self._held) if self._held else None
+            if self._is_certain and self._held:
+                yield from self._told(self._held if end is None else self._held[:end])
             if end is None:
                 return
             block, self._held = self._held[:end], self._held[end:]
@@ -54,7 +61,8 @@ class ToolCalls:
     def finish(self) -> Iterator[Found]:
         """A last call may lack its end."""
         held, self._held = self._held, ""
-        yield from self._called(held) if held else ()
+        if self._open is None:
+            yield from self._called(held) if held else ()
         if self._blank and not self.num_calls:
             yield self._blank
 
@@ -65,7 +73,24 @@ class ToolCalls:
             yield self._blank
             self._blank = ""
 
+    def _told(self, block: str) -> Iterator[Fragment]:
+        """What a block has of its call's arguments, beyond what was told."""
+        begun = self._form.begun(block, self._tools)
+        if begun is None:
+            return
+        name, arguments = begun
+        if self._open is None:
+            self.num_calls += 1
+            self._open = Fragment(self._form.new_id(), name, arguments)
+            yield self._open
+        elif more := arguments[len(self._open.arguments) :]:
+            self._open = replace(self._open, arguments=arguments)
+            yield Fragment(self._open.id, None, more)
+
     def _called(self, block: str) -> Iterator[Found]:
+        if self._open is not None:  # it was told as it came
+            self._open, self._blank, self._is_saying = None, "", False
+            return
         try:
             calls = self._form.calls(block, self._tools)
             found = [(name, as_json(arguments)) for name, arguments in calls]
@@ -102,6 +127,10 @@ class BetweenTags:
     def inside(self, block: str) -> str:
         """What is between the two; the second may be missing at the end of a text."""
         return block.removeprefix(self.begin).removesuffix(self.finish)
+
+    def begun(self, block: str, tools: Sequence[Tool]) -> tuple[str, str] | None:
+        """Nothing is told before a block has its end."""
+        return None
 
     def new_id(self) -> str:
         """A call's name for its result."""

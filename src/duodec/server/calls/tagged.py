@@ -15,7 +15,7 @@ from duodec.server.calls.grammars import (
     takes_text,
     tool_named,
 )
-from duodec.server.calls.splitting import BetweenTags
+from duodec.server.calls.splitting import BetweenTags, as_json
 from duodec.server.jsons import parse
 
 
@@ -48,6 +48,17 @@ class Tagged(BetweenTags):
         tool = tool_named(tools, name)
         pairs = self.argument.findall(inside[found.end() :])
         return [(name, {key.strip(): _value(tool, key.strip(), text) for key, text in pairs})]
+
+    def begun(self, block: str, tools: Sequence[Tool]) -> tuple[str, str] | None:
+        """Each argument once it has its end."""
+        try:
+            ((name, arguments),) = self.calls(block, tools)
+        except ValueError:
+            return None
+        if not block.startswith(self.begin + self.head.format(name)):
+            return None  # the name may go on
+        text = as_json(arguments)
+        return name, text if self.end(block) is not None else text[:-1]
 
     def rules(self, tools: Sequence[Tool], literal: Literal, *, is_many: bool) -> list[str]:
         more = f" ({literal(self.separator)} call)*" if is_many else ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server import shapes
 from duodec.server.asking import ChatWish
-from duodec.server.calls.call import Call, Found, Thought
+from duodec.server.calls.call import Call, Found, Fragment, Thought
 from duodec.server.calls.splitting import Reader
 from duodec.server.responses.schemas import ResponsesBody
 
@@ -109,8 +109,11 @@ class ResponseForm:
 
     def _found(self, found: Found) -> list[Event]:
         if isinstance(found, Call):
-            num_calls = sum(item.call is not None for item in self._items)
-            return self._called(found) if num_calls < self.asked.most_calls else []
+            return self._called(found, is_whole=True)
+        if isinstance(found, Fragment):
+            if found.name is not None:
+                return self._called(Call(found.id, found.name, found.arguments), is_whole=False)
+            return self._continued(found)
         is_thought = isinstance(found, Thought)
         words = found.text if isinstance(found, Thought) else found
         kind = "reasoning" if is_thought else "message"
@@ -131,15 +134,24 @@ class ResponseForm:
             events.append(self._part_event("response.content_part.added", part=item.part()))
         return events
 
-    def _called(self, call: Call) -> list[Event]:
+    def _called(self, call: Call, *, is_whole: bool) -> list[Event]:
+        if sum(item.call is not None for item in self._items) >= self.asked.most_calls:
+            return []
         events = [*self._end(), *self._begin(_Item("function_call", _id("fc"), call=call))]
+        events.append(self._call_event("delta", delta=call.arguments))
+        return [*events, *self._end()] if is_whole else events
+
+    def _continued(self, found: Fragment) -> list[Event]:
+        """More of the last call's arguments; nothing of a call beyond those that are wanted."""
+        item = self._items[-1]
+        if item.call is None or item.call.id != found.id:
+            return []
+        item.call = replace(item.call, arguments=item.call.arguments + found.arguments)
+        return [self._call_event("delta", delta=found.arguments)]
+
+    def _call_event(self, kind: str, **fields: Any) -> Event:
         place = {"item_id": self._items[-1].id, "output_index": len(self._items) - 1}
-        name = "response.function_call_arguments"
-        events.append(self._event(f"{name}.delta", **place, delta=call.arguments))
-        events.append(
-            self._event(f"{name}.done", **place, name=call.name, arguments=call.arguments)
-        )
-        return [*events, *self._end()]
+        return self._event(f"response.function_call_arguments.{kind}", **place, **fields)
 
     def _end(self) -> list[Event]:
         """Of the item that is open."""
@@ -147,8 +159,10 @@ class ResponseForm:
             return []
         self._is_open = False
         item = self._items[-1]
-        events: list[Event] = []
-        if item.call is None:
+        if item.call is not None:
+            call = item.call
+            events = [self._call_event("done", name=call.name, arguments=call.arguments)]
+        else:
             more: Event = {"logprobs": []} if item.kind == "message" else {}
             events = [
                 self._part_event(f"{_DELTAS[item.kind]}.done", text=item.text, **more),
