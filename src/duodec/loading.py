@@ -62,12 +62,15 @@ def draft_for(config: EngineConfig) -> str | None:
     return None
 
 
-def load(config: EngineConfig, *, on_warning: Callable[[str], None] = warn) -> LLM:
-    """Load the models of ``config``. Raises what is wrong with the models or the pair."""
+def load(
+    config: EngineConfig, *, on_warning: Callable[[str], None] = warn, taken_bytes: int = 0
+) -> LLM:
+    """Load the models of ``config``. ``taken_bytes`` of the memory that looks free are other
+    models' weights, mapped from files. Raises what is wrong with the models or the pair."""
     spare = SpareCores(len(available_cores()))  # looks at the cores while the models load
     use_native()
     with ExitStack() as stack:
-        loaded = load_target(config, on_warning)
+        loaded = load_target(config, on_warning, taken_bytes)
         model = loaded.model
         stack.callback(model.close)
         num_context = loaded.num_context
@@ -227,6 +230,7 @@ def open_drafter(
         num_texts,
         window,
         known.draft_uses_flash_attention if known else False,
+        config.num_slots,
     )
     return ProcessDrafter(
         recipe_for(target, recipe),

@@ -20,18 +20,18 @@ FIRST = EngineConfig(
 
 def test_a_model_shares_the_machine_and_has_options_of_its_own() -> None:
     given = [
-        "coder=qwen2.5-coder-0.5b -c 100 --gpu-layers 0 --cache_type_v q4_0 -ot 'a b=CPU'",
+        "coder=qwen2.5-coder-0.5b -c 100 --gpu-layers 0 --cache_type_v q4_0 -ot 'a b=CPU' -td 1",
         f"{DRAFT} --draft none",
     ]
     coder, other = other_models(given, FIRST, "smollm2").items()
     assert coder == ("coder", EngineConfig(
-        target="qwen2.5-coder-0.5b", draft="auto", context=100, threads=1, gpu_layers=0,
-        cache_type_k="q8_0", cache_type_v="q4_0", fast=True, num_slots=4,
-        override_tensor=("a b=CPU",),
+        target="qwen2.5-coder-0.5b", draft="auto", context=100, threads=1, draft_threads=1,
+        gpu_layers=0, cache_type_v="q4_0", fast=True, num_slots=4, override_tensor=("a b=CPU",),
+        datastore="auto",
     ))  # fmt: skip
     assert other[0] == DRAFT.name
     assert (other[1].target, other[1].draft, other[1].context) == (str(DRAFT), "none", None)
-    assert (other[1].gpu_layers, other[1].cpu_moe) == (3, False)
+    assert (other[1].gpu_layers, other[1].cpu_moe, other[1].threads) == (-1, False, 1)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def test_a_model_shares_the_machine_and_has_options_of_its_own() -> None:
         ("a=qwen2.5-coder-0.5b 'x", "name a model"),
         ("a=qwen2.5-coder-0.5b extra", "extra"),
         ("", "name a model"),
+        ("a=qwen2.5-coder-0.5b -h", "-h"),
     ],
 )
 def test_what_is_wrong_is_told_with_the_words(words: str, told: str) -> None:

@@ -66,7 +66,7 @@ function open({ answer, kept = {}, models = { status: 200, json: async () => ({ 
   const asked = [];
   global.fetch = async (url, options = {}) => {
     if (url === "health") return { json: async () => ({ status: "ok" }) };
-    if (url === "props") return { json: async () => ({ model: "m", speculation: {} }) };
+    if (url.startsWith("props?model=")) return { json: async () => ({ model: "m", speculation: {} }) };
     if (url === "v1/models") return models;
     asked.push(JSON.parse(options.body));
     return answer(asked.length, options);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,9 +22,14 @@ from duodec.backends.table import TableTarget
 from duodec.core.sampling import SamplingParams
 from duodec.errors import ModelNotFound
 from duodec.llm import LLM
+from duodec.loading import load
 from duodec.models import targets
 from duodec.models.config import EngineConfig
+from duodec.server.intake import Intake
+from duodec.server.meters import Meters
 from duodec.server.models import Source
+from duodec.server.served import Served
+from duodec.server.settings import Settings
 from duodec.server.turns import Turns
 
 DRAFT = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
@@ -40,11 +45,11 @@ class Factory:
         self.closed: list[str] = []
         self.most = 0
         self.slow: Event | None = None
-        self.fits = lambda loaded: True
+        self.fits: Callable[[int], bool] = lambda taken: True
         self.on_score: Any = lambda queries: None
 
     def source(self, name: str) -> Source:
-        return Source(lambda: self.load(name), lambda loaded: self.fits(loaded))
+        return Source(lambda taken: self.load(name), lambda taken: self.fits(taken))
 
     def load(self, name: str) -> LLM:
         if self.slow is not None:
@@ -66,8 +71,8 @@ def several(factory: Factory, **settings: Any) -> Iterator[Running]:
         yield server
 
 
-def text(server: Running, name: str | None, prompt: str = "hello", **fields: Any) -> str:
-    done = server.complete(prompt, model=name, **fields)
+def text(server: Running, name: str | None, prompt: str = "hello", num_tokens: int = 20) -> str:
+    done = server.complete(prompt, model=name, max_tokens=num_tokens)
     assert done.status_code == 200, done.text
     assert done.json()["model"] == (name or MODEL)
     return str(done.json()["choices"][0]["text"])
@@ -109,16 +114,17 @@ def test_as_many_as_are_allowed_stay_and_the_one_idle_longest_leaves() -> None:
 
 def test_what_does_not_fit_into_memory_makes_others_leave() -> None:
     factory = Factory()
-    seen: list[tuple[str, ...]] = []
+    seen: list[int] = []
 
-    def fits(loaded: Collection[str]) -> bool:
-        seen.append(tuple(loaded))
-        return not loaded
+    def fits(taken: int) -> bool:
+        seen.append(taken)
+        return not taken
 
     factory.fits = fits
     with several(factory, num_models=3) as server:
+        server.service.models.loaded[0].mapped_bytes = 100
         assert text(server, "one") == expected("one")
-        assert seen == [(MODEL,), ()]
+        assert seen == [100, 0]
         assert factory.closed == [MODEL]
 
 
@@ -126,7 +132,7 @@ def test_a_model_in_use_finishes_and_is_loaded_again_for_who_came_later() -> Non
     factory = Factory(0.02)
     with several(factory) as server, ThreadPoolExecutor(4) as pool:
         first = pool.submit(text, server, MODEL)
-        until(lambda: server.service.first.scheduler.num_running == 1)
+        until(lambda: server.service.models.loaded[0].scheduler.num_running == 1)
         second = pool.submit(text, server, "one")
         until(lambda: states(server)["one"] == "loading")
         third = pool.submit(text, server, MODEL, "later")
@@ -175,7 +181,7 @@ def test_a_client_that_leaves_while_its_model_loads_holds_nothing() -> None:
 def test_what_cannot_be_loaded_is_told_and_changes_nothing() -> None:
     factory = Factory()
 
-    def missing(loaded: Collection[str]) -> bool:
+    def missing(taken: int) -> bool:
         raise ModelNotFound("there is no file one.gguf; name another")
 
     with several(factory) as server:
@@ -283,8 +289,77 @@ def test_memory_is_estimated_with_the_weights_of_those_that_are_loaded(
 ) -> None:
     """Mapped weights count as free memory, and are not. Logits and caches take 48 MB here."""
     config = EngineConfig(target=str(DRAFT), draft="none", context=512, device="cpu")
-    size = DRAFT.stat().st_size
+    with load(config) as llm:
+        served = Served(MODEL, llm, None, Settings(MODEL), Intake(Settings(MODEL)), Meters())
+        taken = served.mapped_bytes
+        assert served.close()
+        assert taken == llm.tokenizer.num_bytes > 20 << 20  # type: ignore[attr-defined]
     for num_loaded in (0, 1, 2):
-        free_bytes = (1 + num_loaded) * size + (spare_mb << 20)
+        free_bytes = (1 + num_loaded) * taken + (spare_mb << 20)
         monkeypatch.setattr(targets, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
-        assert targets.fits(config, [config] * num_loaded) is is_enough
+        assert targets.fits(config, num_loaded * taken) is is_enough
+
+
+def test_a_text_in_another_thread_keeps_its_model_when_its_client_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What tokenises cannot be interrupted, and reads the model's own memory."""
+    factory = Factory()
+    begun, may_end = Event(), Event()
+    tokenize = Letters.tokenize
+
+    def slowly(self: Letters, text: str, *, is_templated: bool) -> list[int]:
+        if text == "slow":
+            begun.set()
+            assert may_end.wait(20)
+            assert factory.closed == [], "its memory is gone"
+        return tokenize(self, text, is_templated=is_templated)
+
+    with several(factory) as server, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(Letters, "tokenize", slowly)
+        with pytest.raises(httpx.ReadTimeout):
+            server.http.post("/v1/completions", json={"prompt": "slow"}, timeout=0.3)
+        assert begun.is_set()
+        other = pool.submit(text, server, "one")
+        until(lambda: states(server)["one"] == "loading")
+        sleep(0.2)
+        assert factory.opened == [MODEL]
+        may_end.set()
+        assert other.result() == expected("one")
+
+
+def test_a_model_that_nobody_waits_for_any_more_makes_nobody_leave() -> None:
+    factory = Factory(0.02)
+    with several(factory) as server, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(text, server, MODEL, num_tokens=60)
+        until(lambda: server.service.models.loaded[0].scheduler.num_running == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            server.http.post("/v1/completions", json={"model": "one", "prompt": "a"}, timeout=0.2)
+        until(lambda: states(server)["one"] == "unloaded")
+        assert text(server, MODEL) == expected(MODEL)
+        assert first.result() == expected(MODEL, num_tokens=60)
+        assert factory.opened == [MODEL]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "temperature": -1}),
+        ("/v1/chat/completions", {"messages": "no"}),
+        ("/v1/responses", {"input": [{"role": "user"}], "temperature": -1}),
+    ],
+)
+def test_a_request_that_is_refused_loads_no_model(path: str, body: dict[str, Any]) -> None:
+    factory = Factory()
+    with several(factory) as server:
+        assert server.post(path, {"model": "one", **body}).status_code == 400
+        assert states(server)["one"] == "unloaded"
+        assert factory.opened == [MODEL]
+
+
+def test_the_first_model_is_loading_until_it_is_loaded() -> None:
+    with running(is_loaded=False) as server:
+        assert states(server) == {MODEL: "loading"}
+        props = server.http.get("/props").json()
+        assert props["state"] == "loading"
+        assert props["speculation"]["has_draft_model"] is None

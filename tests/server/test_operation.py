@@ -47,7 +47,7 @@ def test_a_client_that_reads_nothing_is_let_go_when_its_time_is_over(
     begin_s = perf_counter()
     try:
         asyncio.run(asyncio.wait_for(run(), 10))
-        until(lambda: service.first.scheduler.num_running == 0)
+        until(lambda: service.models.loaded[0].scheduler.num_running == 0)
     finally:
         service.close()
     assert 0.3 < perf_counter() - begin_s < 5

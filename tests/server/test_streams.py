@@ -235,8 +235,9 @@ def answered(service: Service, asked: Ask) -> Done:
         if isinstance(output, Done | Failed):
             over.set()
 
-    task = service.first.llm.task(asked.tokens, asked.params, method=asked.method, say=hear)
-    service.first.scheduler.submit([task])
+    (served,) = service.models.loaded
+    task = served.llm.task(asked.tokens, asked.params, method=asked.method, say=hear)
+    served.scheduler.submit([task])
     assert over.wait(240)  # a loaded machine takes its time
     last = outputs[-1]
     assert isinstance(last, Done), last

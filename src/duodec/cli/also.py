@@ -18,8 +18,9 @@ from duodec.models import check_reference
 from duodec.models.config import EngineConfig
 
 _NAMED = re.compile(r"([^=/\\:]+)=(.+)")
-_ITS_OWN = (
-    "draft", "context", "target_backend", "dtype", "cpu_moe", "n_cpu_moe", "override_tensor",
+_ITS_OWN = (  # some of which a model of another backend does not have
+    "draft", "context", "target_backend", "dtype", "gpu_layers", "cpu_moe", "n_cpu_moe",
+    "override_tensor", "cache_type_k", "cache_type_v",
 )  # fmt: skip
 _OF_THE_SERVER = ("target", "exact", "fast", "parse_special", *options.GRAMMAR_LIMITS)
 
@@ -40,7 +41,8 @@ def other_models(
 
 def name_of(target: str) -> str:
     """A target's name without its folders."""
-    return Path(target).name if "/" in target and Path(target).exists() else target
+    path = Path(target).expanduser()
+    return path.name if "/" in target and path.exists() else target
 
 
 def _model(words: str, first: EngineConfig) -> tuple[str, EngineConfig]:
@@ -52,7 +54,7 @@ def _model(words: str, first: EngineConfig) -> tuple[str, EngineConfig]:
     name, target = named.groups() if named else (name_of(model), model)
     check_reference(target)
     default = EngineConfig()
-    shared = replace(first, **{own: getattr(default, own) for own in _ITS_OWN})
+    shared = replace(first, datastore="auto", **{own: getattr(default, own) for own in _ITS_OWN})
     known = {options.parameter_name(f): f.name for f in fields_of(EngineConfig).values()}
     try:
         config: EngineConfig = _command().main(
@@ -79,6 +81,7 @@ def _command() -> Any:
     ) -> EngineConfig:
         return config
 
-    app = typer.Typer(add_completion=False, context_settings=options.CONTEXT_SETTINGS)
+    settings = {**options.CONTEXT_SETTINGS, "help_option_names": []}
+    app = typer.Typer(add_completion=False, context_settings=settings)
     app.command()(model)
     return typer.main.get_command(app)

@@ -117,17 +117,25 @@ def serve(
 def _source(name: str, models: Mapping[str, EngineConfig], method: str) -> Source:
     """Where one of the models comes from."""
     from duodec import loading
+    from duodec.models import resolve
     from duodec.models.targets import fits
     from duodec.server.models import Source
 
     config = choices.with_datastore(models[name], method)
     chosen = choices.method_or_none(method, config.draft)
 
-    def load() -> LLM:
+    def load(taken: int) -> LLM:
         draft = choices.draft_reference(config, chosen)
-        return loading.load(replace(config, draft=config.draft if draft else None), on_warning=warn)
+        own = replace(config, draft=config.draft if draft else None)
+        return loading.load(own, on_warning=warn, taken_bytes=taken)
 
-    return Source(load, lambda loaded: fits(config, [models[own] for own in loaded]), chosen)
+    def may_load(taken: int) -> bool:
+        is_enough = fits(config, taken)
+        if (draft := choices.draft_reference(config, chosen)) is not None:
+            resolve(draft, offline=config.offline)
+        return is_enough
+
+    return Source(load, may_load, chosen)
 
 
 def _log_format(name: str) -> Literal["text", "json"]:

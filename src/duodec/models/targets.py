@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,50 +145,55 @@ def file_bytes(file: ModelFile) -> int:
     return folder_bytes(file.path) if file.path.is_dir() else file.path.stat().st_size
 
 
-def fits(config: EngineConfig, loaded: Sequence[EngineConfig]) -> bool:
-    """Whether memory holds a target with caches of a short context, while those of ``loaded`` stay:
-    estimated, as caches of a longer context shrink to what is left. Raises what is wrong with its
-    files."""
-    needed = file_bytes(target_file(config)) + _draft_bytes(config)
-    if backend_of(config) == LLAMA_CPP and (header := _header(config)):
-        cache = CacheTypes(config.cache_type_k, config.cache_type_v)
-        footprint = Footprint.of(load_llama(is_exact=config.exact), header, cache, config.num_slots)
-        needed += footprint.least_bytes(config.context)
-    return needed <= _free_bytes(config) - (
-        0 if target_is_elsewhere(config) else sum(map(_mapped_bytes, loaded))
-    )
-
-
-def _header(config: EngineConfig) -> Header | None:
-    return Header.read(load_llama(is_exact=config.exact), vetted(target_file(config)).path)
-
-
-def _mapped_bytes(config: EngineConfig) -> int:
-    """Bytes of a loaded target's weights that count as free memory, as they are mapped from a
-    file."""
-    return 0 if target_is_elsewhere(config) else file_bytes(target_file(config))
-
-
-def _free_bytes(config: EngineConfig) -> int:
-    """Free memory where this target would be."""
-    if not target_is_elsewhere(config):
-        return available_bytes()
+def fits(config: EngineConfig, taken_bytes: int) -> bool:
+    """Whether memory holds a target with caches of a short context, where ``taken_bytes`` of what
+    looks free are other models' weights: an estimate. Raises what is wrong with its files."""
     if backend_of(config) == TORCH:
-        from duodec.backends.torch.placing import choose_places
+        return file_bytes(target_file(config)) <= _free_for_torch(config) - taken_bytes
+    lib, path = load_llama(is_exact=config.exact), vetted(target_file(config)).path
+    header = Header.read(lib, path)
+    if header is None:
+        return True  # loading reports what is wrong with the file
+    cache = CacheTypes(config.cache_type_k, config.cache_type_v)
+    if config.context:
+        checked_context(config.context, header.num_context_train or UNKNOWN_CONTEXT)
+    footprint, free = _llama_memory(config, header, cache, taken_bytes)
+    return footprint.weight_bytes + footprint.least_bytes(config.context) <= free
 
-        return sum(choose_places(config.device, config.dtype_name, None)[-1].free_bytes)
+
+def _free_for_torch(config: EngineConfig) -> int:
+    from duodec.backends.torch.placing import choose_places
+
+    return sum(choose_places(config.device, config.dtype_name, None)[-1].free_bytes)
+
+
+def _llama_memory(
+    config: EngineConfig, header: Header, cache: CacheTypes, taken_bytes: int
+) -> tuple[Footprint, int]:
+    """What a target takes where it will be, and the free bytes there."""
     lib = load_llama(is_exact=config.exact)
-    return devices.free_bytes(lib, llama_devices(config)) or available_bytes()
+    footprint = Footprint.of(lib, header, cache, config.num_slots)
+    layers = llama_layers(config)
+    if layers and can_offload():
+        on = llama_devices(config)
+        free = devices.free_bytes(lib, on) or available_bytes()  # some drivers do not report it
+        return footprint.on_gpu(header, placed_tensors(config), layers), free
+    return footprint, available_bytes() - _draft_bytes(config) - taken_bytes
 
 
-def load_target(config: EngineConfig, on_warning: Callable[[str], None] = warn) -> LoadedTarget:
-    """Load the target's model. Raises what is wrong with its files, or with the backend's
-    options."""
-    loads = _load_torch if backend_of(config) == TORCH else _load_llama
-    return loads(config, on_warning)
+def load_target(
+    config: EngineConfig, on_warning: Callable[[str], None] = warn, taken_bytes: int = 0
+) -> LoadedTarget:
+    """Load the target's model; ``taken_bytes`` of the memory that looks free are not. Raises what
+    is wrong with its files, or with the backend's options."""
+    if backend_of(config) == TORCH:
+        return _load_torch(config, on_warning)
+    return _load_llama(config, on_warning, taken_bytes)
 
 
-def _load_llama(config: EngineConfig, on_warning: Callable[[str], None]) -> LoadedTarget:
+def _load_llama(
+    config: EngineConfig, on_warning: Callable[[str], None], taken_bytes: int
+) -> LoadedTarget:
     layers = llama_layers(config)
     path = vetted(target_file(config)).path
     placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
@@ -198,12 +203,7 @@ def _load_llama(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
     if header := Header.read(lib, path):  # otherwise loading reports what is wrong with the file
         overrides.check(placed, path, header)
         cache.check(lib, header)
-        footprint = Footprint.of(lib, header, cache, config.num_slots)
-        if layers and can_offload():
-            footprint = footprint.on_gpu(header, placed, layers)
-            free = devices.free_bytes(lib, on) or available_bytes()  # some drivers do not report it
-        else:
-            free = available_bytes() - _draft_bytes(config)
+        footprint, free = _llama_memory(config, header, cache, taken_bytes)
         num_context = llama_context(config.context, header, footprint, free, on_warning)
     model = LlamaModel(
         path, num_gpu_layers=layers, is_exact=config.exact, placed=placed, cache=cache, on=on
@@ -214,13 +214,15 @@ def _load_llama(config: EngineConfig, on_warning: Callable[[str], None]) -> Load
 
     def start(num_context: int, plan: CorePlan) -> RunningTarget:
         if model.is_recurrent:
-            return LlamaRecurrent(
+            target = LlamaRecurrent(
                 model,
                 num_slots=config.num_slots,
                 num_context=num_context,
                 num_threads=plan.target_alone,
                 is_width_exact=plan.shares_cores and not config.fast,
             )
+            _ = target.max_draft  # whether states can be put back is tried before there are texts
+            return target
         if rows:
             return LlamaFixedRows(
                 model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from duodec.errors import DuodecError
@@ -19,12 +19,13 @@ _LOOK_S = 0.02  # between two looks at whether a model's last request has ended
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from. ``fits`` tells whether memory holds it together with the loaded
-    models of these names; both raise what is wrong with the model, from any thread. ``method``
-    decodes where a request names none; None: the default."""
+    """Where a model comes from. ``load`` and ``fits`` are told the bytes of memory that look free
+    and are taken, by weights that are mapped; ``fits`` tells whether memory holds this model, too.
+    Both raise what is wrong with it, from any thread. ``method`` decodes where a request names
+    none; None: the default."""
 
-    load: Callable[[], LLM]
-    fits: Callable[[Collection[str]], bool] = lambda loaded: True
+    load: Callable[[int], LLM]
+    fits: Callable[[int], bool] = lambda taken: True
     method: str | None = None
 
 
@@ -50,7 +51,7 @@ class Models:
         self._waiting: dict[str, list[asyncio.Future[Hold]]] = {}
         self._work: asyncio.Task[None] | None = None
         self._worker = Workers("duodec-load", 1)
-        self._num_loading = 0
+        self._has_begun = False  # the first model was loaded once
         self._past = (0, 0)  # forward passes and restarts of drafters of unloaded models
 
     @property
@@ -84,12 +85,14 @@ class Models:
         """As llama.cpp's router names it: loaded, loading or unloaded."""
         if name in self._loaded:
             return "loaded"
-        return "loading" if name in self._waiting else "unloaded"
+        is_first = name == self.names[0] and not self._has_begun
+        return "loading" if is_first or name in self._waiting else "unloaded"
 
     def load_now(self, name: str, llm: LLM | None = None) -> None:
         """Load a model, or serve this one by that name, before there are clients. Raises what is
         wrong with it."""
         self._loaded[name] = self._started(name, llm)
+        self._has_begun = True
 
     async def hold(self, name: str) -> Hold:
         """A use of this model, once it is loaded. Raises ApiError if it cannot be loaded."""
@@ -128,23 +131,33 @@ class Models:
 
     async def _bring(self, name: str) -> None:
         """Have a model in memory. Raises what is wrong with it, before any other makes space."""
-        while name not in self._loaded:
-            if not any(not future.done() for future in self._waiting[name]):
-                return  # whoever asked for it has left
-            fits = await self._worker.run(self._sources[name].fits, tuple(self._loaded))
+        while name not in self._loaded and self._is_awaited(name):
+            fits = await self._worker.run(self._sources[name].fits, self._taken_bytes)
             if self._loaded and (len(self._loaded) >= self._most or not fits):
-                await self._unload()
+                await self._unload_for(name)
             else:
                 self._loaded[name] = await self._worker.run(self._started, name)
                 log.info("loaded", extra={"facts": {"model": name}})
 
-    async def _unload(self) -> None:
-        """Unload the model that has been idle for the longest, or else the one that was used the
-        longest ago."""
-        served = min(self.loaded, key=lambda served: (served.is_busy, served.used_s))
-        self._leaving = served.name
+    def _is_awaited(self, name: str) -> bool:
+        """Some request for this model has not left."""
+        return any(not future.done() for future in self._waiting[name])
+
+    @property
+    def _taken_bytes(self) -> int:
+        return sum(served.mapped_bytes for served in self.loaded)
+
+    async def _unload_for(self, name: str) -> None:
+        """Unload the model that has been idle for the longest, once there is one; until then the
+        one that was used the longest ago takes nothing new."""
         try:
-            while served.is_busy:
+            while True:
+                served = min(self.loaded, key=lambda served: (served.is_busy, served.used_s))
+                self._leaving = served.name
+                if not self._is_awaited(name):
+                    return
+                if served.end():
+                    break
                 await asyncio.sleep(_LOOK_S)
         finally:
             self._leaving = None
@@ -157,7 +170,7 @@ class Models:
 
     def _started(self, name: str, llm: LLM | None = None) -> Served:
         cores = available_cores()
-        llm = llm or self._sources[name].load()
+        llm = llm or self._sources[name].load(self._taken_bytes)
         try:
             served = self._serve(name, llm, self._sources[name].method)
         except BaseException:

@@ -160,6 +160,7 @@ class _Loader(Thread):
             self.error = error
             self._server.should_exit = True
         else:
-            gc.collect()
-            gc.freeze()  # what lives for ever is not walked over again while clients wait
+            if len(self._service.models.names) == 1:
+                gc.collect()
+                gc.freeze()  # what lives for ever is not walked over again while clients wait
             log.info("ready", extra={"facts": {"model": self._service.settings.model}})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from threading import Lock
 from time import monotonic
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams
@@ -12,13 +14,21 @@ from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.methods.registry import DEFAULT_METHOD
 from duodec.server.bounds import PromptBounds
+from duodec.server.errors import unavailable
 from duodec.server.intake import Intake
 from duodec.server.meters import Meters
 from duodec.server.scheduling import SchedulerThread
 from duodec.server.settings import Settings
 from duodec.server.shapes import progress
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _WARM_TOKENS = 16
+UNLOADED: dict[str, Any] = {
+    "total_slots": None, "n_ctx": None, "method": None, "chat_template": None,
+    "speculation": {"has_draft_model": None, "shares_cores": None, "drafter_restarts": 0},
+}  # fmt: skip
+"""The properties of a model that is not loaded."""
 
 
 class Served:
@@ -39,6 +49,10 @@ class Served:
         self.method = method  # where a request names none; None: the default
         self.num_held = 0  # requests that use it, from their preparation to their last word
         self.used_s = monotonic()
+        self.mapped_bytes = _mapped_bytes(llm)
+        self._lock = Lock()
+        self._num_calls = 0  # of other threads, which go on when their request has ended
+        self._is_over = False
         turns = turns or nullcontext()
         llm.num_chunk = 128 if llm.shares_cores else 512
         tokens = llm.tokens_of([0])
@@ -58,7 +72,31 @@ class Served:
     @property
     def is_busy(self) -> bool:
         """Somebody uses it."""
-        return self.num_held > 0 or self.scheduler.num_running + self.scheduler.num_waiting > 0
+        num_there = self.scheduler.num_running + self.scheduler.num_waiting
+        return self.num_held + self._num_calls + num_there > 0
+
+    def end(self) -> bool:
+        """Whether nobody uses it; then nobody can from now on."""
+        with self._lock:
+            self._is_over = self._is_over or not self.is_busy
+            return self._is_over
+
+    def guarded(self, call: Callable[_P, _T]) -> Callable[_P, _T]:
+        """A call that uses the model in another thread: the model stays in memory until it returns,
+        even if the request has ended meanwhile. Raises ApiError where the model is gone."""
+
+        def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            with self._lock:
+                if self._is_over:
+                    raise unavailable(f"the model '{self.name}' was unloaded; ask again")
+                self._num_calls += 1
+            try:
+                return call(*args, **kwargs)
+            finally:
+                with self._lock:
+                    self._num_calls -= 1
+
+        return made
 
     @property
     def num_restarts(self) -> int:
@@ -115,6 +153,13 @@ class Hold:
             self._is_open = False
             self.served.num_held -= 1
             self.served.used_s = monotonic()
+
+
+def _mapped_bytes(llm: LLM) -> int:
+    """Bytes of weights that count as free memory, as they are mapped from a file."""
+    model: Any = llm.tokenizer
+    is_mapped = llm.shares_cores and not getattr(model, "is_read", True)
+    return int(model.num_bytes) if is_mapped else 0
 
 
 def _without_ends(llm: LLM) -> dict[int, float]:

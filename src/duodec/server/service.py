@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from duodec.llm import LLM
 from duodec.scheduler.task import Task
@@ -25,13 +25,15 @@ from duodec.server.prompt_log import PromptLog
 from duodec.server.responses.form import ResponseForm
 from duodec.server.responses.schemas import ResponsesBody, messages_of
 from duodec.server.responses.store import Store
-from duodec.server.schemas import validated
-from duodec.server.served import Hold, Served
+from duodec.server.schemas import ChatBody, validated
+from duodec.server.served import UNLOADED, Hold, Served
 from duodec.server.settings import Settings
 from duodec.server.speech import Speech
 from duodec.server.stream import Form
 from duodec.server.turns import Turns
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _SHUTTING_DOWN = "the server is shutting down; ask again in a moment"
 
 
@@ -91,21 +93,14 @@ class Service:
             raise unavailable(f"the server is {self.state}; ask again in a moment")
 
     @property
-    def first(self) -> Served:
-        """The first model. Raises ApiError while it is not loaded."""
-        served = self.models.get(self.settings.model)
-        if served is None:
-            raise unavailable(f"the model '{self.settings.model}' is not loaded; ask again")
-        return served
-
-    @property
     def room(self) -> int:
         """Requests that may be with a scheduler or on their way to it, besides those there are.
         Raises ApiError while nobody is served."""
         self.check_ready()
         threads = [served.scheduler for served in self.models.loaded]
         num_there = sum(thread.num_running + thread.num_waiting for thread in threads)
-        return self.settings.num_slots + self.settings.num_queued - num_there
+        num_slots = self.settings.num_slots * max(1, len(threads))
+        return num_slots + self.settings.num_queued - num_there
 
     def drain(self) -> None:
         """Let answers in work come to their end, for as long as they are given; then end them."""
@@ -147,8 +142,7 @@ class Service:
         """What is served, and with what. Raises ApiError for a model that does not exist."""
         name = self.named(name)
         served = self.models.get(name)
-        of_model = served.props() if served else {"total_slots": None, "n_ctx": None}
-        return {"model": name, "state": self.state, **of_model}
+        return {"model": name, "state": self.state, **(served.props() if served else UNLOADED)}
 
     def slots(self, name: str | None) -> list[dict[str, Any]]:
         """What each slot of a model works at. Raises ApiError for one that does not exist."""
@@ -183,12 +177,25 @@ class Service:
 
     async def chat(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A chat request on its way. Raises ApiError and what the model refuses."""
+        if self._must_wait(body):
+            await self.intake.run(validated, ChatBody, body)  # what is refused waits for no model
         async with self._held(body) as hold:
             chat = await self._chat(hold.served, body)
             wish = chat.asked.wish
             form = ChatForm(wish, hold.served.name, wish.num_choices, len(chat.tokens), chat.piece)
             form.read_with(chat.reader, chat.asked.most_calls)
             return wish, form, await self._fed(hold, chat)
+
+    def _must_wait(self, body: Mapping[str, Any]) -> bool:
+        """For its model, which is not loaded."""
+        name = body.get("model")
+        return isinstance(name, str) and self.models.get(self.named(name)) is None
+
+    async def _run(
+        self, served: Served, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """A part of the request in work that uses a model, in a thread."""
+        return await self.intake.run(served.guarded(call), *args, **kwargs)
 
     async def respond(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A request of ``/v1/responses`` on its way. Raises ApiError and what the model refuses."""
@@ -201,8 +208,11 @@ class Service:
             if own.store:
                 self.store.add(response, [*messages, message])
 
+        as_chat = own.as_chat(dict(body), messages)
+        if self._must_wait(body):
+            await self.intake.run(validated, ChatBody, as_chat)
         async with self._held(body) as hold:
-            chat = await self._chat(hold.served, own.as_chat(dict(body), messages))
+            chat = await self._chat(hold.served, as_chat)
             form = ResponseForm(
                 own, chat.asked, hold.served.name, len(chat.tokens), chat.reader(),
                 lambda text: len(chat.llm.tokenizer.tokenize(text, is_templated=False)), remember,
@@ -215,12 +225,12 @@ class Service:
         bounds.check_number(body.get("messages"))
         speech = Speech.of(llm.tokenizer)
         asked = await self.intake.run(parse_chat, body, speech.dialect)
-        await self.intake.run(bounds.check_chat, asked.messages, asked.tools)
-        tokens = await self.intake.run(speech.prompt, llm, asked)
+        await self._run(served, bounds.check_chat, asked.messages, asked.tools)
+        tokens = await self._run(served, speech.prompt, llm, asked)
         if self._prompt_log is not None:
             await self.intake.run(self._prompt_log.write, asked.messages)
         end = speech.end_of(tokens)
-        grammar = await self.intake.run(speech.grammar, asked.wanted, end)
+        grammar = await self._run(served, speech.grammar, asked.wanted, end)
         wish = asked.wish.constrained(grammar)
         return _Chat(llm, speech, replace(asked, wish=wish), tokens, end)
 
@@ -230,18 +240,18 @@ class Service:
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
         """A text request on its way. Raises ApiError and what the model refuses."""
+        asked = await self.intake.run(parse_completion, body)
+        wish = asked.wish
         async with self._held(body) as hold:
-            served, llm, run = hold.served, hold.served.llm, self.intake.run
-            asked = await run(parse_completion, body)
-            wish = asked.wish
+            served, llm = hold.served, hold.served.llm
             for prompt in asked.prompts:
-                await run(served.bounds.check_text, prompt)
-            prompts = [await run(llm.tokens_of, prompt) for prompt in asked.prompts]
+                await self._run(served, served.bounds.check_text, prompt)
+            prompts = [await self._run(served, llm.tokens_of, prompt) for prompt in asked.prompts]
             tasks = [task for tokens in prompts for task in await self._tasks(served, wish, tokens)]
             num_prompt = sum(map(len, prompts))
             form = CompletionForm(wish, served.name, len(tasks), num_prompt, llm.tokenizer.piece)
             if asked.is_echoed:
-                texts = [await run(_text, llm, prompt) for prompt in asked.prompts]
+                texts = [await self._run(served, _text, llm, prompt) for prompt in asked.prompts]
                 form.begin_with([text for text in texts for _ in range(wish.num_choices)])
             return wish, form, self._feed(hold, tasks, wish)
 
@@ -262,10 +272,10 @@ class Service:
         is_quick = (
             grammar is None
             or llm.is_compiled(grammar)
-            or await self.intake.glance(llm.try_grammar.is_quick, grammar)
+            or await self.intake.glance(served.guarded(llm.try_grammar.is_quick), grammar)
         )
         run = self.intake.run if is_quick else self.intake.compile
-        return await run(_made, served, wish, tokens, shown)
+        return await run(served.guarded(_made), served, wish, tokens, shown)
 
 
 @dataclass(frozen=True)
@@ -307,5 +317,5 @@ def _text(llm: LLM, prompt: str | list[int]) -> str:
     return b"".join(map(llm.tokenizer.piece, prompt)).decode("utf-8", "replace")
 
 
-def _never() -> NoReturn:
+def _never(taken: int) -> NoReturn:
     raise AssertionError("the model was given, and is never loaded again")

@@ -21,6 +21,7 @@ class LlamaRecipe:
     num_texts: int = 1  # that it knows at once
     max_window: int | None = None  # tokens of each that it holds; None: chosen here
     uses_flash_attention: bool = False  # slow for few rows on a CPU
+    num_slots: int = 1  # texts that are drafted for in turn: as many states of a recurrent model
 
     def load(self) -> LlamaDraftModel | LlamaRecurrentDraft:
         return self.over(LlamaModel(self.path, num_gpu_layers=0))
@@ -33,7 +34,7 @@ class LlamaRecipe:
                 num_context=self.num_context,
                 num_threads=self.num_threads,
                 num_vocab=self.num_vocab,
-                num_texts=self.num_texts,
+                num_texts=max(self.num_texts, self.num_slots),
                 max_window=self.max_window,
             )
         return LlamaDraftModel(

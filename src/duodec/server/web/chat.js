@@ -327,9 +327,16 @@ async function ready() {
   const models = (await asked.json()).data;
   $("pick").replaceChildren(...models.map(model => option(model.id, model.id)));
   $("pick").hidden = models.length < 2;
-  const props = await (await fetch("props", { headers: headers() })).json();
-  hasDraftModel = props.speculation.has_draft_model;
-  $("model").textContent = props.model + (props.speculation.has_draft_model ? " with a draft model" : "");
+  await describe();
 }
+
+async function describe() {
+  const name = encodeURIComponent($("pick").value);
+  const props = await (await fetch("props?model=" + name, { headers: headers() })).json();
+  const has = props.speculation.has_draft_model; // null of a model that is not loaded
+  hasDraftModel = has === null || Boolean(has);
+  $("model").textContent = props.model + (has ? " with a draft model" : "");
+}
+$("pick").addEventListener("change", describe);
 restore();
 ready();
