@@ -31,6 +31,7 @@ from duodec.core.protocols import (
     RowQuery,
     Scores,
     Target,
+    has_branches,
 )
 from duodec.core.rows import Row
 from duodec.core.sampling import Distribution, Draw, Tokens
@@ -116,6 +117,11 @@ class PricedModel:
         self.model = model
         self._meter = _Meter(innermost(model), table)
         self._metered = _over(model, self._meter)
+
+    @property
+    def has_branches(self) -> bool:
+        """Whether it computes several paths at once."""
+        return has_branches(self.model)
 
     @property
     def busy_s(self) -> float:

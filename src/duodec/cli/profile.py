@@ -105,7 +105,8 @@ def profile(
 def _attention(
     config: EngineConfig, found: Profile, on_progress: OnProgress
 ) -> tuple[StepTime, ...]:
-    """Draft steps with flash attention and without, on as many threads as the drafter has."""
+    """Draft steps with flash attention and without, on as many threads as the drafter has; none of
+    a recurrent model, which drafts without it."""
     from contextlib import closing
 
     from duodec import profiling
@@ -118,6 +119,8 @@ def _attention(
     total = 2 * len(profiling.ATTENTION_TEXTS) * len(profiling.ATTENTION_LEAVES)
     path = resolve(found.draft, offline=config.offline).path
     with closing(LlamaModel(path, num_gpu_layers=0)) as model:
+        if model.is_recurrent:
+            return ()
         for uses_flash_attention in (True, False):
             for time in step_times(
                 model,

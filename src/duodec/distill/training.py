@@ -1,8 +1,8 @@
 """Train a student on a recording; what was interrupted goes on to the same weights.
 
 Every step is a function of the weights, the optimizer's state and the step's number: the order of
-samples is drawn from seed and epoch. So a checkpoint is all that is needed, and on a CPU, with as
-many threads, the weights are the same bit for bit.
+samples is drawn from seed and epoch. So a checkpoint is all that is needed, and on the same kind of
+CPU, with as many threads, the weights are the same bit for bit.
 """
 
 from __future__ import annotations

@@ -37,11 +37,13 @@ class Candidate:
     num_bytes: int = 0
     is_same: bool = False
     fault: str = ""
+    is_recurrent: bool = False  # it drafts chains, no trees
 
 
 def candidates(target: Path) -> list[Candidate]:
-    """What may draft for a target, best first: of its own vocabulary, smaller before larger; then
-    of other vocabularies; then what does not suit. Raises ModelUnreadable for the target."""
+    """What may draft for a target, best first: of its own vocabulary, those that draft trees before
+    recurrent ones, smaller before larger; then of other vocabularies; then what does not suit.
+    Raises ModelUnreadable for the target."""
     summary = Summary.of(target)
     found: dict[Path, Candidate] = {}
     for path, name, place in places(target):
@@ -49,8 +51,11 @@ def candidates(target: Path) -> list[Candidate]:
         if real not in found and real != target.resolve():
             found[real] = _judged(path, name, place, summary)
     return sorted(
-        found.values(), key=lambda one: (bool(one.fault), not one.is_same, one.num_params, one.name)
-    )
+        found.values(),
+        key=lambda one: (
+            bool(one.fault), not one.is_same, one.is_recurrent, one.num_params, one.name,
+        ),
+    )  # fmt: skip
 
 
 @cache
@@ -81,7 +86,9 @@ def _judged(path: Path, name: str, place: str, target: Summary) -> Candidate:
     elif found.num_params > _MOST_PART * target.num_params:
         size = f"{found.num_params / 1e6:.0f} M parameters"
         fault = f"it is too large: {size}, the target has {target.num_params / 1e6:.0f} M"
-    return Candidate(path, name, place, found.num_params, found.num_bytes, is_same, fault)
+    return Candidate(
+        path, name, place, found.num_params, found.num_bytes, is_same, fault, found.is_recurrent
+    )
 
 
 # --- where models lie: (file, what it is called there, the place in words)

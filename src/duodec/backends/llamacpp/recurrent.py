@@ -28,27 +28,28 @@ from duodec.backends.llamacpp.streams import (
     chain_of,
 )
 from duodec.backends.llamacpp.target import LlamaScores
-from duodec.backends.placement import Placement
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query, Scores
 from duodec.core.rows import Row
+from duodec.core.sampling import Tokens
 
 NUM_SNAPSHOTS = 8  # of a slot's state, and so draft tokens of a forward pass
 _LONG_TEXT = 32  # new tokens of a text after which a checkpoint is worth its memory
 _MOST_AGAIN = 8  # accepted tokens that are computed again with a chain, before a new checkpoint
-_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent state, without keys and values
-_ON_DEVICE = 2  # LLAMA_STATE_SEQ_FLAGS_ON_DEVICE: it stays there, one of each sequence
+_MOST_KEPT = 2  # states of a slot, besides that of its prompt
+# LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent state, without keys and values. ON_DEVICE (2)
+# would leave it on a device, where a copy that finds no memory ends the process.
+_PARTIAL = 1
 
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """A slot's state after the first tokens of its text; on a device, what names it."""
+    """A slot's state after the first tokens of its text."""
 
     num_tokens: int
     state: ctypes.Array[ctypes.c_uint8]
-    flags: int
 
 
 class LlamaRecurrent(LlamaStreams):
@@ -64,7 +65,9 @@ class LlamaRecurrent(LlamaStreams):
         num_threads: int,
         is_width_exact: bool = True,
         num_snapshots: int = NUM_SNAPSHOTS,
+        num_chunk: int = NUM_BATCH,
     ) -> None:
+        """``num_chunk`` tokens of a text are computed between two calls of ``on_chunk``."""
         super().__init__(
             model,
             num_slots=num_slots,
@@ -74,38 +77,32 @@ class LlamaRecurrent(LlamaStreams):
             num_snapshots=num_snapshots,
         )
         self.num_computed = 0  # tokens
+        self._num_chunk = num_chunk
         # none where llama.cpp takes no snapshots of this architecture
         self.num_snapshots = int(self._lib.llama_n_rs_seq(self._handle))
         self.on_chunk: Callable[[], None] = lambda: None
         self._firm: dict[int, int] = {}  # by slot, tokens that no snapshot takes back
         self._checkpoints: dict[int, _Checkpoint] = {}  # of prompts
-        self._before: dict[int, _Checkpoint] = {}  # of the last chains, without snapshots
-        is_device = model.placement is not Placement.CPU
-        self._flags = _PARTIAL | (_ON_DEVICE if is_device else 0)  # of these
+        self._kept: dict[int, list[_Checkpoint]] = {}  # before the last chains, ascending
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
-        """Raises ContextExceeded and ComputeFailed; then what these slots held is forgotten, as
-        where ``on_chunk`` raises."""
+        """Raises ContextExceeded and ComputeFailed; then what the slots of this forward pass held
+        is forgotten. ``on_chunk`` may raise; what was read by then is held."""
         num_texts = max(1, len(queries))
-        is_drafted = any(query.draft.tokens for query in queries)
-        most = min(self.max_draft, MAX_ROWS // num_texts - 1) if is_drafted else 0
+        most = max(0, min(self.max_draft, MAX_ROWS // num_texts - 1))
         most_again = min(_MOST_AGAIN, (NUM_BATCH - MAX_ROWS) // num_texts)
         works = [self._fit(query, most) for query in queries]
         rows: dict[int, list[Row]] = {}
-        try:
-            for work in works:
-                if not self._goes_on_from_checkpoint(work, most_again):
-                    self._read_text(work)
-                    self._save_before(work)
-            # a forward pass of chains of one length is computed at once, and its snapshots hold
-            # every token of it; with other lengths in it they would begin later
-            works.sort(key=lambda work: (len(work.chain), work.query.slot))
-            for _, group in groupby(works, key=lambda work: len(work.chain)):
-                rows |= self._score_even(list(group))
-        except BaseException:
-            for query in queries:
-                self._forget(query.slot)
-            raise
+        for work in works:
+            if not self._goes_on_from_kept(work, most_again):
+                self._read_text(work)
+                if work.chain and not self.num_snapshots:
+                    self._keep(work.query.slot, work.begin)
+        # a forward pass of chains of one length is computed at once, and its snapshots hold every
+        # token of it; with other lengths in it they would begin later
+        works.sort(key=lambda work: (len(work.chain), work.query.slot))
+        for _, group in groupby(works, key=lambda work: len(work.chain)):
+            rows |= self._score_even(list(group))
         return [LlamaScores(query, rows[query.slot]) for query in queries]
 
     @cached_property
@@ -116,9 +113,17 @@ class LlamaRecurrent(LlamaStreams):
     def keep(self, slot: int) -> None:
         """Keep the state at the end of what a slot holds: a text that parts from what follows goes
         on from there."""
-        held = len(self._held[slot])
-        old = self._before.get(slot)
-        self._before[slot] = self._checkpoint(slot, held, self._flags, old)
+        self._keep(slot, len(self._held[slot]))
+
+    def num_known(self, slot: int, text: Tokens) -> int:
+        """Tokens of a text that need not be computed again: that are held, or that a state which is
+        kept goes back to."""
+        held = self._held.get(slot, NOTHING)
+        begin = common_prefix(held, text)
+        if begin == len(held) or begin >= self._firm.get(slot, 0):
+            return begin
+        return max((one.num_tokens for one in self._states(slot) if one.num_tokens <= begin),
+                   default=0)  # fmt: skip
 
     def use_threads(self, num_threads: int) -> None:
         """Threads of every forward pass."""
@@ -127,7 +132,12 @@ class LlamaRecurrent(LlamaStreams):
     # --- parts
 
     def _decode(self, entries: Sequence[Entry]) -> None:
-        super()._decode(entries)
+        try:
+            super()._decode(entries)
+        except BaseException:
+            for slot in {slot for entry in entries for slot in entry.seqs}:
+                self._forget(slot)
+            raise
         self.num_computed += len(entries)
 
     def _fit(self, query: Query, most: int) -> Work:
@@ -142,48 +152,56 @@ class LlamaRecurrent(LlamaStreams):
     def _return_to(self, slot: int, begin: int) -> int:
         """Forget what a slot holds beyond ``begin`` tokens, or more of it. Returns how many it
         still holds."""
+        self._drop_beyond(slot, begin)
         if begin < self._firm.get(slot, 0):
-            known = [kind[slot] for kind in (self._before, self._checkpoints) if slot in kind]
-            found = [checkpoint for checkpoint in known if checkpoint.num_tokens <= begin]
-            if not found:
+            found = max(self._states(slot), key=lambda one: one.num_tokens, default=None)
+            if found is None or not self._put_back(slot, found):
                 self._forget(slot)
                 return 0
-            checkpoint = max(found, key=lambda checkpoint: checkpoint.num_tokens)
-            if not self._put_back(slot, checkpoint):
-                self._forget(slot)
-                return 0
-            self._firm[slot] = begin = checkpoint.num_tokens
+            self._firm[slot] = begin = found.num_tokens
         if not self._lib.llama_memory_seq_rm(self._memory, slot, begin, -1):
             self._forget(slot)
             return 0
         return begin
 
+    def _states(self, slot: int) -> list[_Checkpoint]:
+        """The states that a slot can go back to."""
+        prompt = self._checkpoints.get(slot)
+        return [*([prompt] if prompt else ()), *self._kept.get(slot, ())]
+
+    def _drop_beyond(self, slot: int, begin: int) -> None:
+        """Drop the states of a text that is given up from here on."""
+        if slot in self._checkpoints and self._checkpoints[slot].num_tokens > begin:
+            del self._checkpoints[slot]
+        kept = self._kept.get(slot, [])
+        kept[:] = [one for one in kept if one.num_tokens <= begin]
+
     def _forget(self, slot: int) -> None:
         self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
-        for known in (self._held, self._firm, self._checkpoints, self._before):
+        for known in (self._held, self._firm, self._checkpoints, self._kept):
             known.pop(slot, None)
 
-    def _goes_on_from_checkpoint(self, work: Work, most_again: int) -> bool:
-        """Whether accepted tokens are computed again with the next chain, in one forward pass: the
-        state has just been put back before them, and the same checkpoint serves once more."""
-        before = self._before.get(work.query.slot)
+    def _goes_on_from_kept(self, work: Work, most_again: int) -> bool:
+        """Whether accepted tokens are computed again with the next chain, in one forward pass: a
+        state has just been put back before them, and it serves once more."""
+        kept = self._kept.get(work.query.slot)
         num_again = len(work.query.text) - 1 - work.begin
-        is_there = before is not None and before.num_tokens == work.begin
+        is_there = bool(kept) and kept is not None and kept[-1].num_tokens == work.begin
         return is_there and 0 < num_again <= most_again
 
-    def _save_before(self, work: Work) -> None:
-        """Keep the state that a chain is scored from, where no snapshots are."""
-        slot = work.query.slot
-        if self.num_snapshots or not work.chain:
+    def _keep(self, slot: int, num_tokens: int) -> None:
+        """Keep a slot's state, which is that after so many tokens."""
+        kept = self._kept.setdefault(slot, [])
+        if kept and kept[-1].num_tokens == num_tokens:
             return
-        old = self._before.get(slot)
-        self._before[slot] = self._checkpoint(slot, work.begin, self._flags, old)
+        old = kept.pop(0) if len(kept) == _MOST_KEPT else None
+        kept.append(self._checkpoint(slot, num_tokens, old))
 
     def _put_back(self, slot: int, checkpoint: _Checkpoint) -> bool:
         """Whether a slot has this state again."""
         state = checkpoint.state
         size = self._lib.llama_state_seq_set_data_ext(
-            self._handle, state, len(state), slot, checkpoint.flags
+            self._handle, state, len(state), slot, _PARTIAL
         )
         return int(size) == len(state)
 
@@ -191,36 +209,37 @@ class LlamaRecurrent(LlamaStreams):
         """Whether this architecture's state can be saved and put back: tried with two tokens."""
         slot, text = 0, np.zeros(2, dtype=np.int32)
         work = Work(Query(slot, text, Draft()), (), 0)
-        self._decode(work.part(1))
-        checkpoint = self._checkpoint(slot, 1, self._flags)
-        self._decode(work.part(1))
-        is_back = len(checkpoint.state) > 0 and self._put_back(slot, checkpoint)
-        is_back = is_back and bool(self._lib.llama_memory_seq_rm(self._memory, slot, 1, -1))
-        self._forget(slot)
-        return is_back
+        try:
+            self._decode(work.part(1))
+            checkpoint = self._checkpoint(slot, 1)
+            self._decode(work.part(1))
+            is_back = len(checkpoint.state) > 0 and self._put_back(slot, checkpoint)
+            return is_back and bool(self._lib.llama_memory_seq_rm(self._memory, slot, 1, -1))
+        finally:
+            self._forget(slot)
 
     def _read_text(self, work: Work) -> None:
         """Compute what is missing of a text, all but its last token."""
         slot, text = work.query.slot, work.query.text
         num_new = len(text) - 1 - work.begin
         while (num_left := len(text) - 1 - work.begin) > 0:
-            self._decode(work.part(min(num_left, NUM_BATCH)))
+            self._decode(work.part(min(num_left, self._num_chunk)))
             self._held[slot] = text[: work.begin]
             self._firm[slot] = work.begin
-            if num_left > NUM_BATCH:
+            if num_left > self._num_chunk:
                 self.on_chunk()
         if num_new >= _LONG_TEXT:
-            self._checkpoints[slot] = self._checkpoint(slot, work.begin, _PARTIAL)
+            self._checkpoints[slot] = self._checkpoint(slot, work.begin)
 
     def _checkpoint(
-        self, slot: int, num_tokens: int, flags: int, old: _Checkpoint | None = None
+        self, slot: int, num_tokens: int, old: _Checkpoint | None = None
     ) -> _Checkpoint:
         """A slot's state now, in the memory of an older one."""
-        size = self._lib.llama_state_seq_get_size_ext(self._handle, slot, flags)
+        size = self._lib.llama_state_seq_get_size_ext(self._handle, slot, _PARTIAL)
         fits = old is not None and len(old.state) == size
         state = old.state if old and fits else (ctypes.c_uint8 * size)()
-        self._lib.llama_state_seq_get_data_ext(self._handle, state, size, slot, flags)
-        return _Checkpoint(num_tokens, state, flags)
+        self._lib.llama_state_seq_get_data_ext(self._handle, state, size, slot, _PARTIAL)
+        return _Checkpoint(num_tokens, state)
 
     def _score_even(self, works: Sequence[Work]) -> dict[int, list[Row]]:
         """The rows of each slot, whose chains have one length."""

@@ -16,14 +16,14 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.recurrent import LlamaRecurrent
 from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar, Mask
-from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling import Tokens
 from duodec.errors import ModelUnreadable
 
-_FIRST_PART = 512  # tokens: of a longer new text only so many last ones are read
+_FIRST_PART = 512  # tokens: of a long new text only so many last ones are read
 _MARGIN = 128  # tokens of drafts behind a text
+_CHUNK = 128  # tokens that are read at once; it looks up between
 
 
 class LlamaRecurrentDraft:
@@ -48,16 +48,17 @@ class LlamaRecurrentDraft:
         self._masks = Masks(model)
         most = min(max_window or DEFAULT_WINDOW, num_context, model.num_context_train - _MARGIN)
         self._most = max(most, LEAST_WINDOW)  # tokens of a text
+        self._first_part = min(_FIRST_PART, self._most // 2)
         self._slots: dict[int, int] = {}  # of texts -> of the state; the last used one last
         self._num_texts = num_texts
-        self._texts: dict[int, Tokens] = {}  # by slot of the state, the last one
-        self._begins: dict[int, int] = {}  # tokens of it that were left out
+        self._begins: dict[int, int] = {}  # by slot of the state, tokens that were left out
         self.target = LlamaRecurrent(
             model,
             num_slots=num_texts,
             num_context=self._most + _MARGIN,
             num_threads=num_threads,
             num_snapshots=0,
+            num_chunk=_CHUNK,
         )
         if not self.target.max_draft:
             self.close()
@@ -80,9 +81,12 @@ class LlamaRecurrentDraft:
         found = []
         for row in query.rows:
             path = np.array(query.draft.path_tokens(row - 1), dtype=np.int32)
-            found.append(self._row(slot, np.concatenate([text, path]))[: self._num_vocab])
-            if not len(path):
+            whole = np.concatenate([text, path])
+            # its state is kept before anything is drafted that may be refused
+            if not len(path) or self.target.num_known(slot, whole) < len(text):
+                own = self._row(slot, text)
                 self.target.keep(slot)
+            found.append((self._row(slot, whole) if len(path) else own)[: self._num_vocab])
         return found
 
     def mask(self, grammar: Grammar) -> Mask:
@@ -122,13 +126,11 @@ class LlamaRecurrentDraft:
     def _within_window(self, slot: int, text: Tokens) -> Tokens:
         """The text without its beginning, where all of it would take long to read or is too long;
         what was left out stays so while the text goes on."""
-        num_known = common_prefix(self._texts.get(slot, text[:0]), text)
-        self._texts[slot] = text
-        begin = self._begins.get(slot, 0)
-        if num_known <= begin:
+        begin = min(self._begins.get(slot, 0), len(text))
+        num_known = self.target.num_known(slot, text[begin:])
+        if not num_known:
             begin = 0
-        num_new = len(text) - max(begin, num_known)
-        if num_new > 2 * _FIRST_PART or len(text) - begin > self._most:
-            begin = len(text) - _FIRST_PART
+        if len(text) - begin - num_known > 2 * self._first_part or len(text) - begin > self._most:
+            begin = len(text) - self._first_part
         self._begins[slot] = begin
         return text[begin:]
