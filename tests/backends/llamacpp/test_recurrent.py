@@ -194,6 +194,33 @@ def test_a_conversation_reads_only_what_is_new(model: LlamaModel) -> None:
             assert (moved == last_row(alone, query(other))[0]).all()
 
 
+def test_conversations_of_several_requests_read_only_what_is_new(hybrid: LlamaModel) -> None:
+    """Four turns each of three at once, with drafts that are partly refused."""
+    dice = np.random.default_rng(8)
+
+    def tokens(count: int) -> list[int]:
+        return [int(token) for token in dice.integers(1, hybrid.num_vocab, count)]
+
+    texts = [tokens(60) for _ in range(3)]
+    with closing(target_of(hybrid, 3)) as target:
+        assert target.max_draft == NUM_SNAPSHOTS
+        for turn in range(4):
+            before = target.num_computed
+            last_row(target, *(query(text, (), slot) for slot, text in enumerate(texts)))
+            num_again = 0 if turn == 0 or target.num_snapshots else 3 * (NUM_SNAPSHOTS + 5)
+            assert target.num_computed - before <= 3 * 60 + num_again
+            for _ in range(5):
+                chains = [tokens(4) for _ in texts]
+                queries = [query(text, chains[slot], slot) for slot, text in enumerate(texts)]
+                before = target.num_computed
+                last_row(target, *queries)
+                assert target.num_computed - before <= 3 * (1 + 4 + NUM_SNAPSHOTS + 5)
+                for text, chain in zip(texts, chains, strict=True):
+                    text += [*chain[: dice.integers(0, 5)], *tokens(1)]
+            for text in texts:
+                text += tokens(59)  # the end of the answer's last token is held already
+
+
 def test_an_abandoned_prompt_is_read_again(model: LlamaModel) -> None:
     text = [int(token) for token in np.random.default_rng(2).integers(100, 40000, 550)]
 
