@@ -44,8 +44,8 @@ _TABLE = (
     ),
     Alias(
         "smollm2-draft",
-        29_671_968,
-        "497132497adcf31aedb402858297cdbb900136149114524ed34fee80cc233cff",
+        29_671_936,
+        "ba707787a46fc18a47b8025e0fa06705ea73f9ffb24e35e4861ef65cebe181ef",
         "Apache-2.0",
         (Bundled("smollm2-135m-draft-q4_0.gguf"),),
     ),

@@ -16,6 +16,7 @@ from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp import build, kernels, native
 from duodec.cli.app import run
 from duodec.errors import BackendUnavailable
+from duodec.models import resolve
 
 FAKE_PIP = """
 import os, sys, time
@@ -209,6 +210,22 @@ def test_the_installed_library_computes_what_the_weights_say() -> None:
         os.environ.pop(kernels.CHECKED)
         if done_before is not None:
             os.environ[kernels.CHECKED] = done_before
+
+
+def test_the_reference_is_that_of_the_draft_that_we_ship() -> None:
+    """Another draft needs another one: these numbers, rounded."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
+    pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
+    from duodec.distill.source import SourceFile
+    from duodec.distill.student import open_student
+
+    source = SourceFile(resolve("smollm2-draft").path)
+    model = open_student(source, tuple(range(source.num_layers)), "cpu").eval()
+    with torch.inference_mode():
+        rows = model(torch.tensor([kernels._PROMPT])).logits[0].numpy()
+    for length, expected in kernels._REFERENCE.items():
+        found = rows[length - 1][:: kernels._STRIDE]
+        assert abs(found - expected).max() < 0.02, [round(float(x), 2) for x in found]
 
 
 def test_rows_of_other_tokens_are_not_taken_for_rounding() -> None:
