@@ -94,6 +94,7 @@ def main(
     latencies: Annotated[str, typer.Option(help="Milliseconds, comma-separated.")] = "10,25,50,100",
     draft_ms: Annotated[str | None, typer.Option(help="The draft's costs.")] = None,
     target: Annotated[str, typer.Option()] = "smollm2",
+    draft: Annotated[str, typer.Option(help="A name or a file.")] = "auto",
     datastore: Annotated[str, typer.Option(help="For rest.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Of the target's rows.")] = None,
     exact: Annotated[bool, typer.Option(help="The target's rows, bit for bit.")] = False,
@@ -110,7 +111,7 @@ def main(
         max_tokens=max_tokens,
         simulate_ms=float(latencies.split(",")[0]),
         draft_ms=draft_ms,
-        config=EngineConfig(datastore=datastore, threads=threads, exact=exact),
+        config=EngineConfig(draft=draft, datastore=datastore, threads=threads, exact=exact),
     )
     by_task = [read_prompts(data, [task], None) for task in tasks.split(",")]
     prompts = [

@@ -31,7 +31,7 @@ from fakes.server import Slowed, engine_on_tables
 from duodec import loading
 from duodec.cli import app
 
-def load(config, *, on_warning):
+def load(config, *, on_warning, taken_bytes):
     if config.target == "broken":
         from duodec.errors import ModelUnreadable
         raise ModelUnreadable("broken.gguf is a picture; pass a model")
