@@ -1,7 +1,7 @@
 """Measure what taking back a state costs: forward passes of a tiny hybrid by their width.
 
 With llama.cpp's snapshots, and with copies of the state in their place, as of architectures that it
-keeps no snapshots of. Rounds whose drafts are accepted, and rounds that are refused after one token.
+keeps no snapshots of. In some rounds all draft tokens are accepted, in others one.
 States are those of the file given; tests/fakes/tiny_models.py writes one with random weights.
 
     python -m benchmarks.recurrent --model HYBRID.gguf

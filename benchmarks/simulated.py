@@ -111,7 +111,8 @@ def main(
         max_tokens=max_tokens,
         simulate_ms=float(latencies.split(",")[0]),
         draft_ms=draft_ms,
-        config=EngineConfig(draft=draft, datastore=datastore, threads=threads, exact=exact),
+        drafts=(draft,),
+        config=EngineConfig(datastore=datastore, threads=threads, exact=exact),
     )
     by_task = [read_prompts(data, [task], None) for task in tasks.split(",")]
     prompts = [
