@@ -18,6 +18,7 @@ from threading import Lock, Thread, current_thread, main_thread
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+_LOOK_S = 0.1  # between two looks for a signal
 _PATIENCE_S = 0.2  # of a forward pass, after Ctrl-C
 
 
@@ -66,7 +67,8 @@ def interruptible(call: Callable[[], T], discard: Callable[[T], object]) -> T:
     thread = Thread(target=running.run, name="duodec-library", daemon=True)
     try:
         thread.start()
-        thread.join()
+        while thread.is_alive():  # a signal just before a wait without end would not end it
+            thread.join(_LOOK_S)
     except BaseException:
         running.leave()
         raise
