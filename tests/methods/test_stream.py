@@ -135,7 +135,7 @@ class Unbranched(CountingModel):
     has_branches = False
 
 
-def test_a_model_without_branches_expands_one_chain_and_offers_what_is_beside_it() -> None:
+def test_a_model_without_branches_expands_one_chain_and_offers_alternatives() -> None:
     model = Unbranched(MODEL)
     plan = Tree(num_candidates=3, least_confidence=0.0)
     tree = grown(model, text(), plan, 6)
@@ -145,9 +145,9 @@ def test_a_model_without_branches_expands_one_chain_and_offers_what_is_beside_it
         assert asked.draft.tokens == tuple(tree.path_tokens(node))
         assert len(tree.children(node)) == 3
         node = tree.children(node)[0]
-    beside = tree.tokens[tree.children(ROOT)[1]]
-    assert len(grown(model, text(beside), plan, 0)) == 0, "the text parted from the chain"
-    assert len(grown(model, text(beside), plan, 3)) == 9
+    sibling = tree.tokens[tree.children(ROOT)[1]]
+    assert len(grown(model, text(sibling), plan, 0)) == 0, "the text parted from the chain"
+    assert len(grown(model, text(sibling), plan, 3)) == 9
 
 
 def test_what_was_drafted_survives_the_text_going_on_along_it() -> None:
