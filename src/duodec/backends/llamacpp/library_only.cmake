@@ -5,6 +5,9 @@
 set(LLAMA_BUILD_COMMON OFF CACHE BOOL "helpers of llama.cpp's programs" FORCE)
 set(LLAMA_OPENSSL OFF CACHE BOOL "HTTPS, for downloads of llama.cpp's programs" FORCE)
 
+include(${CMAKE_CURRENT_LIST_DIR}/kernels/kernels.cmake)
+set(DUODEC_KERNELS_FOLDER ${CMAKE_CURRENT_LIST_DIR}/kernels)
+
 function(duodec_shorten)
     foreach(name cpp-httplib vendor-hash)
         if(TARGET ${name})
@@ -21,5 +24,6 @@ function(duodec_shorten)
                 ${folder}/llama-${name}.cpp TARGET_DIRECTORY llama PROPERTIES COMPILE_OPTIONS -O3)
         endforeach()
     endif()
+    duodec_add_kernels(${DUODEC_KERNELS_FOLDER})
 endfunction()
 cmake_language(DEFER CALL duodec_shorten)

@@ -1,0 +1,246 @@
+// Weights of llama.cpp's CPU backend, packed for few rows: one more of its extra buffer types.
+//
+// A tensor that only ever is multiplied lies in this buffer type, packed when it is read from the file. It registers itself
+// when the library is loaded, in the place of the others: theirs give a row other bits at other widths. The environment variable
+// DUODEC_KERNELS=off, read then, leaves all as llama.cpp has it.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "ggml-backend-impl.h"
+#include "ggml-cpu-impl.h"
+#include "ggml-cpu.h"
+#include "ggml-impl.h"
+#include "traits.h"
+#include "weights.h"
+
+static_assert((int)duodec::F16 == GGML_TYPE_F16 && (int)duodec::BF16 == GGML_TYPE_BF16 && (int)duodec::Q4_0 == GGML_TYPE_Q4_0);
+static_assert((int)duodec::Q4_1 == GGML_TYPE_Q4_1 && (int)duodec::Q5_0 == GGML_TYPE_Q5_0 && (int)duodec::Q5_1 == GGML_TYPE_Q5_1);
+static_assert((int)duodec::Q8_0 == GGML_TYPE_Q8_0 && (int)duodec::Q4_K == GGML_TYPE_Q4_K && (int)duodec::Q5_K == GGML_TYPE_Q5_K);
+static_assert((int)duodec::Q6_K == GGML_TYPE_Q6_K && (int)duodec::IQ4_NL == GGML_TYPE_IQ4_NL);
+static_assert((int)duodec::IQ4_XS == GGML_TYPE_IQ4_XS && (int)duodec::MXFP4 == GGML_TYPE_MXFP4 && (int)duodec::F32 == GGML_TYPE_F32);
+
+namespace {
+
+using duodec::Groups;
+using duodec::Kernel;
+using duodec::kernel_of;
+using duodec::TILE;
+
+constexpr int64_t CHUNKS_A_THREAD = 8;
+constexpr int64_t CHUNK_BYTES = 256 << 10;  // at most: stays in a core's cache while groups of rows pass
+constexpr int64_t PACKED_AT_ONCE = 4 << 20;  // bytes; smaller tensors are packed by one thread
+
+ggml_backend_buffer_type_t buffer_type();
+
+const Kernel * kernel_for(const ggml_tensor * weights) {
+    const Kernel * kernel = kernel_of(weights->type);
+    return kernel && weights->ne[0] % kernel->columns == 0 && weights->ne[3] == 1 && ggml_is_contiguous(weights) ? kernel : nullptr;
+}
+
+int64_t matrix_bytes(const Kernel & kernel, const ggml_tensor * weights) {
+    return duodec::num_tiles(weights->ne[1]) * kernel.tile_bytes(weights->ne[0]);
+}
+
+// --- one operation
+
+// Which rows of activations meet which matrix: all of them the only one, or those that are routed to an expert.
+struct Rows {
+    const ggml_tensor * op, * x, * ids;
+    int64_t num_rows, num_matrices;
+    const int32_t * order;  // rows of x by expert, as token * experts used + place
+    const int32_t * begin;  // of each expert's rows in `order`, and the end
+
+    explicit Rows(const ggml_tensor * op, uint8_t * work)
+        : op(op), x(op->src[1]), ids(op->op == GGML_OP_MUL_MAT_ID ? op->src[2] : nullptr),
+          num_rows(ids ? ids->ne[0] * ids->ne[1] : ggml_nrows(x)), num_matrices(ids ? op->src[0]->ne[2] : 1),
+          order((int32_t *)work), begin(order + num_rows) {}
+
+    static int64_t work_bytes(const ggml_tensor * op) {
+        if (op->op != GGML_OP_MUL_MAT_ID) return 0;
+        const int64_t numbers = op->src[2]->ne[0] * op->src[2]->ne[1] + op->src[0]->ne[2] + 1;
+        return (numbers * (int64_t)sizeof(int32_t) + 63) / 64 * 64;
+    }
+
+    int32_t expert(int64_t token, int64_t place) const {
+        return *(const int32_t *)((const char *)ids->data + token * ids->nb[1] + place * ids->nb[0]);
+    }
+
+    // Sorts rows by expert; by one thread, before the others look.
+    void sort() const {
+        int32_t * to = (int32_t *)order, * first = (int32_t *)begin;
+        std::fill(first, first + num_matrices + 1, 0);
+        for (int64_t t = 0; t < ids->ne[1]; t++)
+            for (int64_t i = 0; i < ids->ne[0]; i++) {
+                GGML_ASSERT(expert(t, i) >= 0 && expert(t, i) < num_matrices);
+                first[expert(t, i)]++;
+            }
+        int32_t sum = 0;
+        for (int64_t e = 0; e <= num_matrices; e++) { const int32_t n = first[e]; first[e] = sum; sum += n; }
+        for (int64_t t = 0; t < ids->ne[1]; t++)
+            for (int64_t i = 0; i < ids->ne[0]; i++) to[first[expert(t, i)]++] = (int32_t)(t * ids->ne[0] + i);
+        for (int64_t e = num_matrices; e > 0; e--) first[e] = first[e - 1];  // each began where the one before it ended
+        first[0] = 0;
+    }
+
+    Groups groups(int64_t matrix) const { return ids ? Groups(begin[matrix], begin[matrix + 1]) : Groups(0, num_rows); }
+
+    const float * in(int64_t r) const {
+        int64_t i1, i2, i3 = 0;
+        if (ids) { i1 = order[r] % ids->ne[0] % x->ne[1]; i2 = order[r] / ids->ne[0]; }
+        else { i1 = r % x->ne[1]; i2 = r / x->ne[1] % x->ne[2]; i3 = r / x->ne[1] / x->ne[2]; }
+        return (const float *)((const char *)x->data + i1 * x->nb[1] + i2 * x->nb[2] + i3 * x->nb[3]);
+    }
+
+    float * out(int64_t r) const {
+        const int64_t n = ids ? order[r] : r;
+        const int64_t i1 = n % op->ne[1], i2 = n / op->ne[1] % op->ne[2], i3 = n / op->ne[1] / op->ne[2];
+        return (float *)((char *)op->data + i1 * op->nb[1] + i2 * op->nb[2] + i3 * op->nb[3]);
+    }
+};
+
+class Traits : public ggml::cpu::tensor_traits {
+    bool work_size(int, const ggml_tensor * op, size_t & size) override {
+        const Kernel & kernel = *kernel_for(op->src[0]);
+        const int64_t rows = op->op == GGML_OP_MUL_MAT_ID ? op->src[2]->ne[0] * op->src[2]->ne[1] : ggml_nrows(op->src[1]);
+        size = Rows::work_bytes(op) + rows * kernel.row_bytes(op->src[1]->ne[0]) + 64;
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        if (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) return false;
+        const ggml_tensor * weights = op->src[0], * x = op->src[1];
+        const Kernel & kernel = *kernel_for(weights);
+        GGML_ASSERT(x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float));
+        const int64_t columns = weights->ne[0], num_tiles = duodec::num_tiles(weights->ne[1]), row_bytes = kernel.row_bytes(columns);
+        uint8_t * work = (uint8_t *)(((uintptr_t)params->wdata + 63) / 64 * 64);
+        const Rows rows(op, work);
+        uint8_t * activations = work + Rows::work_bytes(op);
+        const int ith = params->ith, nth = params->nth;
+        if (rows.ids) {
+            if (ith == 0) rows.sort();
+            ggml_barrier(params->threadpool);
+        }
+
+        int64_t turn = 0;
+        for (int64_t e = 0; e < rows.num_matrices; e++) {
+            const Groups groups = rows.groups(e);
+            for (int64_t g = 0; g < groups.num_groups; g++)
+                for (int m = 0; m < groups.rows(g); m++)
+                    if (turn++ % nth == ith)
+                        kernel.put_row(activations + groups.first(g) * row_bytes, m, groups.rows(g), rows.in(groups.first(g) + m), columns);
+        }
+        const int64_t most = std::max<int64_t>(1, CHUNK_BYTES / kernel.tile_bytes(columns));
+        const int64_t wanted = nth == 1 ? num_tiles : (num_tiles + nth * CHUNKS_A_THREAD - 1) / (nth * CHUNKS_A_THREAD);
+        const int64_t chunk = std::min(most, wanted), num_chunks = (num_tiles + chunk - 1) / chunk;
+        if (ith == 0) ggml_threadpool_chunk_set(params->threadpool, nth);
+        ggml_barrier(params->threadpool);
+
+        int64_t next = ith, passed = 0;  // chunks: mine, and those of the matrices before this one
+        for (int64_t e = 0; e < rows.num_matrices; e++) {
+            const Groups groups = rows.groups(e);
+            if (!groups.num_groups) continue;
+            const uint8_t * matrix = (const uint8_t *)weights->data + e * matrix_bytes(kernel, weights);
+            for (; next < passed + num_chunks; next = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+                const int64_t begin = (next - passed) * chunk, end = std::min(num_tiles, begin + chunk);
+                for (int64_t g = 0; g < groups.num_groups; g++) {
+                    float * out[duodec::Lanes::MOST];
+                    for (int m = 0; m < groups.rows(g); m++) out[m] = rows.out(groups.first(g) + m);
+                    duodec::multiply_tiles(kernel, matrix, weights->ne[1], columns, begin, end,
+                                           activations + groups.first(g) * row_bytes, groups.rows(g), out);
+                }
+            }
+            passed += num_chunks;
+        }
+        return true;
+    }
+};
+
+Traits traits;
+
+// --- the buffer
+
+ggml_status init_tensor(ggml_backend_buffer_t, ggml_tensor * tensor) {
+    tensor->extra = kernel_for(tensor) ? &traits : nullptr;
+    return GGML_STATUS_SUCCESS;
+}
+
+void pack(const Kernel & kernel, ggml_tensor * tensor, const uint8_t * file, int64_t begin, int64_t end) {
+    const int64_t columns = tensor->ne[0], rows = tensor->ne[1], tiles = duodec::num_tiles(rows);
+    const int64_t file_row = columns / kernel.columns * kernel.block_bytes, tile_bytes = kernel.tile_bytes(columns);
+    for (int64_t t = begin; t < end; t++) {
+        const int64_t first = t % tiles * TILE, row = t / tiles * rows + first;
+        kernel.pack_tile((uint8_t *)tensor->data + t * tile_bytes, file + row * file_row, file_row, (int)std::min<int64_t>(TILE, rows - first), columns);
+    }
+}
+
+void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
+    const Kernel & kernel = *kernel_for(tensor);
+    const int64_t tiles = duodec::num_tiles(tensor->ne[1]) * tensor->ne[2];
+    const int64_t most = std::max<int64_t>(1, std::thread::hardware_concurrency());
+    const int64_t num_threads = std::min({most, (int64_t)(size / PACKED_AT_ONCE) + 1, tiles});
+    std::vector<std::thread> others;
+    for (int64_t i = 1; i < num_threads; i++)
+        others.emplace_back(pack, std::cref(kernel), tensor, (const uint8_t *)data, i * tiles / num_threads, (i + 1) * tiles / num_threads);
+    pack(kernel, tensor, (const uint8_t *)data, 0, tiles / num_threads);
+    for (auto & other : others) other.join();
+}
+
+const char * buffer_name(ggml_backend_buffer_type_t) { return "CPU_DUODEC"; }
+
+ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
+    if (!buffer) return nullptr;
+    buffer->buft = type;
+    buffer->iface.init_tensor = init_tensor;
+    buffer->iface.set_tensor = set_tensor;
+    buffer->iface.get_tensor = nullptr;
+    buffer->iface.cpy_tensor = nullptr;
+    return buffer;
+}
+
+size_t alignment(ggml_backend_buffer_type_t) { return duodec::LINE; }
+
+size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
+    const Kernel * kernel = kernel_for(tensor);
+    return kernel ? matrix_bytes(*kernel, tensor) * tensor->ne[2] : ggml_nbytes(tensor);
+}
+
+class Extra : public ggml::cpu::extra_buffer_type {
+    static bool is_ours(const ggml_tensor * op) {
+        const ggml_tensor * weights = op->src[0];
+        return (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && weights->buffer && weights->buffer->buft == buffer_type();
+    }
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
+        if (!is_ours(op) || !kernel_for(op->src[0]) || op->src[1]->type != GGML_TYPE_F32) return false;
+        if (op->op == GGML_OP_MUL_MAT && op->src[0]->ne[2] != 1) return false;
+        return !op->src[1]->buffer || ggml_backend_buft_is_host(op->src[1]->buffer->buft);
+    }
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        return is_ours(op) ? (ggml::cpu::tensor_traits *)op->src[0]->extra : nullptr;
+    }
+};
+
+ggml_backend_buffer_type_t buffer_type() {
+    static ggml_backend_buffer_type type = {
+        {buffer_name, alloc_buffer, alignment, nullptr, alloc_size, nullptr},
+        ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0),
+        new Extra(),
+    };
+    return &type;
+}
+
+const bool is_registered = [] {
+    const char * chosen = getenv("DUODEC_KERNELS");
+    if (!DUODEC_IS_FAST || (chosen && !strcmp(chosen, "off"))) return false;
+    ggml_backend_cpu_get_extra_buffer_types() = {buffer_type()};
+    return true;
+}();
+
+}  // namespace
+
+// The instruction set that weights are packed for; an empty text where llama.cpp's own kernels compute.
+extern "C" __attribute__((visibility("default"))) const char * duodec_kernels(void) { return is_registered ? duodec::Lanes::NAME : ""; }

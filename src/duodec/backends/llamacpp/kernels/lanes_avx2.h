@@ -1,0 +1,69 @@
+// Eight rows of weights side by side: AVX2 with FMA, and with the integer dot products of AVX-VNNI where there are some.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace duodec::avx2 {
+
+#if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+#define DUODEC_HAS_VNNI 1
+#else
+#define DUODEC_HAS_VNNI 0
+#endif
+
+struct Lanes {
+    static constexpr const char * NAME = DUODEC_HAS_VNNI ? "AVX-VNNI" : "AVX2";
+    static constexpr int ROWS = 8;
+    static constexpr int MOST = 4;  // rows of activations that are multiplied at once
+    static constexpr int TOGETHER = 2;  // of these, whose dot products are computed by turns: none waits for its last
+    static constexpr int BIASED = DUODEC_HAS_VNNI ? 128 : 0;
+    using Int = __m256i;
+    using Real = __m256;
+    using Codes = __m256i;
+
+    static Codes load(const uint8_t * p) { return _mm256_loadu_si256((const __m256i *)p); }
+    static Codes low(Codes c) { return _mm256_and_si256(c, _mm256_set1_epi8(15)); }
+    static Codes high(Codes c) { return _mm256_and_si256(_mm256_srli_epi16(c, 4), _mm256_set1_epi8(15)); }
+    template <int FROM, int MASK> static Codes with(Codes c, Codes h) {
+        const __m256i moved = FROM < 4 ? _mm256_slli_epi16(h, FROM < 4 ? 4 - FROM : 0) : FROM > 4 ? _mm256_srli_epi16(h, FROM > 4 ? FROM - 4 : 0) : h;
+        return _mm256_or_si256(c, _mm256_and_si256(moved, _mm256_set1_epi8(MASK)));
+    }
+    static Codes lookup(Codes c, const uint8_t * table) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), c); }
+    static Int set(int32_t x) { return _mm256_set1_epi32(x); }
+#if defined(__AVXVNNI__)
+    static Int dot(Int sum, Codes c, int32_t word) { return _mm256_dpbusd_avx_epi32(sum, c, _mm256_set1_epi32(word)); }
+    static Int dot_biased(Int sum, Codes c, int32_t word) { return dot(sum, c, word); }
+#elif DUODEC_HAS_VNNI
+    static Int dot(Int sum, Codes c, int32_t word) { return _mm256_dpbusd_epi32(sum, c, _mm256_set1_epi32(word)); }
+    static Int dot_biased(Int sum, Codes c, int32_t word) { return dot(sum, c, word); }
+#else
+    // Two products of at most 127 x 127 fit into 16 bits.
+    static Int dot(Int sum, Codes c, int32_t word) {
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(c, _mm256_set1_epi32(word)), _mm256_set1_epi16(1)));
+    }
+    // Codes of 8 bits do not: the bias comes off, and the sign of a weight moves to its activation.
+    static Int dot_biased(Int sum, Codes c, int32_t word) {
+        const __m256i w = _mm256_xor_si256(c, _mm256_set1_epi8((char)0x80));
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(_mm256_set1_epi32(word), w));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+#endif
+    static Int add(Int a, Int b) { return _mm256_add_epi32(a, b); }
+    static Real real(Int a) { return _mm256_cvtepi32_ps(a); }
+    static Real zero() { return _mm256_setzero_ps(); }
+    static Real splat(float x) { return _mm256_set1_ps(x); }
+    static Real mul(Real a, Real b) { return _mm256_mul_ps(a, b); }
+    static Real add_product(Real sum, Real a, Real b) { return _mm256_fmadd_ps(a, b, sum); }
+    static Real take_product(Real sum, Real a, Real b) { return _mm256_fnmadd_ps(a, b, sum); }
+    static Real sum(Real a, Real b) { return _mm256_add_ps(a, b); }
+    static Real from_half(const uint16_t * p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+    static Real from_bfloat(const uint16_t * p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16)); }
+    static Real from_float(const float * p) { return _mm256_loadu_ps(p); }
+    static Real from_unsigned(const uint8_t * p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+    static Real from_signed(const int8_t * p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+    static Real from_exponent(const uint8_t * p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), 23)); }
+    static void store(float * p, Real x) { _mm256_storeu_ps(p, x); }
+};
+
+}  // namespace duodec::avx2

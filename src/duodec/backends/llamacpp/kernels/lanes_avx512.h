@@ -1,0 +1,47 @@
+// Sixteen rows of weights side by side: AVX-512 with VNNI.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace duodec::avx512 {
+
+struct Lanes {
+    static constexpr const char * NAME = "AVX-512 VNNI";
+    static constexpr int ROWS = 16;
+    static constexpr int MOST = 16;  // rows of activations that are multiplied at once
+    static constexpr int TOGETHER = 4;  // of these, whose dot products are computed by turns: none waits for its last
+    static constexpr int BIASED = 128;
+    using Int = __m512i;
+    using Real = __m512;
+    using Codes = __m512i;
+
+    static Codes load(const uint8_t * p) { return _mm512_loadu_si512(p); }
+    static Codes low(Codes c) { return _mm512_and_si512(c, _mm512_set1_epi8(15)); }
+    static Codes high(Codes c) { return _mm512_and_si512(_mm512_srli_epi16(c, 4), _mm512_set1_epi8(15)); }
+    template <int FROM, int MASK> static Codes with(Codes c, Codes h) {
+        const __m512i moved = FROM < 4 ? _mm512_slli_epi16(h, FROM < 4 ? 4 - FROM : 0) : FROM > 4 ? _mm512_srli_epi16(h, FROM > 4 ? FROM - 4 : 0) : h;
+        return _mm512_ternarylogic_epi32(c, moved, _mm512_set1_epi8(MASK), 0xf8);  // c | (moved & mask)
+    }
+    static Codes lookup(Codes c, const uint8_t * table) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), c); }
+    static Int set(int32_t x) { return _mm512_set1_epi32(x); }
+    static Int dot(Int sum, Codes c, int32_t word) { return _mm512_dpbusd_epi32(sum, c, _mm512_set1_epi32(word)); }
+    static Int dot_biased(Int sum, Codes c, int32_t word) { return dot(sum, c, word); }
+    static Int add(Int a, Int b) { return _mm512_add_epi32(a, b); }
+    static Real real(Int a) { return _mm512_cvtepi32_ps(a); }
+    static Real zero() { return _mm512_setzero_ps(); }
+    static Real splat(float x) { return _mm512_set1_ps(x); }
+    static Real mul(Real a, Real b) { return _mm512_mul_ps(a, b); }
+    static Real add_product(Real sum, Real a, Real b) { return _mm512_fmadd_ps(a, b, sum); }
+    static Real take_product(Real sum, Real a, Real b) { return _mm512_fnmadd_ps(a, b, sum); }
+    static Real sum(Real a, Real b) { return _mm512_add_ps(a, b); }
+    static Real from_half(const uint16_t * p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+    static Real from_bfloat(const uint16_t * p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16)); }
+    static Real from_float(const float * p) { return _mm512_loadu_ps(p); }
+    static Real from_unsigned(const uint8_t * p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+    static Real from_signed(const int8_t * p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+    static Real from_exponent(const uint8_t * p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), 23)); }
+    static void store(float * p, Real x) { _mm512_storeu_ps(p, x); }
+};
+
+}  // namespace duodec::avx512

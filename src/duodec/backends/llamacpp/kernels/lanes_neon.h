@@ -1,0 +1,68 @@
+// Eight rows of weights side by side: NEON with dot products.
+#pragma once
+#include <arm_neon.h>
+
+#include <cstdint>
+
+namespace duodec::neon {
+
+struct Lanes {
+    static constexpr const char * NAME = "NEON dot products";
+    static constexpr int ROWS = 8;
+    static constexpr int MOST = 4;  // rows of activations that are multiplied at once
+    static constexpr int TOGETHER = 2;  // of these, whose dot products are computed by turns: none waits for its last
+    static constexpr int BIASED = 0;
+    struct Int { int32x4_t a, b; };
+    struct Real { float32x4_t a, b; };
+    struct Codes { uint8x16_t a, b; };
+
+    static Codes load(const uint8_t * p) { return {vld1q_u8(p), vld1q_u8(p + 16)}; }
+    static Codes low(Codes c) { const uint8x16_t m = vdupq_n_u8(15); return {vandq_u8(c.a, m), vandq_u8(c.b, m)}; }
+    static Codes high(Codes c) { return {vshrq_n_u8(c.a, 4), vshrq_n_u8(c.b, 4)}; }
+    template <int FROM> static uint8x16_t moved(uint8x16_t h) {
+        if constexpr (FROM < 4) return vshlq_n_u8(h, 4 - FROM);
+        else if constexpr (FROM > 4) return vshrq_n_u8(h, FROM - 4);
+        else return h;
+    }
+    template <int FROM, int MASK> static Codes with(Codes c, Codes h) {
+        const uint8x16_t m = vdupq_n_u8(MASK);
+        return {vorrq_u8(c.a, vandq_u8(moved<FROM>(h.a), m)), vorrq_u8(c.b, vandq_u8(moved<FROM>(h.b), m))};
+    }
+    static Codes lookup(Codes c, const uint8_t * table) { const uint8x16_t t = vld1q_u8(table); return {vqtbl1q_u8(t, c.a), vqtbl1q_u8(t, c.b)}; }
+    static Int set(int32_t x) { return {vdupq_n_s32(x), vdupq_n_s32(x)}; }
+    static Int dot(Int sum, Codes c, int32_t word) {
+        const int8x16_t a = vreinterpretq_s8_s32(vdupq_n_s32(word));
+        return {vdotq_s32(sum.a, vreinterpretq_s8_u8(c.a), a), vdotq_s32(sum.b, vreinterpretq_s8_u8(c.b), a)};
+    }
+    static Int dot_biased(Int sum, Codes c, int32_t word) { const uint8x16_t m = vdupq_n_u8(0x80); return dot(sum, {veorq_u8(c.a, m), veorq_u8(c.b, m)}, word); }
+    static Int add(Int x, Int y) { return {vaddq_s32(x.a, y.a), vaddq_s32(x.b, y.b)}; }
+    static Real real(Int x) { return {vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b)}; }
+    static Real zero() { return splat(0.0f); }
+    static Real splat(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
+    static Real mul(Real x, Real y) { return {vmulq_f32(x.a, y.a), vmulq_f32(x.b, y.b)}; }
+    static Real add_product(Real sum, Real x, Real y) { return {vfmaq_f32(sum.a, x.a, y.a), vfmaq_f32(sum.b, x.b, y.b)}; }
+    static Real take_product(Real sum, Real x, Real y) { return {vfmsq_f32(sum.a, x.a, y.a), vfmsq_f32(sum.b, x.b, y.b)}; }
+    static Real sum(Real x, Real y) { return {vaddq_f32(x.a, y.a), vaddq_f32(x.b, y.b)}; }
+    static Real from_half(const uint16_t * p) {
+        return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))), vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4)))};
+    }
+    static Real from_bfloat(const uint16_t * p) {
+        return {vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)), vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4), 16))};
+    }
+    static Real from_float(const float * p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+    static Real from_unsigned(const uint8_t * p) {
+        const uint16x8_t x = vmovl_u8(vld1_u8(p));
+        return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(x))), vcvtq_f32_u32(vmovl_u16(vget_high_u16(x)))};
+    }
+    static Real from_signed(const int8_t * p) {
+        const int16x8_t x = vmovl_s8(vld1_s8(p));
+        return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(x))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(x)))};
+    }
+    static Real from_exponent(const uint8_t * p) {
+        const uint16x8_t x = vmovl_u8(vld1_u8(p));
+        return {vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(x)), 23)), vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_high_u16(x)), 23))};
+    }
+    static void store(float * p, Real x) { vst1q_f32(p, x.a); vst1q_f32(p + 4, x.b); }
+};
+
+}  // namespace duodec::neon

@@ -1,0 +1,78 @@
+// Rows of weights side by side in plain C++: what every other instruction set must equal, bit for bit.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace duodec::plain {
+
+inline float half_to_float(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
+    uint32_t bits;
+    if (exponent == 31) bits = sign | 0x7f800000 | fraction << 13;
+    else if (exponent) bits = sign | (exponent + 112) << 23 | fraction << 13;
+    else {  // zero or subnormal: the fraction times 2^-24, which is exact
+        const float magnitude = (float)fraction * 5.9604644775390625e-8f;
+        memcpy(&bits, &magnitude, 4);
+        bits |= sign;
+    }
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+// One operation of `Lanes` is one operation on each of its rows.
+struct Lanes {
+    static constexpr const char * NAME = "plain C++";
+    static constexpr int ROWS = 8;      // of weights, side by side
+    static constexpr int MOST = 4;  // rows of activations that are multiplied at once
+    static constexpr int TOGETHER = 1;  // of these, whose dot products are computed by turns: none waits for its last
+    static constexpr int BIASED = 128;  // what `dot_biased` adds to a code: dots take it off first
+    struct Int { int32_t v[ROWS]; };
+    struct Real { float v[ROWS]; };
+    struct Codes { uint8_t v[4 * ROWS]; };  // four consecutive codes of each row
+
+    static Codes load(const uint8_t * p) { Codes c; memcpy(c.v, p, sizeof c.v); return c; }
+    static Codes low(Codes c) { for (auto & v : c.v) v &= 15; return c; }
+    static Codes high(Codes c) { for (auto & v : c.v) v >>= 4; return c; }
+    // Bits `FROM` and up of `h` become bits 4 and up of `c`.
+    template <int FROM, int MASK> static Codes with(Codes c, Codes h) {
+        for (int i = 0; i < 4 * ROWS; i++) c.v[i] |= (FROM < 4 ? h.v[i] << (4 - FROM) : h.v[i] >> (FROM - 4)) & MASK;
+        return c;
+    }
+    static Codes lookup(Codes c, const uint8_t * table) { for (auto & v : c.v) v = table[v]; return c; }
+    static Int set(int32_t x) { Int r; for (auto & v : r.v) v = x; return r; }
+    // Adds four products of a code (below 128) and a signed byte of `word`.
+    static Int dot(Int sum, Codes c, int32_t word) {
+        int8_t a[4];
+        memcpy(a, &word, 4);
+        for (int r = 0; r < ROWS; r++) for (int k = 0; k < 4; k++) sum.v[r] += c.v[4 * r + k] * a[k];
+        return sum;
+    }
+    static Int dot_biased(Int sum, Codes c, int32_t word) { return dot(sum, c, word); }
+    static Int add(Int a, Int b) { for (int r = 0; r < ROWS; r++) a.v[r] += b.v[r]; return a; }
+    static Real real(Int a) { Real x; for (int r = 0; r < ROWS; r++) x.v[r] = (float)a.v[r]; return x; }
+    static Real zero() { return splat(0.0f); }
+    static Real splat(float x) { Real y; for (auto & v : y.v) v = x; return y; }
+    static Real mul(Real a, Real b) { for (int r = 0; r < ROWS; r++) a.v[r] *= b.v[r]; return a; }
+    static Real add_product(Real sum, Real a, Real b) { for (int r = 0; r < ROWS; r++) sum.v[r] = std::fma(a.v[r], b.v[r], sum.v[r]); return sum; }
+    static Real take_product(Real sum, Real a, Real b) { for (int r = 0; r < ROWS; r++) sum.v[r] = std::fma(-a.v[r], b.v[r], sum.v[r]); return sum; }
+    static Real sum(Real a, Real b) { for (int r = 0; r < ROWS; r++) a.v[r] += b.v[r]; return a; }
+    static Real from_half(const uint16_t * p) { Real x; for (int r = 0; r < ROWS; r++) x.v[r] = half_to_float(p[r]); return x; }
+    static Real from_bfloat(const uint16_t * p) {
+        Real x;
+        for (int r = 0; r < ROWS; r++) { const uint32_t bits = (uint32_t)p[r] << 16; memcpy(&x.v[r], &bits, 4); }
+        return x;
+    }
+    static Real from_float(const float * p) { Real x; memcpy(x.v, p, sizeof x.v); return x; }
+    static Real from_unsigned(const uint8_t * p) { Real x; for (int r = 0; r < ROWS; r++) x.v[r] = (float)p[r]; return x; }
+    static Real from_signed(const int8_t * p) { Real x; for (int r = 0; r < ROWS; r++) x.v[r] = (float)p[r]; return x; }
+    static Real from_exponent(const uint8_t * p) {
+        Real x;
+        for (int r = 0; r < ROWS; r++) { const uint32_t bits = (uint32_t)p[r] << 23; memcpy(&x.v[r], &bits, 4); }
+        return x;
+    }
+    static void store(float * p, Real x) { memcpy(p, x.v, sizeof x.v); }
+};
+
+}  // namespace duodec::plain

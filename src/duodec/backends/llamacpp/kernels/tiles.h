@@ -1,0 +1,172 @@
+// One tile of weights times a few rows of activations.
+//
+// A sum runs over blocks of 32 columns in their order, and nothing else decides how it is rounded: not the number of rows, not
+// who computes them. Codes are unpacked once for all rows.
+#pragma once
+#include <utility>
+
+#include "activations.h"
+#include "formats.h"
+#include "lanes.h"
+
+#define DUODEC_UNROLL _Pragma("GCC unroll 16")
+
+namespace duodec {
+
+// Bytes of codes that are fetched ahead of those that are multiplied: what a core's own prefetching misses.
+constexpr int64_t AHEAD = 8192;
+
+template <class F> inline void unpack(const uint8_t * codes, const uint8_t * above, Lanes::Codes x[8]) {
+    using L = Lanes;
+    if constexpr (F::width == Width::EIGHT) {
+        DUODEC_UNROLL for (int v = 0; v < 8; v++) x[v] = L::load(codes + LINE * v);
+    } else {
+        DUODEC_UNROLL for (int v = 0; v < 4; v++) {
+            const L::Codes two = L::load(codes + LINE * v);
+            x[2 * v] = L::low(two);
+            x[2 * v + 1] = L::high(two);
+        }
+        if constexpr (F::table != Table::NONE) {
+            const uint8_t * table = F::table == Table::NORMAL ? NORMAL_CODES : FP4_CODES;
+            DUODEC_UNROLL for (int v = 0; v < 8; v++) x[v] = L::lookup(x[v], table);
+        }
+        if constexpr (F::width == Width::FIVE) {
+            const L::Codes h = L::load(above);
+            x[0] = L::with<0, 16>(x[0], h); x[1] = L::with<1, 16>(x[1], h);
+            x[2] = L::with<2, 16>(x[2], h); x[3] = L::with<3, 16>(x[3], h);
+            x[4] = L::with<4, 16>(x[4], h); x[5] = L::with<5, 16>(x[5], h);
+            x[6] = L::with<6, 16>(x[6], h); x[7] = L::with<7, 16>(x[7], h);
+        }
+        if constexpr (F::width == Width::SIX) {
+            DUODEC_UNROLL for (int i = 0; i < 2; i++) {
+                const L::Codes h = L::load(above + LINE * i);
+                x[4 * i] = L::with<0, 48>(x[4 * i], h);
+                x[4 * i + 1] = L::with<2, 48>(x[4 * i + 1], h);
+                x[4 * i + 2] = L::with<4, 48>(x[4 * i + 2], h);
+                x[4 * i + 3] = L::with<6, 48>(x[4 * i + 3], h);
+            }
+        }
+    }
+}
+
+template <class F> inline Lanes::Int dot(Lanes::Int sum, Lanes::Codes c, int32_t word) {
+    if constexpr (F::is_biased) return Lanes::dot_biased(sum, c, word);
+    else return Lanes::dot(sum, c, word);
+}
+
+inline int32_t word_at(const int8_t * codes, int v) { int32_t word; memcpy(&word, codes + 4 * v, 4); return word; }
+
+// `out[m]` takes the products of the tile's rows with row m of a group of M.
+template <class F, int M> void multiply(const uint8_t * tile, const uint8_t * group, int64_t columns, float * const * out) {
+    using L = Lanes;
+    constexpr int TOGETHER = L::TOGETHER;
+    const Sections<F> at(columns);
+    for (int first = 0; first < TILE; first += L::ROWS) {  // rows of weights
+        L::Real sums[M];
+        DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = L::zero();
+        if constexpr (F::is_float) {
+            const float * x = (const float *)group;
+            const uint8_t * w = tile + first * F::num_bytes;
+            L::Real odd[M];
+            DUODEC_UNROLL for (int m = 0; m < M; m++) odd[m] = L::zero();
+            const auto weights = [](const uint8_t * p) {
+                if constexpr (F::width == Width::HALF) return L::from_half((const uint16_t *)p);
+                else if constexpr (F::width == Width::BFLOAT) return L::from_bfloat((const uint16_t *)p);
+                else return L::from_float((const float *)p);
+            };
+            int64_t k = 0;
+            for (; k + 1 < columns; k += 2) {
+                const L::Real even_w = weights(w + k * TILE * F::num_bytes), odd_w = weights(w + (k + 1) * TILE * F::num_bytes);
+                DUODEC_UNROLL for (int m = 0; m < M; m++) {
+                    sums[m] = L::add_product(sums[m], even_w, L::splat(x[k * M + m]));
+                    odd[m] = L::add_product(odd[m], odd_w, L::splat(x[(k + 1) * M + m]));
+                }
+            }
+            if (k < columns) {
+                const L::Real last = weights(w + k * TILE * F::num_bytes);
+                DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = L::add_product(sums[m], last, L::splat(x[k * M + m]));
+            }
+            DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = L::sum(sums[m], odd[m]);
+        } else {
+            constexpr int code_bytes = F::width == Width::EIGHT ? 512 : 256;
+            constexpr int above_bytes = F::width == Width::FIVE ? 64 : 128;
+            constexpr int scale_bytes = F::scale == Scale::HALF || F::is_halved ? 32 : 16;
+            constexpr int minimum_bytes = F::minimum == Minimum::HALF ? 32 : 16;
+            constexpr int half_bytes = F::minimum == Minimum::SIX ? 64 : 32;
+            const uint8_t * codes = tile + 4 * first, * above = tile + at.above + 4 * first;
+            const uint8_t * scales = tile + at.scales + (F::scale == Scale::HALF ? 2 : 1) * first;
+            const uint8_t * minima = tile + at.minima + (F::minimum == Minimum::HALF ? 2 : 1) * first;
+            const uint8_t * halves = tile + at.halves + 2 * first;
+            const Activations * a = (const Activations *)group;
+            const int64_t num_blocks = columns / BLOCK;
+            for (int64_t b = 0; b < num_blocks; b += F::steps) {
+                L::Real half, half_minimum;
+                if constexpr (F::has_super) {
+                    half = L::from_half((const uint16_t *)halves);
+                    if constexpr (F::minimum == Minimum::SIX) half_minimum = L::from_half((const uint16_t *)(halves + 32));
+                    halves += half_bytes;
+                }
+                for (int j = 0; j < F::steps; j++) {
+                    for (int i = 0; i < code_bytes; i += LINE) __builtin_prefetch(codes + AHEAD + i);
+                    L::Codes x[8];
+                    unpack<F>(codes, above, x);
+                    L::Real scale[2], minimum;
+                    if constexpr (F::scale == Scale::HALF) scale[0] = L::from_half((const uint16_t *)scales);
+                    else if constexpr (F::scale == Scale::EXPONENT) scale[0] = L::from_exponent(scales);
+                    else if constexpr (F::scale == Scale::SIX) scale[0] = L::mul(half, L::from_unsigned(scales));
+                    else scale[0] = L::mul(half, L::from_signed((const int8_t *)scales));
+                    if constexpr (F::is_halved) scale[1] = L::mul(half, L::from_signed((const int8_t *)scales + 16));
+                    if constexpr (F::minimum == Minimum::HALF) minimum = L::from_half((const uint16_t *)minima);
+                    if constexpr (F::minimum == Minimum::SIX) minimum = L::mul(half_minimum, L::from_unsigned(minima));
+                    DUODEC_UNROLL for (int m = 0; m < M; m += TOGETHER) {
+                        const int end = m + TOGETHER < M ? m + TOGETHER : M;  // unrolled: known
+                        if constexpr (F::is_halved) {
+                            L::Int left[TOGETHER], right[TOGETHER];
+                            DUODEC_UNROLL for (int i = m; i < end; i++) { left[i - m] = L::set(a[i].start[0]); right[i - m] = L::set(a[i].start[1]); }
+                            DUODEC_UNROLL for (int v = 0; v < 4; v++) {
+                                DUODEC_UNROLL for (int i = m; i < end; i++) {
+                                    left[i - m] = dot<F>(left[i - m], x[v], word_at(a[i].codes, v));
+                                    right[i - m] = dot<F>(right[i - m], x[4 + v], word_at(a[i].codes, 4 + v));
+                                }
+                            }
+                            DUODEC_UNROLL for (int i = m; i < end; i++) {
+                                const L::Real factor = L::splat(a[i].scale);
+                                sums[i] = L::add_product(sums[i], L::real(left[i - m]), L::mul(scale[0], factor));
+                                sums[i] = L::add_product(sums[i], L::real(right[i - m]), L::mul(scale[1], factor));
+                            }
+                        } else {
+                            L::Int dots[TOGETHER];
+                            DUODEC_UNROLL for (int i = m; i < end; i++) dots[i - m] = L::set(F::minimum == Minimum::NONE ? a[i].start[0] : 0);
+                            DUODEC_UNROLL for (int v = 0; v < 8; v++) {
+                                DUODEC_UNROLL for (int i = m; i < end; i++) dots[i - m] = dot<F>(dots[i - m], x[v], word_at(a[i].codes, v));
+                            }
+                            DUODEC_UNROLL for (int i = m; i < end; i++) {
+                                sums[i] = L::add_product(sums[i], L::real(dots[i - m]), L::mul(scale[0], L::splat(a[i].scale)));
+                                if constexpr (F::minimum == Minimum::HALF) sums[i] = L::add_product(sums[i], minimum, L::splat(a[i].sum));
+                                if constexpr (F::minimum == Minimum::SIX) sums[i] = L::take_product(sums[i], minimum, L::splat(a[i].sum));
+                            }
+                        }
+                    }
+                    codes += code_bytes;
+                    above += above_bytes;
+                    scales += scale_bytes;
+                    minima += minimum_bytes;
+                    a += M;
+                }
+            }
+        }
+        DUODEC_UNROLL for (int m = 0; m < M; m++) L::store(out[m] + first, sums[m]);
+    }
+}
+
+using Multiply = void (*)(const uint8_t *, const uint8_t *, int64_t, float * const *);
+
+template <class F, int... M> const Multiply * multiplies(std::integer_sequence<int, M...>) {
+    static constexpr Multiply functions[] = {multiply<F, M + 1>...};
+    return functions;
+}
+
+// The function for groups of `rows`, 1 to Lanes::MOST.
+template <class F> Multiply multiply_of(int rows) { return multiplies<F>(std::make_integer_sequence<int, Lanes::MOST>())[rows - 1]; }
+
+}  // namespace duodec

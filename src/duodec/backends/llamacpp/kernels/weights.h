@@ -1,0 +1,63 @@
+// Packed weights by ggml's type: how large, how packed, how multiplied.
+#pragma once
+#include "tiles.h"
+
+namespace duodec {
+
+// What is done with one format; a function pointer each, so that the format is chosen once an operation.
+struct Kernel {
+    int columns;      // of a block in the file: rows of weights are a multiple
+    int block_bytes;  // of a block in the file
+    int64_t (*tile_bytes)(int64_t columns);
+    int64_t (*row_bytes)(int64_t columns);  // of activations
+    void (*pack_tile)(uint8_t * tile, const uint8_t * file, int64_t row_bytes, int rows, int64_t columns);
+    void (*put_row)(uint8_t * group, int m, int rows, const float * x, int64_t columns);
+    Multiply (*multiply_of)(int rows);
+};
+
+// None: a type that is not packed.
+inline const Kernel * kernel_of(int type) {
+    return with_format(
+        type,
+        [](auto format) -> const Kernel * {
+            using F = decltype(format);
+            static const Kernel kernel = {
+                F::columns, F::num_bytes, [](int64_t columns) { return Sections<F>(columns).num_bytes; },
+                row_bytes<F>, pack_tile<F>, put_row<F>, multiply_of<F>,
+            };
+            return &kernel;
+        },
+        (const Kernel *)nullptr);
+}
+
+inline int64_t num_tiles(int64_t rows) { return (rows + TILE - 1) / TILE; }
+
+// Rows first to end in groups of nearly equal size, none larger than Lanes::MOST.
+struct Groups {
+    int64_t begin, num_rows, num_groups;
+
+    Groups(int64_t begin, int64_t end) : begin(begin), num_rows(end - begin), num_groups((num_rows + Lanes::MOST - 1) / Lanes::MOST) {}
+    int64_t first(int64_t g) const { return begin + g * num_rows / num_groups; }
+    int rows(int64_t g) const { return (int)(first(g + 1) - first(g)); }
+};
+
+// Multiplies tiles `begin` to `end` of weights of `rows` rows with one group; `out[m]` is row m of the products, whole.
+inline void multiply_tiles(const Kernel & kernel, const uint8_t * weights, int64_t rows, int64_t columns, int64_t begin, int64_t end,
+                           const uint8_t * group, int group_rows, float * const * out) {
+    const Multiply multiply = kernel.multiply_of(group_rows);
+    const int64_t stride = kernel.tile_bytes(columns);
+    float * at[Lanes::MOST];
+    for (int64_t t = begin; t < end; t++) {
+        if ((t + 1) * TILE <= rows) {
+            for (int m = 0; m < group_rows; m++) at[m] = out[m] + t * TILE;
+            multiply(weights + t * stride, group, columns, at);
+            continue;
+        }
+        float whole[Lanes::MOST][TILE];  // the last tile, whose last rows are none
+        for (int m = 0; m < group_rows; m++) at[m] = whole[m];
+        multiply(weights + t * stride, group, columns, at);
+        for (int m = 0; m < group_rows; m++) memcpy(out[m] + t * TILE, whole[m], (rows - t * TILE) * sizeof(float));
+    }
+}
+
+}  // namespace duodec
