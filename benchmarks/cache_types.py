@@ -71,7 +71,7 @@ def score(
     return [row.copy() for row in scores.rows]
 
 
-def measure(name: str, *, is_exact: bool) -> list[Measured]:
+def measure(name: str) -> list[Measured]:
     """Every pair on every length."""
     path = resolve(name).path
     prose = (Path(__file__).parent.parent / "LICENSE").read_text()
@@ -80,7 +80,7 @@ def measure(name: str, *, is_exact: bool) -> list[Measured]:
         plain: NDArray[np.float32] | None = None
         for keys, values in PAIRS:
             cache = CacheTypes(keys, values)
-            with closing(LlamaModel(path, is_exact=is_exact, cache=cache)) as model:
+            with closing(LlamaModel(path, cache=cache)) as model:
                 tokens = model.tokenize(prose, is_templated=False)[:length]
                 target = LlamaTarget(model, num_context=1024, num_threads=1)
                 with closing(target):
@@ -102,8 +102,7 @@ def measure(name: str, *, is_exact: bool) -> list[Measured]:
 
 def main() -> None:
     """Measure the named models, and write the results."""
-    names = [name for name in sys.argv[1:] if not name.startswith("--")] or ["smollm2"]
-    found = [m for name in names for m in measure(name, is_exact="--exact" in sys.argv)]
+    found = [m for name in sys.argv[1:] or ["smollm2"] for m in measure(name)]
     record = {"environment": environment(), "measured": [asdict(m) for m in found]}
     (RESULTS / "cache_types.json").write_text(json.dumps(record, indent=1) + "\n")
 

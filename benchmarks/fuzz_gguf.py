@@ -163,7 +163,7 @@ def tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int,
             nothing = os.open(os.devnull, os.O_RDONLY)
             for own, given in ((0, nothing), (1, out.fileno()), (2, log.fileno())):
                 os.dup2(given, own)
-            os.environ.update({library.EXACT_SWITCH: "0", "DUODEC_LLAMA_LOG": "1"})
+            os.environ["DUODEC_LLAMA_LOG"] = "1"
             library._silence(library.load())  # which it is not any more
             _leave(lambda: trial.main(*arguments))
         found = ended(child, most_s)

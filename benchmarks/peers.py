@@ -11,7 +11,6 @@ Needs the torch extra: pip install -e '.[torch]'.
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +25,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import RESULTS, SCRATCH
-from duodec.backends.llamacpp import library
+from benchmarks import RESULTS
+from benchmarks.kernels import requantised
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaDraftModel
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
@@ -39,8 +38,6 @@ from duodec.core.sampling import SamplingParams
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
 from duodec.models import resolve
-
-_ALL_F32 = 0  # llama.cpp's number for a file of 32-bit floats
 
 
 @dataclass
@@ -57,21 +54,6 @@ class Count:
     @property
     def mean_accepted(self) -> float:
         return self.num_tokens / self.num_rounds
-
-
-def in_fp32(path: Path) -> Path:
-    """The model with its weights as 32-bit floats, made once."""
-    made = SCRATCH / f"{path.stem}-f32.gguf"
-    if not made.exists():
-        SCRATCH.mkdir(exist_ok=True)
-        lib: Any = library.load(is_exact=False)
-        params = lib.llama_model_quantize_default_params()
-        params.ftype, params.allow_requantize = _ALL_F32, True
-        status = lib.llama_model_quantize(
-            str(path).encode(), str(made).encode(), ctypes.byref(params)
-        )
-        assert status == 0, f"llama.cpp could not convert {path}"
-    return made
 
 
 def in_transformers(path: Path) -> Any:
@@ -144,7 +126,7 @@ def main(
     target, assistant = (in_transformers(path) for path in paths.values())
     vocabulary = LlamaModel(paths["smollm2"], vocabulary_only=True, num_gpu_layers=0)
     drafts = {
-        "fp32": LlamaModel(in_fp32(paths["smollm2-draft"]), num_gpu_layers=0),
+        "fp32": LlamaModel(requantised(paths["smollm2-draft"], "F32"), num_gpu_layers=0),
         "q4_0": LlamaModel(paths["smollm2-draft"], num_gpu_layers=0),
     }
     drafters = {

@@ -133,6 +133,7 @@ def _wanted_stamp(cpu: str, made: "dict[str, str]") -> "dict[str, str]":
         "cpu": cpu,
         "extras": _extras(made),
         "place": str(ROOT),  # scripts in .venv/bin name it: a moved folder is set up anew
+        "ours": native.sources_digest(),
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
         "python": made.get("python", "") if keeps else _this_python(),
         "version": native.VERSION,

@@ -10,7 +10,6 @@ from pathlib import Path
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.drafter.window import DEFAULT_WINDOW
 from duodec.backends.grammar_trial import GrammarTrial
-from duodec.backends.llamacpp.library import EXACT_SWITCH
 from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.placement import Placement
@@ -140,8 +139,8 @@ def profile_key(config: EngineConfig) -> str:
     draft = resolve(reference, offline=True).path if reference else None
     settings = (
         config.threads, config.draft_threads, config.gpu_layers, config.exact, config.fast,
-        config.cpu_moe, config.n_cpu_moe, config.override_tensor, config.cache_type_k,
-        config.cache_type_v,
+        config.no_repack, config.cpu_moe, config.n_cpu_moe, config.override_tensor,
+        config.cache_type_k, config.cache_type_v,
         backend_of(there), config.dtype_name, config.device, file_bytes(target),
     )  # fmt: skip
     return key_of(target.path, draft, settings)
@@ -236,7 +235,6 @@ def open_drafter(
         recipe_for(target, recipe),
         cores=plan.draft_cores,
         num_threads=num_threads,
-        env={EXACT_SWITCH: "1"},  # the target's exact kernels would only slow the draft
         on_warning=on_warning,
     )
 

@@ -37,13 +37,13 @@ def setup(
     machine take the same build. CMAKE_ARGS adds options.
     """
     from duodec.backends.cpu import cpu_key
-    from duodec.backends.llamacpp import build, kernels, native, toolchains
+    from duodec.backends.llamacpp import build, native, self_test, toolchains
 
     cmake_args = os.environ.get("CMAKE_ARGS", "").strip()
     if not (rebuild or cmake_args or gpu):
         try:
             build.check_build()
-            kernels.check()
+            self_test.check()
         except BackendUnavailable:
             pass  # it is missing, or does not work here
         else:
@@ -68,7 +68,7 @@ def setup(
         raise BackendUnavailable(str(error)) from None
     (Path(sys.prefix) / build.NOTE).write_text(f"{cpu_key()}\n", encoding="utf-8")
     importlib.invalidate_caches()
-    kernels.check()
+    self_test.check()
     if gpu:
         say_dim(f"it computes on {seen_devices(gpu)}")
     say_dim(f"llama.cpp ({native.PACKAGE} {native.VERSION}) is installed and works")

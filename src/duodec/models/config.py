@@ -75,15 +75,15 @@ class EngineConfig:
     exact: Annotated[
         bool,
         Parameter(
-            "The same bits for any number of tokens scored at once, for every kind of "
-            "quantisation; without it, only attention has this property.",
+            "On a GPU, pad forward passes to one number of rows whatever that costs, so that no "
+            "bit depends on what is drafted; on a CPU that is the default and costs nothing.",
             "Decoding",
         ),
     ] = False
     fast: Annotated[
         bool,
         Parameter(
-            "llama.cpp's own choice of kernels: some per cent faster on a CPU, but near ties "
+            "llama.cpp's own choice of attention: some per cent faster on a CPU, but near ties "
             "may be decided differently than in plain decoding.",
             "Decoding",
         ),
@@ -172,6 +172,16 @@ class EngineConfig:
             ge=0,
         ),
     ] = 0
+    no_repack: Annotated[
+        bool,
+        Parameter(
+            "Compute weights on the CPU as they lie in the mapped file, without a packed copy in "
+            "memory: slower, above all for several tokens at once. The default where memory is "
+            "short.",
+            "Machine",
+            ("--no-repack", "-nr"),
+        ),
+    ] = False
     override_tensor: Annotated[
         tuple[str, ...],
         Parameter(

@@ -49,6 +49,7 @@ _OF_LLAMA_CPP = {  # options that torch lacks, and their remedies
     "gpu_layers": "use --device",
     "cpu_moe": "leave it out",
     "n_cpu_moe": "leave it out",
+    "no_repack": "leave it out",
     "override_tensor": "leave it out",
     "cache_type_k": "leave it out",
     "cache_type_v": "leave it out",
@@ -150,7 +151,7 @@ def fits(config: EngineConfig, taken_bytes: int) -> bool:
     looks free are other models' weights: an estimate. Raises what is wrong with its files."""
     if backend_of(config) == TORCH:
         return file_bytes(target_file(config)) <= _free_for_torch(config) - taken_bytes
-    lib, path = load_llama(is_exact=config.exact), vetted(target_file(config)).path
+    lib, path = load_llama(), vetted(target_file(config)).path
     header = Header.read(lib, path)
     if header is None:
         return True  # loading reports what is wrong with the file
@@ -171,7 +172,7 @@ def _llama_memory(
     config: EngineConfig, header: Header, cache: CacheTypes, taken_bytes: int
 ) -> tuple[Footprint, int]:
     """What a target takes where it will be, and the free bytes there."""
-    lib = load_llama(is_exact=config.exact)
+    lib = load_llama()
     footprint = Footprint.of(lib, header, cache, config.num_slots)
     layers = llama_layers(config)
     if layers and can_offload():
@@ -197,17 +198,16 @@ def _load_llama(
     layers = llama_layers(config)
     path = vetted(target_file(config)).path
     placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
-    lib = load_llama(is_exact=config.exact)
+    lib = load_llama()
     on = llama_devices(config)
-    footprint, num_context = None, config.context
+    footprint, num_context, packs = None, config.context, not config.no_repack
     if header := Header.read(lib, path):  # otherwise loading reports what is wrong with the file
         overrides.check(placed, path, header)
         cache.check(lib, header)
         footprint, free = _llama_memory(config, header, cache, taken_bytes)
         num_context = llama_context(config.context, header, footprint, free, on_warning)
-    model = LlamaModel(
-        path, num_gpu_layers=layers, is_exact=config.exact, placed=placed, cache=cache, on=on
-    )
+        packs = packs and _holds_packed(config, header, footprint, taken_bytes, on_warning)
+    model = LlamaModel(path, num_gpu_layers=layers, packs=packs, placed=placed, cache=cache, on=on)
     placement = model.placement
     is_device = placement is not Placement.CPU and not model.is_recurrent
     rows = padded_rows(config, model, on_warning) if is_device else None
@@ -245,6 +245,28 @@ def _load_llama(
     return LoadedTarget(
         model, placement, num_context, start, place, num_padded=rows or 1, footprint=footprint
     )
+
+
+def _holds_packed(
+    config: EngineConfig,
+    header: Header,
+    footprint: Footprint,
+    taken_bytes: int,
+    on_warning: Callable[[str], None],
+) -> bool:
+    """Whether main memory holds a packed copy of the weights that the CPU computes; otherwise they
+    stay in the mapped file, which comes into memory as it is read."""
+    is_on_gpu = llama_layers(config) != 0 and can_offload()
+    weights = header.num_bytes - (footprint.weight_bytes if is_on_gpu else 0)
+    caches = 0 if is_on_gpu else footprint.least_bytes(config.context)
+    free = available_bytes() - _draft_bytes(config) - taken_bytes
+    if weights + caches <= free:
+        return True
+    on_warning(
+        f"{weights / 1e9:.1f} GB of weights stay mapped from their file, as memory is short: they "
+        "are computed by slower kernels than a packed copy would be"
+    )
+    return False
 
 
 def _where(model: LlamaModel, num_layers: int) -> str:
@@ -439,7 +461,7 @@ def llama_layers(config: EngineConfig) -> int:
 def llama_devices(config: EngineConfig) -> list[devices.Device]:
     """The devices that the user names for a GGUF file; none: all that there are. Raises BadOption
     and BackendUnavailable."""
-    lib = load_llama(is_exact=config.exact)  # the first to load it decides about its kernels
+    lib = load_llama()
     if config.gpu_layers > 0 and config.device != "cpu" and not can_offload():
         raise BackendUnavailable(
             f"gpu-layers is {config.gpu_layers}, and this llama.cpp was built without a GPU; leave "

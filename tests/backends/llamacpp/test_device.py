@@ -48,13 +48,11 @@ PROMPTS = ("The cat sat on the mat", "One two three one two", "Why is it so?")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def device() -> Iterator[devices.Device]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(library.EXACT_SWITCH, "0")  # for the layers that the CPU computes
-        found = devices.every(library.load())
-        if not found:
-            pytest.skip("no device: llama.cpp was built for none; make setup-vulkan-software")
-        yield found[0]
+def device() -> devices.Device:
+    found = devices.every(library.load())
+    if not found:
+        pytest.skip("no device: llama.cpp was built for none; make setup-vulkan-software")
+    return found[0]
 
 
 @pytest.fixture(scope="module")

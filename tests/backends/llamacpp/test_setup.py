@@ -13,7 +13,7 @@ import pytest
 from fakes import ROOT
 
 from duodec.backends.cpu import cpu_key
-from duodec.backends.llamacpp import build, kernels, native
+from duodec.backends.llamacpp import build, native, self_test
 from duodec.cli.app import run
 from duodec.errors import BackendUnavailable
 from duodec.models import resolve
@@ -156,7 +156,7 @@ def test_the_command_builds_installs_and_checks(
     def fake() -> Iterator[list[str]]:
         yield pip
 
-    monkeypatch.setattr(kernels, "check", check)
+    monkeypatch.setattr(self_test, "check", check)
     monkeypatch.setattr(native, "install", install)
     monkeypatch.setattr(native, "pip_command", fake)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -202,14 +202,14 @@ def test_an_environment_without_pip_gets_one_for_the_moment(
 
 
 def test_the_installed_library_computes_what_the_weights_say() -> None:
-    done_before = os.environ.get(kernels.CHECKED)
-    os.environ[kernels.CHECKED] = kernels.ANY
+    done_before = os.environ.get(self_test.CHECKED)
+    os.environ[self_test.CHECKED] = self_test.ANY
     try:
-        assert kernels.deviation(kernels.compute_rows()) < kernels.MOST_DEVIATION / 2
+        assert self_test.deviation(self_test.compute_rows()) < self_test.MOST_DEVIATION / 2
     finally:
-        os.environ.pop(kernels.CHECKED)
+        os.environ.pop(self_test.CHECKED)
         if done_before is not None:
-            os.environ[kernels.CHECKED] = done_before
+            os.environ[self_test.CHECKED] = done_before
 
 
 def test_the_reference_is_that_of_the_draft_that_we_ship() -> None:
@@ -222,16 +222,16 @@ def test_the_reference_is_that_of_the_draft_that_we_ship() -> None:
     source = SourceFile(resolve("smollm2-draft").path)
     model = open_student(source, tuple(range(source.num_layers)), "cpu").eval()
     with torch.inference_mode():
-        rows = model(torch.tensor([kernels._PROMPT])).logits[0].numpy()
-    for length, expected in kernels._REFERENCE.items():
-        found = rows[length - 1][:: kernels._STRIDE]
+        rows = model(torch.tensor([self_test._PROMPT])).logits[0].numpy()
+    for length, expected in self_test._REFERENCE.items():
+        found = rows[length - 1][:: self_test._STRIDE]
         assert abs(found - expected).max() < 0.02, [round(float(x), 2) for x in found]
 
 
 def test_rows_of_other_tokens_are_not_taken_for_rounding() -> None:
-    moved = [list(row) for row in kernels._REFERENCE.values()]
-    assert kernels.deviation(moved) == 0
-    assert kernels.deviation([*moved[1:], moved[0]]) > 2 * kernels.MOST_DEVIATION
+    moved = [list(row) for row in self_test._REFERENCE.values()]
+    assert self_test.deviation(moved) == 0
+    assert self_test.deviation([*moved[1:], moved[0]]) > 2 * self_test.MOST_DEVIATION
 
 
 @pytest.mark.parametrize(
@@ -247,15 +247,15 @@ def test_a_library_that_is_not_faithful_is_refused(
     code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
-    monkeypatch.delenv(kernels.CHECKED, raising=False)
-    run_really = kernels.subprocess.run
+    monkeypatch.delenv(self_test.CHECKED, raising=False)
+    run_really = self_test.subprocess.run
     monkeypatch.setattr(
-        kernels.subprocess, "run",
+        self_test.subprocess, "run",
         lambda command, **options: run_really([sys.executable, "-c", code], **options),
     )  # fmt: skip
     for _ in range(2):  # a bad verdict is not kept
         with pytest.raises(BackendUnavailable, match=words) as caught:
-            kernels.check()
+            self_test.check()
         assert "duodec setup --rebuild" in str(caught.value)
 
 
@@ -264,24 +264,24 @@ def test_a_faithful_library_is_examined_once(
 ) -> None:
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
     examined: list[bool] = []
-    monkeypatch.setattr(kernels, "_examine", lambda: examined.append(True))
+    monkeypatch.setattr(self_test, "_examine", lambda: examined.append(True))
     for _ in range(2):
-        monkeypatch.delenv(kernels.CHECKED, raising=False)
-        kernels.check()
+        monkeypatch.delenv(self_test.CHECKED, raising=False)
+        self_test.check()
     assert len(examined) == 1
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(kernels.CHECKED, raising=False)
-    monkeypatch.setattr(kernels, "version", lambda name: "0.2.1")
+    monkeypatch.delenv(self_test.CHECKED, raising=False)
+    monkeypatch.setattr(self_test, "version", lambda name: "0.2.1")
     with pytest.raises(BackendUnavailable, match=r"0\.2\.1 is installed .* run `duodec setup`"):
-        kernels.check()
+        self_test.check()
 
 
 def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(self_test.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable, match="not built yet; run `duodec setup`"):
-        kernels.check()
+        self_test.check()
 
 
 # --- the package

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duodec.backends.llamacpp import devices, kernels, native, toolchains
+from duodec.backends.llamacpp import devices, native, self_test, toolchains
 from duodec.backends.llamacpp.devices import Device
 from duodec.cli import setup
 from duodec.cli.app import run
@@ -140,7 +140,7 @@ def test_setup_for_a_gpu_builds_checks_and_names_the_device(
     monkeypatch.setattr(native, "pip_command", no_pip)
     monkeypatch.setattr(native, "find_or_build", build)
     monkeypatch.setattr(native, "install", lambda *_: None)
-    monkeypatch.setattr(kernels, "check", lambda: None)
+    monkeypatch.setattr(self_test, "check", lambda: None)
     monkeypatch.setattr(devices, "every", lambda lib: seen)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert run(["setup", "--gpu", "cuda"]) == 0

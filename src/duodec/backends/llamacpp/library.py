@@ -1,7 +1,7 @@
 """Loading llama.cpp: environment first, then the library, silenced.
 
-What counts only before the library loads is set here: OpenMP's waiting policy and the switch
-of the exact kernels. Everything of llama.cpp that the package uses goes through `load`.
+What counts only before the library loads is set here: OpenMP's waiting policy and the choice of
+kernels. Everything of llama.cpp that the package uses goes through `load`.
 """
 
 from __future__ import annotations
@@ -12,58 +12,70 @@ from types import ModuleType
 from typing import Any
 
 from duodec.backends.allocator import keep_freed_memory
-from duodec.backends.llamacpp import kernels
+from duodec.backends.llamacpp import self_test
 from duodec.backends.llamacpp.build import check_build
 from duodec.errors import BackendUnavailable
 
-EXACT_SWITCH = "GGML_CPU_TILED_MM"
+_TILED = "GGML_CPU_TILED_MM"  # kernels of llama.cpp for many rows, which give other bits
 _loaded: ModuleType | None = None
 
 
-def load(*, is_exact: bool = False) -> Any:
-    """The bindings of llama.cpp, loaded once a process.
-
-    ``is_exact`` turns the tiled matrix kernels off, whose results depend on the number of rows.
-    That is decided by the first call. Raises BackendUnavailable.
-    """
+def load() -> Any:
+    """The bindings of llama.cpp, loaded once a process. Raises BackendUnavailable."""
     global _loaded
     if _loaded is None:
-        _prepare_environment(is_exact)
+        _prepare_environment()
         keep_freed_memory()
         _loaded = _import()
+        if kernels(_loaded):  # weights that they do not pack keep their bits at every width, too
+            os.environ.setdefault(_TILED, "0")
         _silence(_loaded)
         _loaded.llama_backend_init()
-    elif is_exact and os.environ.get(EXACT_SWITCH) != "0":
-        raise BackendUnavailable(
-            "llama.cpp is loaded with its fast kernels already; ask for exact kernels in the "
-            f"first LLM of the process, or set {EXACT_SWITCH}=0 before it starts"
-        )
     return _loaded
+
+
+def kernels(library: Any) -> str:
+    """The instruction set of our kernels for weights on the CPU; an empty text where llama.cpp's
+    own compute them: in a build that is not ours, or where those are faster."""
+    try:
+        named = library._lib.duodec_kernels
+    except AttributeError:
+        return ""
+    named.restype, named.argtypes = ctypes.c_char_p, ()
+    return str(named().decode())
+
+
+def packs(library: Any, type_: int) -> bool:
+    """Whether our kernels compute weights of a type of ggml."""
+    if not kernels(library):
+        return False
+    function = library._lib.duodec_packs
+    function.restype, function.argtypes = ctypes.c_bool, (ctypes.c_int,)
+    return bool(function(type_))
 
 
 def has_amx(library: Any) -> bool:
     """Whether it was built with kernels for AMX. Where GCC 12 or older compiled them, the process
-    dies in the first forward over weights that were laid out for them (llama.cpp's issue 20824)."""
+    dies in the first forward pass over weights that were laid out for them (llama.cpp's issue
+    20824)."""
     return b"AMX_INT8 = 1" in library.llama_print_system_info()
 
 
-def _prepare_environment(is_exact: bool) -> None:
+def _prepare_environment() -> None:
     # Idle workers must not burn a core that the other model computes on, but within one
-    # forward they meet hundreds of times: spin for some microseconds, then sleep.
+    # forward pass they meet hundreds of times: spin for some microseconds, then sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "active")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    if is_exact:
-        os.environ[EXACT_SWITCH] = "0"
 
 
 def _import() -> ModuleType:
     check_build()
-    kernels.check()
+    self_test.check()
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
         raise BackendUnavailable(
-            f"llama-cpp-python cannot be loaded ({error}); {kernels.REMEDY}"
+            f"llama-cpp-python cannot be loaded ({error}); {self_test.REMEDY}"
         ) from error
     return llama_cpp.llama_cpp
 

@@ -29,10 +29,12 @@ _BLOCK = 2048  # characters that are tokenised at once at least, where they can 
 class LlamaModel:
     """A causal language model in a GGUF file.
 
-    ``vocabulary_only`` reads no weights. ``placed`` tensors lie on devices of their own; contexts
-    keep keys and values in the formats of ``cache``; layers that a GPU computes lie ``on`` these
-    devices, on all that there are by default. Raises ModelUnreadable, and BadOption for a
-    device that is not there.
+    Weights on the CPU are packed for our kernels as they are read, unless ``packs`` is False: then
+    they stay in the mapped file, and llama.cpp's kernels, which give every row the same bits too,
+    compute them more slowly. ``vocabulary_only`` reads no weights. ``placed`` tensors lie on
+    devices of their own; contexts keep keys and values in the formats of ``cache``; layers that a
+    GPU computes lie ``on`` these devices, on all that there are by default. Raises ModelUnreadable,
+    and BadOption for a device that is not there.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class LlamaModel:
         path: Path,
         *,
         num_gpu_layers: int = -1,
-        is_exact: bool = False,
+        packs: bool = True,
         vocabulary_only: bool = False,
         placed: Sequence[overrides.Override] = (),
         cache: CacheTypes = CacheTypes(),  # noqa: B008  frozen
@@ -49,15 +51,17 @@ class LlamaModel:
         self.path = path
         self.cache = cache
         self._placed, self._num_gpu_layers, self._on = placed, num_gpu_layers, tuple(on)
-        self.lib = lib = library.load(is_exact=is_exact)
+        self.lib = lib = library.load()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = num_gpu_layers
         params.vocab_only = vocabulary_only
         if num_gpu_layers == 0:  # not even a context on the GPU: it is the target's
             params.split_mode = lib.LLAMA_SPLIT_MODE_NONE
             params.main_gpu = -1
-        # repacked weights are computed by kernels that depend on the number of rows
-        params.use_extra_bufts = not is_exact and not library.has_amx(lib)
+        is_ours = bool(library.kernels(lib))
+        self._is_packed = packs and is_ours
+        params.use_extra_bufts = packs and (is_ours or not library.has_amx(lib))
+        params.no_host = is_ours  # where a GPU has its part, too, weights on the CPU are packed
         if placed:
             tensors = overrides.as_array(lib, placed)
             params.tensor_buft_overrides = ctypes.addressof(tensors)
@@ -197,8 +201,8 @@ class LlamaModel:
 
     @property
     def is_read(self) -> bool:
-        """A file is mapped, and comes into memory as it is used."""
-        return False
+        """Whether weights are in memory: packed ones are, a mapped file comes as it is used."""
+        return self._is_packed
 
     @property
     def cache_bytes_per_token(self) -> int:

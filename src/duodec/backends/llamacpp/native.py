@@ -29,7 +29,9 @@ VERSION = "0.3.36"
 # AMX kernels of llama.cpp die where GCC 12 or older compiles them (its issue 20824, PR 26954).
 ALWAYS = "-DLLAVA_BUILD=OFF -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__"
 LIBRARY_ONLY = Path(__file__).with_name("library_only.cmake")
+KERNELS = Path(__file__).with_name("kernels")  # of ours, compiled into llama.cpp's CPU backend
 
+_WITHOUT_KERNELS = "-DDUODEC_KERNELS=OFF"
 _LOG_LINES_SHOWN = 25
 _BUILDING = "building-"
 _ABANDONED_AFTER_S = 24 * 3600
@@ -41,6 +43,10 @@ _STEP = re.compile(rb"\[ *(\d+)/(\d+)\]|\[ *(\d+)(%)\]")  # of Ninja, of Make
 
 class BuildFailed(Exception):
     """Why llama.cpp cannot be built here: one line, with the remedy."""
+
+
+class _KernelsFailed(Exception):
+    """A build that failed in a file of our kernels."""
 
 
 def cache_folder() -> Path:
@@ -80,7 +86,14 @@ def find_or_build(
             f"cannot write {folder.parent}: {error.strerror}; set DUODEC_CACHE to a folder"
         ) from error
     try:
-        _build(pip, scratch, folder.with_name(f"{folder.name}.log"), cmake_args, say)
+        log = folder.with_name(f"{folder.name}.log")
+        try:
+            _build(pip, scratch, log, cmake_args, say)
+        except _KernelsFailed:
+            told = log.rename(log.with_suffix(".kernels.log"))
+            say(f"our kernels do not compile here; please report it with {told}")
+            say("building llama.cpp with its own kernels instead")
+            _build(pip, scratch, log, f"{_WITHOUT_KERNELS} {cmake_args}".strip(), say)
         try:
             (scratch / "wheel").rename(folder)  # at once: there is never half a wheel
         except OSError:
@@ -134,9 +147,15 @@ def install(wheel: Path, pip: Sequence[str]) -> None:
 def wheel_key(cpu: str, cmake_args: str) -> str:
     """Names a build. The wheel is for any Python 3, so Python's version is no part of it."""
     system = [platform.system(), platform.machine(), *platform.libc_ver()]
-    built_how = [*system, ALWAYS, cmake_args, LIBRARY_ONLY.read_text(encoding="utf-8")]
+    built_how = [*system, ALWAYS, cmake_args, sources_digest()]
     digest = hashlib.sha256("\n".join(built_how).encode()).hexdigest()[:8]
     return f"{PACKAGE}-{VERSION}-{cpu}-{digest}"
+
+
+def sources_digest() -> str:
+    """Names what we add to llama.cpp's own sources."""
+    files = [LIBRARY_ONLY, *sorted(KERNELS.iterdir())]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def check_compiler(cmake_args: str) -> None:
@@ -214,7 +233,7 @@ def _build(
         "--no-binary", PACKAGE, "--wheel-dir", str(scratch / "wheel"), f"{PACKAGE}=={VERSION}",
     ]
     # fmt: on
-    (scratch / "tmp").mkdir()
+    (scratch / "tmp").mkdir(exist_ok=True)
     only = shlex.quote(f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={LIBRARY_ONLY}")
     environment = {
         **pip_environment(),
@@ -227,6 +246,9 @@ def _build(
         status = _run(command, environment, output.fileno(), log, say)
     if status:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        is_ours = any(f"{KERNELS}/" in line and " error: " in line for line in lines)
+        if is_ours and _WITHOUT_KERNELS not in cmake_args:
+            raise _KernelsFailed
         print("\n".join(lines[-_LOG_LINES_SHOWN:]), file=sys.stderr)
         raise BuildFailed(
             f"building llama.cpp failed; the end of its log is above, all of it is in {log}"

@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from duodec.backends.llamacpp import devices, kernels
+from duodec.backends.llamacpp import devices, self_test
 from duodec.backends.llamacpp.fixed_rows import LlamaFixedRows
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.native import cache_folder
@@ -96,6 +96,6 @@ def _key(model: LlamaModel) -> str:
     state = model.path.stat()
     parts = [
         str(Path(model.path).name), state.st_size, state.st_mtime_ns, model.placed_as,
-        [asdict(device) for device in devices.every(model.lib)], kernels.library_key(),
+        [asdict(device) for device in devices.every(model.lib)], self_test.library_key(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]

@@ -40,8 +40,8 @@ def _limit(num_bytes: int) -> None:
 
 
 def _try(path: Path, num_bytes: int, is_vocabulary_only: bool) -> None:
-    # exact: weights that are not laid out anew stay where the file is mapped
-    model = LlamaModel(path, num_gpu_layers=0, is_exact=True, vocabulary_only=is_vocabulary_only)
+    # weights that are not packed stay where the file is mapped
+    model = LlamaModel(path, num_gpu_layers=0, packs=False, vocabulary_only=is_vocabulary_only)
     with closing(model):
         for token in range(model.num_vocab):
             model.piece(token)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.drafter.window import DEFAULT_WINDOW
-from duodec.backends.llamacpp.library import EXACT_SWITCH
 from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.llamacpp.target import MAX_WIDTH, NUM_EXTRA_CELLS
 from duodec.backends.translation.recipe import TranslatedRecipe
@@ -180,7 +179,6 @@ def open_drafter(settings: Settings, engine: Engine) -> OpenDrafter:
         cores=cores,
         num_threads=len(cores),
         env={
-            EXACT_SWITCH: "1",  # the target's exact kernels would only slow the draft
             "CUDA_VISIBLE_DEVICES": "",  # a build with CUDA would take memory on every visible GPU
             "OMP_PROC_BIND": "false",  # it must not inherit vLLM's binding
             "KMP_AFFINITY": "disabled",

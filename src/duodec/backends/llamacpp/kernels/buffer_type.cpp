@@ -242,5 +242,59 @@ const bool is_registered = [] {
 
 }  // namespace
 
+#define DUODEC_EXPORT extern "C" __attribute__((visibility("default")))
+
 // The instruction set that weights are packed for; an empty text where llama.cpp's own kernels compute.
-extern "C" __attribute__((visibility("default"))) const char * duodec_kernels(void) { return is_registered ? duodec::Lanes::NAME : ""; }
+DUODEC_EXPORT const char * duodec_kernels(void) { return is_registered ? duodec::Lanes::NAME : ""; }
+
+// Whether weights of a type of ggml are packed.
+DUODEC_EXPORT bool duodec_packs(int type) { return kernel_of(type) != nullptr; }
+
+// How far products of all formats are from those of the weights as ggml reads them, in float64: the largest error, as a share of
+// the products' root mean square. Not a number where one is not finite.
+DUODEC_EXPORT double duodec_deviation(void) {
+    constexpr int64_t columns = 512, rows = 40, num_x = 5;
+    std::vector<float> weights(rows * columns), x(num_x * columns), read(columns);
+    uint32_t state = 1;
+    const auto next = [&] { state = state * 1664525u + 1013904223u; return (float)(int32_t)state / 2147483648.0f; };
+    for (float & w : weights) w = next() + next() + next();
+    for (float & value : x) value = next() + next() + next();
+    double worst = 0;
+    for (int type = 0; type < GGML_TYPE_COUNT; type++) {
+        const Kernel * kernel = kernel_of(type);
+        if (!kernel) continue;
+        const ggml_type_traits * traits_of = ggml_get_type_traits((ggml_type)type);
+        const int64_t file_row = (int64_t)ggml_row_size((ggml_type)type, columns), tile_bytes = kernel->tile_bytes(columns);
+        std::vector<uint8_t> file(rows * file_row), packed(duodec::num_tiles(rows) * tile_bytes + 64), group(num_x * kernel->row_bytes(columns) + 64);
+        if (type == GGML_TYPE_F32) memcpy(file.data(), weights.data(), file.size());
+        else ggml_quantize_chunk((ggml_type)type, weights.data(), file.data(), 0, rows, columns, nullptr);
+        uint8_t * tiles = (uint8_t *)(((uintptr_t)packed.data() + 63) / 64 * 64);
+        for (int64_t t = 0; t < duodec::num_tiles(rows); t++)
+            kernel->pack_tile(tiles + t * tile_bytes, file.data() + t * TILE * file_row, file_row, (int)std::min<int64_t>(TILE, rows - t * TILE), columns);
+        std::vector<float> products(num_x * rows);
+        const Groups groups(0, num_x);
+        for (int64_t g = 0; g < groups.num_groups; g++) {
+            float * out[duodec::Lanes::MOST];
+            uint8_t * at = group.data() + groups.first(g) * kernel->row_bytes(columns);
+            for (int m = 0; m < groups.rows(g); m++) {
+                kernel->put_row(at, m, groups.rows(g), x.data() + (groups.first(g) + m) * columns, columns);
+                out[m] = products.data() + (groups.first(g) + m) * rows;
+            }
+            duodec::multiply_tiles(*kernel, tiles, rows, columns, 0, duodec::num_tiles(rows), at, groups.rows(g), out);
+        }
+        double most = 0, squares = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            if (type == GGML_TYPE_F32) memcpy(read.data(), file.data() + r * file_row, file_row);
+            else traits_of->to_float(file.data() + r * file_row, read.data(), columns);
+            for (int64_t i = 0; i < num_x; i++) {
+                double expected = 0;
+                for (int64_t k = 0; k < columns; k++) expected += (double)read[k] * x[i * columns + k];
+                most = std::max(most, std::abs(expected - products[i * rows + r]));
+                squares += expected * expected;
+                if (!std::isfinite(products[i * rows + r])) return std::nan("");
+            }
+        }
+        worst = std::max(worst, most / std::sqrt(squares / (double)(rows * num_x)));
+    }
+    return worst;
+}

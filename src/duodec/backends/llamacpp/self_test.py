@@ -3,7 +3,8 @@
 A compiler can miscompile a kernel, and a wheel can come from another processor: the first
 symptom would be a dead process or wrong text. So a process of its own computes some rows of the
 draft model that we ship and compares them with those of its weights in float32; whatever it does,
-even dying, it does alone. The verdict is kept for these very files of the library.
+even dying, it does alone. It does so twice, with our kernels and with llama.cpp's, and the quicker
+ones are chosen. The verdict is kept for these very files of the library.
 """
 
 from __future__ import annotations
@@ -15,19 +16,33 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
 
 from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp.native import PACKAGE, VERSION, cache_folder
-from duodec.errors import BackendUnavailable
+from duodec.errors import BackendUnavailable, warn
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SWITCH, OFF = "DUODEC_KERNELS", "off"  # read when the library is loaded: whose kernels it uses
 CHECKED = "DUODEC_KERNELS_CHECKED"  # in the processes we start: the build that was checked
 ANY = "any"  # in the process that checks
 REMEDY = "run `duodec setup --rebuild` to build it for this processor"
 # A row's error as a share of its spread, the median of the rows. Activations rounded to 8 bits make
 # 0.03 to 0.18 a row, by the text and the processor, and 0.04 to 0.06 of the median.
 MOST_DEVIATION = 0.2
+# The same of single products, by format: the largest error, where 0.02 is what rounding makes.
+MOST_PRODUCT_DEVIATION = 0.05
+_WORTH = 1.1  # the time of llama.cpp's kernels that ours may take: with theirs bits move
+_MOVING = "texts of K-quants can differ from plain decoding's in near ties"
+_TIMED = (1, 8)  # rows, of each of which the least of some times counts
+_REPEATS = 7
 
 _PROMPT = tuple(range(100, 48_000, 1499))  # 32 tokens; any do
 _STRIDE = 3072  # of the logits that are compared, of the 49,152 of a row
@@ -54,20 +69,60 @@ _REFERENCE = {  # by the prompt's length; transformers computed them in float32,
 _LONGEST_S = 120.0
 
 
+@dataclass(frozen=True)
+class Examined:
+    """What a process that loads the library finds."""
+
+    rows: list[list[float]]  # logits that are compared
+    kernels: str = ""  # the instruction set of ours; an empty text for llama.cpp's
+    product_deviation: float = 0.0  # of ours
+    seconds: float = 0.0  # of forward passes of one row and of several
+
+
 def check() -> None:
-    """Raises BackendUnavailable where llama.cpp is missing, of another version, or computes
-    wrongly."""
+    """Choose the kernels for weights on the CPU. Raises BackendUnavailable where llama.cpp is
+    missing, of another version, or computes wrongly."""
     folder = _library_folder()
     key = _key(folder)
     if os.environ.get(CHECKED) in (key, ANY):
         return
     note = cache_folder() / "checked" / f"kernels-{key}"
-    if not note.is_file():
-        _examine()
+    try:
+        chosen = note.read_text(encoding="utf-8").strip()
+    except OSError:
+        chosen = _choose()
         with contextlib.suppress(OSError):  # it is checked again next time
             note.parent.mkdir(parents=True, exist_ok=True)
-            note.write_text("faithful\n", encoding="utf-8")
+            note.write_text(f"{chosen}\n", encoding="utf-8")
+    if chosen == OFF:
+        os.environ.setdefault(SWITCH, OFF)
     os.environ[CHECKED] = key
+
+
+def _choose() -> str:
+    """The instruction set of our kernels, or OFF for llama.cpp's. Raises BackendUnavailable."""
+    fault = ""
+    try:
+        ours = _examine({})
+        if ours.kernels and not (
+            _is_faithful(ours) and ours.product_deviation <= MOST_PRODUCT_DEVIATION
+        ):
+            fault = f"our kernels for {ours.kernels} compute wrongly here"
+    except BackendUnavailable as error:
+        fault = str(error)
+    if not fault and not ours.kernels:
+        _refuse(ours)
+        warn(f"llama.cpp is built without our kernels for this CPU: {_MOVING}")
+        return OFF
+    theirs = _examine({SWITCH: OFF})
+    _refuse(theirs)
+    if fault:
+        warn(f"llama.cpp's own kernels are used ({fault}; please report it): {_MOVING}")
+        return OFF
+    if ours.seconds > _WORTH * theirs.seconds:
+        warn(f"llama.cpp's own kernels are faster on this CPU and are used: {_MOVING}")
+        return OFF
+    return ours.kernels
 
 
 def deviation(rows: list[list[float]]) -> float:
@@ -80,27 +135,45 @@ def deviation(rows: list[list[float]]) -> float:
     return float(np.median(error / expected.std(axis=1)))
 
 
-def compute_rows() -> list[list[float]]:
-    """The logits that are compared, of the draft model that we ship."""
+def compute() -> Examined:
+    """Load the library, and compute the logits that are compared, of the draft model that we ship.
+    In a process of its own."""
+    import ctypes
+
     import numpy as np
 
+    from duodec.backends.llamacpp import library
     from duodec.backends.llamacpp.context import LlamaContext
     from duodec.backends.llamacpp.model import LlamaModel
     from duodec.core.draft import Draft
     from duodec.core.protocols import RowQuery
 
     path = Path(__file__).parents[2] / "data" / "smollm2-135m-draft-q4_0.gguf"
-    context = LlamaContext(
-        LlamaModel(path, num_gpu_layers=0),
-        num_context=64, num_sequences=1, num_threads=1, max_rows=1,
-    )  # fmt: skip
+    model = LlamaModel(path, num_gpu_layers=0)
+    context = LlamaContext(model, num_context=64, num_sequences=1, num_threads=1, max_rows=1)
     text = np.array(_PROMPT, np.int32)
+
+    def row_after(length: int) -> NDArray[np.float32]:
+        ((row,),) = context.rows([RowQuery(0, text[:length], Draft(), (0,))])
+        return np.array(row)
+
     found = []
     for length in _REFERENCE:
-        for end in (length - 1, length):  # several tokens at once, then one: other kernels
-            ((row,),) = context.rows([RowQuery(0, text[:end], Draft(), (0,))])
-        found.append([float(x) for x in row[::_STRIDE]])
-    return found
+        row_after(length - 1)  # several tokens at once, then one: other kernels
+        found.append([float(x) for x in row_after(length)[::_STRIDE]])
+    seconds: dict[int, list[float]] = {num_rows: [] for num_rows in _TIMED}
+    for _ in range(_REPEATS):
+        for num_rows, times in seconds.items():
+            row_after(16)
+            begin = perf_counter()
+            row_after(16 + num_rows)
+            times.append(perf_counter() - begin)
+    named, worst = library.kernels(model.lib), 0.0
+    if named:
+        measure = model.lib._lib.duodec_deviation
+        measure.restype, measure.argtypes = ctypes.c_double, ()
+        worst = measure()
+    return Examined(found, named, worst, sum(min(times) for times in seconds.values()))
 
 
 def library_key() -> str:
@@ -134,9 +207,10 @@ def _key(folder: Path) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _examine() -> None:
-    command = [sys.executable, "-m", "duodec.backends.llamacpp.kernels"]
-    environment = {**os.environ, CHECKED: ANY}
+def _examine(switched: dict[str, str]) -> Examined:
+    """What a process of its own finds in this environment. Raises BackendUnavailable."""
+    command = [sys.executable, "-m", "duodec.backends.llamacpp.self_test"]
+    environment = {**os.environ, CHECKED: ANY, **switched}
     try:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
@@ -152,13 +226,21 @@ def _examine() -> None:
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
         raise BackendUnavailable(f"llama.cpp cannot be loaded ({lines[-1]}); {REMEDY}")
-    found = deviation(json.loads(done.stdout))
-    if not found <= MOST_DEVIATION:
+    return Examined(**json.loads(done.stdout))
+
+
+def _is_faithful(found: Examined) -> bool:
+    return deviation(found.rows) <= MOST_DEVIATION
+
+
+def _refuse(found: Examined) -> None:
+    """Raises BackendUnavailable for wrong logits."""
+    if not _is_faithful(found):
         raise BackendUnavailable(
-            f"llama.cpp computes wrongly here: logits are off by {found:.0%} of their spread; "
-            f"{REMEDY}"
+            f"llama.cpp computes wrongly here: logits are off by {deviation(found.rows):.0%} of "
+            f"their spread; {REMEDY}"
         )
 
 
 if __name__ == "__main__":
-    print(json.dumps(compute_rows()))
+    print(json.dumps(asdict(compute())))
