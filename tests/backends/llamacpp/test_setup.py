@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import ROOT
@@ -25,6 +28,9 @@ with open(os.environ["CALLS"], "a") as calls:
     calls.write(" ".join(sys.argv[1:]) + "\\t" + os.environ.get("CMAKE_ARGS", "") + "\\n")
 if os.environ.get("BREAKS") == sys.argv[1]:
     print("CMake Error: no luck")
+    sys.exit(1)
+if os.environ.get("BREAKS_KERNELS") and "-DDUODEC_KERNELS=OFF" not in os.environ["CMAKE_ARGS"]:
+    print(os.environ["BREAKS_KERNELS"] + "/tiles.h:7:1: error: no such instruction")
     sys.exit(1)
 if sys.argv[1] == "wheel":
     print("[1/2] Building CXX object", flush=True)
@@ -198,18 +204,26 @@ def test_an_environment_without_pip_gets_one_for_the_moment(
     assert not folder.exists()
 
 
+def test_kernels_that_do_not_compile_leave_llama_cpp_its_own(
+    pip: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREAKS_KERNELS", str(native.KERNELS))
+    said: list[str] = []
+    assert native.find_or_build(pip, "cpu", "", said.append).is_file()
+    told = next(line for line in said if "do not compile here" in line)
+    assert "no such instruction" in Path(told.split()[-1]).read_text()
+
+
 # --- the check at load time
 
 
-def test_the_installed_library_computes_what_the_weights_say() -> None:
-    done_before = os.environ.get(self_test.CHECKED)
-    os.environ[self_test.CHECKED] = self_test.ANY
-    try:
-        assert self_test.deviation(self_test.compute_rows()) < self_test.MOST_DEVIATION / 2
-    finally:
-        os.environ.pop(self_test.CHECKED)
-        if done_before is not None:
-            os.environ[self_test.CHECKED] = done_before
+@pytest.mark.parametrize("chosen", [{}, {self_test.SWITCH: self_test.OFF}], ids=["ours", "theirs"])
+def test_the_installed_library_computes_what_the_weights_say(chosen: dict[str, str]) -> None:
+    found = self_test._examine(chosen)
+    assert self_test.deviation(found.rows) < self_test.MOST_DEVIATION / 2
+    assert found.product_deviation < self_test.MOST_PRODUCT_DEVIATION
+    assert bool(found.kernels) == (found.product_deviation > 0) == (not chosen)
+    assert found.seconds > 0
 
 
 def test_the_reference_is_that_of_the_draft_that_we_ship() -> None:
@@ -234,29 +248,83 @@ def test_rows_of_other_tokens_are_not_taken_for_rounding() -> None:
     assert self_test.deviation([*moved[1:], moved[0]]) > 2 * self_test.MOST_DEVIATION
 
 
+def found_by(
+    rows: object = None, kernels: str = "AVX", deviation: float = 0.0, seconds: float = 1.0
+) -> str:
+    """A program that prints what a process of the self-test would."""
+    rows = [list(row) for row in self_test._REFERENCE.values()] if rows is None else rows
+    found = self_test.Examined(rows, kernels, deviation, seconds)  # type: ignore[arg-type]
+    return f"print({json.dumps(asdict(found))!r})"
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "dies on this processor"),
-        ("print([[1.0] * 16] * 8)", "computes wrongly here"),
-        ("print('[[' + ', '.join(['NaN'] * 16) + ']]')", "computes wrongly here"),
+        (found_by([[1.0] * 16] * 8), "computes wrongly here"),
+        (found_by([[float("nan")] * 16] * 8), "computes wrongly here"),
         ("raise ImportError('no libgomp')", "no libgomp"),
     ],
 )
 def test_a_library_that_is_not_faithful_is_refused(
     code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
-    monkeypatch.delenv(self_test.CHECKED, raising=False)
-    run_really = self_test.subprocess.run
-    monkeypatch.setattr(
-        self_test.subprocess, "run",
-        lambda command, **options: run_really([sys.executable, "-c", code], **options),
-    )  # fmt: skip
+    examined_by(monkeypatch, tmp_path, code, code)
     for _ in range(2):  # a bad verdict is not kept
         with pytest.raises(BackendUnavailable, match=words) as caught:
             self_test.check()
         assert "duodec setup --rebuild" in str(caught.value)
+
+
+def examined_by(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, ours: str, theirs: str
+) -> list[str | None]:
+    """Let programs examine the library in the place of its processes; whose was run."""
+    monkeypatch.setenv("DUODEC_CACHE", str(cache))
+    monkeypatch.delenv(self_test.CHECKED, raising=False)
+    monkeypatch.setenv(self_test.SWITCH, "")  # so that what the check sets is taken back
+    monkeypatch.delenv(self_test.SWITCH)
+    run_really, run = self_test.subprocess.run, []
+
+    def examine(command: list[str], env: dict[str, str], **options: Any) -> Any:
+        run.append(env.get(self_test.SWITCH))
+        code = theirs if env.get(self_test.SWITCH) == self_test.OFF else ours
+        return run_really([sys.executable, "-c", code], **options)
+
+    monkeypatch.setattr(self_test.subprocess, "run", examine)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_off", "words"),
+    [
+        (found_by(seconds=1.0), found_by(kernels="", seconds=1.2), False, ""),
+        (found_by(seconds=1.2), found_by(kernels="", seconds=1.0), True, "are faster on this CPU"),
+        (found_by(deviation=0.3), found_by(kernels=""), True, "for AVX compute wrongly"),
+        (found_by(deviation=float("nan")), found_by(kernels=""), True, "for AVX compute wrongly"),
+        (found_by([[1.0] * 16] * 8), found_by(kernels=""), True, "for AVX compute wrongly"),
+        ("import os; os.abort()", found_by(kernels=""), True, "dies on this processor"),
+        (found_by(kernels=""), found_by(kernels=""), True, "built without our kernels"),
+    ],
+)
+def test_kernels_are_chosen_once_and_the_choice_is_kept(
+    ours: str,
+    theirs: str,
+    is_off: bool,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = examined_by(monkeypatch, tmp_path, ours, theirs)
+    for turn in range(2):
+        monkeypatch.delenv(self_test.CHECKED, raising=False)
+        monkeypatch.delenv(self_test.SWITCH, raising=False)
+        self_test.check()
+        assert (os.environ.get(self_test.SWITCH) == self_test.OFF) == is_off
+        said = capsys.readouterr().err
+        assert (words in said and said.count("\n") == bool(words)) if not turn else not said
+    assert len(run) <= 2
 
 
 def test_a_faithful_library_is_examined_once(
@@ -264,7 +332,12 @@ def test_a_faithful_library_is_examined_once(
 ) -> None:
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
     examined: list[bool] = []
-    monkeypatch.setattr(self_test, "_examine", lambda: examined.append(True))
+
+    def choose() -> str:
+        examined.append(True)
+        return "AVX"
+
+    monkeypatch.setattr(self_test, "_choose", choose)
     for _ in range(2):
         monkeypatch.delenv(self_test.CHECKED, raising=False)
         self_test.check()
