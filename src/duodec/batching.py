@@ -70,8 +70,8 @@ def share(llm: LLM, config: EngineConfig) -> None:
     trees: Target = separate
     if paced is not None:
         shared, trees = (PacedTarget(own, paced.seconds) for own in (streams, separate))
-    # for one request, and where the rows of a forward pass are cheap, branches pay
-    llm.targets = Targets(shared, alone=trees if llm.can_overlap else None, trees=trees)
+    # for one request branches pay
+    llm.targets = Targets(shared, alone=trees, trees=trees)
 
 
 def _opening(target: LlamaTarget, llm: LLM, config: EngineConfig) -> Callable[[], Threaded]:

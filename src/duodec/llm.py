@@ -82,9 +82,8 @@ class LLM:
     datastore: Datastore | None = None
     shares_cores: bool = False  # drafter and target compute on the same cores
     cores_for_target: int = 1  # if so, the target's cores while the drafter works
-    num_padded: int = 1  # rows that a forward pass of the target pads to: fewer cost the same
     parse_special: bool = False  # control tokens spelled in users' texts are control tokens
-    is_split: bool = False  # the target computes on a GPU too, while cores are idle
+    takes_turns: bool = False  # the drafter rests while the target computes, on the same cores
     pace_s: float = 0.0  # the target is slowed to this many seconds a forward pass, for a demo
     try_grammar: GrammarTrial = field(default_factory=GrammarTrial)
     """Called before a grammar is compiled here; raises BadOption of what takes too much."""
@@ -179,22 +178,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def can_overlap(self) -> bool:
-        """Whether the target computes on other hardware than the drafter, or is slowed for a
-        demo."""
-        return self.pace_s > 0 or not self.shares_cores
-
-    @property
-    def can_draft(self) -> bool:
-        """Whether drafting with a model can pay. It can in parallel with a target that computes
-        elsewhere, if only in part (then rounds with the drafter and without are compared). It also
-        can where T(n) is flat, so that scoring a draft costs as much as one token."""
-        if self.can_overlap or self.is_split:
-            return True
-        is_flat = self.costs.is_flat()
-        return self.num_padded > 1 if is_flat is None else is_flat
 
     def tokens_of(
         self,
@@ -441,6 +424,7 @@ class LLM:
             datastore=self.datastore or NoDatastore(),
             costs=self.costs,
             shares_cores=self.shares_cores,
+            takes_turns=self.takes_turns,
             max_width=min(Request.max_width, max_draft(self.target)),
             clock=self.clock,
             is_end=self.tokenizer.is_end,
@@ -505,8 +489,8 @@ class LLM:
 
     def _drafter_for(self, method: Method) -> Drafter:
         """The drafter, for methods that need one or use one where that can pay."""
-        can_pay = method.needs_draft_model or (method.uses_draft_model and self.can_draft)
-        is_wanted = can_pay and max_draft(self.target) > 0
+        is_used = method.needs_draft_model or method.uses_draft_model
+        is_wanted = is_used and max_draft(self.target) > 0
         return (self.drafter if is_wanted else None) or NoDrafter()
 
     def _checked(self, tokens: list[int]) -> list[int]:

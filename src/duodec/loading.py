@@ -32,10 +32,8 @@ from duodec.models.targets import (
     RunningTarget,
     backend_of,
     file_bytes,
-    forwards_are_padded,
     load_target,
     target_file,
-    target_is_elsewhere,
 )
 from duodec.models.vetting import vetted
 from duodec.profiling import Profile, key_of
@@ -95,8 +93,7 @@ def load(
             _datastore(config, model),
             shares_cores=plan.shares_cores,
             cores_for_target=plan.target_beside,
-            num_padded=loaded.num_padded,
-            is_split=loaded.placement is Placement.SPLIT,
+            takes_turns=_takes_turns(config, loaded),
             pace_s=config.pace,
             parse_special=config.parse_special,
             try_grammar=GrammarTrial(config.grammar_s, config.grammar_bytes),
@@ -146,10 +143,10 @@ def profile_key(config: EngineConfig) -> str:
     return key_of(target.path, draft, settings)
 
 
-def drafting_can_pay(config: EngineConfig) -> bool:
-    """Whether the target computes elsewhere (or is slowed for a demo), or computes several tokens
-    at the price of one: other CPUs pay for several forward passes."""
-    return config.pace > 0 or target_is_elsewhere(config) or forwards_are_padded(config)
+def _takes_turns(config: EngineConfig, target: LoadedTarget) -> bool:
+    """Whether nothing is drafted while the target computes: both would slow each other. A target
+    that is slowed for a demo leaves its cores idle, and so do the layers on a GPU."""
+    return target.placement is Placement.CPU and not config.pace
 
 
 def core_plan(config: EngineConfig, target: LoadedTarget) -> CorePlan:
@@ -233,8 +230,9 @@ def open_drafter(
     )
     return ProcessDrafter(
         recipe_for(target, recipe),
-        cores=plan.draft_cores,
-        num_threads=num_threads,
+        # on the target's cores it takes turns with it
+        cores=available_cores() if plan.shares_cores else plan.draft_cores,
+        num_threads=plan.target_alone if plan.shares_cores else num_threads,
         on_warning=on_warning,
     )
 

@@ -90,22 +90,9 @@ class Cli:
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     cli = Cli(capsys, monkeypatch)
     monkeypatch.setattr(loading, "load", cli.load)
-    # the tables stand for a target that computes elsewhere
-    monkeypatch.setattr(loading, "drafting_can_pay", lambda config: True)
     before = signal.getsignal(signal.SIGINT)
     yield cli
     assert signal.getsignal(signal.SIGINT) is before, "the handler of Ctrl-C was left behind"
-
-
-def test_nothing_is_drafted_by_default_where_target_and_draft_share_the_cores(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading, "drafting_can_pay", lambda config: False)
-    plain = cli.answer("--seed", "1")
-    assert (plain["method"], plain["draft"]) == ("auto", None)
-    named = cli.answer("--seed", "1", "--draft", "smollm2-draft")
-    assert (named["method"], named["draft"]) == ("stream", "smollm2-draft")
-    assert named["text"] == plain["text"]
 
 
 def duodec(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

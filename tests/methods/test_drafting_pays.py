@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
 from fakes.decoding import PROMPT, Session, decode_rounds
-from fakes.server import TABLE, engine_on_tables
+from fakes.server import TABLE, Slowed, engine_on_tables
 
 from duodec.backends.table import TableTarget
 from duodec.core.events import Finished
-from duodec.core.protocols import DraftRequest
+from duodec.core.protocols import DraftRequest, Plan
 from duodec.core.round import Round
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.drafting.inline import InlineDrafter
+from duodec.drafting.turns import InTurns
 from duodec.methods.auto import Auto
 from duodec.methods.registry import method
 from duodec.methods.stream import Stream
@@ -29,50 +29,32 @@ def measured(*curve: tuple[int, float]) -> Costs:
     return costs
 
 
-@pytest.mark.parametrize(
-    ("curve", "expected"),
-    [
-        ((), None),
-        (((0, 0.01),), None),
-        (((0, 0.01), (4, 0.011)), True),
-        (((0, 0.01), (4, 0.03)), False),
-        (((0, 0.01), (1, 0.01)), None),
-    ],
-)
-def test_flat_is_what_was_measured_to_be(
-    curve: tuple[tuple[int, float], ...], expected: bool | None
-) -> None:
-    assert measured(*curve).is_flat() is expected
-
-
-STEEP, FLAT = measured((0, 0.01), (4, 0.04)), measured((0, 0.01), (4, 0.01))
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"shares_cores": False}, True),
-        ({"shares_cores": True}, False),
-        ({"shares_cores": True, "num_padded": 8}, True),
-        ({"shares_cores": True, "num_padded": 8, "costs": STEEP}, False),
-        ({"shares_cores": True, "costs": STEEP}, False),
-        ({"shares_cores": True, "costs": FLAT}, True),
-        ({"shares_cores": True, "pace_s": 0.1, "costs": STEEP}, True),
-        ({"shares_cores": True, "is_split": True, "costs": STEEP}, True),
-    ],
-)
-def test_the_curve_and_not_the_device_decides(options: dict[str, Any], expected: bool) -> None:
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_measured_costs_decide_and_not_the_device(takes_turns: bool) -> None:
+    """A draft model on the target's own cores is tried like any other, after simpler sources."""
     engine = engine_on_tables()
-    for name, value in options.items():
-        setattr(engine, name, deepcopy(value))  # costs learn
-    submitted: list[int] = []
+    engine.target = Slowed(engine.target, 0.02)
+    engine.shares_cores = engine.takes_turns = takes_turns
+    submitted: list[Plan] = []
     assert engine.drafter is not None
     submit = engine.drafter.submit
-    engine.drafter.submit = lambda request: (submitted.append(1), submit(request))[1]  # type: ignore[method-assign]
-    assert engine.can_draft == expected  # later, what was measured meanwhile has a say too
-    *_, last = engine.stream("hello", SamplingParams(seed=1, max_tokens=30), method="auto")
+    engine.drafter.submit = lambda request: (submitted.append(request.plan), submit(request))[1]  # type: ignore[method-assign]
+    *_, last = engine.stream("hello", SamplingParams(seed=1, max_tokens=60), method="auto")
     assert isinstance(last, Finished)
-    assert bool(submitted) == expected
+    assert submitted
+    assert all(isinstance(plan, InTurns) == takes_turns for plan in submitted)
+
+
+def test_nothing_is_waited_for_where_no_width_can_pay() -> None:
+    engine = engine_on_tables()
+    engine.shares_cores = engine.takes_turns = True
+    engine.costs = measured(*((n, 0.01 * (1 + n)) for n in (0, 1, 2, 4, 8, 16, 32, 64)))
+    assert engine.drafter is not None
+    asked: list[DraftRequest] = []
+    engine.drafter.submit = asked.append  # type: ignore[method-assign]
+    *_, last = engine.stream("hello", SamplingParams(seed=1, max_tokens=4), method="auto")
+    assert isinstance(last, Finished)
+    assert not asked
 
 
 @pytest.mark.parametrize("name", ["stream", "auto"])

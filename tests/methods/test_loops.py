@@ -96,6 +96,24 @@ def test_a_slow_or_dead_drafter_changes_no_text(name: str, drafter: str) -> None
     assert found == plain_text(TARGET, WARM)
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", [*(name for name in DRAFTED if name in KEYED), "auto"])
+def test_nor_does_one_that_takes_turns_with_the_target(name: str, drafter: str) -> None:
+    session = Session(
+        target=TableTarget(TARGET),
+        prompt=PROMPT,
+        capacity=len(PROMPT) + 40,
+        drafter=DRAFTERS[drafter](),
+        sampler=Sampler(WARM, 0, len(PROMPT)),
+        costs=FixedBudget(6),
+        shares_cores=True,
+        takes_turns=True,
+    )
+    for _ in decode_rounds(method(name), session):
+        pass
+    assert session.text[len(PROMPT) :].tolist() == plain_text(TARGET, WARM)
+
+
 @pytest.mark.parametrize("name", CHAINS_ONLY)
 def test_a_drafter_with_nothing_to_say_leaves_plain_decoding(name: str) -> None:
     _, rounds = decode(

@@ -61,14 +61,10 @@ def with_datastore(config: EngineConfig, method: str) -> EngineConfig:
 def draft_reference(config: EngineConfig, method: str | None) -> str | None:
     """The draft model that this method needs, by name. Raises BadOption if it needs one and there
     is none."""
-    from duodec.loading import draft_for, drafting_can_pay
+    from duodec.loading import draft_for
 
     draft = draft_for(config)
-    if (
-        method is None
-        and config.draft == "auto"
-        and (draft is None or not drafting_can_pay(config))
-    ):
+    if method is None and config.draft == "auto" and draft is None:
         return None
     if method is None or method_named(method).needs_draft_model:
         if method is not None and draft is None:

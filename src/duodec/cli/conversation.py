@@ -74,8 +74,8 @@ class Conversation:
     def draft_of(self, done: Answer) -> str | None:
         """The draft model used for a response."""
         method = method_named(done.method)
-        takes_one = method.uses_draft_model and self.engine.can_draft
-        return self.models.draft if method.needs_draft_model or takes_one else None
+        takes_one = method.needs_draft_model or method.uses_draft_model
+        return self.models.draft if takes_one else None
 
     def send(self, text: str) -> None:
         """Send a message and stream the response. Raises BadOption and ContextExceeded; the message

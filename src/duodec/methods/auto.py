@@ -10,6 +10,7 @@ from duodec.planning.governor import Governor, Sources
 
 _FIRST_PROBE = 2  # rounds of drafting before the first one of plain decoding
 _HOPELESS = 0.5  # of plain decoding's rate: two rounds show it
+_FIRST_REST = 4  # rounds before a draft model is tried that takes the target's cores
 _PAUSE_PER_LOST = 24  # rounds: trials take 4% of the time, even where drafts cost several rounds
 
 
@@ -34,5 +35,6 @@ class Auto(Stream):
                 first_probe=_FIRST_PROBE,
                 hopeless=_HOPELESS,
                 pause_per_lost=_PAUSE_PER_LOST,
+                first_rests={Sources.ALL: _FIRST_REST} if request.takes_turns else {},
             )
         return self.governors[key]

@@ -20,6 +20,7 @@ from duodec.core.protocols import Drafted, Scores
 from duodec.core.sampling import Tokens
 from duodec.drafting.growth import Tree
 from duodec.drafting.recycling import MAX_ORDER
+from duodec.drafting.turns import InTurns
 from duodec.methods.request import PATIENCE, Need, Request
 from duodec.planning.planner import Planner, best_width
 from duodec.planning.selection import Selection, Source
@@ -83,6 +84,8 @@ class Offers:
             drafted = yield from request.wait(patience_s, num_known)
             request.learn_steps(drafted)
             self._place = _newer(drafted, self._place)
+            if request.takes_turns:  # one step at a time
+                self._is_asked = False
             if self._place.num_under == num_known:  # it is dead, reads, has no more to say, or
                 if request.clock() - begin_s > 0.9 * patience_s:  # its step takes longer
                     planner.observe_late_step(self._place, patience_s)
@@ -96,7 +99,9 @@ class Offers:
         self._text = request.text
         rehearsed, self._rehearsed = self._rehearsed, {}
         request.defer(rehearsed.clear)  # to free so many nodes takes time
-        if request.is_drafting:
+        if request.is_drafting and request.takes_turns:
+            request.rest()
+        elif request.is_drafting:
             request.defer(self._ask)
         if self.can_pay and not request.num_rounds:  # a prompt is long
             request.defer(partial(self._texts.read, self._text))
@@ -105,7 +110,7 @@ class Offers:
     def overlap_s(self) -> float:
         """How long the drafter worked during the forward pass that has just ended; takes in what
         it has drafted."""
-        if not self._request.is_drafting:
+        if not self._request.is_drafting or self._request.takes_turns:
             return 0.0
         drafted = self._request.peek_tree()
         self._place = _newer(drafted, self._place)
@@ -143,7 +148,8 @@ class Offers:
         self._is_asked = True
         request, plan = self._request, self._plan
         depth = min(plan.depth, request.remaining - 1)
-        request.submit(plan if depth == plan.depth else replace(plan, depth=depth))
+        plan = plan if depth == plan.depth else replace(plan, depth=depth)
+        request.submit(InTurns(plan, num_steps=1) if request.takes_turns else plan)
         self._busy_s = request.drafter.heard(request.slot).busy_s
 
     def _learn(
@@ -170,7 +176,7 @@ class Offers:
         ``end_s``, and one at least. They are there if such a verdict comes; if not, what makes
         them is still warm."""
         request, text = self._request, self._text
-        if request.is_drafting:
+        if request.is_drafting and not request.takes_turns:
             self._place = _newer(request.peek_tree(), self._place)
         begin_s = request.clock()
         for number, tokens in enumerate(self._likely_verdicts(offer.draft)):

@@ -28,6 +28,7 @@ from duodec.core.sampling import Sampler, Tokens
 from duodec.core.text import TextStream
 from duodec.core.verify import Verdict
 from duodec.drafting.plans import Chain
+from duodec.drafting.turns import InTurns
 from duodec.planning.costs import Costs
 
 _FRESH_S = 0.002  # after that, what the drafter made is looked at again
@@ -115,6 +116,7 @@ class Request:
     datastore: Datastore = field(default_factory=NoDatastore)
     costs: Costs = field(default_factory=Costs)
     shares_cores: bool = False  # drafter and target compute on the same cores
+    takes_turns: bool = False  # and the drafter rests while the target computes
     max_width: int = 80  # draft tokens that one forward pass may score
     has_branches: bool = True  # the target scores all of a tree, not its first chain only
     clock: Callable[[], float] = perf_counter
@@ -132,7 +134,7 @@ class Request:
         self.segments: list[Segment] = []  # text that nobody has taken yet
         self.logprobs: list[Logprob] = []
         self.finish_reason: FinishReason | None = None  # once an end was drawn
-        self.is_drafting = False  # the drafter works while the target does
+        self.is_drafting = False  # the draft model takes part
         self.outside_s = 0.0  # spent by the caller, between forward passes
         self.rehearse: Callable[[float], None] | None = None
         """Prepares the next round for the likeliest verdicts; to be called, if at all, shortly
@@ -208,7 +210,7 @@ class Request:
 
     def draft(self, plan: Plan) -> Generator[Need, Any, Draft]:
         """Draft after the text and wait for it."""
-        self.submit(plan)
+        self.submit(InTurns(plan) if self.takes_turns else plan)
         drafted = yield from self.collect(plan)
         return drafted.draft
 

@@ -13,6 +13,8 @@ from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
 from duodec.planning.sources import TextMemory, TextSources
 
+_PATIENCE_IN_TURNS = 1.1  # a drafter that rests while the target computes is waited for sooner
+
 
 class _Always(Governor):
     """Allows all sources, whether they pay or not."""
@@ -45,7 +47,8 @@ class Stream(Method):
     memory: TextMemory = field(default_factory=TextMemory)
 
     def decode(self, request: Request) -> Loop:
-        planner = Planner(request.costs, self.acceptance, self.num_tokens, self.patience)
+        patience = min(self.patience, _PATIENCE_IN_TURNS) if request.takes_turns else self.patience
+        planner = Planner(request.costs, self.acceptance, self.num_tokens, patience)
         texts = TextSources(self.memory, request.text, request.datastore)
         try:
             yield from streaming(request, planner, self.plan, texts, self.governor(request))

@@ -424,21 +424,6 @@ def open_vocabulary(config: EngineConfig) -> OpenVocabulary:
     return LlamaModel(path, vocabulary_only=True, num_gpu_layers=0)
 
 
-def target_is_elsewhere(config: EngineConfig) -> bool:
-    """Whether the target will compute on a GPU. Loads libraries, but no model."""
-    if backend_of(config) == TORCH:
-        _require_torch(config)
-        from duodec.backends.torch.placing import choose_places
-
-        return not choose_places(config.device, config.dtype_name, None)[0].is_on_cpu
-    return llama_layers(config) != 0 and can_offload()
-
-
-def forwards_are_padded(config: EngineConfig) -> bool:
-    """Whether a forward pass always computes several rows, even for one."""
-    return backend_of(config) == TORCH and not config.fast
-
-
 def can_offload() -> bool:
     """Whether llama.cpp was built for a GPU."""
     return bool(load_llama().llama_supports_gpu_offload())

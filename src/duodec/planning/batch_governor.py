@@ -37,7 +37,7 @@ class BatchGovernor:
         self._first = Governor(
             [Sources.FREE, Sources.ALL],
             first_probe=_FIRST_PROBE,
-            first_rest=0 if cores_for_target is None else _CAUTION,
+            first_rests={} if cores_for_target is None else dict.fromkeys(Sources, _CAUTION),
             probes=(Sources.NONE, Sources.FREE),
             margin=_MARGIN,
             hopeless=_HOPELESS,

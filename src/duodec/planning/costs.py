@@ -18,7 +18,6 @@ _UNKNOWN_FORWARD_S = 0.03
 _FIRST_BUCKET = 3  # widths up to 7 are tried before anything is known
 _FEWEST = 3  # forward passes that make a median
 _STEEPEST = 2.2
-_FEW_TOKENS, _FLAT = 4, 1.5  # a draft of 4 tokens is flat below the cost of 1.5
 _UNKNOWN_STEP_S = 0.003
 
 
@@ -101,14 +100,6 @@ class Costs:
     def draft_budget(self) -> int:
         """Draft tokens that the next forward pass may score, as far as costs are known."""
         return sys.maxsize
-
-    def is_flat(self) -> bool | None:
-        """Whether scoring a few draft tokens costs almost as much as one; None if too little was
-        measured."""
-        bucket = _bucket(_FEW_TOKENS)
-        if any(len(self._by_width.get(b, ())) < _FEWEST for b in (0, bucket)):
-            return None
-        return self.forward_s(_FEW_TOKENS) < _FLAT * self.forward_s(0)
 
     def _interpolated_s(self, bucket: int) -> float:
         known = sorted(self._by_width)

@@ -7,7 +7,7 @@ what did not pay is retried after a pause that grows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -33,8 +33,8 @@ class Sources(IntEnum):
 
 @dataclass
 class Governor:
-    """Chooses among ``allowed`` for one text after another, after ``first_rest`` rounds of plain
-    decoding. A choice is judged after ``trial`` rounds and must be ``margin`` times as fast as
+    """Chooses among ``allowed`` for one text after another, each after its ``first_rests`` rounds
+    of simpler ones. A choice is judged after ``trial`` rounds and must be ``margin`` times as fast as
     simpler ones; below ``hopeless`` times that, it is judged after two. What does not pay rests,
     each time ``backoff`` times longer; after a trial, at least ``pause_per_lost`` rounds for each
     round of plain decoding that it has cost. ``probes``, simpler choices, are measured in turn,
@@ -44,7 +44,7 @@ class Governor:
     allowed: Sequence[Sources]
     trial: int = _TRIAL
     first_probe: int = _FIRST_PROBE
-    first_rest: int = 0
+    first_rests: Mapping[Sources, int] = field(default_factory=dict)
     probes: Sequence[Sources] = (Sources.NONE,)
     margin: float = 1.0
     hopeless: float = 0.0
@@ -59,14 +59,14 @@ class Governor:
     _num_probes: int = 0
 
     def __post_init__(self) -> None:
-        self._rest = self._rest or dict.fromkeys(self.allowed, self.first_rest)
+        self._rest = self._rest or {s: self.first_rests.get(s, 0) for s in self.allowed}
 
     def anew(self) -> Governor:
         """A governor that begins with this one's choice and measures everything again."""
         return replace(
             self, _rates={}, _pause=dict(self._pause), _trial={}, _since_probe=0.0, _num_probes=0,
             _plain=Rate(_FADE),
-            _rest={s: max(rest, self.first_rest) for s, rest in self._rest.items()},
+            _rest={s: max(rest, self.first_rests.get(s, 0)) for s, rest in self._rest.items()},
         )  # fmt: skip
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:

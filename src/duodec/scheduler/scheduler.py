@@ -377,7 +377,8 @@ class Scheduler:
             self.land()
 
     def _share_cores(self) -> None:
-        is_drafting = any(task.request.is_drafting for task in self.running)
+        requests = [task.request for task in self.running]
+        is_drafting = any(one.is_drafting and not one.takes_turns for one in requests)
         is_sharing = is_drafting or self.is_crowded()
         if is_sharing != self._is_sharing:
             self.prepare(is_sharing)

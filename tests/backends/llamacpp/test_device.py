@@ -218,7 +218,8 @@ def test_part_of_the_layers_gives_one_text_too(path: Path) -> None:
     """The text of the same split without drafts."""
     with LLM.load(str(path), draft=str(path), exact=True, context=512, gpu_layers=1) as llm:
         assert isinstance(llm.target, LlamaFixedRows)
-        assert llm.is_split
+        assert llm.shares_cores
+        assert not llm.takes_turns
         texts = {
             llm.generate(PROMPTS[0], params(0.8), method=name)[0].tokens
             for name in ("ar", "lookup", "sps:4", "duo", "stream")

@@ -23,6 +23,7 @@ from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import Candidates, Query, RowQuery, Scores
 from duodec.core.rows import Row
 from duodec.core.sampling import Distribution, Draw, Tokens
+from duodec.machine.cores import available_cores
 
 MAX_WIDTH = 80  # draft tokens that a forward of the target may score
 NUM_EXTRA_CELLS = 4 * MAX_WIDTH + NUM_FIRST  # of a draft's cache, for each text beyond its window
@@ -126,6 +127,7 @@ class LlamaDraftModel:
         self._masks = Masks(model)
         self._num_positions = model.num_context_train - MAX_WIDTH
         most = min(max_window or DEFAULT_WINDOW, num_context, self._num_positions)
+        self._num_threads = num_threads
         self.clock: Callable[[], float] = perf_counter
         self.window = Window(max(most, LEAST_WINDOW), model.num_params)
         self._origins: dict[int, int] = {}  # by slot, tokens of its text before position 0
@@ -217,6 +219,10 @@ class LlamaDraftModel:
     def mask(self, grammar: Grammar) -> Mask:
         """The grammar on this vocabulary. Raises BadOption."""
         return self._masks.mask(grammar)
+
+    def use_all_threads(self, is_alone: bool) -> None:
+        """Compute on all cores of this process, or on the draft model's share of them."""
+        self.context.num_threads = len(available_cores()) if is_alone else self._num_threads
 
     @property
     def on_chunk(self) -> Callable[[], None]:
