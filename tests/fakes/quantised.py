@@ -145,9 +145,9 @@ class Format:
 
     def parts(self, raw: Bytes) -> Parts:
         """Codes times scales and minima of ``raw``, (rows, bytes), as (rows, columns) float64."""
-        blocks = raw.reshape(len(raw), -1, self.block_bytes)
-        scaled, minima = self.read(blocks)
-        shape = (len(raw), blocks.shape[1] * self.block_columns)
+        num_blocks = raw.shape[1] // self.block_bytes
+        scaled, minima = self.read(raw.reshape(len(raw), num_blocks, self.block_bytes))
+        shape = (len(raw), num_blocks * self.block_columns)
         return scaled.reshape(shape), np.broadcast_to(minima, scaled.shape).reshape(shape)
 
     def weights(self, raw: Bytes) -> Floats:
@@ -174,7 +174,7 @@ class Format:
                 numbers[kind == 0] = 0.0
                 numbers[kind == 1] *= 1e-4  # subnormal as a half
                 raw[..., at : at + 2] = numbers.astype(np.float16)[..., None].view(np.uint8)
-        return raw.reshape(num_rows, -1)
+        return raw.reshape(num_rows, num_blocks * self.block_bytes)
 
     def every_byte(self, num_columns: int) -> Bytes:
         """256 rows: row b has the byte b everywhere but in its scales of 16 bits."""
