@@ -25,7 +25,7 @@ static Bytes aligned(size_t num_bytes) {
     return bytes;
 }
 
-template <class T> static bool read(std::vector<T> & to) { return fread(to.data(), sizeof(T), to.size(), stdin) == to.size(); }
+template <class T> static bool read(std::vector<T> & to) { return to.empty() || fread(to.data(), sizeof(T), to.size(), stdin) == to.size(); }
 
 static int fail(const char * words) {
     fprintf(stderr, "kernels_probe: %s\n", words);
@@ -66,7 +66,7 @@ int main() {
                     multiply_tiles(*kernel, weights.get(), rows, columns, begin, std::min(tiles, begin + at_once), group, groups.rows(g), out);
             }
         }
-        fwrite(products.data(), sizeof(float), products.size(), stdout);
+        if (!products.empty()) fwrite(products.data(), sizeof(float), products.size(), stdout);
     }
     if (!has_cases) printf("%s\n", Lanes::NAME);
 }

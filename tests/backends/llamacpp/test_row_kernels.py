@@ -429,7 +429,7 @@ def sweep(
 ) -> None:
     """Any division of the rows: each has the bits that plain C++ gives it."""
     rng = np.random.default_rng(num_rows)
-    num_columns = num_blocks * max(kind.block_columns, 33)
+    num_columns = num_blocks * (33 if kind.is_float else kind.block_columns)
     weights = kind.draw(rng, num_rows, num_columns)
     x = ordinary(rng, num_x, num_columns)
     wanted = plain.products(kind, weights, x)
