@@ -9,7 +9,11 @@
 #include "formats.h"
 #include "lanes.h"
 
+#if DUODEC_IS_FAST
 #define DUODEC_UNROLL _Pragma("GCC unroll 16")
+#else
+#define DUODEC_UNROLL  // takes a compiler half a minute, for kernels that no model uses
+#endif
 
 namespace duodec {
 
