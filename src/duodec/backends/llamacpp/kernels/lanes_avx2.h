@@ -64,6 +64,23 @@ struct Lanes {
     static Real from_signed(const int8_t * p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
     static Real from_exponent(const uint8_t * p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), 23)); }
     static void store(float * p, Real x) { _mm256_storeu_ps(p, x); }
+
+    // --- for attention
+    static Real less(Real a, Real b) { return _mm256_sub_ps(a, b); }
+    static Real greater(Real a, Real b) { return _mm256_max_ps(a, b); }
+    static float greatest(Real a) {
+        __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+        x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+        return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
+    }
+    static Real rounded(Real a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static Real power_of_two(Real a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(a), _mm256_set1_epi32(127)), 23)); }
+    static Real where_greater(Real a, Real least, Real then) { return _mm256_and_ps(_mm256_cmp_ps(a, least, _CMP_NLE_UQ), then); }
+    static Real sums(const Real v[8]) {
+        const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+        const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+        return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+    }
 };
 
 }  // namespace duodec::avx2

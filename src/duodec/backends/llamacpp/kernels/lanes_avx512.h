@@ -42,6 +42,27 @@ struct Lanes {
     static Real from_signed(const int8_t * p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
     static Real from_exponent(const uint8_t * p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), 23)); }
     static void store(float * p, Real x) { _mm512_storeu_ps(p, x); }
+
+    // --- for attention
+    static Real less(Real a, Real b) { return _mm512_sub_ps(a, b); }
+    static Real greater(Real a, Real b) { return _mm512_max_ps(a, b); }
+    static float greatest(Real a) { return _mm512_reduce_max_ps(a); }
+    static Real rounded(Real a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    // 2 to the power of a whole number from -126 to 127.
+    static Real power_of_two(Real a) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(a), _mm512_set1_epi32(127)), 23)); }
+    static Real where_greater(Real a, Real least, Real then) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, least, _CMP_NLE_UQ), then); }
+    // The sum of each of 16 vectors.
+    static Real sums(const Real v[16]) {
+        __m512 t[8], u[4];
+        for (int i = 0; i < 8; i++) t[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+        for (int i = 0; i < 4; i++) {
+            const __m512d a = _mm512_castps_pd(t[2 * i]), b = _mm512_castps_pd(t[2 * i + 1]);
+            u[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+        }
+        const __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(u[0], u[1], 0x44), _mm512_shuffle_f32x4(u[0], u[1], 0xee));
+        const __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(u[2], u[3], 0x44), _mm512_shuffle_f32x4(u[2], u[3], 0xee));
+        return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+    }
 };
 
 }  // namespace duodec::avx512

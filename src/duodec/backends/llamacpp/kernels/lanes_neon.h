@@ -63,6 +63,22 @@ struct Lanes {
         return {vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(x)), 23)), vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_high_u16(x)), 23))};
     }
     static void store(float * p, Real x) { vst1q_f32(p, x.a); vst1q_f32(p + 4, x.b); }
+
+    // --- for attention
+    static Real less(Real x, Real y) { return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b)}; }
+    static Real greater(Real x, Real y) { return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b)}; }
+    static float greatest(Real x) { return vmaxvq_f32(vmaxq_f32(x.a, x.b)); }
+    static Real rounded(Real x) { return {vrndnq_f32(x.a), vrndnq_f32(x.b)}; }
+    static float32x4_t power(float32x4_t x) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(x), vdupq_n_s32(127)), 23)); }
+    static Real power_of_two(Real x) { return {power(x.a), power(x.b)}; }
+    // of what is not at most `least`: a NaN stays
+    static float32x4_t where(float32x4_t x, float32x4_t least, float32x4_t then) { return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(then), vcleq_f32(x, least))); }
+    static Real where_greater(Real x, Real least, Real then) { return {where(x.a, least.a, then.a), where(x.b, least.b, then.b)}; }
+    static Real sums(const Real v[8]) {
+        float32x4_t t[8];
+        for (int i = 0; i < 8; i++) t[i] = vaddq_f32(v[i].a, v[i].b);
+        return {vpaddq_f32(vpaddq_f32(t[0], t[1]), vpaddq_f32(t[2], t[3])), vpaddq_f32(vpaddq_f32(t[4], t[5]), vpaddq_f32(t[6], t[7]))};
+    }
 };
 
 }  // namespace duodec::neon

@@ -73,6 +73,23 @@ struct Lanes {
         return x;
     }
     static void store(float * p, Real x) { memcpy(p, x.v, sizeof x.v); }
+
+    // --- for attention
+    static Real less(Real a, Real b) { for (int r = 0; r < ROWS; r++) a.v[r] -= b.v[r]; return a; }
+    static Real greater(Real a, Real b) { for (int r = 0; r < ROWS; r++) a.v[r] = a.v[r] > b.v[r] ? a.v[r] : b.v[r]; return a; }
+    static float greatest(Real a) { float most = a.v[0]; for (float x : a.v) most = x > most ? x : most; return most; }
+    static Real rounded(Real a) { for (auto & x : a.v) x = std::nearbyint(x); return a; }
+    static Real power_of_two(Real a) {  // of a whole number from -126 to 127
+        for (auto & x : a.v) { const uint32_t bits = (uint32_t)((int)x + 127) << 23; memcpy(&x, &bits, 4); }
+        return a;
+    }
+    // Zero in the place of what belongs to numbers that are at most `least`.
+    static Real where_greater(Real a, Real least, Real then) { for (int r = 0; r < ROWS; r++) if (a.v[r] <= least.v[r]) then.v[r] = 0; return then; }
+    static Real sums(const Real v[ROWS]) {  // of each of so many vectors
+        Real total = zero();
+        for (int i = 0; i < ROWS; i++) for (float x : v[i].v) total.v[i] += x;
+        return total;
+    }
 };
 
 }  // namespace duodec::plain
