@@ -225,7 +225,7 @@ def open_drafter(
         target.num_vocab,
         num_texts,
         window,
-        known.draft_uses_flash_attention if known else False,
+        known.draft_uses_flash_attention if known else None,
         config.num_slots,
     )
     return ProcessDrafter(

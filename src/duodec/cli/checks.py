@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from duodec.backends.cpu import cpu_key
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.header import Header, ggml
 from duodec.chat.prompting import chat_tokens
 from duodec.cli.closing import rate, seconds
 from duodec.cli.models import size
@@ -108,13 +111,10 @@ def check_context(target: TargetModel, draft: TargetModel | None, num_context: i
 
 
 def check_cores(plan: CorePlan, num_cores: int) -> Check:
-    num_draft = len(plan.draft_cores)
-    words = (
-        f"{num_cores}: {plan.target_alone} for the target alone, {plan.target_beside} in parallel "
-        f"with the draft on {num_draft}"
-    )
-    if plan.shares_cores and plan.target_beside + num_draft > num_cores:
-        return Check("cores", "warn", words, "one core cannot do both at once: use --method ar")
+    if plan.shares_cores:
+        words = f"{num_cores}: target and draft take turns on {plan.target_alone}"
+    else:
+        words = f"{num_cores}: the draft computes on {len(plan.draft_cores)}, the target elsewhere"
     return Check("cores", "ok", words)
 
 
@@ -210,6 +210,34 @@ def check_llama(lib: Any, backend: str, *, has_gpu: bool) -> Check:
     if has_gpu and not can_offload and backend == LLAMA_CPP:
         return Check(LLAMA_CPP, "warn", f"{words}; the GPU of this machine stays idle", GPU_BUILD)
     return Check(LLAMA_CPP, "ok", words)
+
+
+def check_kernels(lib: Any, path: Path) -> Check:
+    """Which kernels compute weights on the CPU, and what they leave to llama.cpp's."""
+    named = library.kernels(lib)
+    if not named:
+        words = "llama.cpp's own for weights on the CPU: near ties, texts of K-quants can differ"
+        remedy = "`duodec setup --rebuild` builds ours, where the processor has AVX2 or NEON"
+        return Check("kernels", "warn", words, remedy)
+    words = f"ours for {named}: weights on the CPU give a row the same bits at any width"
+    header = Header.read(lib, path)
+    left = [
+        name
+        for name, type_ in (header.types if header else {}).items()
+        if not library.packs(lib, type_)
+    ]
+    if not header or not left:
+        return Check("kernels", "ok", words)
+    type_name = ggml(lib, "ggml_type_name", ctypes.c_char_p, ctypes.c_int)
+    formats = sorted({type_name(header.types[name]).decode() for name in left})
+    share = sum(header.tensors[name] for name in left) / header.num_bytes
+    return Check(
+        "kernels",
+        "warn",
+        f"{words}; llama.cpp's compute {len(left)} tensors in {', '.join(formats)}, {share:.0%} of "
+        "the weights, in which several tokens cost nearly as many times one",
+        "on a CPU take another quantisation, such as Q4_K_M",
+    )
 
 
 def check_torch(backend: str, *, has_gpu: bool) -> Check:

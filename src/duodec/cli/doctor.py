@@ -6,6 +6,7 @@ import json as json_format
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -129,7 +130,7 @@ def _examine(config: EngineConfig, files: dict[str, ModelFile]) -> tuple[list[Ch
             else:
                 found.append(checks.NO_DRAFT)
             plan = core_plan(config, target)
-            found += _check_use(config, target, draft, plan)
+            found += _check_use(config, target, draft, plan, files["target"].path)
             found += _check_rows(target, plan)
         except DuodecError as error:
             found.append(checks.failed(error))
@@ -165,7 +166,11 @@ def _rank(
 
 
 def _check_use(
-    config: EngineConfig, target: LoadedTarget, draft: LlamaModel | None, plan: CorePlan
+    config: EngineConfig,
+    target: LoadedTarget,
+    draft: LlamaModel | None,
+    plan: CorePlan,
+    path: Path,
 ) -> list[Check]:
     """Check a sound pair against this machine. Raises ContextExceeded."""
     from duodec.backends.llamacpp.library import load
@@ -182,6 +187,7 @@ def _check_use(
         checks.check_cores(plan, len(available_cores())),
         *checks.check_memory(target, draft, num_context),
         checks.check_llama(load(), backend, has_gpu=has_gpu),
+        *([checks.check_kernels(load(), path)] if target.is_on_cpu and path.is_file() else []),
         checks.check_torch(backend, has_gpu=has_gpu),
         checks.check_native(is_used=use_native()),
     ]

@@ -34,11 +34,12 @@ class Sources(IntEnum):
 @dataclass
 class Governor:
     """Chooses among ``allowed`` for one text after another, each after its ``first_rests`` rounds
-    of simpler ones. A choice is judged after ``trial`` rounds and must be ``margin`` times as fast as
-    simpler ones; below ``hopeless`` times that, it is judged after two. What does not pay rests,
-    each time ``backoff`` times longer; after a trial, at least ``pause_per_lost`` rounds for each
-    round of plain decoding that it has cost. ``probes``, simpler choices, are measured in turn,
-    each first after ``first_probe`` rounds of drafting, for a single round each.
+    of simpler ones. A choice is judged after ``trial`` rounds and must be ``margin`` times as
+    fast as simpler ones; below ``hopeless`` times that, it is judged after two. What does not
+    pay rests, each time ``backoff`` times longer; after a trial, at least ``pause_per_lost``
+    rounds for each round of plain decoding that it has cost. ``probes``, simpler choices, are
+    measured in turn, each first after ``first_probe`` rounds of drafting, for a single round
+    each.
     """
 
     allowed: Sequence[Sources]

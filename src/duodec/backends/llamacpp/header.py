@@ -9,7 +9,7 @@ import ctypes
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Header:
     kv_heads: tuple[int, ...]  # by layer; 0: a recurrent one, which keeps a state instead
     tensors: Mapping[str, int]
     state_numbers: int = 0  # of a recurrent layer
+    types: Mapping[str, int] = field(default_factory=dict)  # of ggml, by tensor
 
     @property
     def state_bytes(self) -> int:
@@ -59,14 +60,16 @@ class Header:
     def read(cls, lib: Any, path: Path) -> Header | None:
         """None for a file that ggml cannot parse: loading it tells why."""
         tensors: dict[str, int] = {}
+        types: dict[str, int] = {}
         found: Header | None = None
         for part in _parts(path):
             with _File(lib, part) as file:
                 if not file.handle:
                     return None
                 tensors |= file.tensors()
+                types |= file.types()
                 found = found or cls._of(file, tensors)
-        return found
+        return found and replace(found, types=types)
 
     @classmethod
     def _of(cls, file: _File, tensors: Mapping[str, int]) -> Header:
@@ -131,6 +134,12 @@ class _File:
         name = self._of("gguf_get_tensor_name", ctypes.c_char_p, ctypes.c_int64)
         size = self._of("gguf_get_tensor_size", ctypes.c_size_t, ctypes.c_int64)
         return {name(i).decode("utf-8", "replace"): size(i) for i in range(count)}
+
+    def types(self) -> dict[str, int]:
+        count = self._of("gguf_get_n_tensors", ctypes.c_int64)()
+        name = self._of("gguf_get_tensor_name", ctypes.c_char_p, ctypes.c_int64)
+        type_ = self._of("gguf_get_tensor_type", ctypes.c_int, ctypes.c_int64)
+        return {name(i).decode("utf-8", "replace"): type_(i) for i in range(count)}
 
     def text(self, key: str) -> str:
         """A text of the metadata; empty where there is none."""

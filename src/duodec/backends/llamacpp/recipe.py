@@ -20,7 +20,7 @@ class LlamaRecipe:
     num_vocab: int | None = None  # of the target
     num_texts: int = 1  # that it knows at once
     max_window: int | None = None  # tokens of each that it holds; None: chosen here
-    uses_flash_attention: bool = False  # slow for few rows on a CPU
+    uses_flash_attention: bool | None = None  # None: as is faster for few rows
     num_slots: int = 1  # texts that are drafted for in turn: as many states of a recurrent model
 
     def load(self) -> LlamaDraftModel | LlamaRecurrentDraft:

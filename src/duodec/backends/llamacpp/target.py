@@ -16,6 +16,7 @@ from duodec.backends.drafter.window import (
     Track,
     Window,
 )
+from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llguidance import Masks
@@ -107,8 +108,9 @@ class LlamaDraftModel:
     that it holds at most (None: `DEFAULT_WINDOW`), and no text is longer than ``num_context``. Of a
     vocabulary larger than the target's it knows the first ``num_vocab`` tokens only. Its cache
     holds ``num_texts`` texts at once. Positions beyond those that the model was trained for are not
-    used: a longer text begins anew with its later half. Flash attention is slow for a draft step's
-    few rows on a CPU. ``clock`` tells the seconds by which it measures itself.
+    used: a longer text begins anew with its later half. llama.cpp's flash attention is slow for a
+    draft step's few rows, and is taken by default where ours computes it. ``clock`` tells the
+    seconds by which it measures itself.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class LlamaDraftModel:
         num_vocab: int | None = None,
         num_texts: int = 1,
         max_window: int | None = None,
-        uses_flash_attention: bool = False,
+        uses_flash_attention: bool | None = None,
     ) -> None:
         self.vocabulary = model
         self._num_vocab = num_vocab
@@ -140,7 +142,11 @@ class LlamaDraftModel:
             max_rows=_DRAFT_SEQUENCES,
             num_chunk=_DRAFT_CHUNK,
             num_first=NUM_FIRST,
-            uses_flash_attention=uses_flash_attention,
+            uses_flash_attention=(
+                bool(library.kernels(model.lib))
+                if uses_flash_attention is None
+                else uses_flash_attention
+            ),
         )
 
     @property

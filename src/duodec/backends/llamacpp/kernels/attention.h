@@ -28,7 +28,7 @@ struct Sight {
 // exp(x) of numbers that are at most 0, to within 2 units in the last place; 0 below -87.
 inline Lanes::Real exponential(Lanes::Real x) {
     using L = Lanes;
-    const L::Real least = L::splat(-87.0f), bounded = L::greater(x, least);
+    const L::Real least = L::splat(-87.0f), bounded = L::greater(least, x);  // a NaN stays one
     const L::Real n = L::rounded(L::mul(bounded, L::splat(1.44269504f)));
     const L::Real r = L::take_product(L::take_product(bounded, n, L::splat(0.693145752f)), n, L::splat(1.42860677e-6f));
     L::Real y = L::splat(1.3888889e-3f);

@@ -80,7 +80,7 @@ struct Lanes {
     static float greatest(Real a) { float most = a.v[0]; for (float x : a.v) most = x > most ? x : most; return most; }
     static Real rounded(Real a) { for (auto & x : a.v) x = std::nearbyint(x); return a; }
     static Real power_of_two(Real a) {  // of a whole number from -126 to 127
-        for (auto & x : a.v) { const uint32_t bits = (uint32_t)((int)x + 127) << 23; memcpy(&x, &bits, 4); }
+        for (auto & x : a.v) { const uint32_t bits = x != x ? 0x7fc00000 : (uint32_t)((int)x + 127) << 23; memcpy(&x, &bits, 4); }
         return a;
     }
     // Zero in the place of what belongs to numbers that are at most `least`.
