@@ -21,6 +21,7 @@ from fakes.server import Running, Slowed, engine_on_tables, running, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duodec.backends.grammar_library import Words
 from duodec.backends.grammar_trial import GrammarTrial
 from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar
@@ -351,18 +352,37 @@ def test_a_schema_that_explodes_is_refused_and_holds_nobody_up() -> None:
             assert "to compile" in response.json()["error"]["message"]
 
 
+def test_a_schema_that_hides_another_holds_nobody_up() -> None:
+    """Names that look like control tokens: what is compiled is what was tried."""
+    engine = engine_on_tables(tokenizer=Letters(ends=True))
+    slow = {"type": "array", "items": explosive()}
+    hidden = {"type": "object", "properties": {"<[0]>": slow, "<[1]>": True}}
+    with running(engine) as server, ThreadPoolExecutor(4) as clients:
+        attacks = [
+            clients.submit(server.chat, structured_outputs={"json": {**hidden, "title": str(i)}})
+            for i in range(3)
+        ]
+        for _ in range(3):
+            begin_s = perf_counter()
+            assert server.chat(max_tokens=3).status_code == 200
+            assert perf_counter() - begin_s < 5
+        for attack in attacks:
+            assert attack.result().status_code == 400
+
+
 def test_who_brings_a_known_or_a_quick_grammar_waits_for_nobodys_new_one() -> None:
     engine = engine_on_tables(tokenizer=Letters(ends=True))
     tried, may_end = list[Grammar](), Event()
 
     class Holding(GrammarTrial):
-        def is_quick(self, grammar: Grammar) -> bool:
+        def is_quick(self, grammar: Grammar, words: Words) -> bool:
             return grammar.source != "a+"
 
-        def __call__(self, grammar: Grammar) -> None:
+        def __call__(self, grammar: Grammar, words: Words) -> int:
             if grammar.source == "a+":
                 tried.append(grammar)
                 may_end.wait(30)
+            return 1
 
     engine.try_grammar = Holding()
     with running(engine) as server, ThreadPoolExecutor(3) as clients:
@@ -379,25 +399,28 @@ def test_who_brings_a_known_or_a_quick_grammar_waits_for_nobodys_new_one() -> No
             may_end.set()
 
 
+WORDS = Masks(Letters(ends=True)).words
+
+
 def test_a_schema_that_takes_too_long_is_refused() -> None:
     trial = GrammarTrial(0.05, 1 << 30)
     grammar = Grammar("json_schema", json.dumps(explosive()))
     for _ in range(2):
         with pytest.raises(BadOption, match=r"longer than 0\.05 s"):
-            trial(grammar)
-    GrammarTrial(5.0, 256 << 20)(Grammar("json_schema", '{"type": "integer"}'))
+            trial(grammar, WORDS)
+    GrammarTrial(5.0, 256 << 20)(Grammar("json_schema", '{"type": "integer"}'), WORDS)
 
 
 def test_a_glance_tells_quick_grammars_from_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = GrammarTrial()
     slow, wrong = Grammar("json_schema", json.dumps(explosive())), Grammar("regex", "(")
-    assert not trial.is_quick(slow)
-    assert trial.is_quick(Grammar("regex", "ab+"))
-    assert trial.is_quick(wrong)
+    assert not trial.is_quick(slow, WORDS)
+    assert trial.is_quick(Grammar("regex", "ab+"), WORDS)
+    assert trial.is_quick(wrong, WORDS)
     monkeypatch.setattr(trial, "_ended", lambda *arguments: pytest.fail("it is known"))
-    trial(Grammar("regex", "ab+"))
+    trial(Grammar("regex", "ab+"), WORDS)
     with pytest.raises(BadOption):
-        trial(wrong)
+        trial(wrong, WORDS)
 
 
 def test_a_grammar_is_compiled_outside_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,7 +272,7 @@ class Service:
         is_quick = (
             grammar is None
             or llm.is_compiled(grammar)
-            or await self.intake.glance(served.guarded(llm.try_grammar.is_quick), grammar)
+            or await self.intake.glance(served.guarded(llm.is_compiled_soon), grammar)
         )
         run = self.intake.run if is_quick else self.intake.compile
         return await run(served.guarded(_made), served, wish, tokens, shown)
