@@ -16,9 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-import llguidance
-
-from duodec.backends.grammar_library import Trial, compiled, fault
+from duodec.backends.grammar_library import Tokens, Trial, compiled, fault
 from duodec.machine.helper import ANSWER, SIZE
 from duodec.machine.processes import yield_to_all
 
@@ -45,7 +43,7 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
             _answer(answers, *_ended(tokens, trial))
 
 
-def _ended(tokens: llguidance.LLTokenizer, trial: Trial) -> tuple[int, bytes]:
+def _ended(tokens: Tokens, trial: Trial) -> tuple[int, bytes]:
     reading, writing = os.pipe()
     fork = os.fork()
     if not fork:
@@ -63,7 +61,7 @@ def _ended(tokens: llguidance.LLTokenizer, trial: Trial) -> tuple[int, bytes]:
     return ends.get(code, LARGE), b""
 
 
-def _try(tokens: llguidance.LLTokenizer, source: str, writing: int) -> NoReturn:
+def _try(tokens: Tokens, source: str, writing: int) -> NoReturn:
     """Compile a grammar and compute its first masks, then end the process."""
     matcher = compiled(tokens, source)
     if matcher.is_error():

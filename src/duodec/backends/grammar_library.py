@@ -12,6 +12,9 @@ from hashlib import sha256
 
 import llguidance
 
+Tokens = llguidance.LLTokenizer
+Matcher = llguidance.LLMatcher
+
 MOST_SOURCE_BYTES = 256 << 10  # of a grammar in the library's own notation
 _LEXER_STATES = 50_000  # of one completion, 1 to 2 kB each; made as needed
 # no token continues, as in a vocabulary that lacks a letter: the mask then lets the text end
@@ -35,9 +38,9 @@ class Words:
             found.update(len(token).to_bytes(4, "little") + token)
         return found.hexdigest()
 
-    def opened(self) -> llguidance.LLTokenizer:
+    def opened(self) -> Tokens:
         wrapped = llguidance.TokenizerWrapper(_Wrapped(self))
-        return llguidance.LLTokenizer(wrapped, n_vocab=len(self.tokens), eos_token=[*self.ends])
+        return Tokens(wrapped, n_vocab=len(self.tokens), eos_token=[*self.ends])
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,14 @@ class _Wrapped:
         raise AssertionError("no text is forced into tokens")
 
 
-def compiled(tokens: llguidance.LLTokenizer, source: str) -> llguidance.LLMatcher:
+def compiled(tokens: Tokens, source: str) -> Matcher:
     """A grammar in the library's notation; the result's ``is_error`` tells whether it is none. Uses
     a stack as deep as the grammar's references are."""
     limits = llguidance.LLParserLimits(max_lexer_states=_LEXER_STATES)
-    return llguidance.LLMatcher(tokens, source, log_level=0, limits=limits)
+    return Matcher(tokens, source, log_level=0, limits=limits)
 
 
-def fault(matcher: llguidance.LLMatcher) -> str:
+def fault(matcher: Matcher) -> str:
     """Why a matcher that was compiled can be followed no further; "" where it can, or where no
     token continues."""
     if not matcher.is_error():
