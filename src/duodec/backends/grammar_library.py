@@ -16,7 +16,16 @@ Tokens = llguidance.LLTokenizer
 Matcher = llguidance.LLMatcher
 
 MOST_SOURCE_BYTES = 256 << 10  # of a grammar in the library's own notation
-_LEXER_STATES = 50_000  # of one completion, 1 to 2 kB each; made as needed
+# of the library, so that no other version of it has others: no mask of a schema or an expression
+# takes 0.1 s
+_LIMITS = llguidance.LLParserLimits(
+    max_items_in_row=2000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,  # of one completion, 1 to 2 kB each; made as needed
+    max_grammar_size=500_000,
+)
 # no token continues, as in a vocabulary that lacks a letter: the mask then lets the text end
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 
@@ -74,8 +83,7 @@ class _Wrapped:
 def compiled(tokens: Tokens, source: str) -> Matcher:
     """A grammar in the library's notation; the result's ``is_error`` tells whether it is none. Uses
     a stack as deep as the grammar's references are."""
-    limits = llguidance.LLParserLimits(max_lexer_states=_LEXER_STATES)
-    return Matcher(tokens, source, log_level=0, limits=limits)
+    return Matcher(tokens, source, log_level=0, limits=_LIMITS)
 
 
 def fault(matcher: Matcher) -> str:
