@@ -203,10 +203,12 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = {},
+        check: Callable[[str], object] = lambda text: None,
     ) -> list[int]:
         """The tokens of a prompt; messages go through the model's chat template, which is shown
         the ``tools`` that the model may call, and ``variables`` of its own, such as
-        ``enable_thinking``."""
+        ``enable_thinking``. ``check`` may refuse what the template writes, by raising, before it
+        is tokenised."""
         self._check_open()
         if isinstance(prompt, str):
             return self.tokenizer.tokenize(prompt, is_templated=self.parse_special)
@@ -227,7 +229,7 @@ class LLM:
             check_role(number, message)
         return chat_tokens(
             self.tokenizer, messages, tools=tools, variables=variables,
-            parse_special=self.parse_special,
+            parse_special=self.parse_special, check=check,
         )  # fmt: skip
 
     def generate(

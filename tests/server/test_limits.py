@@ -331,6 +331,24 @@ def test_the_end_does_not_wait_for_what_cannot_be_interrupted() -> None:
     assert perf_counter() - begin_s < 10
 
 
+def test_what_a_template_makes_of_a_few_words_is_bounded() -> None:
+    lengths: list[int] = []
+
+    class Counting(Letters):
+        def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
+            lengths.append(len(text))
+            return super().tokenize(text, is_templated=is_templated)
+
+    many = "{% for i in range(9999) %}{{ messages[0].content }}{% endfor %}"
+    engine = engine_on_tables(tokenizer=Counting(chat_template=many))
+    with running(engine) as server:
+        lengths.clear()
+        response = server.chat("a" * 300)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert sum(lengths) < 100_000
+
+
 # --- grammars
 
 

@@ -13,7 +13,8 @@ from fakes.tags import Tags, random_model
 
 CLEAN = {200, 400, 404, 413, 422, 429}
 TEMPLATE = (
-    "{% for t in tools or [] %}{{ t|tojson }}{% endfor %}<tool_call>{{ x|tojson }}"
+    "{% for t in tools or [] %}{{ t|tojson }}{% endfor %}<tool_call>"
+    "{% if x is defined %}{{ x|tojson }}{% endif %}"
     "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ m.name or '' }}"
     "{% for c in m.tool_calls or [] %}{{ c.function.arguments|tojson }}{% endfor %}{% endfor %}a"
 )
@@ -28,6 +29,10 @@ ODD = {
     "nested infinity": '{"a": [{"b": 1e999}]}', "the same name twice": '{"a": 1, "a": 1e400}',
     "an escaped text": '"\\\\ud800 \\" [[[["', "true": "true", "an empty name": '{"": {}}',
 }  # fmt: skip
+REFUSED = (
+    "above all floats", "below all floats", "digits", "no number", "infinity", "too deep",
+    "too long an integer", "far too deep", "nested infinity", "the same name twice",
+)  # fmt: skip
 SAY = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SHARED: dict[str, Any] = {
@@ -121,12 +126,16 @@ def check(response: httpx.Response) -> None:
 @pytest.mark.parametrize("path", BODIES)
 def test_odd_values_in_any_field(server: Running, path: str, odd: str) -> None:
     own = [with_hole(BODIES[path], name) for name in BODIES[path]]
+    num_served = 0
     for body in [*own, *INNER[path]]:
         for more in ({}, {"stream": True}):
             limit = {} if "max" in str(body) else {"max_output_tokens": 2, "max_tokens": 2}
             text = json.dumps({**limit, **body, **more}).replace(json.dumps(_HOLE), ODD[odd])
             content = {"content-type": "application/json"}
-            check(server.http.post(path, content=text.encode(), headers=content))
+            response = server.http.post(path, content=text.encode(), headers=content)
+            check(response)
+            num_served += response.status_code == 200
+    assert num_served > 2 or odd in REFUSED, "some of them mean something"
     assert server.http.get("/health").status_code == 200
 
 

@@ -228,7 +228,7 @@ class Service:
         speech = Speech.of(llm.tokenizer)
         asked = await self.intake.run(parse_chat, body, speech.dialect)
         await self._run(served, bounds.check_chat, asked.messages, asked.tools)
-        tokens = await self._run(served, speech.prompt, llm, asked)
+        tokens = await self._run(served, speech.prompt, llm, asked, bounds.check_rendered)
         if self._prompt_log is not None:
             await self.intake.run(self._prompt_log.write, asked.messages)
         end = speech.end_of(tokens)
