@@ -210,6 +210,9 @@ class Only:
     tokens: tuple[int, ...]
     num_vocab: int
 
+    def close(self) -> None:
+        """It holds nothing."""
+
     def allowed(self, answer: np.ndarray) -> np.ndarray:
         return np.isin(np.arange(self.num_vocab), self.tokens)
 
@@ -614,6 +617,17 @@ def test_grammars_in_use_are_counted_until_their_completions_end() -> None:
     assert masks.num_bytes < 4 * weight
     held.clear()
     masks.mask(big(9), weight)
+
+
+def test_a_mask_that_is_closed_holds_nothing_and_allows_nothing() -> None:
+    masks = Masks(Letters(ends=True), 1)
+    mask = masks.mask(Grammar("regex", "a+"), 2 << 20)
+    masks._known.clear()
+    assert masks.num_bytes > 0
+    for _ in range(2):
+        mask.close()
+    assert masks.num_bytes == 0
+    assert mask.allowed(np.empty(0, np.int32)) is None
 
 
 def test_a_grammar_larger_than_the_bound_is_served_alone() -> None:

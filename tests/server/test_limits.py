@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread, current_thread
 from time import perf_counter, sleep
 from typing import Any
 
+import httpx
 import pytest
 from fakes.decoding import Letters
 from fakes.schemas import explosive
-from fakes.server import Running, Slowed, engine_on_tables, running, until
+from fakes.server import MODEL, Running, Slowed, engine_on_tables, running, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -386,6 +388,29 @@ def test_a_schema_that_hides_another_holds_nobody_up() -> None:
             assert perf_counter() - begin_s < 5
         for attack in attacks:
             assert attack.result().status_code == 400
+
+
+def test_grammars_that_others_use_leave_no_memory_for_one_more() -> None:
+    letters = Letters(ends=True)
+    engine = replace(engine_on_tables(tokenizer=letters), _masks=Masks(letters, 1))
+    target = Slowed(engine.target, 0.2)
+    with running(engine, target, num_slots=2) as server, ThreadPoolExecutor(1) as clients:
+        long = {"structured_outputs": {"regex": "[a-z]{30}"}, "max_tokens": 30}
+        first = clients.submit(server.chat, **long)
+        until(lambda: server.service.models.get(MODEL).scheduler.num_running > 0)
+        other = {"structured_outputs": {"regex": "b+"}, "max_tokens": 2}
+        assert error_of_response(server.chat(**other)) == (429, "server_busy")
+        assert server.chat(max_tokens=2).status_code == 200, "without a grammar it is served"
+        assert first.result().status_code == 200
+        gc.disable()  # what ended is free at once
+        try:
+            until(lambda: server.chat(**other).status_code == 200, 3.0)
+        finally:
+            gc.enable()
+
+
+def error_of_response(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
 
 
 def test_who_brings_a_known_or_a_quick_grammar_waits_for_nobodys_new_one() -> None:

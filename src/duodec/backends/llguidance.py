@@ -156,7 +156,8 @@ class PathMask:
     """One completion's grammar: see `duodec.core.grammar.Mask`."""
 
     def __init__(self, compiled: _Compiled, num_vocab: int, ends: Sequence[int]) -> None:
-        self._compiled, self._matcher = compiled, compiled.matcher.deep_copy()
+        self._compiled: _Compiled | None = compiled  # None: closed
+        self._matcher = compiled.matcher.deep_copy()
         self._num_vocab, self._ends = num_vocab, ends
         self._path = _NOTHING  # the tokens followed so far
         self._bits = np.zeros((num_vocab + 31) // 32, dtype="<u4")
@@ -164,12 +165,18 @@ class PathMask:
 
     def allowed(self, answer: NDArray[np.int32]) -> NDArray[np.bool_] | None:
         with self._lock:
-            if not self._follow(answer):
+            if self._compiled is None or not self._follow(answer):
                 return None
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
             self._check()
             bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")
             return bits[: self._num_vocab].astype(bool)
+
+    def close(self) -> None:
+        with self._lock:  # a draft that nobody waits for may still look
+            if self._compiled is not None:
+                self._compiled = None
+                del self._matcher
 
     def _follow(self, answer: NDArray[np.int32]) -> bool:
         """Move to the end of ``answer``; returns whether the grammar allows it."""
@@ -187,6 +194,7 @@ class PathMask:
         """After an error the matcher is unusable: start another."""
         if not self._matcher.is_error():
             return
+        assert self._compiled is not None, "it is open"
         reason = grammar_library.fault(self._matcher)
         self._matcher, self._path = self._compiled.matcher.deep_copy(), self._path[:0]
         if reason:
