@@ -126,6 +126,61 @@ async def explosive_schema(host: str, port: int) -> str:
     return await _post(host, port, _chat(structured_outputs={"json": explosive(next(_numbers))}))
 
 
+def hidden(number: int) -> dict[str, Any]:
+    """A costly schema under a name that looks like a control token, before a harmless one."""
+    names = (f"<[{2 * number}]>", f"<[{2 * number + 1}]>")
+    return {"type": "object", "properties": {names[0]: explosive(number), names[1]: True}}
+
+
+def chained(number: int) -> dict[str, Any]:
+    """Definitions, each of which refers to the next: compiling them needs a deep stack."""
+    last = 300 + number % 1000
+    rules = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(last)}
+    return {"$defs": {**rules, f"d{last}": {"const": number}}, "$ref": "#/$defs/d0"}
+
+
+def heavy(number: int) -> dict[str, Any]:
+    """A schema of some 200 KB, which takes tens of megabytes once it is compiled."""
+    names = [f"n{number}-{i}" for i in range(3000)]
+    properties = {name: {"type": "string", "maxLength": 1000} for name in names}
+    return {"properties": properties, "required": names, "additionalProperties": False}
+
+
+async def hidden_schema(host: str, port: int) -> str:
+    """A schema that looks like another, harmless one where its texts are rewritten."""
+    return await _post(host, port, _chat(structured_outputs={"json": hidden(next(_numbers))}))
+
+
+async def chained_schema(host: str, port: int) -> str:
+    """A schema that overflows the stack."""
+    return await _post(host, port, _chat(structured_outputs={"json": chained(next(_numbers))}))
+
+
+async def heavy_schema(host: str, port: int) -> str:
+    """A large schema that nobody has compiled before."""
+    return await _post(host, port, _chat(structured_outputs={"json": heavy(next(_numbers))}))
+
+
+_NESTED = {"input": "hi", "max_output_tokens": 1, "metadata": {"a": [[[]]] * 15_000}}
+_ENDLESS = json.dumps({**_NESTED, "metadata": {"a": 0}}).replace("0}", "1e400}").encode()
+_PRIVATE = "".join(map(chr, range(0xF0000, 0x10FFFE))) + _CONTROL
+
+
+async def nested_metadata(host: str, port: int) -> str:
+    """Responses that weigh much more than their text."""
+    return await _post(host, port, json.dumps(_NESTED).encode(), path="/v1/responses")
+
+
+async def endless_number(host: str, port: int) -> str:
+    """A number that no response can repeat."""
+    return await _post(host, port, _ENDLESS, path="/v1/responses")
+
+
+async def private_characters(host: str, port: int) -> str:
+    """All characters that could stand for the signs of control tokens."""
+    return await _post(host, port, _chat(messages=[{"role": "user", "content": _PRIVATE}]))
+
+
 ATTACKS: tuple[tuple[Attack, int], ...] = (  # and how many attackers try it at once
     (endless_header, 2),
     (slow_loris, _NUM_LORISES),
@@ -134,6 +189,12 @@ ATTACKS: tuple[tuple[Attack, int], ...] = (  # and how many attackers try it at 
     (plenty_of_messages, 2),
     (fitting_messages, 2),
     (explosive_schema, 3),
+    (hidden_schema, 2),
+    (chained_schema, 2),
+    (heavy_schema, 2),
+    (nested_metadata, 2),
+    (endless_number, 1),
+    (private_characters, 1),
 )
 
 

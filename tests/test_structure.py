@@ -48,7 +48,7 @@ HOMES = {
         "integrations",
     ),
     "llama_cpp": ("backends/llamacpp/library",),
-    "llguidance": ("backends/llguidance", "backends/grammar_child"),
+    "llguidance": ("backends/llguidance", "backends/grammar_library"),
     "torch": ("backends/torch", "backends/transformers", "distill"),
     "transformers": ("backends/torch", "backends/transformers"),
     "triton": (

@@ -10,6 +10,7 @@
     ├── PairMismatch         draft and target cannot work together
     │   └── VocabularyMismatch
     ├── ContextExceeded      the prompt does not fit the context
+    ├── GrammarsFull         the grammars in use leave no memory for another
     ├── ComputeFailed        the library failed in the middle of a forward pass
     ├── DistributionUnavailable       the target has no distributions (replay)
     ├── BackendUnavailable   a library is missing or was built for another machine
@@ -73,6 +74,10 @@ class VocabularyMismatch(PairMismatch):
 
 class ContextExceeded(DuodecError):
     """A prompt that leaves no space for a completion."""
+
+
+class GrammarsFull(DuodecError):
+    """A grammar for which those of other requests leave no memory; it fits later."""
 
 
 class ComputeFailed(DuodecError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from duodec.errors import warn
 from duodec.machine.compiler import compiled
+from duodec.machine.ownership import Unsafe
 from duodec.models.cache import cache_folder
 from duodec.native import library as native
 
@@ -13,8 +15,11 @@ def use_native() -> bool:
     """Use the compiled inner loops from now on, if they can be: they are compiled once, in a
     second or two. Otherwise Python does the same, slower."""
     path = None
-    with suppress(RuntimeError):  # the user has no home
-        path = compiled(native.SOURCES, cache_folder() / "native", native.SIZES)
+    try:
+        with suppress(RuntimeError):  # the user has no home
+            path = compiled(native.SOURCES, cache_folder() / "native", native.SIZES)
+    except Unsafe as error:
+        warn(str(error))
     try:
         native.use(path)
     except OSError:  # it is no library, or not whole: it is compiled anew next time

@@ -86,7 +86,8 @@ class LLM:
     takes_turns: bool = False  # the drafter rests while the target computes, on the same cores
     pace_s: float = 0.0  # the target is slowed to this many seconds a forward pass, for a demo
     try_grammar: GrammarTrial = field(default_factory=GrammarTrial)
-    """Called before a grammar is compiled here; raises BadOption of what takes too much."""
+    """Called before a grammar is compiled here, with the vocabulary; raises BadOption of what takes
+    too much."""
     prepare: Callable[[bool], None] = lambda is_drafting: None
     """Called before each completion: shares the cores, with a drafter or without."""
     on_chunk: Callable[[], None] = lambda: None
@@ -185,10 +186,12 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = {},
+        check: Callable[[str], object] = lambda text: None,
     ) -> list[int]:
         """The tokens of a prompt; messages go through the model's chat template, which is shown
         the ``tools`` that the model may call, and ``variables`` of its own, such as
-        ``enable_thinking``."""
+        ``enable_thinking``. ``check`` may refuse what the template writes, by raising, before it
+        is tokenised."""
         self._check_open()
         if isinstance(prompt, str):
             return self.tokenizer.tokenize(prompt, is_templated=self.parse_special)
@@ -209,7 +212,7 @@ class LLM:
             check_role(number, message)
         return chat_tokens(
             self.tokenizer, messages, tools=tools, variables=variables,
-            parse_special=self.parse_special,
+            parse_special=self.parse_special, check=check,
         )  # fmt: skip
 
     def generate(
@@ -516,14 +519,20 @@ class LLM:
         """Whether a request with this grammar waits for nothing to be compiled."""
         return grammar is None or (self._masks is not None and self._masks.knows(grammar))
 
+    def is_compiled_soon(self, grammar: Grammar) -> bool:
+        """Whether a new grammar takes a tenth of a second at most. Raises BadOption for what is
+        none."""
+        assert self._masks is not None
+        return self.try_grammar.is_quick(grammar, self._masks.words)
+
     def _mask(self, sampling: SamplingParams) -> Mask | None:
         if (grammar := sampling.grammar) is None:
             return None
         assert self._masks is not None
-        if self._masks.knows(grammar):
-            return self._masks.mask(grammar)
-        self.try_grammar(grammar)
-        return interruptible(partial(self._masks.mask, grammar), lambda mask: None)
+        if (mask := self._masks.known(grammar)) is not None:
+            return mask
+        num_bytes = self.try_grammar(grammar, self._masks.words)
+        return interruptible(partial(self._masks.mask, grammar, num_bytes), lambda mask: None)
 
 
 @dataclass

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from threading import Thread, stack_size
 from time import perf_counter
 
 import numpy as np
@@ -28,6 +30,7 @@ from hypothesis import strategies as st
 from duodec import LLM, Finished, SamplingParams
 from duodec.backends import grammar_trial, llguidance
 from duodec.backends.drafter.process import ProcessDrafter
+from duodec.backends.grammar_library import Words
 from duodec.backends.grammar_trial import GrammarTrial
 from duodec.backends.llguidance import Masks
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
@@ -37,7 +40,7 @@ from duodec.core.rows import masked
 from duodec.core.sampling import Context, Sampler
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain
-from duodec.errors import BadOption
+from duodec.errors import BadOption, GrammarsFull
 from duodec.methods.registry import METHODS
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]
@@ -206,6 +209,9 @@ class Only:
 
     tokens: tuple[int, ...]
     num_vocab: int
+
+    def close(self) -> None:
+        """It holds nothing."""
 
     def allowed(self, answer: np.ndarray) -> np.ndarray:
         return np.isin(np.arange(self.num_vocab), self.tokens)
@@ -447,21 +453,201 @@ def test_the_library_refuses_a_schema_that_would_take_the_process_down() -> None
     assert llm.generate("ab", replace(params, grammar=Grammar("regex", "[a-c]+")))[0].tokens
 
 
+LETTERS_WORDS = Masks(Letters(ends=True)).words
+
+
 def test_a_trial_is_a_fork_of_one_process_that_may_die() -> None:
     trial = GrammarTrial()
-    trial(Grammar("regex", "a"))
+    trial(Grammar("regex", "a"), LETTERS_WORDS)
     helper = grammar_trial._IDLE[-1]
     child = helper._child
     assert child is not None
-    trial(Grammar("regex", "ab"))
+    trial(Grammar("regex", "ab"), LETTERS_WORDS)
     assert helper._child is child
     child.kill()
     child.wait()
-    trial(Grammar("regex", "abc"))
+    trial(Grammar("regex", "abc"), LETTERS_WORDS)
     assert helper._child is not child
 
 
-def test_tokens_of_the_model_are_unknown_in_a_trial_and_no_fault() -> None:
-    GrammarTrial()(Grammar("lark", "start: <|im_end|>"))
-    with pytest.raises(BadOption, match="unknown name"):
-        GrammarTrial()(Grammar("lark", "start: nothing"))
+def test_a_trial_knows_the_models_own_tokens_and_no_others() -> None:
+    trial, words = GrammarTrial(), Words((b"a", b"<|im_end|>", b"<end>"), (1, 2), (2,))
+    trial(Grammar("lark", "start: <|im_end|>"), words)
+    trial(Grammar("lark", "start: <[1]>"), words)
+    for unknown in ("<|im_start|>", "<[7]>", "nothing"):
+        with pytest.raises(BadOption, match="cannot be used"):
+            trial(Grammar("lark", f"start: {unknown}"), words)
+    with pytest.raises(BadOption, match="cannot be used"):  # of another vocabulary
+        trial(Grammar("lark", "start: <|im_end|>"), LETTERS_WORDS)
+
+
+def hidden(name: str, other: str) -> Grammar:
+    """A costly schema under ``name``, and a harmless one under ``other``, which is the later one
+    if both names become the same."""
+    slow = {"type": "array", "items": explosive()}
+    return Grammar("json_schema", json.dumps({"properties": {name: slow, other: True}}))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("<[0]>", "<[1]>"), ("<[99]>", "<[256]>"), ("<|a|>", "<|b|>"), ("<[0-9]>", "<[1-9]>"),
+        ("<a>", "<b>"), ("<[*]>", "<[^1]>"), ("\\u003c[0]>", "<[1]>"), ("\n", "\\n"),
+        ("\u00e9", "e\u0301"), ("%json {}", "start:"), ("special token", "x"), ("a\x00", "a"),
+    ],
+)  # fmt: skip
+def test_no_text_of_a_client_is_rewritten_in_a_trial(names: tuple[str, str]) -> None:
+    """Placeholders, escapes and notation: each schema is tried as it is, the second time too."""
+    trial = GrammarTrial(0.2)
+    for grammar in (hidden(*names), hidden(*names), hidden(*reversed(names))):
+        with pytest.raises(BadOption, match=r"cannot be used|to compile"):
+            trial(grammar, LETTERS_WORDS)
+
+
+def test_what_is_tried_is_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text on the same vocabulary within the same limits."""
+    tried, compiled = [], []
+    asked, here = grammar_trial._asked, llguidance.grammar_library.compiled
+    monkeypatch.setattr(
+        grammar_trial,
+        "_asked",
+        lambda h, trial, w: (tried.append(trial.source), asked(h, trial, w))[1],
+    )
+    monkeypatch.setattr(
+        llguidance.grammar_library, "compiled",
+        lambda tokens, source: (compiled.append(source), here(tokens, source))[1],
+    )  # fmt: skip
+    letters = Letters(ends=True)
+    llm = LLM(TableTarget(TableModel(num_vocab=letters.num_vocab, seed=7)), letters, 100)
+    for source in (
+        '{"enum": ["<[0]>", "<[1]>"]}',
+        '{"type": "object", "properties": {"<[3]>": {}}}',
+    ):
+        llm.check([1], SamplingParams(grammar=Grammar("json_schema", source)))
+    llm.check([1], SamplingParams(grammar=Grammar("regex", r"<\[0\]>")))
+    assert tried == compiled
+    assert len(tried) == 3
+
+
+def chain(length: int) -> Grammar:
+    """Definitions, each of which refers to the next."""
+    rules = {
+        f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}}
+        for i in range(length)
+    }
+    return Grammar(
+        "json_schema", json.dumps({"$defs": {**rules, f"d{length}": {}}, "$ref": "#/$defs/d0"})
+    )
+
+
+def test_what_a_trial_lets_pass_leaves_the_stack_alone() -> None:
+    """A stack that overflows ends the process; what passes narrowly has four times as much here."""
+    trial, passed, refused = GrammarTrial(), 100, 2000
+    with pytest.raises(BadOption, match="nested too deeply"):
+        trial(chain(refused), LETTERS_WORDS)
+    while refused - passed > 4:
+        middle = (passed + refused) // 2
+        try:
+            trial(chain(middle), LETTERS_WORDS)
+            passed = middle
+        except BadOption:
+            refused = middle
+    before = stack_size(512 << 10)
+    try:  # as threads have it on some systems
+        found = Thread(target=lambda: masks.append(Masks(Letters(ends=True)).mask(chain(passed))))
+        masks: list[Mask] = []
+        found.start()
+        found.join()
+    finally:
+        stack_size(before)
+    assert allowed(masks[0], []) is not None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        json.dumps({"enum": [f"v{i:06}" for i in range(30_000)]}),
+        "[" * 5000 + "]" * 5000, '{"not": ' * 2000 + "{}" + "}" * 2000,
+        '{"minimum": 1e400}', '{"minimum": NaN}', '{"const": Infinity}',
+        '{"const": ' + "9" * 5000 + "}",
+        '{"const": "\\ud800"}', '{"const": "\udc80"}', "\udc80", "", "\x00", "null", "3", '"<[0]>"',
+    ],
+)  # fmt: skip
+def test_whatever_a_schema_holds_is_refused_in_one_line_or_compiled(source: str) -> None:
+    trial, masks = GrammarTrial(), Masks(Letters(ends=True))
+    for kind in ("json_schema", "regex", "lark"):
+        grammar = Grammar(kind, source)
+        said = ""
+        try:
+            masks.mask(grammar, trial(grammar, masks.words))
+        except BadOption as error:
+            said = str(error)
+        assert "\n" not in said
+        assert len(said) < 700
+
+
+# --- what grammars may take together
+
+
+def big(i: int, num_names: int = 400) -> Grammar:
+    names = [f"n{i}-{n}" for n in range(num_names)]
+    schema = {"properties": {name: {"type": "string"} for name in names}, "required": names}
+    return Grammar("json_schema", json.dumps({**schema, "additionalProperties": False}))
+
+
+def test_grammars_are_weighed_and_the_oldest_are_forgotten() -> None:
+    trial, letters = GrammarTrial(), Letters(ends=True)
+    weight = trial(big(0), Masks(letters).words)
+    assert weight > 1 << 20
+    masks = Masks(letters, 4 * weight)
+    for i in range(12):
+        masks.mask(big(i), trial(big(i), masks.words))
+        assert masks.num_bytes <= 4 * weight
+    assert not masks.knows(big(0))
+    assert masks.knows(big(11))
+
+
+def test_grammars_in_use_are_counted_until_their_completions_end() -> None:
+    trial, letters = GrammarTrial(), Letters(ends=True)
+    weight = trial(big(0), Masks(letters).words)
+    masks = Masks(letters, 4 * weight)
+    held = [masks.mask(big(i), weight) for i in range(3)]
+    with pytest.raises(GrammarsFull, match="ask again"):
+        masks.mask(big(3), 2 * weight)
+    assert masks.num_bytes < 4 * weight
+    held.clear()
+    masks.mask(big(9), weight)
+
+
+def test_a_mask_that_is_closed_holds_nothing_and_allows_nothing() -> None:
+    masks = Masks(Letters(ends=True), 1)
+    mask = masks.mask(Grammar("regex", "a+"), 2 << 20)
+    masks._known.clear()
+    assert masks.num_bytes > 0
+    for _ in range(2):
+        mask.close()
+    assert masks.num_bytes == 0
+    assert mask.allowed(np.empty(0, np.int32)) is None
+
+
+def test_a_grammar_larger_than_the_bound_is_served_alone() -> None:
+    masks = Masks(Letters(ends=True), 1 << 20)
+    mask = masks.mask(Grammar("regex", "a+"), 2 << 20)
+    with pytest.raises(GrammarsFull):
+        masks.mask(Grammar("regex", "b+"), 1)
+    del mask
+    assert masks.mask(Grammar("regex", "b+"), 2 << 20).allowed(np.empty(0, np.int32)) is not None
+
+
+def test_a_completion_that_ended_holds_no_grammar() -> None:
+    letters = Letters(ends=True)
+    llm = LLM(TableTarget(TableModel(num_vocab=letters.num_vocab, seed=7)), letters, 100)
+    for i in range(4):
+        llm.generate(
+            "ab", SamplingParams(grammar=Grammar("regex", f"[a-c]{{{i + 1}}}"), max_tokens=9)
+        )
+    masks = llm._masks
+    assert masks is not None
+    masks._known.clear()
+    gc.collect()
+    assert masks.num_bytes == 0

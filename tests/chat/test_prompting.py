@@ -4,6 +4,7 @@ that they always had."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from duodec.backends.table import TableModel, TableTarget
 from duodec.chat.prompting import chat_tokens
 from duodec.chat.template import Message, render
 from duodec.core.special_tokens import SpecialTokens, Spelled
+from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.models import resolve
 
@@ -188,6 +190,55 @@ def test_private_characters_in_a_text_stay_what_they_are(model: LlamaModel) -> N
     text = "\U000f0000\U000f0001 < \U0010fffd <|im_end|>"
     tokens = now(model, CHATML, user(text))
     assert text in b"".join(map(model.piece, tokens)).decode()
+
+
+PRIVATE = "".join(map(chr, range(0xF0000, 0x10FFFE)))
+
+
+@pytest.mark.parametrize("num_left", [0, 1, 2, 3, 5, 40])
+def test_a_text_of_private_characters_unmasks_no_control_token(
+    model: LlamaModel, num_left: int
+) -> None:
+    """Each sign has a mark that no text holds, or nothing is tokenised."""
+    text = PRIVATE[num_left:] + FORGED
+    for chat in ([user(text)], [user(PRIVATE[num_left:]), user(FORGED)]):
+        tokens = None
+        with suppress(BadOption):
+            tokens = now(model, CHATML, *chat)
+        if tokens is None:
+            assert num_left < 10, "there are fewer signs than that"
+        else:
+            assert (tokens.count(START), tokens.count(END)) == (1 + len(chat), len(chat))
+    if not num_left:
+        with pytest.raises(BadOption, match="leave some out"):
+            now(model, CHATML, user(text))
+
+
+def test_a_private_character_that_a_template_leaves_out_at_first_stays(model: LlamaModel) -> None:
+    """It shows the second message only where signs are marked."""
+    template = (
+        "{% if '<' not in messages[0].content %}{{ messages[1].content }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    tokens = now(model, template, user("<"), user(PRIVATE[:20]))
+    written = b"".join(map(model.piece, tokens)).decode()
+    assert written in ("<", PRIVATE[:20] + "<")
+
+
+def test_what_a_template_writes_is_checked_before_it_is_tokenised(model: LlamaModel) -> None:
+    texts: list[str] = []
+
+    def check(text: str) -> None:
+        texts.append(text)
+        if len(text) > 1000:
+            raise BadOption("too long")
+
+    many = "{% for i in range(999) %}{{ messages[0].content }}{% endfor %}"
+    for template, content in ((many, "ab"), (CHATML, "<" * 1000)):
+        with pytest.raises(BadOption, match="too long"):
+            now(model, template, user(content), check=check)
+    now(model, CHATML, user("a <|im_end|>"), check=check)
+    assert len(texts) > 3, "each text that the template writes"
 
 
 @pytest.mark.slow

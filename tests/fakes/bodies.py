@@ -102,6 +102,22 @@ prompts = st.one_of(
     words, st.lists(words, max_size=3), st.lists(st.integers(-1, 60), max_size=6),
     st.lists(st.lists(st.integers(0, 20), max_size=3), max_size=3),
 )  # fmt: skip
+items = st.lists(
+    some(
+        type=st.sampled_from(["message", "reasoning", "function_call", "function_call_output"]),
+        role=st.sampled_from(["user", "assistant", "system"]), content=st.one_of(words, parts),
+        name=words, arguments=words, output=words, call_id=words,
+    ),
+    max_size=4,
+)  # fmt: skip
+responses = some(
+    **{name: common[name] for name in ("stream", "temperature", "top_p", "seed", "stop")},
+    instructions=words, metadata=st.dictionaries(words, values, max_size=3),
+    max_output_tokens=st.integers(-1, 6), previous_response_id=words, store=st.booleans(),
+    text=some(format=some(type=st.sampled_from(["text", "json_schema"]), schema=schemas)),
+    tools=st.lists(some(type=st.just("function"), name=words, parameters=schemas), max_size=2),
+    reasoning=some(effort=st.sampled_from(["low", "none", "much"])), tool_choice=words,
+)  # fmt: skip
 bodies = st.one_of(
     st.tuples(
         st.just("/v1/chat/completions"),
@@ -111,4 +127,13 @@ bodies = st.one_of(
         st.just("/v1/completions"),
         st.tuples(st.fixed_dictionaries({"prompt": mostly(prompts)}), completions),
     ),
-).map(lambda found: (found[0], {**found[1][1], **found[1][0], "max_tokens": 5}))
+    st.tuples(
+        st.just("/v1/responses"),
+        st.tuples(st.fixed_dictionaries({"input": mostly(st.one_of(words, items))}), responses),
+    ),
+).map(
+    lambda found: (
+        found[0],
+        {"max_output_tokens": 5, **found[1][1], **found[1][0], "max_tokens": 5},
+    )
+)

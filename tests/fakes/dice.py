@@ -160,6 +160,9 @@ class RuleMask:
 
     rule: Rule
 
+    def close(self) -> None:
+        """It holds nothing."""
+
     def allowed(self, answer: np.ndarray) -> np.ndarray:
         return np.array(self.rule(tuple(answer.tolist())), dtype=bool)
 

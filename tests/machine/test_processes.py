@@ -13,11 +13,13 @@ from time import perf_counter, sleep
 
 import psutil
 import pytest
+from fakes.decoding import Letters
 from fakes.schemas import explosive
 from fakes.server import until
 
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.grammar_trial import GrammarTrial
+from duodec.backends.llguidance import Masks
 from duodec.backends.table import TableDraftModel, TableModel
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import DraftModel
@@ -74,7 +76,7 @@ def test_a_grammar_that_takes_long_leaves_the_processor_to_others() -> None:
     schema = Grammar("json_schema", json.dumps(explosive()))
     here, end_s = psutil.Process(), perf_counter() + LONG_S
     with ThreadPoolExecutor(1) as pool:
-        trial = pool.submit(GrammarTrial(), schema)
+        trial = pool.submit(GrammarTrial(), schema, Masks(Letters(ends=True)).words)
         has_yielded = False
         while not has_yielded and not trial.done() and perf_counter() < end_s:
             sleep(0.02)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread, current_thread
 from time import perf_counter, sleep
 from typing import Any
 
+import httpx
 import pytest
 from fakes.decoding import Letters
 from fakes.schemas import explosive
-from fakes.server import Running, Slowed, engine_on_tables, running, until
+from fakes.server import MODEL, Running, Slowed, engine_on_tables, running, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duodec.backends.grammar_library import Words
 from duodec.backends.grammar_trial import GrammarTrial
 from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar
@@ -330,6 +333,24 @@ def test_the_end_does_not_wait_for_what_cannot_be_interrupted() -> None:
     assert perf_counter() - begin_s < 10
 
 
+def test_what_a_template_makes_of_a_few_words_is_bounded() -> None:
+    lengths: list[int] = []
+
+    class Counting(Letters):
+        def tokenize(self, text: str, *, is_templated: bool) -> list[int]:
+            lengths.append(len(text))
+            return super().tokenize(text, is_templated=is_templated)
+
+    many = "{% for i in range(9999) %}{{ messages[0].content }}{% endfor %}"
+    engine = engine_on_tables(tokenizer=Counting(chat_template=many))
+    with running(engine) as server:
+        lengths.clear()
+        response = server.chat("a" * 300)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+        assert sum(lengths) < 100_000
+
+
 # --- grammars
 
 
@@ -351,18 +372,60 @@ def test_a_schema_that_explodes_is_refused_and_holds_nobody_up() -> None:
             assert "to compile" in response.json()["error"]["message"]
 
 
+def test_a_schema_that_hides_another_holds_nobody_up() -> None:
+    """Names that look like control tokens: what is compiled is what was tried."""
+    engine = engine_on_tables(tokenizer=Letters(ends=True))
+    slow = {"type": "array", "items": explosive()}
+    hidden = {"type": "object", "properties": {"<[0]>": slow, "<[1]>": True}}
+    with running(engine) as server, ThreadPoolExecutor(4) as clients:
+        attacks = [
+            clients.submit(server.chat, structured_outputs={"json": {**hidden, "title": str(i)}})
+            for i in range(3)
+        ]
+        for _ in range(3):
+            begin_s = perf_counter()
+            assert server.chat(max_tokens=3).status_code == 200
+            assert perf_counter() - begin_s < 5
+        for attack in attacks:
+            assert attack.result().status_code == 400
+
+
+def test_grammars_that_others_use_leave_no_memory_for_one_more() -> None:
+    letters = Letters(ends=True)
+    engine = replace(engine_on_tables(tokenizer=letters), _masks=Masks(letters, 1))
+    target = Slowed(engine.target, 0.2)
+    with running(engine, target, num_slots=2) as server, ThreadPoolExecutor(1) as clients:
+        long = {"structured_outputs": {"regex": "[a-z]{30}"}, "max_tokens": 30}
+        first = clients.submit(server.chat, **long)
+        until(lambda: server.service.models.get(MODEL).scheduler.num_running > 0)
+        other = {"structured_outputs": {"regex": "b+"}, "max_tokens": 2}
+        assert error_of_response(server.chat(**other)) == (429, "server_busy")
+        assert server.chat(max_tokens=2).status_code == 200, "without a grammar it is served"
+        assert first.result().status_code == 200
+        gc.disable()  # what ended is free at once
+        try:
+            until(lambda: server.chat(**other).status_code == 200, 3.0)
+        finally:
+            gc.enable()
+
+
+def error_of_response(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
 def test_who_brings_a_known_or_a_quick_grammar_waits_for_nobodys_new_one() -> None:
     engine = engine_on_tables(tokenizer=Letters(ends=True))
     tried, may_end = list[Grammar](), Event()
 
     class Holding(GrammarTrial):
-        def is_quick(self, grammar: Grammar) -> bool:
+        def is_quick(self, grammar: Grammar, words: Words) -> bool:
             return grammar.source != "a+"
 
-        def __call__(self, grammar: Grammar) -> None:
+        def __call__(self, grammar: Grammar, words: Words) -> int:
             if grammar.source == "a+":
                 tried.append(grammar)
                 may_end.wait(30)
+            return 1
 
     engine.try_grammar = Holding()
     with running(engine) as server, ThreadPoolExecutor(3) as clients:
@@ -379,25 +442,28 @@ def test_who_brings_a_known_or_a_quick_grammar_waits_for_nobodys_new_one() -> No
             may_end.set()
 
 
+WORDS = Masks(Letters(ends=True)).words
+
+
 def test_a_schema_that_takes_too_long_is_refused() -> None:
     trial = GrammarTrial(0.05, 1 << 30)
     grammar = Grammar("json_schema", json.dumps(explosive()))
     for _ in range(2):
         with pytest.raises(BadOption, match=r"longer than 0\.05 s"):
-            trial(grammar)
-    GrammarTrial(5.0, 256 << 20)(Grammar("json_schema", '{"type": "integer"}'))
+            trial(grammar, WORDS)
+    GrammarTrial(5.0, 256 << 20)(Grammar("json_schema", '{"type": "integer"}'), WORDS)
 
 
 def test_a_glance_tells_quick_grammars_from_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = GrammarTrial()
     slow, wrong = Grammar("json_schema", json.dumps(explosive())), Grammar("regex", "(")
-    assert not trial.is_quick(slow)
-    assert trial.is_quick(Grammar("regex", "ab+"))
-    assert trial.is_quick(wrong)
+    assert not trial.is_quick(slow, WORDS)
+    assert trial.is_quick(Grammar("regex", "ab+"), WORDS)
+    assert trial.is_quick(wrong, WORDS)
     monkeypatch.setattr(trial, "_ended", lambda *arguments: pytest.fail("it is known"))
-    trial(Grammar("regex", "ab+"))
+    trial(Grammar("regex", "ab+"), WORDS)
     with pytest.raises(BadOption):
-        trial(wrong)
+        trial(wrong, WORDS)
 
 
 def test_a_grammar_is_compiled_outside_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,3 +63,17 @@ def test_a_log_that_fails_ends_with_one_warning(
     kept.write(ASKED)
     (record,) = caplog.records
     assert "no longer kept" in record.getMessage()
+
+
+def test_a_log_does_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b"x" * 900)  # of an earlier server
+    monkeypatch.setattr(logging.getLogger("duodec.server"), "propagate", True)
+    kept = PromptLog(path, most_bytes=1100)
+    for _ in range(20):
+        kept.write(ASKED)
+    assert 900 < path.stat().st_size <= 1100
+    (record,) = caplog.records
+    assert "no longer kept" in record.getMessage()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ from fakes.server import MODEL, Running, running
 from fakes.tags import Tags, random_model, willing_model
 
 from duodec.server.errors import ApiError
-from duodec.server.responses.store import Store
+from duodec.server.responses.store import Store, continued, conversation
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
@@ -182,19 +184,47 @@ def test_a_conversation_goes_on_from_its_id() -> None:
 
 
 def test_the_store_is_bounded() -> None:
-    store = Store(most_responses=3, most_bytes=1000)
+    store = Store(most_responses=3, most_bytes=5000)
     for i in range(5):
-        store.add({"id": str(i)}, [])
+        store.add({"id": str(i)}, b"[]")
     assert len(store) == 3
     store.get("2")
     with pytest.raises(ApiError):
         store.get("1")
-    store.add({"id": "large"}, [{"content": "x" * 960}])
+    store.add({"id": "large"}, conversation([{"content": "x" * 3900}]))
     assert len(store) == 1
-    store.add({"id": "too large"}, [{"content": "x" * 2000}])
+    store.add({"id": "too large"}, conversation([{"content": "x" * 6000}]))
     store.get("large")
     store.delete("large")
     assert len(store) == 0
+
+
+HEAVY: dict[str, Any] = {
+    "nested lists": [[[[]]]] * 3000, "objects": [{"a": {}}] * 2000, "numbers": [1.5] * 8000,
+    "names": {f"{i}": i for i in range(3000)}, "texts": ["é"] * 5000, "one text": "😀" * 9000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HEAVY)
+def test_what_is_stored_weighs_what_is_counted(kind: str) -> None:
+    data = json.dumps(HEAVY[kind])
+    store = Store(most_bytes=256 << 10)
+    tracemalloc.start()
+    try:
+        for i in range(20):
+            begun = conversation([{"content": json.loads(data)}])
+            store.add(
+                {"id": str(i), "metadata": {"x": json.loads(data)}}, continued(begun, {"i": i})
+            )
+        gc.collect()
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < 1.2 * (256 << 10)
+    assert len(store) > 2
+    last = store.get("19")
+    assert json.loads(last.response)["metadata"]["x"] == HEAVY[kind]
+    assert last.messages() == [{"content": HEAVY[kind]}, {"i": 19}]
 
 
 @pytest.mark.parametrize(

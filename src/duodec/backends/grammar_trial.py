@@ -1,31 +1,42 @@
 """Try a grammar in a process with limits, before this process compiles it.
 
 A JSON schema of two kilobytes can take gigabytes and minutes to compile, and the library has no
-limit that covers all of it. So each grammar is first compiled in a process that may die of it.
+limit that covers all of it. So each grammar is first compiled in a process that may die of it: the
+same text, on the same vocabulary. Nothing of it is ever rewritten.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
-import re
+import pickle
 from collections import OrderedDict
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 
 from duodec.backends import grammar_child
-from duodec.backends.grammar_child import DONE, LARGE, PROMPT_S, SLOW
-from duodec.backends.llguidance import in_lark, refusal
+from duodec.backends.grammar_child import (
+    COMPLEX,
+    DEEP,
+    DONE,
+    LARGE,
+    PROMPT_S,
+    SLOW,
+    UNREAD,
+)
+from duodec.backends.grammar_library import MOST_SOURCE_BYTES, Trial, Words
+from duodec.backends.llguidance import in_lark, refusal, too_complex
 from duodec.core.grammar import Grammar
 from duodec.errors import BackendUnavailable, BadOption
-from duodec.machine.helper import Helper, Late
+from duodec.machine.helper import SIZE, Helper, Late
 
-_REMEMBERED = 256  # grammars
-_CONTROL = re.compile(r"<\[\d+\]>")
+_REMEMBERED = 256  # results, of some 4 kB at most: a grammar is known by its SHA-256
 _START_S = 10.0  # for the process's own work, on a busy machine
 
-_MOST_IDLE = 2  # processes that wait for a grammar; each has some 25 MB
+_MOST_IDLE = 2  # processes that wait for a grammar; each has a vocabulary, some 60 MB
 SECONDS, NUM_BYTES = 2.0, 256 << 20
+_NAME = "the JSON schema or grammar"
 
 
 class GrammarTrial:
@@ -35,61 +46,67 @@ class GrammarTrial:
     def __init__(self, seconds: float = SECONDS, num_bytes: int = NUM_BYTES) -> None:
         self._seconds = seconds
         self._num_bytes = num_bytes
-        self._known: OrderedDict[Grammar, str] = OrderedDict()  # and why each is refused, or ""
+        self._known: OrderedDict[bytes, int | str] = OrderedDict()  # its bytes, or what is wrong
         self._lock = Lock()
 
-    def __call__(self, grammar: Grammar) -> None:
-        """Raises BadOption for a grammar that takes too much or is invalid."""
-        why = self._recalled(grammar)
-        if why is None:
-            why = self._remembered(grammar, *self._ended(grammar, self._seconds))
-        if why:
-            raise BadOption(why)
+    def __call__(self, grammar: Grammar, words: Words) -> int:
+        """The bytes of memory that a grammar takes on a vocabulary, once it is compiled. Raises
+        BadOption for a grammar that takes too much or is invalid."""
+        found = self._recalled(_key(grammar, words))
+        if found is None:
+            found = self._remembered(grammar, words, *self._ended(grammar, words, self._seconds))
+        if isinstance(found, str):
+            raise BadOption(found)
+        return found
 
-    def is_quick(self, grammar: Grammar) -> bool:
+    def is_quick(self, grammar: Grammar, words: Words) -> bool:
         """Whether the result is known within a tenth of a second of processor time, and is
-        remembered then."""
-        if self._recalled(grammar) is None:
-            kind, words = self._ended(grammar, min(PROMPT_S, self._seconds))
-            if kind != DONE:
+        remembered then. Raises BadOption for what is no grammar in any notation."""
+        if self._recalled(_key(grammar, words)) is None:
+            kind, said = self._ended(grammar, words, min(PROMPT_S, self._seconds))
+            if kind == SLOW:
                 return False
-            self._remembered(grammar, kind, words)
+            self._remembered(grammar, words, kind, said)
         return True
 
-    def _recalled(self, grammar: Grammar) -> str | None:
+    def _recalled(self, key: bytes) -> int | str | None:
         with self._lock:
-            return self._known.get(grammar)
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
 
-    def _remembered(self, grammar: Grammar, kind: int, words: str) -> str:
-        """Why a grammar is refused, or ""."""
-        why = self._why(grammar, kind, words)
+    def _remembered(self, grammar: Grammar, words: Words, kind: int, said: str) -> int | str:
+        found = int(said) if kind == DONE else self._why(grammar, kind, said)
         with self._lock:
-            self._known[grammar] = why
+            self._known[_key(grammar, words)] = found
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-        return why
+        return found
 
-    def _why(self, grammar: Grammar, kind: int, words: str) -> str:
-        name = "the JSON schema or grammar"
+    def _why(self, grammar: Grammar, kind: int, said: str) -> str:
+        """Why a grammar is refused."""
         if kind == SLOW:
-            return f"{name} takes longer than {self._seconds:g} s to compile; simplify it"
+            return f"{_NAME} takes longer than {self._seconds:g} s to compile; simplify it"
         if kind == LARGE:
-            return f"{name} takes more than {self._num_bytes >> 20} MB to compile; simplify it"
-        if not words or "special token" in words:  # the model's own, which are not known there
-            return ""
-        return refusal(grammar, words)
+            return f"{_NAME} takes more than {self._num_bytes >> 20} MB to compile; simplify it"
+        if kind == DEEP:
+            return f"{_NAME} is nested too deeply, by its references perhaps; write a flatter one"
+        return too_complex(said) if kind == COMPLEX else refusal(grammar, said)
 
-    def _ended(self, grammar: Grammar, seconds: float) -> tuple[int, str]:
-        """How a trial of so many seconds ended, and what the library said."""
-        # control tokens are the model's own: one stands for all in the vocabulary of the trial
-        source = _CONTROL.sub("<[256]>", in_lark(grammar))
-        request = json.dumps([seconds, self._num_bytes, source]).encode() + b"\n"
+    def _ended(self, grammar: Grammar, words: Words, seconds: float) -> tuple[int, str]:
+        """How a trial of so many seconds ended, and what was said of it. Raises BadOption."""
+        if len(grammar.source) > MOST_SOURCE_BYTES:
+            raise BadOption(_too_long(len(grammar.source)))
+        source = in_lark(grammar)
+        if (num_bytes := len(source.encode("utf-8", "replace"))) > MOST_SOURCE_BYTES:
+            raise BadOption(_too_long(num_bytes))
+        trial = Trial(words.key, None, seconds, self._num_bytes, source)
         helper = _taken()
         try:
             try:
-                return helper.ask(request, 5 * seconds + _START_S)
+                return _asked(helper, trial, words)
             except OSError:  # somebody ended it: where memory is short the system does
-                return helper.ask(request, 5 * seconds + _START_S)
+                return _asked(helper, trial, words)
         except Late:
             return SLOW, ""
         except OSError as error:
@@ -99,6 +116,32 @@ class GrammarTrial:
                 _IDLE.append(helper)
             else:
                 helper.close()
+
+
+def _asked(helper: Helper, trial: Trial, words: Words) -> tuple[int, str]:
+    limit_s = 5 * trial.seconds + _START_S
+    found = helper.ask(_framed(trial), limit_s)
+    if found[0] == UNREAD:
+        found = helper.ask(_framed(replace(trial, words=words)), limit_s)
+    return found
+
+
+def _framed(trial: Trial) -> bytes:
+    data = pickle.dumps(trial)
+    return SIZE.pack(len(data)) + data
+
+
+def _key(grammar: Grammar, words: Words) -> bytes:
+    """Of a grammar on a vocabulary."""
+    text = f"{words.key} {grammar.kind} {grammar.source}"
+    return sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _too_long(num_bytes: int) -> str:
+    return (
+        f"{_NAME} has {num_bytes / 1024:.0f} KB and {MOST_SOURCE_BYTES >> 10} KB is the most; "
+        "simplify it"
+    )
 
 
 _IDLE: list[Helper] = []

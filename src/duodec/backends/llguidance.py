@@ -10,25 +10,34 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import takewhile
-from threading import Lock
-from typing import Any, Protocol
+from threading import Lock, RLock, Thread, stack_size
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from duodec.backends import grammar_library
+from duodec.backends.grammar_library import Words
 from duodec.core.grammar import Grammar
 from duodec.core.prefix import common_prefix
-from duodec.errors import BadOption
+from duodec.errors import BadOption, GrammarsFull
 
+T = TypeVar("T")
 _NOTHING: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 _REMEMBERED = 64  # grammars
-_LEXER_STATES = 50_000  # of one grammar, 1 to 2 kB each; made as needed
+MOST_BYTES = 512 << 20  # of compiled grammars, in use or remembered
+_LONGEST = 400  # characters of what the library says: it may repeat the whole schema
+_STACK_BYTES = 16 << 20
+_STACKS = Lock()  # the size of new threads' stacks is the process's
 # between two tokens of JSON: a model that may write any blank can write blanks for ever
 _JSON_BLANK = r"\n?[ \t]{0,40}"
-# no token continues, as in a vocabulary that lacks a letter: the mask then lets the text end
-_DEAD_ENDS = ("NoExtension", "NoExtensionBias")
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 
 
@@ -45,60 +54,110 @@ class Vocabulary(Protocol):
 class Masks:
     """The grammars of one vocabulary: compiled once, followed by any number of completions.
 
-    The vocabulary is read at the first mask: up to a second for the largest.
+    The vocabulary is read at the first mask: up to a second for the largest. ``most_bytes`` bounds
+    what the grammars take that are in use or remembered.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, most_bytes: int = MOST_BYTES) -> None:
         self._vocabulary = vocabulary
+        self._most_bytes = most_bytes
         self._tokens: llguidance.LLTokenizer | None = None
-        self._ends: list[int] = []
-        self._known: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+        self._known: OrderedDict[Grammar, _Compiled] = OrderedDict()
+        self._places: WeakSet[_Place] = WeakSet()
         self._lock = Lock()
-        self._reading = Lock()
+        self._reading = RLock()
 
-    def mask(self, grammar: Grammar) -> PathMask:
-        """The grammar's mask for one completion. Raises BadOption if the grammar is invalid, or too
-        complex from its first token on.
+    @cached_property
+    def words(self) -> Words:
+        """The vocabulary. Raises BadOption."""
+        with self._reading:
+            return _read(self._vocabulary)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the grammars take that are in use or remembered."""
+        return sum(place.num_bytes for place in list(self._places))
+
+    def mask(self, grammar: Grammar, num_bytes: int | None = None) -> PathMask:
+        """The grammar's mask for one completion. ``num_bytes`` is what the compiled grammar takes,
+        by a trial; where nobody knows, it alone is remembered. Raises BadOption if the grammar is
+        invalid, or too complex from its first token on, and GrammarsFull if those in use leave no
+        memory for it.
 
         No thread waits for another's grammar: two with the same new grammar may both compile it.
         """
+        if (found := self.known(grammar)) is not None:
+            return found
+        weight = self._most_bytes if num_bytes is None else num_bytes + 2 * len(grammar.source)
+        place = self._reserved(weight, is_measured=num_bytes is not None)
+        compiled = _Compiled(self._compiled(grammar), place)
+        _try(self._path_mask(compiled))
         with self._lock:
-            matcher = self._known.get(grammar)
-        if matcher is None:
-            matcher = self._compiled(grammar)
-            _try(self._path_mask(matcher))
+            self._known[grammar] = compiled
+        return self._path_mask(compiled)
+
+    def known(self, grammar: Grammar) -> PathMask | None:
+        """The mask of a grammar that is compiled: it costs nothing."""
         with self._lock:
-            self._known[grammar] = matcher
+            compiled = self._known.get(grammar)
+            if compiled is None:
+                return None
             self._known.move_to_end(grammar)
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        return self._path_mask(matcher)
+        return self._path_mask(compiled)
 
     def knows(self, grammar: Grammar) -> bool:
         """It is compiled: a mask of it costs nothing."""
         with self._lock:
             return grammar in self._known
 
-    def _path_mask(self, matcher: llguidance.LLMatcher) -> PathMask:
-        return PathMask(matcher, self._vocabulary.num_vocab, self._ends)
+    def _reserved(self, num_bytes: int, *, is_measured: bool) -> _Place:
+        """Room for a grammar, for which others are forgotten. Raises GrammarsFull."""
+        with self._lock:
+            while self._known and (
+                self.num_bytes + num_bytes > self._most_bytes or len(self._known) >= _REMEMBERED
+            ):
+                self._known.popitem(last=False)
+            if is_measured and (used := self.num_bytes) and used + num_bytes > self._most_bytes:
+                raise GrammarsFull(
+                    f"the grammars in use take {used >> 20} MB, a new one {num_bytes >> 20} MB, "
+                    f"and {self._most_bytes >> 20} MB is the most; ask again later"
+                )
+            place = _Place(num_bytes)
+            self._places.add(place)
+            return place
+
+    def _path_mask(self, compiled: _Compiled) -> PathMask:
+        return PathMask(compiled, self._vocabulary.num_vocab, self.words.ends)
 
     def _compiled(self, grammar: Grammar) -> llguidance.LLMatcher:
         with self._reading:
             if self._tokens is None:
-                self._tokens, self._ends = _read(self._vocabulary)
-        source = in_lark(grammar)
-        limits = llguidance.LLParserLimits(max_lexer_states=_LEXER_STATES)
-        matcher = llguidance.LLMatcher(self._tokens, source, log_level=0, limits=limits)
+                self._tokens = self.words.opened()
+        matcher = _on_deep_stack(partial(grammar_library.compiled, self._tokens, in_lark(grammar)))
         if matcher.is_error():
             raise BadOption(refusal(grammar, matcher.get_error()))
         return matcher
 
 
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """The memory of a grammar, for as long as somebody holds it."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    matcher: llguidance.LLMatcher
+    place: _Place
+
+
 class PathMask:
     """One completion's grammar: see `duodec.core.grammar.Mask`."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, num_vocab: int, ends: list[int]) -> None:
-        self._fresh, self._matcher = matcher, matcher.deep_copy()
+    def __init__(self, compiled: _Compiled, num_vocab: int, ends: Sequence[int]) -> None:
+        self._compiled: _Compiled | None = compiled  # None: closed
+        self._matcher = compiled.matcher.deep_copy()
         self._num_vocab, self._ends = num_vocab, ends
         self._path = _NOTHING  # the tokens followed so far
         self._bits = np.zeros((num_vocab + 31) // 32, dtype="<u4")
@@ -106,12 +165,18 @@ class PathMask:
 
     def allowed(self, answer: NDArray[np.int32]) -> NDArray[np.bool_] | None:
         with self._lock:
-            if not self._follow(answer):
+            if self._compiled is None or not self._follow(answer):
                 return None
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
             self._check()
             bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")
             return bits[: self._num_vocab].astype(bool)
+
+    def close(self) -> None:
+        with self._lock:  # a draft that nobody waits for may still look
+            if self._compiled is not None:
+                self._compiled = None
+                del self._matcher
 
     def _follow(self, answer: NDArray[np.int32]) -> bool:
         """Move to the end of ``answer``; returns whether the grammar allows it."""
@@ -129,10 +194,11 @@ class PathMask:
         """After an error the matcher is unusable: start another."""
         if not self._matcher.is_error():
             return
-        reason = self._matcher.get_error().partition("\n")[0]
-        self._matcher, self._path = self._fresh.deep_copy(), self._path[:0]
-        if reason not in _DEAD_ENDS:
-            raise BadOption(f"the grammar is too complex to follow ({reason}); simplify it")
+        assert self._compiled is not None, "it is open"
+        reason = grammar_library.fault(self._matcher)
+        self._matcher, self._path = self._compiled.matcher.deep_copy(), self._path[:0]
+        if reason:
+            raise BadOption(too_complex(reason))
 
 
 def _try(mask: PathMask) -> None:
@@ -143,38 +209,48 @@ def _try(mask: PathMask) -> None:
         mask.allowed(np.flatnonzero(first)[:1].astype(np.int32))
 
 
-class _Wrapped:
-    """A vocabulary in the library's form: control tokens, which are not text, are separate."""
+def _on_deep_stack(call: Callable[[], T]) -> T:
+    """The result of a call that may need a deeper stack than threads have: four times as deep as
+    the one that its grammar was tried on. Nobody waits for the thread at the program's end."""
+    found: Future[T] = Future()
 
-    bos_token_id = None
+    def run() -> None:
+        try:
+            found.set_result(call())
+        except BaseException as error:  # noqa: BLE001  the caller's
+            found.set_exception(error)
 
-    def __init__(self, vocabulary: Vocabulary, ends: list[int]) -> None:
-        every = range(vocabulary.num_vocab)
-        pieces = [vocabulary.piece(token) for token in every]
-        self.eos_token_id = ends[0]
-        self.special_token_ids = [token for token in every if not pieces[token]]
-        self.tokens = [
-            piece or vocabulary.token_text(token)
-            for token, piece in zip(every, pieces, strict=True)
-        ]
-
-    def __call__(self, text: bytes) -> list[int]:
-        """The library only checks that this can be called. It would need it to force tokens, which
-        is switched off."""
-        raise AssertionError("no text is forced into tokens")
+    with _STACKS:
+        before = stack_size(_STACK_BYTES)
+        try:
+            Thread(target=run, name="duodec-grammar-stack", daemon=True).start()
+        finally:
+            stack_size(before)
+    return found.result()
 
 
-def _read(vocabulary: Vocabulary) -> tuple[llguidance.LLTokenizer, list[int]]:
-    ends = [token for token in range(vocabulary.num_vocab) if vocabulary.is_end(token)]
+def _read(vocabulary: Vocabulary) -> Words:
+    every = range(vocabulary.num_vocab)
+    ends = tuple(token for token in every if vocabulary.is_end(token))
     if not ends:
         raise BadOption("the model has no end token, which a grammar needs")
-    wrapped = llguidance.TokenizerWrapper(_Wrapped(vocabulary, ends))
-    return llguidance.LLTokenizer(wrapped, n_vocab=vocabulary.num_vocab, eos_token=ends), ends
+    pieces = [vocabulary.piece(token) for token in every]
+    texts = (
+        piece or vocabulary.token_text(token) for token, piece in zip(every, pieces, strict=True)
+    )
+    return Words(tuple(texts), tuple(token for token in every if not pieces[token]), ends)
 
 
 def in_lark(grammar: Grammar) -> str:
     """A grammar in the library's own notation. Raises BadOption."""
-    return _NO_FORCING + _rules(grammar)
+    try:
+        source = _NO_FORCING + _rules(grammar)
+        source.encode()
+    except RecursionError as error:
+        raise BadOption("the JSON schema is nested too deeply; write a flatter one") from error
+    except UnicodeEncodeError as error:
+        raise BadOption("the grammar holds half of a character; write UTF-8") from error
+    return source
 
 
 def _rules(grammar: Grammar) -> str:
@@ -189,8 +265,6 @@ def _rules(grammar: Grammar) -> str:
 def _schema(source: str) -> Any:
     try:
         return json.loads(source)
-    except RecursionError as error:
-        raise BadOption("the JSON schema is nested too deeply; write a flatter one") from error
     except ValueError as error:
         raise BadOption(f"the JSON schema is not JSON ({error}); write an object") from error
 
@@ -214,6 +288,11 @@ def rules_as(name: str, grammar: Grammar) -> str:
     return f"{head}{name}:{rest}" if start else head
 
 
+def too_complex(reason: str) -> str:
+    """Why a valid grammar cannot be followed."""
+    return f"the grammar is too complex to follow ({reason}); simplify it"
+
+
 def refusal(grammar: Grammar, words: str) -> str:
     """Why a grammar cannot be used, in one line of what the library says, without the place in a
     text that the user did not write."""
@@ -221,4 +300,5 @@ def refusal(grammar: Grammar, words: str) -> str:
     lines = [line.strip() for line in words.splitlines()]
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     reason = (causes or [lines[0].partition("): ")[2] or lines[0]])[-1]
+    reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]} ..."
     return f"the {names.get(grammar.kind, 'grammar')} cannot be used: {reason}"

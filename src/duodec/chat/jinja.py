@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import struct
 import sys
 from contextlib import suppress
 from datetime import datetime
@@ -19,12 +18,11 @@ from typing import Any, BinaryIO, NoReturn
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from duodec.machine.helper import ANSWER
+from duodec.machine.helper import ANSWER, SIZE
 
 MOST_CHARACTERS = 1 << 26  # of a prompt
 _MOST_BYTES = 2 << 30  # that the process may use
 WRITTEN, REFUSED = 0, 1  # the kind of a response
-SIZE = struct.Struct("<Q")  # of a request: its bytes
 
 # raised by templates that do not fit the messages: adding None to a text, for one
 _REFUSALS = (

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from duodec.chat.template import Message, render
@@ -59,12 +60,15 @@ def chat_tokens(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] = {},
     parse_special: bool = False,
+    check: Callable[[str], object] = lambda text: None,
 ) -> list[int]:
     """The tokens of a conversation, rendered by the model's chat template with ``variables`` of
     its own.
 
     With ``parse_special``, control tokens that messages spell are control tokens, as if the
-    template had written them. Raises BadOption if there is no template, or it refuses.
+    template had written them. ``check`` is shown each text that the template writes before anything
+    is done with it, and may refuse it: a template can write far more than it was given. Raises
+    BadOption if there is no template, or it refuses.
     """
     template = tokenizer.chat_template
     if template is None:
@@ -76,7 +80,9 @@ def chat_tokens(
 
     def write(shown: _Shown) -> str:
         messages, tools, (variables,) = shown
-        return render(template, messages, bos=bos, eos=eos, tools=tools, variables=variables)
+        text = render(template, messages, bos=bos, eos=eos, tools=tools, variables=variables)
+        check(text)
+        return text
 
     shown = (messages, tools, (variables,))
     plain = write(shown)
@@ -95,7 +101,14 @@ def _render(
     shown: _Shown,
 ) -> _Rendered:
     """The text, and which of its control tokens are the template's."""
-    signs = _Signs.of(controls, plain)
+    used = set(plain)
+
+    def noted(text: str) -> str:
+        used.update(text)
+        return text
+
+    _Marker(noted).all_of(shown)
+    signs = _Signs.of(controls, used)
 
     def written(mark: Callable[[str], str]) -> _Rendered:
         return signs.read(write(_Marker(mark).all_of(shown)), controls)
@@ -159,13 +172,19 @@ class _Signs:
     marks: Mapping[int, str]
 
     @classmethod
-    def of(cls, controls: SpecialTokens, plain: str) -> _Signs:
-        """Choose private characters that the text does not contain."""
-        used = {c for c in set(plain) if _FIRST_PRIVATE <= ord(c) <= _LAST_PRIVATE}
-        free = (chr(code) for code in range(_FIRST_PRIVATE, _LAST_PRIVATE))
-        unused = (mark for mark in free if mark not in used)
+    def of(cls, controls: SpecialTokens, used: Collection[str]) -> _Signs:
+        """Choose private characters that are not used. Raises BadOption where too few are left:
+        a sign without a mark would be anybody's."""
         signs = sorted(set().union(*map(_signs, controls.tokens)))
-        return cls(controls, {ord(sign): mark for sign, mark in zip(signs, unused, strict=False)})
+        free = (chr(code) for code in range(_FIRST_PRIVATE, _LAST_PRIVATE + 1))
+        marks = list(islice((mark for mark in free if mark not in used), len(signs)))
+        if len(marks) < len(signs):
+            raise BadOption(
+                f"the messages use all private characters (U+{_FIRST_PRIVATE:X} to "
+                f"U+{_LAST_PRIVATE:X}), of which {len(signs)} are needed to tell them from control "
+                "tokens; leave some out"
+            )
+        return cls(controls, dict(zip(map(ord, signs), marks, strict=True)))
 
     @cached_property
     def _back(self) -> dict[int, str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from duodec.chat import jinja
-from duodec.chat.jinja import SIZE, WRITTEN, Refused
-from duodec.machine.helper import Helper, Late
+from duodec.chat.jinja import WRITTEN, Refused
+from duodec.machine.helper import SIZE, Helper, Late
 
 
 class Renderer:

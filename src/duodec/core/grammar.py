@@ -28,3 +28,6 @@ class Mask(Protocol):
         grammar and, where the text may end, the end tokens. Depends on ``answer`` only. None if
         ``answer`` has already ended or cannot begin a match: nothing is ever drawn there. Raises
         BadOption if the grammar is too complex."""
+
+    def close(self) -> None:
+        """Free what it holds: nothing may follow any text from now on. Can be called twice."""

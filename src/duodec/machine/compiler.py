@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from duodec.machine.ownership import check_owned
+
 # without contraction, so that a product and a sum have the bits that Python gives them
 _OPTIONS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared")
 _COMPILERS = ("c++", "g++", "clang++")
@@ -22,7 +24,8 @@ def compiled(sources: Path, folder: Path, sizes: Mapping[str, int] | None = None
     """The library of the files in ``sources``, kept in ``folder``, with ``sizes`` as its macros.
 
     None where there is no compiler (the environment's ``CXX``, or one of the usual names), where it
-    fails, where nothing can be written, and where others may write: what is there is run.
+    fails, and where nothing can be written. Raises Unsafe where others may write: what is there is
+    run.
     """
     options = [*_OPTIONS, *(f"-D{name}={number}" for name, number in (sizes or {}).items())]
     files = sorted([*sources.glob("*.cpp"), *sources.glob("*.h")])
@@ -31,9 +34,11 @@ def compiled(sources: Path, folder: Path, sizes: Mapping[str, int] | None = None
     path = folder / f"duodec-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.so"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_owned(folder)
         if not path.exists():
             _compile([file for file in files if file.suffix == ".cpp"], path, options)
-        return path if _is_ours(folder) and _is_ours(path) else None
+        check_owned(path)
+        return path
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
@@ -53,9 +58,3 @@ def _compile(files: Sequence[Path], path: Path, options: Sequence[str]) -> None:
         )  # fmt: skip
         made.chmod(0o700)
         made.replace(path)
-
-
-def _is_ours(path: Path) -> bool:
-    """Nobody else but the system's owner may write it."""
-    status = path.stat()
-    return status.st_uid in {0, os.getuid()} and not status.st_mode & 0o022

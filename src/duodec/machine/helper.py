@@ -19,6 +19,7 @@ from time import perf_counter
 from duodec.machine.processes import OWN_GROUP, end_group
 
 ANSWER = struct.Struct("<BQ")  # how an answer begins: its kind and its bytes
+SIZE = struct.Struct("<Q")  # how a request may begin: its bytes
 _START_S = 30.0  # for an interpreter and its imports
 _BOOT = f"""\
 {OWN_GROUP}

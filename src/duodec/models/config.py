@@ -117,6 +117,14 @@ class EngineConfig:
             ge=1,
         ),
     ] = None
+    no_mmap: Annotated[
+        bool,
+        Parameter(
+            "Read a GGUF target whole into memory in place of mapping its file, which must not "
+            "become shorter while it is used.",
+            "Machine",
+        ),
+    ] = False
     threads: Annotated[
         int | None,
         Parameter(

@@ -207,7 +207,10 @@ def _load_llama(
         footprint, free = _llama_memory(config, header, cache, taken_bytes)
         num_context = llama_context(config.context, header, footprint, free, on_warning)
         packs = packs and _holds_packed(config, header, footprint, taken_bytes, on_warning)
-    model = LlamaModel(path, num_gpu_layers=layers, packs=packs, placed=placed, cache=cache, on=on)
+    model = LlamaModel(
+        path, num_gpu_layers=layers, packs=packs, placed=placed, cache=cache, on=on,
+        is_mapped=not config.no_mmap,
+    )  # fmt: skip
     placement = model.placement
     is_device = placement is not Placement.CPU and not model.is_recurrent
     rows = padded_rows(config, model, on_warning) if is_device else None

@@ -469,5 +469,7 @@ class Scheduler:
             task.loop.close()
         finally:
             request.drafter.cancel(request.slot)
+            if request.sampler.mask is not None:  # its last draft may be remembered for long
+                request.sampler.mask.close()
             if not self.running:
                 self.release_cores()

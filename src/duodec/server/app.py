@@ -48,7 +48,7 @@ class Routes:
 
     async def response(self, request: Request) -> Response:
         stored = self._service.store.get(request.path_params["name"])
-        return JSONResponse(stored.response)
+        return Response(stored.response, media_type="application/json")
 
     async def forget(self, request: Request) -> Response:
         name = request.path_params["name"]

@@ -68,7 +68,11 @@ class PromptBounds:
         elif len(prompt) >= self.num_context:
             raise self._exceeded(len(prompt))
 
-    def _check(self, texts: Sequence[str]) -> None:
+    def check_rendered(self, text: str) -> None:
+        """Of what a template has written, control tokens included. Raises ContextExceeded."""
+        self._check([text], is_templated=True)
+
+    def _check(self, texts: Sequence[str], *, is_templated: bool | None = None) -> None:
         num_characters = sum(map(len, texts))
         if (least := num_characters // self.longest) >= self.num_context:
             raise self._exceeded(least)
@@ -80,10 +84,11 @@ class PromptBounds:
                 f"{self.num_context} tokens; shorten it, or ask for a larger context with --context"
             )
         num_tokens = 0
+        is_templated = self.parse_special if is_templated is None else is_templated
         for text in texts:
             for begin in range(0, len(text), _PART):
                 part = text[begin : begin + _PART]
-                found = len(self.tokenizer.tokenize(part, is_templated=self.parse_special))
+                found = len(self.tokenizer.tokenize(part, is_templated=is_templated))
                 # a cut may make one token many
                 num_tokens += max(0, found - self.longest)
                 if num_tokens >= self.num_context:

@@ -15,6 +15,7 @@ from duodec.errors import (
     ContextExceeded,
     DistributionUnavailable,
     DuodecError,
+    GrammarsFull,
 )
 
 FINAL: Mapping[str, str] = {"x-should-retry": "false"}
@@ -92,6 +93,8 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error), param="messages", code="context_length_exceeded")
     if isinstance(error, BadOption | DistributionUnavailable):
         return ApiError(400, str(error), code="invalid_value")
+    if isinstance(error, GrammarsFull):
+        return busy(1, str(error))
     if isinstance(error, ComputeFailed):
         return ApiError(500, str(error), kind="server_error", code="compute_failed", headers=FINAL)
     if isinstance(error, DuodecError):

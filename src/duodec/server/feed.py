@@ -81,6 +81,7 @@ class Feed:
         """Nobody listens any more: what is still in work ends."""
         for task in self._tasks:
             self._scheduler.abort(task)
+        self._tasks = ()  # they know this feed: what they hold is freed now, not some time later
         self._on_leave()
 
     def _taken(self) -> Iterator[Told]:

@@ -7,6 +7,7 @@ exhausts the stack of whoever walks over it later. Both are counted first, on th
 from __future__ import annotations
 
 import json
+from math import isinf
 from typing import Any, NoReturn
 
 import numpy as np
@@ -41,10 +42,10 @@ def parse(data: bytes | str) -> Any:
     """Any JSON value. Raises ValueError, which says why."""
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     _check(data)
-    value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+    value = _loads(data.decode("utf-8"))
     if b"\\ud" in data.lower():  # halves of characters are no text: nothing could be sent back
         whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-        value = json.loads(whole, parse_constant=_no_number)
+        value = _loads(whole)
     return value
 
 
@@ -85,6 +86,18 @@ def _check(data: bytes) -> None:
         num_names += num_open + int(np.count_nonzero(signs == ord(":")))
         if num_names > MAX_NAMES:
             raise TooMuch(f"more than {MAX_NAMES} fields, arrays and objects")
+
+
+def _loads(text: str | bytes) -> Any:
+    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+
+
+def _finite(word: str) -> float:
+    """A number that JSON can write again: 1e400 is read as an infinity, which it cannot."""
+    value = float(word)
+    if isinf(value):
+        raise ValueError(f"{word[:20]} is too large for a number")
+    return value
 
 
 def _no_number(word: str) -> NoReturn:

@@ -24,7 +24,7 @@ from duodec.server.models import Models, Source
 from duodec.server.prompt_log import PromptLog
 from duodec.server.responses.form import ResponseForm
 from duodec.server.responses.schemas import ResponsesBody, messages_of
-from duodec.server.responses.store import Store
+from duodec.server.responses.store import Store, continued, conversation
 from duodec.server.schemas import ChatBody, validated
 from duodec.server.served import UNLOADED, Hold, Served
 from duodec.server.settings import Settings
@@ -202,11 +202,13 @@ class Service:
         own = await self.intake.run(validated, ResponsesBody, body)
         messages = messages_of(own.input)
         if (previous := own.previous_response_id) is not None:
-            messages = [*self.store.get(previous, "previous_response_id").messages, *messages]
+            stored = self.store.get(previous, "previous_response_id")
+            messages = [*await self.intake.run(stored.messages), *messages]
+        begun = await self.intake.run(conversation, messages) if own.store else b""
 
         def remember(response: dict[str, Any], message: dict[str, Any]) -> None:
             if own.store:
-                self.store.add(response, [*messages, message])
+                self.store.add(response, continued(begun, message))
 
         as_chat = own.as_chat(dict(body), messages)
         if self._must_wait(body):
@@ -226,7 +228,7 @@ class Service:
         speech = Speech.of(llm.tokenizer)
         asked = await self.intake.run(parse_chat, body, speech.dialect)
         await self._run(served, bounds.check_chat, asked.messages, asked.tools)
-        tokens = await self._run(served, speech.prompt, llm, asked)
+        tokens = await self._run(served, speech.prompt, llm, asked, bounds.check_rendered)
         if self._prompt_log is not None:
             await self.intake.run(self._prompt_log.write, asked.messages)
         end = speech.end_of(tokens)
@@ -272,7 +274,7 @@ class Service:
         is_quick = (
             grammar is None
             or llm.is_compiled(grammar)
-            or await self.intake.glance(served.guarded(llm.try_grammar.is_quick), grammar)
+            or await self.intake.glance(served.guarded(llm.is_compiled_soon), grammar)
         )
         run = self.intake.run if is_quick else self.intake.compile
         return await run(served.guarded(_made), served, wish, tokens, shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +33,17 @@ class Speech:
     def of(cls, tokenizer: Tokenizer) -> Speech:
         return cls(dialect_of(tokenizer.chat_template), tokenizer)
 
-    def prompt(self, llm: LLM, asked: ChatWish) -> list[int]:
-        """The tokens of a conversation. Raises BadOption.
+    def prompt(self, llm: LLM, asked: ChatWish, check: Callable[[str], object]) -> list[int]:
+        """The tokens of a conversation. ``check`` may refuse what the template writes. Raises
+        BadOption.
 
         Most templates want a call's arguments as an object, and some as its text.
         """
 
         def tokens_of(messages: Sequence[Message]) -> list[int]:
-            return llm.tokens_of(messages, tools=asked.tools, variables=asked.variables)
+            return llm.tokens_of(
+                messages, tools=asked.tools, variables=asked.variables, check=check
+            )
 
         try:
             return tokens_of(asked.messages)

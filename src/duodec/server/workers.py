@@ -57,10 +57,15 @@ class Workers:
             future, call = self._calls.get()
             if not future.set_running_or_notify_cancel():
                 continue
-            try:
-                result = call()
-            except BaseException as error:  # noqa: BLE001  raised again where it is waited for
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            _make(future, call)
             del future, call
+
+
+def _make(future: Future[_T], call: Callable[[], _T]) -> None:
+    """A function of its own, so that no thread keeps a result until its next call."""
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001  raised again where it is waited for
+        future.set_exception(error)
+    else:
+        future.set_result(result)

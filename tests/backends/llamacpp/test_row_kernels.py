@@ -53,7 +53,9 @@ class InstructionSet:
 
     def runner(self) -> list[str]:
         if self.prints.startswith("NEON") and not _is_arm():
-            return [next(filter(shutil.which, ("qemu-aarch64", "qemu-aarch64-static")), "qemu-aarch64")]
+            return [
+                next(filter(shutil.which, ("qemu-aarch64", "qemu-aarch64-static")), "qemu-aarch64")
+            ]
         return []
 
     def missing(self) -> str:
@@ -76,13 +78,17 @@ def _flags() -> set[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return set()
-    return {flag for line in lines if line.startswith("flags") for flag in line.split(":")[1].split()}
+    return {
+        flag for line in lines if line.startswith("flags") for flag in line.split(":")[1].split()
+    }
 
 
 SETS = {
     "plain": InstructionSet("plain C++", ("-O1", "-DDUODEC_PLAIN")),
     "avx2": InstructionSet("AVX2", ("-O3", *AVX2), ("avx2", "fma", "f16c")),
-    "avx-vnni": InstructionSet("AVX-VNNI", ("-O3", *AVX2, "-mavxvnni"), ("avx2", "fma", "avx_vnni")),
+    "avx-vnni": InstructionSet(
+        "AVX-VNNI", ("-O3", *AVX2, "-mavxvnni"), ("avx2", "fma", "avx_vnni")
+    ),
     "avx512": InstructionSet("AVX-512 VNNI", ("-O3", *AVX512), ("avx512bw", "avx512_vnni")),
     "neon": InstructionSet("NEON dot products", ("-O3", "-march=armv8.2-a+dotprod")),
 }
@@ -96,8 +102,13 @@ class Probe:
     command: tuple[str, ...]
 
     def products(
-        self, kind: Format, weights: Bytes, x: Floats, *,
-        splits: Sequence[int] = (), tiles_at_once: int = 1 << 20,
+        self,
+        kind: Format,
+        weights: Bytes,
+        x: Floats,
+        *,
+        splits: Sequence[int] = (),
+        tiles_at_once: int = 1 << 20,
     ) -> Floats:
         """Rows of activations, (m, columns), times weights, (rows, bytes): (m, rows).
 
@@ -256,7 +267,9 @@ def check(kind: Format, weights: Bytes, x: Floats, products: Floats) -> None:
 def _first(wrong: npt.NDArray[np.bool_], *arrays: npt.NDArray[np.floating]) -> str:
     at = tuple(np.argwhere(wrong)[0])
     got, exact, room = (array[at] for array in arrays)
-    return f"{wrong.sum()} of {wrong.size}; row {at[0]}, weight {at[1]}: {got}, not {exact} +- {room}"
+    return (
+        f"{wrong.sum()} of {wrong.size}; row {at[0]}, weight {at[1]}: {got}, not {exact} +- {room}"
+    )
 
 
 def assert_same_bits(a: Floats, b: Floats) -> None:
@@ -333,7 +346,14 @@ def test_every_number_of_16_bits_is_exact(name: str, compiled: Compile) -> None:
 def test_an_instruction_set_changes_no_bit(kind: Format, fast: Probe, plain: Probe) -> None:
     rng = np.random.default_rng(3)
     cases = []
-    for num_rows, num_blocks, num_x in ((1, 1, 3), (15, 3, 7), (17, 5, 19), (33, 2, 40), (0, 1, 1), (5, 1, 0)):
+    for num_rows, num_blocks, num_x in (
+        (1, 1, 3),
+        (15, 3, 7),
+        (17, 5, 19),
+        (33, 2, 40),
+        (0, 1, 1),
+        (5, 1, 0),
+    ):
         num_columns = columns_of(kind, num_blocks)
         weights = kind.draw(rng, num_rows, num_columns)
         cases.append((kind, weights, ordinary(rng, num_x, num_columns), (), 1))
@@ -348,9 +368,7 @@ def test_an_instruction_set_changes_no_bit(kind: Format, fast: Probe, plain: Pro
 
 @each_format
 @pytest.mark.parametrize("name", SETS)
-def test_a_row_has_the_same_bits_in_any_company(
-    kind: Format, name: str, compiled: Compile
-) -> None:
+def test_a_row_has_the_same_bits_in_any_company(kind: Format, name: str, compiled: Compile) -> None:
     probe = compiled(name)
     rng = np.random.default_rng(4)
     num_columns = columns_of(kind, 3)
@@ -377,7 +395,9 @@ def test_what_is_not_finite_stays_in_its_row(kind: Format, name: str, compiled: 
     products = probe.products(kind, weights, x)
     alone = probe.products(kind, weights, x, splits=range(1, len(x)))
     assert_same_bits(products, alone)
-    is_huge = np.array(["largest" in label for label in rows])  # may overflow where weights are large
+    is_huge = np.array(
+        ["largest" in label for label in rows]
+    )  # may overflow where weights are large
     is_finite = np.isfinite(x).all(axis=1)
     assert np.isfinite(products[is_finite & ~is_huge]).all()
     assert not np.isfinite(products[~is_finite]).any()
@@ -397,10 +417,20 @@ def test_nothing_undefined_is_done(name: str, compiled: Compile, plain: Probe) -
         cases = []
         for num_rows, num_blocks in ((1, 1), (15, 3), (17, 2), (33, 5), (0, 1)):
             num_columns = columns_of(kind, num_blocks)
-            x = np.concatenate([np.stack(list(edges(num_columns).values())), ordinary(rng, 18, num_columns)])
+            x = np.concatenate(
+                [np.stack(list(edges(num_columns).values())), ordinary(rng, 18, num_columns)]
+            )
             for width in (0, 1, 2, 3, 5, 19, len(x)):
                 cases.append((kind, kind.draw(rng, num_rows, num_columns), x[:width], (), 1))
-        cases.append((kind, kind.every_byte(columns_of(kind, 1)), ordinary(rng, 2, columns_of(kind, 1)), (), 2))
+        cases.append(
+            (
+                kind,
+                kind.every_byte(columns_of(kind, 1)),
+                ordinary(rng, 2, columns_of(kind, 1)),
+                (),
+                2,
+            )
+        )
         for one, other in zip(probe.all_products(cases), plain.all_products(cases), strict=True):
             assert_same_bits(one, other)
 

@@ -103,6 +103,9 @@ class OddMask:
 
     num_vocab: int
 
+    def close(self) -> None:
+        """It holds nothing."""
+
     def allowed(self, answer: np.ndarray) -> np.ndarray | None:
         rng = np.random.default_rng(answer)
         if rng.random() < 0.1:

@@ -51,6 +51,9 @@ class Thirds:
     """A mask that forks with every token: it bans a third of them, by the last token and how many
     there are."""
 
+    def close(self) -> None:
+        """It holds nothing."""
+
     def allowed(self, answer: np.ndarray) -> np.ndarray:
         return (np.arange(NUM_VOCAB) + len(answer) + int(answer[-1:].sum())) % 3 > 0
 

@@ -33,8 +33,9 @@ class LlamaModel:
     they stay in the mapped file, and llama.cpp's kernels, which give every row the same bits too,
     compute them more slowly. ``vocabulary_only`` reads no weights. ``placed`` tensors lie on
     devices of their own; contexts keep keys and values in the formats of ``cache``; layers that a
-    GPU computes lie ``on`` these devices, on all that there are by default. Raises ModelUnreadable,
-    and BadOption for a device that is not there.
+    GPU computes lie ``on`` these devices, on all that there are by default. A file that
+    ``is_mapped`` must stay as it is; another is read whole. Raises ModelUnreadable, and BadOption
+    for a device that is not there.
     """
 
     def __init__(
@@ -47,14 +48,18 @@ class LlamaModel:
         placed: Sequence[overrides.Override] = (),
         cache: CacheTypes = CacheTypes(),  # noqa: B008  frozen
         on: Sequence[Device] = (),
+        is_mapped: bool = True,
     ) -> None:
         self.path = path
+        self._is_mapped = is_mapped
         self.cache = cache
         self._placed, self._num_gpu_layers, self._on = placed, num_gpu_layers, tuple(on)
         self.lib = lib = library.load()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = num_gpu_layers
         params.vocab_only = vocabulary_only
+        if not is_mapped:
+            params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         if num_gpu_layers == 0:  # not even a context on the GPU: it is the target's
             params.split_mode = lib.LLAMA_SPLIT_MODE_NONE
             params.main_gpu = -1
@@ -201,8 +206,8 @@ class LlamaModel:
 
     @property
     def is_read(self) -> bool:
-        """Whether weights are in memory: packed ones are, a mapped file comes as it is used."""
-        return self._is_packed
+        """Whether weights are in memory: packed or read whole; a mapped file comes as it is used."""
+        return self._is_packed or not self._is_mapped
 
     @property
     def cache_bytes_per_token(self) -> int:

@@ -23,6 +23,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
@@ -39,6 +41,19 @@ _SAYS_EVERY_S = 30.0  # off a terminal
 _FEWEST_STEPS = 5  # before the time left is estimated
 _BAR = 24
 _STEP = re.compile(rb"\[ *(\d+)/(\d+)\]|\[ *(\d+)(%)\]")  # of Ninja, of Make
+
+
+def _file(path: Path) -> ModuleType:
+    """A file of the package, which need not be installed yet."""
+    spec = importlib.util.spec_from_file_location(f"duodec_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ownership: Any = _file(Path(__file__).parents[2] / "machine" / "ownership.py")
 
 
 class BuildFailed(Exception):
@@ -74,11 +89,13 @@ def find_or_build(
     user's. Raises BuildFailed.
     """
     if (wheel := cached(cpu, cmake_args)) is not None:
+        _check_owned(wheel)
         return wheel
     folder = _folder(cpu, cmake_args)
     check_compiler(cmake_args)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _check_owned(folder.parent)
         _remove_abandoned(folder.parent)
         scratch = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=str(folder.parent)))
     except OSError as error:
@@ -130,8 +147,18 @@ def forget(cpu: str, cmake_args: str) -> None:
     shutil.rmtree(cache_folder() / "wheels" / wheel_key(cpu, cmake_args), ignore_errors=True)
 
 
+def _check_owned(path: Path) -> None:
+    """Raises BuildFailed where other users could change what is installed and run."""
+    try:
+        ownership.check_owned(path)
+    except ownership.Unsafe as error:
+        raise BuildFailed(str(error)) from error
+
+
 def install(wheel: Path, pip: Sequence[str]) -> None:
-    """Install a wheel of `find_or_build` in the place of what is there. Raises BuildFailed."""
+    """Install a wheel of `find_or_build` or `fetch` in the place of what is there. Raises
+    BuildFailed."""
+    _check_owned(wheel)
     for arguments in (["--force-reinstall", "--no-deps", str(wheel)], [str(wheel)]):
         # the second run adds what it depends on, and replaces nothing
         command = [*pip, "install", "-qq", *arguments]

@@ -14,13 +14,25 @@ MOST_RESPONSES = 1024
 MOST_BYTES = 64 << 20
 
 
+_OF_ENTRY = 1024  # bytes of what surrounds a response
+
+
 @dataclass(frozen=True)
 class Stored:
-    """A response, and the conversation up to its end."""
+    """A response, and the conversation up to its end, both as JSON: what is read weighs many times
+    as much."""
 
-    response: dict[str, Any]
-    messages: Sequence[dict[str, Any]]
-    num_bytes: int
+    response: bytes
+    conversation: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.response) + len(self.conversation) + _OF_ENTRY
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Read anew each time."""
+        found: list[dict[str, Any]] = json.loads(self.conversation)
+        return found
 
 
 class Store:
@@ -34,12 +46,13 @@ class Store:
     def __len__(self) -> int:
         return len(self._stored)
 
-    def add(self, response: dict[str, Any], messages: Sequence[dict[str, Any]]) -> None:
-        num_bytes = len(json.dumps(response)) + len(json.dumps(messages))
-        if num_bytes > self._most_bytes:
+    def add(self, response: dict[str, Any], conversation: bytes) -> None:
+        """A response, and what `conversation` writes of the messages up to its end."""
+        stored = Stored(_json(response), conversation)
+        if stored.num_bytes > self._most_bytes:
             return
-        self._stored[response["id"]] = Stored(response, messages, num_bytes)
-        self._num_bytes += num_bytes
+        self._stored[response["id"]] = stored
+        self._num_bytes += stored.num_bytes
         while len(self._stored) > self._most_responses or self._num_bytes > self._most_bytes:
             self._num_bytes -= self._stored.popitem(last=False)[1].num_bytes
 
@@ -57,3 +70,17 @@ class Store:
         """Raises ApiError."""
         self._num_bytes -= self.get(name).num_bytes
         del self._stored[name]
+
+
+def conversation(messages: Sequence[dict[str, Any]]) -> bytes:
+    """Messages as they are stored."""
+    return _json(messages)
+
+
+def continued(begun: bytes, message: dict[str, Any]) -> bytes:
+    """A conversation with one more message, which alone is written anew."""
+    return begun[:-1] + (b"," if len(begun) > len(b"[]") else b"") + _json(message) + b"]"
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -1,0 +1,95 @@
+"""Compile grammars with llguidance: what this process and the one that tries them have in common.
+
+A trial says something of a grammar only if it compiles the same text, on the same vocabulary,
+within the same limits. So both do it here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+
+import llguidance
+
+Tokens = llguidance.LLTokenizer
+Matcher = llguidance.LLMatcher
+
+MOST_SOURCE_BYTES = 256 << 10  # of a grammar in the library's own notation
+# of the library, so that no other version of it has others: no mask of a schema or an expression
+# takes 0.1 s
+_LIMITS = llguidance.LLParserLimits(
+    max_items_in_row=2000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,  # of one completion, 1 to 2 kB each; made as needed
+    max_grammar_size=500_000,
+)
+# no token continues, as in a vocabulary that lacks a letter: the mask then lets the text end
+_DEAD_ENDS = ("NoExtension", "NoExtensionBias")
+
+
+@dataclass(frozen=True)
+class Words:
+    """A vocabulary as the library wants it; sent to another process by value. ``controls`` are
+    tokens that are no text, ``ends`` those that end a completion."""
+
+    tokens: tuple[bytes, ...]
+    controls: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @cached_property
+    def key(self) -> str:
+        """The same for the same vocabulary, and for no other."""
+        found = sha256(repr((self.controls, self.ends, len(self.tokens))).encode())
+        for token in self.tokens:
+            found.update(len(token).to_bytes(4, "little") + token)
+        return found.hexdigest()
+
+    def opened(self) -> Tokens:
+        wrapped = llguidance.TokenizerWrapper(_Wrapped(self))
+        return Tokens(wrapped, n_vocab=len(self.tokens), eos_token=[*self.ends])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A grammar, and what it may take. ``key`` is the vocabulary's, which comes along where the
+    process that tries did not know it."""
+
+    key: str
+    words: Words | None
+    seconds: float
+    num_bytes: int
+    source: str
+
+
+class _Wrapped:
+    """A vocabulary by the names that the library looks for."""
+
+    bos_token_id = None
+
+    def __init__(self, words: Words) -> None:
+        self.tokens = words.tokens
+        self.special_token_ids = [*words.controls]
+        self.eos_token_id = words.ends[0]
+
+    def __call__(self, text: bytes) -> list[int]:
+        """The library only checks that this can be called. It would need it to force tokens, which
+        is switched off."""
+        raise AssertionError("no text is forced into tokens")
+
+
+def compiled(tokens: Tokens, source: str) -> Matcher:
+    """A grammar in the library's notation; the result's ``is_error`` tells whether it is none. Uses
+    a stack as deep as the grammar's references are."""
+    return Matcher(tokens, source, log_level=0, limits=_LIMITS)
+
+
+def fault(matcher: Matcher) -> str:
+    """Why a matcher that was compiled can be followed no further; "" where it can, or where no
+    token continues."""
+    if not matcher.is_error():
+        return ""
+    reason = matcher.get_error().partition("\n")[0]
+    return "" if reason in _DEAD_ENDS else reason

@@ -1,0 +1,46 @@
+"""A model's file that becomes shorter while it is used: fatal where it is mapped."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from duodec.models.config import EngineConfig
+
+pytest.importorskip("llama_cpp", reason="llama.cpp is not built: make setup")
+
+DRAFT = Path(__file__).parents[3] / "src" / "duodec" / "data" / "smollm2-135m-draft-q4_0.gguf"
+PROGRAM = """\
+import os, sys
+from duodec import LLM, SamplingParams
+path = sys.argv[1]
+llm = LLM.load(path, None, no_mmap=sys.argv[2] == "read", context=64, threads=1)
+params = SamplingParams(max_tokens=4, seed=1)
+before = llm.generate("The capital of France", params)[0].tokens
+os.truncate(path, 4096)
+for text in ("The capital of France", "One, two, three and so on: 9 8 7"):
+    after = llm.generate(text, params)[0].tokens
+assert llm.generate("The capital of France", params)[0].tokens == before
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a mapped file ends otherwise")
+@pytest.mark.parametrize("how", ["mapped", "read"])
+def test_a_file_that_is_read_whole_may_be_truncated(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(DRAFT, path)
+    path.chmod(0o600)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(path), how], capture_output=True, timeout=200,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == (0 if how == "read" else -signal.SIGBUS), done.stderr.decode()
+
+
+def test_a_file_is_mapped_unless_the_user_says_otherwise() -> None:
+    assert not EngineConfig().no_mmap

@@ -1,0 +1,153 @@
+"""Odd JSON in every field of every endpoint: a response or a refusal, never a 500 or a silence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fakes.server import Running, running
+from fakes.tags import Tags, random_model
+
+CLEAN = {200, 400, 404, 413, 422, 429}
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t|tojson }}{% endfor %}<tool_call>"
+    "{% if x is defined %}{{ x|tojson }}{% endif %}"
+    "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ m.name or '' }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments|tojson }}{% endfor %}{% endfor %}a"
+)
+ODD = {
+    "above all floats": "1e400", "below all floats": "-1e400", "digits": "9" * 400 + ".0",
+    "the largest": "1.7976931348623157e308", "no number": "NaN", "infinity": "-Infinity",
+    "a long integer": "1" + "0" * 4000, "too long an integer": "1" * 5000, "2 ** 64": str(1 << 64),
+    "minus zero": "-0.0", "tiny": "1e-400", "half a character": '"\\ud800"',
+    "halves in the wrong order": '"\\udc00\\ud800"', "a name with a half": '{"\\ud800": 1}',
+    "deep": "[" * 90 + "]" * 90, "too deep": "[" * 200 + "]" * 200,
+    "far too deep": '{"a":' * 20_000 + "1" + "}" * 20_000, "nothing": '"\\u0000"',
+    "nested infinity": '{"a": [{"b": 1e999}]}', "the same name twice": '{"a": 1, "a": 1e400}',
+    "an escaped text": '"\\\\ud800 \\" [[[["', "true": "true", "an empty name": '{"": {}}',
+}  # fmt: skip
+REFUSED = (
+    "above all floats", "below all floats", "digits", "no number", "infinity", "too deep",
+    "too long an integer", "far too deep", "nested infinity", "the same name twice",
+)  # fmt: skip
+SAY = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SHARED: dict[str, Any] = {
+    "max_tokens": 2, "temperature": 0.5, "top_p": 1, "top_k": 2, "min_p": 0, "seed": 1,
+    "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "repeat_penalty": 1,
+    "logit_bias": {"3": 1}, "stop": ["x"], "n": 1, "user": "u", "speculation": {"max_draft": 2},
+    "response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}, "unknown": 1,
+    "stream_options": {"include_usage": True}, "timings_per_token": True, "model": None,
+}  # fmt: skip
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        **SHARED, "messages": SAY, "max_completion_tokens": 2, "logprobs": True, "top_logprobs": 1,
+        "tools": [TOOL], "tool_choice": "auto", "chat_template_kwargs": {"x": 1},
+        "reasoning_effort": "low", "parallel_tool_calls": True,
+    },
+    "/v1/completions": {**SHARED, "prompt": "hi", "logprobs": 1, "suffix": "", "echo": True,
+                        "best_of": 1},
+    "/v1/responses": {
+        "input": "hi", "instructions": "x", "max_output_tokens": 2, "metadata": {"k": "v"},
+        "tools": [{"type": "function", "name": "f"}], "tool_choice": "auto", "text": {},
+        "reasoning": {"effort": "low"}, "store": True, "temperature": 1, "top_p": 1, "seed": 1,
+        "previous_response_id": "resp_1", "background": False, "chat_template_kwargs": {"x": 1},
+        "parallel_tool_calls": True, "stop": "x",
+    },
+}  # fmt: skip
+_HOLE = "\ue000HOLE"
+H: Any = _HOLE
+# by path, bodies with a hole somewhere deep, where what is sent is repeated, rendered or compiled
+INNER: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {"messages": [{"role": "user", "content": "hi", "name": H}]},
+        {"messages": [{"role": H, "content": "hi"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": H}]}]},
+        {"messages": [*SAY, {"role": "assistant", "content": None, "tool_calls": [
+            {"type": "function", "function": {"name": "f", "arguments": {"x": H}}}]}]},
+        {"messages": [*SAY, {"role": "assistant", "tool_calls": [
+            {"type": "function", "function": {"name": "f", "arguments": H}}]}]},
+        {"messages": SAY, "tools": [{**TOOL, "x": H}]},
+        {"messages": SAY, "tools": [{"type": "function", "function": {
+            "name": "f", "parameters": {"properties": {"x": {"const": H}}}}}],
+            "tool_choice": "required"},
+        {"messages": SAY, "chat_template_kwargs": {"x": H}},
+        {"messages": SAY, "logit_bias": {"3": H}},
+        {"messages": SAY, "speculation": {"max_draft": H}},
+        {"messages": SAY, "structured_outputs": {"json": {"enum": [H, 1]}}},
+        {"messages": SAY, "structured_outputs": {"choice": [H, "b"]}},
+        {"messages": SAY, "structured_outputs": {"regex": H}},
+        *({"messages": SAY, "response_format": {"type": "json_schema", "json_schema": {
+            "name": H, "schema": {"type": "number", key: H}}}}
+          for key in ("minimum", "multipleOf", "const", "$ref", "x-guidance", "properties")),
+    ],
+    "/v1/completions": [{"prompt": [H]}, {"prompt": [[H]]}, {"prompt": [1, H]},
+                        {"prompt": "a", "logit_bias": {"3": H}}],
+    "/v1/responses": [
+        {"input": "hi", "metadata": {"k": H}}, {"input": "hi", "metadata": {"k": [[H]]}},
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": H}]}]},
+        {"input": [{"type": "function_call", "name": "f", "arguments": H, "call_id": H}]},
+        {"input": [{"type": "function_call_output", "output": "x", "call_id": H}, *SAY]},
+        {"input": [{"type": "reasoning", "content": [{"type": "text", "text": H}]}, *SAY]},
+        {"input": "hi", "tools": [{"type": "function", "name": "f", "description": H}]},
+        {"input": "hi", "tools": [{"type": "function", "name": "f", "parameters": {"x": H}}]},
+        {"input": "hi", "tool_choice": {"type": "function", "name": H}},
+        {"input": "hi", "text": {"format": {"type": "json_schema", "schema": {"const": H}}}},
+        {"input": "hi", "text": {"format": {"type": H, "name": H}}},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(random_model(Tags(TEMPLATE))) as server:
+        yield server
+
+
+def with_hole(body: dict[str, Any], name: str) -> dict[str, Any]:
+    least = {key: body[key] for key in ("messages", "prompt", "input") if key in body}
+    return {**least, name: _HOLE}
+
+
+def check(response: httpx.Response) -> None:
+    assert response.status_code in CLEAN, response.text[:500]
+    if response.status_code != 200:
+        error = response.json()["error"]
+        assert error["type"] != "server_error", error
+        assert error["message"]
+        assert "\n" not in error["message"]
+        assert len(error["message"]) < 5000
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("path", BODIES)
+def test_odd_values_in_any_field(server: Running, path: str, odd: str) -> None:
+    own = [with_hole(BODIES[path], name) for name in BODIES[path]]
+    num_served = 0
+    for body in [*own, *INNER[path]]:
+        for more in ({}, {"stream": True}):
+            limit = {} if "max" in str(body) else {"max_output_tokens": 2, "max_tokens": 2}
+            text = json.dumps({**limit, **body, **more}).replace(json.dumps(_HOLE), ODD[odd])
+            content = {"content-type": "application/json"}
+            response = server.http.post(path, content=text.encode(), headers=content)
+            check(response)
+            num_served += response.status_code == 200
+    assert num_served > 2 or odd in REFUSED, "some of them mean something"
+    assert server.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_bodies(server: Running, odd: str) -> None:
+    for path in BODIES:
+        for text in (ODD[odd], f"[{ODD[odd]}]", f'{{"x": {ODD[odd]}}}', f"{{{ODD[odd]}: 1}}"):
+            check(server.http.post(path, content=text.encode()))
+
+
+def test_a_metadata_that_no_response_could_repeat_is_refused(server: Running) -> None:
+    text = '{"input": "hi", "metadata": {"a": 1e400}}'
+    response = server.http.post("/v1/responses", content=text.encode())
+    assert response.status_code == 400
+    assert "1e400 is too large" in response.json()["error"]["message"]
