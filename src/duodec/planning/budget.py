@@ -143,7 +143,9 @@ class BatchBudget:
         if num_requests < 2 or num_drafted >= len(_FIRST_BUDGETS):
             return sys.maxsize
         budget = _FIRST_BUDGETS[num_drafted]
-        share = min(budget - self._given, max(_LEAST_SHARE, budget // num_requests))
+        # more may have been given when there were more requests, whose budget was larger
+        left = max(0, budget - self._given)
+        share = min(left, max(_LEAST_SHARE, budget // num_requests))
         self._given += share
         return share
 
