@@ -541,6 +541,48 @@ def test_the_load_is_told_how_long_this_process_computed() -> None:
     assert told == sorted(told)
 
 
+@pytest.mark.parametrize("method", ["ar", "sps"])
+@pytest.mark.parametrize("num_tokens", [3, 40])
+def test_after_an_abort_nothing_is_said(method: str, num_tokens: int) -> None:
+    engine = engine_of(InlineDrafter(TABLE.load()))
+    said: list[Output] = []
+    ended: list[str] = []
+    engine.scheduler.on_end = lambda task, reason: ended.append(reason)
+    params = SamplingParams(max_tokens=num_tokens)
+    for num_launched in (1, 2, 3):
+        said.clear()
+        task = engine.task(PROMPTS[0], params, method=method, say=said.append)
+        engine.scheduler.submit([task])
+        for _ in range(num_launched):
+            engine.scheduler.land()
+            if not engine.scheduler.launch():
+                break
+        if task.is_over:
+            continue
+        num_said = len(said)
+        task.abort()
+        engine.scheduler.land()
+        assert not engine.scheduler.launch()
+        assert len(said) == num_said, "the forward pass in flight said more"
+    assert "abort" in ended
+    assert set(ended) <= {"abort", "length"}
+
+
+def test_who_aborts_on_hearing_a_piece_hears_no_more() -> None:
+    engine = engine_of()
+    said: list[Output] = []
+
+    def hear(output: Output) -> None:
+        said.append(output)
+        task.abort()
+
+    task = engine.task(PROMPTS[0], SamplingParams(max_tokens=1), method="ar", say=hear)
+    engine.scheduler.submit([task])
+    while engine.scheduler.step():
+        pass
+    assert [type(output) for output in said] == [Piece]
+
+
 # --- slots and waits
 
 

@@ -251,6 +251,9 @@ class Scheduler:
 
     def _advance(self, task: Task, result: Forward | Drafted | None) -> None:
         """Send a request what it waited for, and take its next need."""
+        if task.is_aborted:  # while the target or the drafter was at work for it
+            self._end(task, "abort")
+            return
         request = task.request
         request.has_branches = has_branches(task.slot.target)
         num_rounds = request.num_rounds
@@ -439,7 +442,8 @@ class Scheduler:
         task.is_over = True
         self.on_end(task, finished.finish_reason)
         for output in task.last_words(finished):
-            task.say(output)
+            if not task.is_aborted:  # by whoever was told the one before
+                task.say(output)
 
     def _fail(self, task: Task, error: Exception) -> None:
         self._end(task, "error")
