@@ -14,6 +14,7 @@ from time import sleep
 import numpy as np
 import pytest
 from fakes.decoding import FakeClock, FakeTokenizer, plain_text
+from fakes.targets import Chains, Stale
 
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel, TableTarget
@@ -53,30 +54,6 @@ class Counted:
         self.on_score(queries)
         sleep(self.seconds)
         return self.target.score(queries)
-
-
-class Stale:
-    """A target whose scores hold until its next forward, as those of real ones."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self.has_branches = getattr(target, "has_branches", True)
-        self.number = 0
-
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        self.number += 1
-        return [_StaleScores(s, self, self.number) for s in self._target.score(queries)]
-
-
-@dataclass(frozen=True)
-class _StaleScores:
-    scores: Scores
-    owner: Stale
-    number: int
-
-    def __getattr__(self, name: str) -> object:
-        assert self.number == self.owner.number, "read after the next forward"
-        return getattr(self.scores, name)
 
 
 @dataclass(frozen=True)
@@ -383,34 +360,6 @@ def test_a_conversation_comes_back_to_the_slot_that_knows_it() -> None:
             text = (*ask.tokens, *done.finished.tokens)
             (again,) = answers(pool, [Ask((*text, 1), max_tokens=3)])
             assert again.num_cached == len(text) - 1  # the last token was drawn, never read
-
-
-class Chains:
-    """A target that scores of every draft only the first nodes that are a chain."""
-
-    has_branches = False
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self.num_branches_left_out = 0
-
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        return [self._cut(q, s) for q, s in zip(queries, self._target.score(queries), strict=True)]
-
-    def _cut(self, query: Query, scores: Scores) -> Scores:
-        pairs = enumerate(query.draft.parents, -1)
-        num_nodes = next((i + 1 for i, parent in pairs if parent != i), len(query.draft))
-        self.num_branches_left_out += len(query.draft) - num_nodes
-        return _Cut(scores, 1 + num_nodes)
-
-
-@dataclass(frozen=True)
-class _Cut:
-    scores: Scores
-    num_rows: int
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.scores, name)
 
 
 @pytest.mark.parametrize(

@@ -258,8 +258,10 @@ class Sampler:
         """The draft's k best guesses of the target's draw, best first, and its confidence.
 
         Ordered by log q + g with the target's noise g. Confidence is the softmax of these scores;
-        at temperature 0, the distribution q at temperature 1. Both shapes (k,).
+        at temperature 0, the distribution q at temperature 1. Both shapes (k,). Raises
+        ComputeFailed if the logits are not finite.
         """
+        check_finite(row)
         row = self._adjusted(row, context)
         if self.params.is_greedy:
             tokens = top(row, k)
