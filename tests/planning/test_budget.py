@@ -388,3 +388,39 @@ def test_answers_that_never_draft_tell_nothing_of_drafting() -> None:
     found = gate_cycles(gate, 4, 0.15, 200)
     assert not any(found[:16]), "those that would draft have not waited yet"
     assert num_open(found) > 160
+
+
+def test_a_pass_of_one_target_tells_nothing_of_another() -> None:
+    costs = Costs()
+    costs.observe_step(0.002)
+    budget = BatchBudget(costs, shared=1)
+    budget.begin(0)
+    own = budget.costs(0)
+    for _ in range(8):
+        budget.observe({0: 1}, 0.1)
+        budget.observe({0: 9}, 0.2)
+        budget.observe({0: 81}, 7.0, [2])
+    assert (own.forward_s(0), own.forward_s(8)) == (0.1, 0.2)
+    budget.use(0, 2)
+    assert own.forward_s(80) == own.soonest_s(80) == 7.0
+    assert own.step_s() == 0.002, "the draft model is the same"
+    budget.use(0, 1)
+    assert not own.is_measured
+    assert own.forward_s(0) == Costs().forward_s(0)
+    budget.observe({0: 1}, 0.5, [1])
+    assert own.forward_s(0) == 0.5
+    budget.begin(1)
+    for slot in (0, 1):
+        budget.use(slot, 1)
+    budget.observe({0: 1, 1: 1}, 0.6, [1])
+    assert own.forward_s(0) == pytest.approx(0.6, rel=0.02), "of two at the shared one"
+    budget.observe({0: 81, 1: 1}, 20.0, [2])
+    assert own.forward_s(0) == pytest.approx(0.6, rel=0.02)
+    before_s = own.forward_s(8)
+    budget.observe({0: 9, 1: 1}, 7.0, [2, 1])
+    assert own.forward_s(8) > before_s, "it had a part in it"
+    budget.end(1)
+    budget.end(0)
+    budget.begin(0)
+    assert own.forward_s(0) == 0.1, "another request, at the target of one alone"
+    budget.end(0)

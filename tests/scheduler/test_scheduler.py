@@ -406,6 +406,44 @@ def test_who_is_alone_has_branches_until_others_come(method: str) -> None:
     assert texts == [expected(ask) for ask in (*wanted, wanted[1], wanted[0])]
 
 
+@dataclass(frozen=True)
+class Timed:
+    """A target whose forward passes take as long as a clock is told."""
+
+    clock: FakeClock
+    seconds: float
+    model: TableModel = TABLE
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        self.clock.advance(self.seconds)
+        return TableTarget(self.model).score(queries)
+
+
+def test_what_one_target_costs_is_not_expected_of_another() -> None:
+    clock = FakeClock()
+    alone, shared, trees = (Timed(clock, seconds) for seconds in (0.1, 1.0, 30.0))
+    llm = LLM(alone, FakeTokenizer(), 400, clock=clock, num_slots=2)
+    llm.targets = Targets(shared, alone=alone, trees=trees)
+    params = SamplingParams(max_tokens=20)
+    llm.generate([PROMPTS[0]], params, method="recycling")
+    assert not llm.costs.is_measured, "only the target for branches has computed"
+    llm.generate([PROMPTS[0]], params, method="ar")
+    assert llm.costs.forward_s(0) == pytest.approx(0.1)
+    budget = llm.scheduler.budget
+    assert budget.patience_s() == pytest.approx(0.02)
+    llm.generate([PROMPTS[0], PROMPTS[1]], [params, replace(params, max_tokens=40)], method="ar")
+    for slot in (0, 1):
+        budget.begin(slot)
+    assert budget.forward_s(0, 0) == pytest.approx(1.0, rel=0.1), (
+        "of two, and of who stayed there alone"
+    )
+    assert llm.costs.forward_s(0) == pytest.approx(0.1)
+    llm.generate([PROMPTS[0]] * 2, params, method="recycling")
+    for slot in (0, 1):
+        budget.begin(slot)
+    assert budget.forward_s(0, 0) == pytest.approx(1.0, rel=0.1)
+
+
 def test_a_conversation_among_others_stays_where_it_was_read() -> None:
     engine = engine_of()
     read: list[int] = []

@@ -79,8 +79,8 @@ class Scores(Protocol):
 
     def candidates(self, row: int) -> Candidates:
         """The row's likeliest tokens, best first: as many as the query requested, or none if the
-        target does not know them or the row is not finite. On a GPU they come with the draws; elsewhere each call costs a
-        pass over the row, unless ``candidates_are_ready`` is set."""
+        target does not know them or the row is not finite. On a GPU they come with the draws;
+        elsewhere each call costs a pass over the row, unless ``candidates_are_ready`` is set."""
 
     def distribution(self, row: int) -> Distribution:
         """The distribution of a row. Raises DistributionUnavailable if the target has none."""
