@@ -101,7 +101,7 @@ def by_option(field: Field) -> str:
 def whole(name: str, value: object, flags: tuple[str, ...] = ()) -> int:
     """A whole number, NumPy's too, as Python's own. Raises BadOption for all else; True and False
     are no numbers."""
-    if isinstance(value, Integral) and not isinstance(value, bool):
+    if isinstance(value, Integral) and _is_number(value):
         return int(value)
     words = "a whole number" if _is_number(value) else "a number"
     raise BadOption(f"{name} is {shown(value)}; write {words}", flags=flags)
