@@ -129,6 +129,19 @@ def test_logprobs_are_those_of_the_tokens() -> None:
     assert without.logprobs is None
 
 
+def test_logprobs_that_were_asked_for_are_there_if_the_first_token_ends_the_text() -> None:
+    class Ends(Letters):
+        def is_end(self, token: int) -> bool:
+            return True
+
+    model = LLM(TableTarget(TableModel(Letters().num_vocab, seed=7)), Ends(), 200)
+    for num_logprobs, wanted in ((2, ()), (0, ()), (None, None)):
+        (found,) = model.generate([PROMPTS[0]], {"logprobs": num_logprobs})
+        assert len(found.tokens) == 1
+        assert found.finish_reason == "stop"
+        assert found.logprobs == wanted
+
+
 def test_a_stream_says_what_generate_returns() -> None:
     events = list(llm().stream(PROMPTS[1], PARAMS))
     last = events[-1]

@@ -26,7 +26,7 @@ from duodec.chat.template import Message
 from duodec.core.events import Event, FinishReason, Started
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.logprobs import Logprob
-from duodec.core.parameters import made
+from duodec.core.parameters import made, whole
 from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer, max_draft
 from duodec.core.round import Stats
 from duodec.core.sampling import Sampler, SamplingParams, seeded
@@ -251,10 +251,11 @@ class LLM:
             raise BadOption(
                 f"{len(several)} prompts and {len(each)} params; give one for all, or one for each"
             )
-        outputs: list[_Outputs] = [_Outputs() for _ in several]
+        each_params = [params_of(own) for own in each]
+        outputs: list[_Outputs] = [_Outputs(own.logprobs) for own in each_params]
         tasks = [
             self.task(prompt, own, method=method, say=output)
-            for prompt, own, output in zip(several, each, outputs, strict=True)
+            for prompt, own, output in zip(several, each_params, outputs, strict=True)
         ]
         try:
             self.scheduler.submit(tasks)
@@ -423,7 +424,7 @@ class LLM:
             prompt=tokens,
             capacity=min(self.num_context, wanted),
             drafter=self._drafter_for(chosen),
-            sampler=Sampler(params, choice, len(tokens), self._mask(params)),
+            sampler=Sampler(params, whole("choice", choice), len(tokens), self._mask(params)),
             datastore=self.datastore or NoDatastore(),
             costs=self.costs,
             shares_cores=self.shares_cores,
@@ -539,6 +540,7 @@ class LLM:
 class _Outputs:
     """Collects the output of a request."""
 
+    num_logprobs: int | None = None  # that were requested; None: no logprobs
     last: Done | Failed | None = None
     logprobs: list[Logprob] = field(default_factory=list)
 
@@ -556,5 +558,5 @@ class _Outputs:
         end = self.last.finished
         return Completion(
             end.text, end.tokens, end.finish_reason, end.stats, self.last.method, self.last.seed,
-            tuple(self.logprobs) or None,
+            None if self.num_logprobs is None else tuple(self.logprobs),
         )  # fmt: skip

@@ -132,10 +132,43 @@ def test_gumbels_have_their_mean_variance_and_range() -> None:
     assert np.isfinite(values).all()
 
 
-def test_gumbels_are_those_of_the_uniforms_up_to_the_last_bits() -> None:
+ENDS = np.concatenate([np.arange(1 << 17), (1 << 32) - 1 - np.arange(1 << 20)]).astype(np.uint32)
+
+
+def precise(random: np.ndarray) -> np.ndarray:
+    """The same noise by the library's logarithms, in float64."""
+    u = (random.astype(np.float64) + 0.5) / 2**32
+    return -np.log(-np.where(u < 0.5, np.log(u), np.log1p(u - 1)))  # u - 1 is exact in float64
+
+
+def test_gumbels_are_those_of_their_integers_up_to_the_last_bits() -> None:
     key, tokens = noise.key(11, 1, 3), np.arange(1_000_000)
-    u = noise.uniform(key, tokens).astype(np.float64)
-    assert np.abs(noise.gumbel(key, tokens) + np.log(-np.log(u))).max() < 5e-6
+    assert np.array_equal(noise.gumbel(key, tokens), noise.gumbel_of(noise.bits(key, tokens)))
+    for random in (noise.bits(key, tokens), ENDS):
+        assert np.abs(noise.gumbel_of(random) - precise(random)).max() < 2e-6
+
+
+def test_all_of_the_32_bits_count_and_order_is_kept() -> None:
+    assert len(set((noise.bits(7, TOKENS) & 511).tolist())) == 512
+    values = noise.gumbel_of(np.sort(ENDS))
+    assert (np.diff(values) >= 0).all()
+    assert len(set(values[-1000:].tolist())) == 1000, "the rarest are told apart"
+
+
+RARE = [(1e-3, 50_000), (2e-3, 100_000), (1e-4, 150_000), (0.02, 150_000)]
+
+
+@pytest.mark.parametrize(("mass", "num_rare"), RARE)
+def test_rare_tokens_are_drawn_as_often_as_they_should_be(mass: float, num_rare: int) -> None:
+    """One likely token and many that share the rest of the mass: how often the draw is the likely
+    one, over all of its noise and the largest noise of the others."""
+    likely = np.log((1 - mass) / (mass / num_rare))  # its lead over each of the others
+    step = 1 << 12
+    own = noise.gumbel_of(np.arange(step // 2, 1 << 32, step).astype(np.uint32)).astype(np.float64)
+    upper = noise.gumbel_of(np.arange((1 << 32) - (1 << 23), 1 << 32).astype(np.uint32))
+    num_above = len(upper) - np.searchsorted(upper, (own + likely).astype(np.float32), "right")
+    wins = np.exp(num_rare * np.log1p(-num_above / 2.0**32)).mean()
+    assert abs(wins - (1 - mass)) < 3e-6
 
 
 def test_large_token_ids_and_seeds_are_served() -> None:

@@ -308,7 +308,8 @@ def decode(
     **options: object,
 ) -> tuple[list[int], list[Round]]:
     """The tokens that a method makes of a prompt, and its rounds."""
-    options.setdefault("datastore", known_texts(target.model))
+    if "datastore" not in options:
+        options["datastore"] = known_texts(target.model)
     session = Session(
         target=target,
         prompt=prompt,

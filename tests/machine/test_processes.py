@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ from duodec.core.grammar import Grammar
 from duodec.core.protocols import DraftModel
 from duodec.errors import BadOption
 from duodec.machine.helper import Helper
+from duodec.machine.processes import activity
 
 LONG_S = 20.0  # far above what anything takes here
 ECHO = """\
@@ -93,3 +96,25 @@ def is_idle(pid: int) -> bool:
         return sys.platform == "linux" and os.sched_getscheduler(pid) == os.SCHED_IDLE
     except ProcessLookupError:
         return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell")
+def test_what_a_process_does_is_seen() -> None:
+    loop = "import threading\nthreading.Thread(target=lambda: sum(iter(int, 1))).start()"
+    with subprocess.Popen([sys.executable, "-c", loop]) as busy:
+        try:
+            until(lambda: (seen := activity(busy.pid)) is not None and seen.cpu_s > 0.3)
+            assert activity(busy.pid).is_busy, "a thread that is not the first one counts"
+            os.kill(busy.pid, signal.SIGSTOP)
+            until(lambda: not activity(busy.pid).is_busy)
+            before = activity(busy.pid)
+            sleep(0.1)
+            assert activity(busy.pid) == before
+        finally:
+            busy.kill()
+    assert activity(busy.pid) is None
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as waiting:
+        try:
+            until(lambda: not activity(waiting.pid).is_busy)
+        finally:
+            waiting.kill()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -24,15 +24,17 @@ from fakes.decoding import (
     assert_perfect_drafts_are_kept,
     decode,
     decode_rounds,
+    known_texts,
     plain_text,
     proven,
 )
+from fakes.targets import Chains
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafter, DraftRequest
+from duodec.core.protocols import Drafter, DraftRequest, Query, Scores
 from duodec.core.round import Round, Stats
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.drafting.growth import Tree
@@ -536,3 +538,23 @@ def test_an_unknown_method_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(BadOption, match=r"unknown method 'perl' \(did you mean pearl\?\)") as error:
         method("perl")
     assert all(name in str(error.value) for name in METHODS)
+
+
+@pytest.mark.parametrize("name", ["lookahead", "recycling", "rest", "sps", "pearl", "duo", "auto"])
+def test_only_what_was_scored_is_counted_as_scored(name: str) -> None:
+    """A target that cuts chains scores fewer draft tokens than it is sent."""
+    model, num_rows = TableModel(seed=7), list[int]()
+
+    class Counted(Chains):
+        def score(self, queries: Sequence[Query]) -> list[Scores]:
+            scores = super().score(queries)
+            num_rows.extend(own.num_rows for own in scores)
+            return scores
+
+    target = Counted(TableTarget(model))
+    drafter = InlineDrafter(replace(model, noise=0.3).load())
+    _, rounds = decode(name, target=target, drafter=drafter, datastore=known_texts(model))
+    assert [done.num_scored + 1 for done in rounds] == num_rows
+    assert sum(done.num_scored for done in rounds) > 0
+    if name in ("lookahead", "recycling"):
+        assert target.num_branches_left_out > 0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
-from fakes.decoding import GivenSource, selected
+from fakes.decoding import GivenSource, proven, selected
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from duodec.core.candidates import CandidateTree, Place
 from duodec.core.draft import ROOT, Draft
@@ -52,6 +55,57 @@ def test_the_first_forwards_of_many_have_few_draft_tokens() -> None:
     assert len(selection.draft(best_width(selection.values, planner.costs))) == 2
     load.end(1)
     assert load.costs(0).draft_budget() > 1000
+
+
+def test_no_share_is_negative_after_a_request_ends_in_the_same_landing() -> None:
+    budget = BatchBudget(Costs())
+    for slot in range(3):
+        budget.begin(slot)
+    for i in range(2):
+        budget.observe(dict.fromkeys(range(3), 3), 0.01)
+        budget.ended(3, 0.01 * i, is_plain_work=True)
+    assert budget.draft_budget() == 9
+    budget.end(1)
+    assert budget.draft_budget() == 0, "two have a smaller first budget, and it is spent"
+    budget.ended(2, 0.02, is_plain_work=True)
+    assert budget.draft_budget() == 2
+
+
+SLOTS = st.integers(0, 5)
+STEPS = st.one_of(
+    st.tuples(st.just("begin"), SLOTS),
+    st.tuples(st.just("end"), SLOTS),
+    st.tuples(st.just("share"), SLOTS),
+    st.tuples(st.just("pass"), st.lists(st.integers(1, 9), min_size=1, max_size=6)),
+)
+
+
+@proven
+@given(st.lists(STEPS, max_size=60))
+@example([("begin", slot) for slot in range(3)] + [("pass", [3, 3, 3])] * 2
+         + [("share", 0), ("end", 1), ("share", 0)])  # fmt: skip
+def test_whatever_begins_and_ends_shares_are_counts_within_a_first_budget(
+    steps: list[tuple[str, object]],
+) -> None:
+    budget, active, shares, now_s = BatchBudget(Costs()), set[int](), list[int](), 0.0
+    for step, what in steps:
+        if step == "begin" and what not in active:
+            active.add(what)
+            budget.begin(what)
+        elif step == "end":
+            active.discard(what)
+            budget.end(what)
+        elif step == "share" and what in active:
+            share = budget.costs(what).draft_budget()
+            assert share >= 0
+            shares += [share] if share < sys.maxsize else []
+            assert sum(shares) <= 28, "the largest budget of a first pass"
+            assert math.isinf(cost := budget.forward_s(what, 3)) or cost >= 0
+        elif step == "pass" and active:
+            now_s, shares = now_s + 0.01, []
+            rows = dict(zip(sorted(active), what, strict=False))
+            budget.ended(len(active), now_s, is_plain_work=True)
+            budget.observe(rows, 0.01)
 
 
 def test_what_drafts_cost_is_known_at_the_next_trial() -> None:
@@ -334,3 +388,39 @@ def test_answers_that_never_draft_tell_nothing_of_drafting() -> None:
     found = gate_cycles(gate, 4, 0.15, 200)
     assert not any(found[:16]), "those that would draft have not waited yet"
     assert num_open(found) > 160
+
+
+def test_a_pass_of_one_target_tells_nothing_of_another() -> None:
+    costs = Costs()
+    costs.observe_step(0.002)
+    budget = BatchBudget(costs, shared=1)
+    budget.begin(0)
+    own = budget.costs(0)
+    for _ in range(8):
+        budget.observe({0: 1}, 0.1)
+        budget.observe({0: 9}, 0.2)
+        budget.observe({0: 81}, 7.0, [2])
+    assert (own.forward_s(0), own.forward_s(8)) == (0.1, 0.2)
+    budget.use(0, 2)
+    assert own.forward_s(80) == own.soonest_s(80) == 7.0
+    assert own.step_s() == 0.002, "the draft model is the same"
+    budget.use(0, 1)
+    assert not own.is_measured
+    assert own.forward_s(0) == Costs().forward_s(0)
+    budget.observe({0: 1}, 0.5, [1])
+    assert own.forward_s(0) == 0.5
+    budget.begin(1)
+    for slot in (0, 1):
+        budget.use(slot, 1)
+    budget.observe({0: 1, 1: 1}, 0.6, [1])
+    assert own.forward_s(0) == pytest.approx(0.6, rel=0.02), "of two at the shared one"
+    budget.observe({0: 81, 1: 1}, 20.0, [2])
+    assert own.forward_s(0) == pytest.approx(0.6, rel=0.02)
+    before_s = own.forward_s(8)
+    budget.observe({0: 9, 1: 1}, 7.0, [2, 1])
+    assert own.forward_s(8) > before_s, "it had a part in it"
+    budget.end(1)
+    budget.end(0)
+    budget.begin(0)
+    assert own.forward_s(0) == 0.1, "another request, at the target of one alone"
+    budget.end(0)

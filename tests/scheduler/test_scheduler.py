@@ -14,6 +14,7 @@ from time import sleep
 import numpy as np
 import pytest
 from fakes.decoding import FakeClock, FakeTokenizer, plain_text
+from fakes.targets import Chains, Stale
 
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel, TableTarget
@@ -53,30 +54,6 @@ class Counted:
         self.on_score(queries)
         sleep(self.seconds)
         return self.target.score(queries)
-
-
-class Stale:
-    """A target whose scores hold until its next forward, as those of real ones."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self.has_branches = getattr(target, "has_branches", True)
-        self.number = 0
-
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        self.number += 1
-        return [_StaleScores(s, self, self.number) for s in self._target.score(queries)]
-
-
-@dataclass(frozen=True)
-class _StaleScores:
-    scores: Scores
-    owner: Stale
-    number: int
-
-    def __getattr__(self, name: str) -> object:
-        assert self.number == self.owner.number, "read after the next forward"
-        return getattr(self.scores, name)
 
 
 @dataclass(frozen=True)
@@ -385,34 +362,6 @@ def test_a_conversation_comes_back_to_the_slot_that_knows_it() -> None:
             assert again.num_cached == len(text) - 1  # the last token was drawn, never read
 
 
-class Chains:
-    """A target that scores of every draft only the first nodes that are a chain."""
-
-    has_branches = False
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self.num_branches_left_out = 0
-
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        return [self._cut(q, s) for q, s in zip(queries, self._target.score(queries), strict=True)]
-
-    def _cut(self, query: Query, scores: Scores) -> Scores:
-        pairs = enumerate(query.draft.parents, -1)
-        num_nodes = next((i + 1 for i, parent in pairs if parent != i), len(query.draft))
-        self.num_branches_left_out += len(query.draft) - num_nodes
-        return _Cut(scores, 1 + num_nodes)
-
-
-@dataclass(frozen=True)
-class _Cut:
-    scores: Scores
-    num_rows: int
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.scores, name)
-
-
 @pytest.mark.parametrize(
     "method", [name for name in METHODS if name not in ("rest", "sps-rejection")]
 )
@@ -455,6 +404,44 @@ def test_who_is_alone_has_branches_until_others_come(method: str) -> None:
     assert slots == {0}, "others would each need a cache of their own"
     texts = [list(done.finished.tokens) for done in (*found, *again)]
     assert texts == [expected(ask) for ask in (*wanted, wanted[1], wanted[0])]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A target whose forward passes take as long as a clock is told."""
+
+    clock: FakeClock
+    seconds: float
+    model: TableModel = TABLE
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        self.clock.advance(self.seconds)
+        return TableTarget(self.model).score(queries)
+
+
+def test_what_one_target_costs_is_not_expected_of_another() -> None:
+    clock = FakeClock()
+    alone, shared, trees = (Timed(clock, seconds) for seconds in (0.1, 1.0, 30.0))
+    llm = LLM(alone, FakeTokenizer(), 400, clock=clock, num_slots=2)
+    llm.targets = Targets(shared, alone=alone, trees=trees)
+    params = SamplingParams(max_tokens=20)
+    llm.generate([PROMPTS[0]], params, method="recycling")
+    assert not llm.costs.is_measured, "only the target for branches has computed"
+    llm.generate([PROMPTS[0]], params, method="ar")
+    assert llm.costs.forward_s(0) == pytest.approx(0.1)
+    budget = llm.scheduler.budget
+    assert budget.patience_s() == pytest.approx(0.02)
+    llm.generate([PROMPTS[0], PROMPTS[1]], [params, replace(params, max_tokens=40)], method="ar")
+    for slot in (0, 1):
+        budget.begin(slot)
+    assert budget.forward_s(0, 0) == pytest.approx(1.0, rel=0.1), (
+        "of two, and of who stayed there alone"
+    )
+    assert llm.costs.forward_s(0) == pytest.approx(0.1)
+    llm.generate([PROMPTS[0]] * 2, params, method="recycling")
+    for slot in (0, 1):
+        budget.begin(slot)
+    assert budget.forward_s(0, 0) == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_conversation_among_others_stays_where_it_was_read() -> None:
@@ -539,6 +526,48 @@ def test_the_load_is_told_how_long_this_process_computed() -> None:
         listener.result()
     assert 0 < told[0] < told[-1]
     assert told == sorted(told)
+
+
+@pytest.mark.parametrize("method", ["ar", "sps"])
+@pytest.mark.parametrize("num_tokens", [3, 40])
+def test_after_an_abort_nothing_is_said(method: str, num_tokens: int) -> None:
+    engine = engine_of(InlineDrafter(TABLE.load()))
+    said: list[Output] = []
+    ended: list[str] = []
+    engine.scheduler.on_end = lambda task, reason: ended.append(reason)
+    params = SamplingParams(max_tokens=num_tokens)
+    for num_launched in (1, 2, 3):
+        said.clear()
+        task = engine.task(PROMPTS[0], params, method=method, say=said.append)
+        engine.scheduler.submit([task])
+        for _ in range(num_launched):
+            engine.scheduler.land()
+            if not engine.scheduler.launch():
+                break
+        if task.is_over:
+            continue
+        num_said = len(said)
+        task.abort()
+        engine.scheduler.land()
+        assert not engine.scheduler.launch()
+        assert len(said) == num_said, "the forward pass in flight said more"
+    assert "abort" in ended
+    assert set(ended) <= {"abort", "length"}
+
+
+def test_who_aborts_on_hearing_a_piece_hears_no_more() -> None:
+    engine = engine_of()
+    said: list[Output] = []
+
+    def hear(output: Output) -> None:
+        said.append(output)
+        task.abort()
+
+    task = engine.task(PROMPTS[0], SamplingParams(max_tokens=1), method="ar", say=hear)
+    engine.scheduler.submit([task])
+    while engine.scheduler.step():
+        pass
+    assert [type(output) for output in said] == [Piece]
 
 
 # --- slots and waits

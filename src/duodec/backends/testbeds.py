@@ -26,7 +26,7 @@ from duodec.core.protocols import (
     max_draft,
 )
 from duodec.core.sampling import Distribution, Draw, Tokens
-from duodec.errors import DistributionUnavailable
+from duodec.errors import ComputeFailed, DistributionUnavailable
 
 _SPIN_S = 0.0002  # the last moments of a wait are spun: sleeping is not that exact
 
@@ -230,27 +230,37 @@ class _DrawnScores:
     """Scores whose draws and candidates are made."""
 
     scores: Scores
-    draws: list[Draw]
+    draws: list[Draw | ComputeFailed]  # why there is none, for whoever asks
     tops: list[Candidates]
 
     @classmethod
     def of(cls, scores: Scores, query: Query) -> _DrawnScores:
         rows = range(scores.num_rows)
         tops = [scores.candidates(row) for row in rows] if query.num_candidates else []
-        return cls(scores, [scores.draw(row) for row in rows], tops)
+        return cls(scores, [_drawn(scores, row) for row in rows], tops)
 
     @property
     def num_rows(self) -> int:
         return self.scores.num_rows
 
     def draw(self, row: int) -> Draw:
-        return self.draws[row]
+        draw = self.draws[row]
+        if isinstance(draw, ComputeFailed):
+            raise draw
+        return draw
 
     def candidates(self, row: int) -> Candidates:
         return self.tops[row]
 
     def distribution(self, row: int) -> Distribution:
         return self.scores.distribution(row)
+
+
+def _drawn(scores: Scores, row: int) -> Draw | ComputeFailed:
+    try:
+        return scores.draw(row)
+    except ComputeFailed as error:
+        return error
 
 
 @dataclass

@@ -6,8 +6,11 @@ mixer under the two halves of that key. The floats come from them by `log32`, a 
 of fp32 additions and multiplications, so every library that rounds each of them makes the
 same floats; library logarithms do not (they differ in their last bits).
 
-    u = (2 b + 1) / 2**24,  b the upper 23 bits        exact in fp32, never 0 or 1
-    G = -ln(-ln u)                                     GUMBEL_MIN <= G <= GUMBEL_MAX
+    u = (b + 1/2) / 2**32,  b of 32 bits               rounded to fp32
+    v = 1 - u               from the complement of b   rounded on its own: fine near 0
+    G = -ln(-ln u)          ln u as ln(1 - v) near 1   GUMBEL_MIN <= G <= GUMBEL_MAX
+
+A rare token is drawn where v is small, so v has as many significant bits there as anywhere.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-GUMBEL_MIN: Final = np.float32(-2.8122)
-GUMBEL_MAX: Final = np.float32(16.6356)
+GUMBEL_MIN: Final = np.float32(-3.1301)
+GUMBEL_MAX: Final = np.float32(22.8740)
 
 # What a stream of noise is used for; streams of one seed are independent.
 DRAW: Final = 0
@@ -62,7 +65,7 @@ def in_blocks(
 
 
 def bits(key: int, tokens: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """23 random bits a token, shape (n,)."""
+    """32 random bits a token, shape (n,)."""
     return in_blocks(lambda block: _bits(key, block), tokens, np.uint32)
 
 
@@ -76,7 +79,6 @@ def _bits(key: int, tokens: NDArray[np.int64]) -> NDArray[np.uint32]:
         z ^= z >> np.uint32(15)
         z *= np.uint32(0x846CA68B)
         z ^= z >> np.uint32(16)
-    z >>= np.uint32(9)
     return z
 
 
@@ -94,13 +96,20 @@ _LN2_LOW: Final = np.float32(-2.12194440e-4)
 
 def log32(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """ln x for positive normal fp32, absolute error below 1e-6, each operation rounded."""
-    # x = m * 2**e with m in [sqrt(1/2), sqrt(2)), split exactly by integer operations
+    return _log(*_split(x))
+
+
+def _split(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """e and f of x = (1 + f) * 2**e with 1 + f in [sqrt(1/2), sqrt(2)), by integer operations."""
     pattern = x.view(np.int32) - _SQRT_HALF
     exponent = pattern >> np.int32(23)
     pattern &= np.int32(0x007FFFFF)
     pattern += _SQRT_HALF
-    f = pattern.view(np.float32) - np.float32(1)
-    e = exponent.astype(np.float32)
+    return exponent.astype(np.float32), pattern.view(np.float32) - np.float32(1)
+
+
+def _log(e: NDArray[np.float32], f: NDArray[np.float32]) -> NDArray[np.float32]:
+    """ln((1 + f) * 2**e)."""
     square = f * f
     y: NDArray[np.float32] = f * _LOG_COEFFICIENTS[0]
     for coefficient in _LOG_COEFFICIENTS[1:-1]:
@@ -118,12 +127,19 @@ def log32(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def uniform(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     """Uniform noise in (0, 1), one value a token, shape (n,) fp32."""
-    return _uniform(bits(key, tokens))
+    return np.minimum(_uniform(bits(key, tokens)), _BELOW_ONE)
 
 
 def gumbel(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     """Standard Gumbel noise, one value a token, shape (n,) fp32."""
-    return -log32(-log32(uniform(key, tokens)))
+    return gumbel_of(bits(key, tokens))
+
+
+def gumbel_of(random: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Standard Gumbel noise, made of 32 random bits each."""
+    e, f = _split(_uniform(random))
+    near_one = -_uniform(~random)
+    return -log32(-_log(e, np.where(e == 0, near_one, f)))
 
 
 def gumbel_where(
@@ -135,14 +151,16 @@ def gumbel_where(
     """
     random = bits(key, tokens)
     able = np.flatnonzero(((random >= _RARE_BITS) & (needed <= GUMBEL_MAX)) | (needed < _RARE))
-    return able, -log32(-log32(_uniform(random[able])))
+    return able, gumbel_of(random[able])
 
 
 _RARE: Final = np.float32(5)  # one token in 149 has noise above it
-_RARE_BITS: Final = np.uint32(int(2**23 * np.exp(-np.exp(-4.99))))  # a lower bound of theirs
+_RARE_BITS: Final = np.uint32(int(2**32 * np.exp(-np.exp(-4.99))))  # a lower bound of theirs
+_BELOW_ONE: Final = np.float32(1 - 2.0**-24)
 
 
 def _uniform(random: NDArray[np.uint32]) -> NDArray[np.float32]:
-    odd = (random << np.uint32(1)) + np.uint32(1)
-    uniform: NDArray[np.float32] = odd.astype(np.float32) * np.float32(2.0**-24)
-    return uniform
+    """The middle of each of 2**32 parts of (0, 1), rounded: 1.0 for the last ones."""
+    middle = random.astype(np.float32) + np.float32(0.5)
+    middle *= np.float32(2.0**-32)
+    return middle

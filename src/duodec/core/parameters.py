@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
+from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from duodec.errors import BadOption
@@ -59,6 +61,11 @@ class Field:
         )
 
     @property
+    def is_optional(self) -> bool:
+        """It may be None."""
+        return NoneType in get_args(self.kind)
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """How the command line spells it."""
         return self.parameter.flags or (f"--{self.name.replace('_', '-')}",)
@@ -91,15 +98,56 @@ def by_option(field: Field) -> str:
     return field.option
 
 
+def whole(name: str, value: object, flags: tuple[str, ...] = ()) -> int:
+    """A whole number, NumPy's too, as Python's own. Raises BadOption for all else; True and False
+    are no numbers."""
+    if isinstance(value, Integral) and _is_number(value):
+        return int(value)
+    words = "a whole number" if _is_number(value) else "a number"
+    raise BadOption(f"{name} is {shown(value)}; write {words}", flags=flags)
+
+
+def real(name: str, value: object, flags: tuple[str, ...] = ()) -> float:
+    """A number, NumPy's too, as Python's own; an int stays one. Raises BadOption for all else."""
+    if type(value) in (int, float):
+        with suppress(OverflowError):
+            float(value)  # type: ignore[arg-type]
+            return value  # type: ignore[return-value]
+        raise BadOption(f"{name} is {shown(value)}; write a smaller number", flags=flags)
+    if isinstance(value, Real) and _is_number(value):
+        return real(name, int(value) if isinstance(value, Integral) else float(value), flags)
+    raise BadOption(f"{name} is {shown(value)}; write a number", flags=flags)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+_SHOWN = 80  # characters of a value in an error
+
+
+def shown(value: object) -> str:
+    """A value as an error names it, in a line."""
+    try:
+        words = repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number of thousands of digits"
+    words = " ".join(words.split())
+    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
+
+
 def check(record: object, spelled: Callable[[Field], str] = by_option) -> None:
-    """Raises BadOption for the first field whose value is out of range; None is always in range."""
+    """Raises BadOption for the first field whose value is out of range or of another type; None is
+    in range where the field may be None. NumPy's numbers become Python's."""
     kind: Any = type(record)
     for field in fields_of(kind).values():
         value, parameter = getattr(record, field.name), field.parameter
-        if value is None:
+        if value is None and (field.is_optional or not field.number):
             continue
-        if field.number and not isinstance(value, Real):
-            raise BadOption(f"{spelled(field)} is {value!r}; write a number", flags=field.flags)
+        if field.number:
+            number = whole if field.number is int else real
+            value = number(spelled(field), value, field.flags)
+            object.__setattr__(record, field.name, value)
         if parameter.choices and value not in parameter.choices:
             raise BadOption(
                 f"unknown {spelled(field).replace('-', ' ')} '{value}'; choose from: "
@@ -108,7 +156,9 @@ def check(record: object, spelled: Callable[[Field], str] = by_option) -> None:
         if isinstance(value, (int, float)) and not parameter.is_in_range(value):
             remedy = parameter.remedy or f"use {parameter.ge:g} or more"
             raise BadOption(
-                f"{spelled(field)} is {value}; {remedy}", option=spelled(field), flags=field.flags
+                f"{spelled(field)} is {shown(value)}; {remedy}",
+                option=spelled(field),
+                flags=field.flags,
             )
 
 

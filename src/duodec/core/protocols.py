@@ -7,6 +7,7 @@ other side reuses what it has already computed.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -52,12 +53,18 @@ class Candidates(NamedTuple):
 
     @classmethod
     def of(cls, row: Row, count: int) -> Candidates:
-        """The ``count`` likeliest tokens of a row of logits."""
-        if not count:
+        """The ``count`` likeliest tokens of a row of logits; none of a row that is not finite,
+        which is an error only where a text draws from it."""
+        if not count or not math.isfinite(row.max()):
             return cls()
         best = top(row, count)
-        weights = np.exp((row[best] - row[best[0]]).astype(np.float64))
-        return cls(tuple(best.tolist()), tuple((weights / weights.sum()).tolist()))
+        return cls.ranked(best.tolist(), row[best])
+
+    @classmethod
+    def ranked(cls, tokens: Sequence[int], logits: NDArray[np.floating]) -> Candidates:
+        """Tokens whose logits are known, best first."""
+        weights = np.exp((logits - logits[0]).astype(np.float64))
+        return cls(tuple(tokens), tuple((weights / weights.sum()).tolist()))
 
 
 class Scores(Protocol):
@@ -72,8 +79,8 @@ class Scores(Protocol):
 
     def candidates(self, row: int) -> Candidates:
         """The row's likeliest tokens, best first: as many as the query requested, or none if the
-        target does not know them. On a GPU they come with the draws; elsewhere each call costs a
-        pass over the row, unless ``candidates_are_ready`` is set."""
+        target does not know them or the row is not finite. On a GPU they come with the draws;
+        elsewhere each call costs a pass over the row, unless ``candidates_are_ready`` is set."""
 
     def distribution(self, row: int) -> Distribution:
         """The distribution of a row. Raises DistributionUnavailable if the target has none."""

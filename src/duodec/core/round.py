@@ -18,7 +18,7 @@ class Round:
     tokens: tuple[int, ...]  # tokens that join the text
     num_accepted: int  # how many of them (the first ones) were drafted
     num_drafted: int  # draft tokens that were judged or dropped in it, each counted once
-    num_scored: int  # draft tokens in the forward pass
+    num_scored: int  # draft tokens that the forward pass scored: some targets score chains only
     margin: float  # nats, the narrowest win among its draws
     start_s: float  # of the forward pass
     end_s: float

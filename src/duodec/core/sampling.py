@@ -13,14 +13,14 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core import noise
 from duodec.core.grammar import Grammar, Mask
-from duodec.core.parameters import Parameter, by_name, check
+from duodec.core.parameters import Parameter, by_name, check, real, shown, whole
 from duodec.core.rows import (
     HEAD,
     Row,
@@ -58,7 +58,13 @@ class SamplingParams:
     ] = 0.0
     top_k: Annotated[
         int,
-        Parameter("Only the K likeliest; 0: off.", "Sampling", ge=0, remedy="use 0 (off) or more"),
+        Parameter(
+            "Only the K likeliest; 0: off.",
+            "Sampling",
+            ge=0,
+            le=(1 << 31) - 1,
+            remedy="use 0 (off) or more, up to 2147483647",
+        ),
     ] = 0
     top_p: Annotated[
         float,
@@ -130,27 +136,59 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check(self, by_name)
-        if not all(t >= 0 and b < math.inf for t, b in self.logit_bias.items()):
-            raise BadOption(
-                f"logit_bias is {self.logit_bias}; use tokens of the vocabulary and numbers "
-                "(-inf bans)"
-            )
-        object.__setattr__(
-            self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        )
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "stop", _stops(self.stop))
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise BadOption(f"grammar is {shown(self.grammar)}; give a Grammar, or None")
+        for name in ("max_tokens", "logprobs"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole(name, value))
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise BadOption(f"max_tokens is {self.max_tokens}; use 1 or more")
-        if any(not text for text in self.stop):
-            raise BadOption("a stop string is empty; leave it out")
+            raise BadOption(f"max_tokens is {shown(self.max_tokens)}; use 1 or more")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise BadOption(
-                f"logprobs is {self.logprobs}; use a number from 0 to {MAX_LOGPROBS}, or None"
+                f"logprobs is {shown(self.logprobs)}; use a number from 0 to {MAX_LOGPROBS}, "
+                "or None"
             )
 
     @property
     def is_greedy(self) -> bool:
         """Temperatures too low to divide by count as 0, as in vLLM."""
         return self.temperature < 1e-5
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+_LAST_TOKEN = (1 << 31) - 1
+
+
+def _biases(given: object) -> dict[int, float]:
+    """Biases by token. Raises BadOption."""
+    remedy = "use tokens of the vocabulary and numbers (-inf bans)"
+    if not isinstance(given, Mapping):
+        raise BadOption(f"logit_bias is {shown(given)}; {remedy}")
+    biases: dict[int, float] = {}
+    for key, value in given.items():
+        token = whole("a token of logit_bias", key)
+        bias = float(real(f"logit_bias of token {shown(token)}", value))
+        if not (0 <= token <= _LAST_TOKEN and bias <= _LARGEST):
+            raise BadOption(f"logit_bias is {shown(given)}; {remedy}")
+        biases[token] = bias if bias >= -_LARGEST else -math.inf
+    return biases
+
+
+def _stops(given: object) -> tuple[str, ...]:
+    """Stop strings; None: there is none. Raises BadOption."""
+    texts: Any = (given,) if isinstance(given, str) else () if given is None else given
+    try:
+        stops = tuple(texts)
+    except TypeError:
+        raise BadOption(f"stop is {shown(given)}; give a text, or a list of texts") from None
+    for text in stops:
+        if not isinstance(text, str):
+            raise BadOption(f"a stop string is {shown(text)}; give a text")
+        if not text:
+            raise BadOption("a stop string is empty; leave it out")
+    return stops
 
 
 def seeded(params: SamplingParams) -> SamplingParams:
@@ -258,8 +296,10 @@ class Sampler:
         """The draft's k best guesses of the target's draw, best first, and its confidence.
 
         Ordered by log q + g with the target's noise g. Confidence is the softmax of these scores;
-        at temperature 0, the distribution q at temperature 1. Both shapes (k,).
+        at temperature 0, the distribution q at temperature 1. Both shapes (k,). Raises
+        ComputeFailed if the logits are not finite.
         """
+        check_finite(row)
         row = self._adjusted(row, context)
         if self.params.is_greedy:
             tokens = top(row, k)

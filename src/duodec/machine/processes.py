@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 OWN_GROUP = "import os\nos.setpgid(0, 0)\n"
 """How the program of a process of ours begins, so that the terminal's Ctrl-C and Ctrl-Z do not
@@ -25,6 +27,28 @@ def yield_to_all(pid: int) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, _LEAST)
         if hasattr(os, "SCHED_IDLE"):  # Linux: it makes way at once, not at the end of its turn
             os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a process does: ``is_busy`` if one of its threads runs, or waits for a core or the
+    disk; ``cpu_s``: seconds that all of them have computed so far."""
+
+    is_busy: bool
+    cpu_s: float
+
+
+def activity(pid: int) -> Activity | None:
+    """What a process does now; None where the system does not tell, or if it has ended."""
+    is_busy, num_ticks = False, 0
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            state, *numbers = (thread / "stat").read_text().rpartition(")")[2].split()
+            is_busy = is_busy or state in ("R", "D")
+            num_ticks += int(numbers[10]) + int(numbers[11])  # of the user and of the system
+    except OSError:  # a thread, or all of them, ended meanwhile
+        return None
+    return Activity(is_busy, num_ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def end_group(pid: int) -> None:

@@ -40,8 +40,13 @@ class Lookahead(Method):
             ends = draft.find(window.branches())
             is_whole = scores.num_rows > len(draft) > 0  # some targets score a first chain only
             if is_whole and None not in ends:  # at the end of a text the window is truncated
-                guesses = [scores.candidates(end + 1).tokens[0] for end in ends if end is not None]
+                guesses = [self._guess(text, draft, scores, end) for end in ends if end is not None]
                 for ngram in window.advance(int(text[-1]), guesses):
                     pool.add(ngram)
 
         return serial(request, propose, learn=learn, num_candidates=1)
+
+    def _guess(self, text: Tokens, draft: Draft, scores: Scores, end: int) -> int:
+        """The likeliest token after a node; where the target knows none, the node's own again."""
+        likeliest = scores.candidates(end + 1).tokens
+        return likeliest[0] if likeliest else int(text[-1]) if end == ROOT else draft.tokens[end]

@@ -44,10 +44,10 @@ def serial(
                 proposed if isinstance(proposed, Draft) else (yield from request.draft(proposed))
             )
         draft = draft.within(request.max_width, request.remaining - 1)
-        text, num = request.text, len(draft)
+        text = request.text
         forward: Forward = yield Score(draft, num_candidates)
         verdict = verify(draft, forward.scores, rule(request))
-        request.commit(draft, verdict, forward, num_scored=num, num_drafted=num)
+        request.commit(draft, verdict, forward, num_drafted=len(draft))
         learn(text, draft, forward.scores)
 
 
@@ -74,13 +74,11 @@ def streaming(
         if request.num_rounds and sources != Sources.NONE:
             offer = yield from offers.best()
         offers.launch(offer)
-        draft, num = offer.draft, len(offer.draft)
+        draft = offer.draft
         forward: Forward = yield Score(draft, NUM_CANDIDATES if can_pay else 0)
         verdict = verify(draft, forward.scores)
         overlap_s = offers.overlap_s()
-        done = request.commit(
-            draft, verdict, forward, num_scored=num, num_drafted=num, overlap_s=overlap_s
-        )
+        done = request.commit(draft, verdict, forward, num_drafted=len(draft), overlap_s=overlap_s)
         seconds, begin_s = request.now() - begin_s, request.now()
         # the first round prefills the prompt, and what others forbid was not this request's choice
         if request.num_rounds > 1 and most != Sources.NONE:
@@ -119,7 +117,6 @@ def overlapped(request: Request, plan: Callable[[int], Plan]) -> Loop:
             tree,
             verdict,
             forward,
-            num_scored=len(pending),
             num_drafted=len(tree) - len(rest),  # what goes on in flight counts when it is judged
             overlap_s=ahead.read_s + ahead.draft_s,
         )

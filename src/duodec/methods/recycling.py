@@ -30,6 +30,7 @@ class TokenRecycling(Method):
         def learn(text: Tokens, draft: Draft, scores: Scores) -> None:
             scored = (int(text[-1]), *draft.tokens)[: scores.num_rows]
             for row, token in enumerate(scored):
-                self.adjacency[token] = scores.candidates(row).tokens
+                if successors := scores.candidates(row).tokens:
+                    self.adjacency[token] = successors
 
         return serial(request, propose, learn=learn, num_candidates=NUM_CANDIDATES)

@@ -244,7 +244,6 @@ class Request:
         verdict: Verdict,
         forward: Forward,
         *,
-        num_scored: int,
         num_drafted: int,
         overlap_s: float = 0.0,
     ) -> Round:
@@ -260,7 +259,7 @@ class Request:
             tokens=tokens,
             num_accepted=min(num_accepted, len(tokens)),
             num_drafted=num_drafted,
-            num_scored=num_scored,
+            num_scored=forward.scores.num_rows - 1,  # some targets leave out branches
             margin=verdict.margin,
             start_s=forward.start_s,
             end_s=forward.end_s,

@@ -10,7 +10,7 @@ from typing import Annotated
 from duodec.backends import grammar_trial
 from duodec.backends.drafter.window import DEFAULT_WINDOW, LEAST_WINDOW
 from duodec.backends.llamacpp.caches import CACHE_TYPES
-from duodec.core.parameters import Parameter, check
+from duodec.core.parameters import Parameter, check, shown, whole
 from duodec.errors import BadOption
 from duodec.machine.cores import available_cores
 
@@ -264,6 +264,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        object.__setattr__(self, "num_slots", whole("num_slots", self.num_slots))
+        if self.num_slots < 1:
+            raise BadOption(f"num_slots is {shown(self.num_slots)}; use 1 or more")
         if self.exact and self.fast:
             raise BadOption("exact and fast exclude each other; choose one")
         if not _DEVICE.fullmatch(self.device):

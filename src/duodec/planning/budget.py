@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from duodec.planning.batch_governor import BatchGovernor, level
 from duodec.planning.costs import Costs
@@ -70,29 +70,42 @@ class Line:
 class BatchBudget:
     """The shared target's costs by the rows of its forward passes, and the rows of each request.
 
+    A scheduler may have several targets: for all requests, for one alone, for methods that read off
+    the path. They are numbered, and each has costs of its own; ``costs`` are those of target 0, and
+    target ``shared`` computes several requests at once.
+
     On cores that a drafter shares it leaves ``cores_for_target`` to the target (None: the target
     computes elsewhere). On such cores each draft slows the whole batch's forward pass, so nothing
     is drafted during a prefill.
     """
 
-    def __init__(self, costs: Costs, cores_for_target: int | None = None) -> None:
+    def __init__(
+        self, costs: Costs, cores_for_target: int | None = None, *, shared: int = 0
+    ) -> None:
         self._costs = costs
+        self._by_target: dict[int, Costs] = {0: costs}
+        self._shared = shared
         self._line = Line()
         self._governor = BatchGovernor(cores_for_target)
         self._shares_cores = cores_for_target is not None
         self._num_drafted = Counter[int]()  # forward passes with drafts, by level
         self._given = 0  # draft tokens of the next pass that were granted to requests
         self._rows: dict[int, int] = {}  # by active slot, in its last pass; 0: none yet
+        self._targets: dict[int, int] = {}  # by active slot, where it is not target 0
 
-    def observe(self, rows: Mapping[int, int], seconds: float) -> None:
-        """Add a forward pass without prefill, with its rows by slot."""
+    def observe(
+        self, rows: Mapping[int, int], seconds: float, targets: Collection[int] = (0,)
+    ) -> None:
+        """Add a forward pass of these targets without prefill, with its rows by slot. It tells
+        nothing of any other target."""
         num_rows = sum(rows.values())
-        # a request alone may be computed by another target, where drafts cost less
         is_drafted = num_rows > len(rows) > 1
-        self._line.observe(num_rows, seconds, is_drafted=is_drafted)
+        if self._shared in targets:
+            self._line.observe(num_rows, seconds, is_drafted=is_drafted)
         self._num_drafted[level(len(rows))] += is_drafted
         if len(rows) == 1:
-            self._costs.observe_forward(seconds, num_rows - 1)
+            (target,) = targets
+            self._of_target(target).observe_forward(seconds, num_rows - 1)
         self._rows.update((slot, num) for slot, num in rows.items() if slot in self._rows)
 
     def took(self, num_tokens: int) -> None:
@@ -110,8 +123,13 @@ class BatchBudget:
     def begin(self, slot: int) -> None:
         self._rows[slot] = 0
 
+    def use(self, slot: int, target: int) -> None:
+        """That target computes the slot's request from now on."""
+        self._targets[slot] = target
+
     def end(self, slot: int) -> None:
         self._rows.pop(slot, None)
+        self._targets.pop(slot, None)
 
     def turn(self, slot: int) -> float:
         """How much longer the drafter's next step takes for a slot: infinite while other slots are
@@ -126,7 +144,7 @@ class BatchBudget:
     def forward_s(self, slot: int, num_tokens: int) -> float:
         """F(n) of the slot's planner: T(n) itself if no other slot is active."""
         if len(self._rows) < 2:
-            return self._costs.forward_s(num_tokens)
+            return self.alone(slot).forward_s(num_tokens)
         others = [rows for other, rows in self._rows.items() if other != slot]
         if num_tokens and self._sources() == Sources.NONE:
             return math.inf
@@ -143,7 +161,9 @@ class BatchBudget:
         if num_requests < 2 or num_drafted >= len(_FIRST_BUDGETS):
             return sys.maxsize
         budget = _FIRST_BUDGETS[num_drafted]
-        share = min(budget - self._given, max(_LEAST_SHARE, budget // num_requests))
+        # more may have been given when there were more requests, whose budget was larger
+        left = max(0, budget - self._given)
+        share = min(left, max(_LEAST_SHARE, budget // num_requests))
         self._given += share
         return share
 
@@ -156,6 +176,15 @@ class BatchBudget:
     def _sources(self) -> Sources:
         has_prefill = 0 in self._rows.values()
         return Sources.NONE if self._shares_cores and has_prefill else self._governor.sources()
+
+    def alone(self, slot: int) -> Costs:
+        """The costs of the slot's target while it computes nothing else."""
+        return self._of_target(self._targets.get(slot, 0))
+
+    def _of_target(self, target: int) -> Costs:
+        if target not in self._by_target:
+            self._by_target[target] = self._costs.of_another_target()
+        return self._by_target[target]
 
     def costs(self, slot: int) -> Costs:
         """The costs that the slot's planner sees: its own, with the shared target's."""
@@ -175,6 +204,16 @@ class _SlotCosts(Costs):
 
     def curve(self, num_tokens: int) -> Sequence[float]:  # others change it: nothing is kept
         return [self.forward_s(num) for num in range(num_tokens + 1)]
+
+    @property
+    def is_measured(self) -> bool:
+        return self._budget.alone(self._slot).is_measured
+
+    def soonest_s(self, num_tokens: int) -> float:
+        return self._budget.alone(self._slot).soonest_s(num_tokens)
+
+    def budget(self) -> int:
+        return self._budget.alone(self._slot).budget()
 
     def draft_budget(self) -> int:
         return self._budget.draft_budget()

@@ -6,7 +6,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from duodec.core.round import median
 from duodec.planning.governor import Sources
@@ -58,6 +58,10 @@ class Costs:
     _by_width: dict[int, _Recent] = field(default_factory=dict)
     _expected: dict[int, float] = field(default_factory=dict)  # by width, until observed anew
     _curve: list[float] = field(default_factory=list)  # the same by number of draft tokens
+
+    def of_another_target(self) -> Costs:
+        """Costs with the same draft model, of a target whose forward passes are not measured."""
+        return replace(self, _forward_s=_Recent(), _by_width={}, _expected={}, _curve=[])
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
         """Add a target's forward pass over so many draft tokens, without prefill."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from time import sleep
 
 from duodec.methods.request import Request
-from duodec.planning.costs import Costs
 
 _FIRST_REHEARSAL_S, _FIRST_PRACTICE_S = 0.001, 0.0002  # expected before there was one
 _PRACTISED_S = 0.003  # of a forward pass: after shorter ones the code is still warm
@@ -47,7 +46,6 @@ class _Lead:
 class Rehearsal:
     """Of one scheduler; ``practise`` runs the code between two forward passes."""
 
-    costs: Costs
     practise: Callable[[], None]
     clock: Callable[[], float]
     _offers: _Lead = field(default_factory=lambda: _Lead(_FIRST_REHEARSAL_S))
@@ -56,7 +54,7 @@ class Rehearsal:
     def before_end(self, request: Request, start_s: float, num_drafted: int) -> None:
         """Wait until a forward pass over so many draft tokens is about to end at the soonest, and
         rehearse. Raises what the request's method raises."""
-        soonest_s = self.costs.soonest_s(num_drafted)
+        soonest_s = request.costs.soonest_s(num_drafted)
         end_s = start_s + soonest_s
         if request.rehearse is not None:
             begin_s = self._offers.wait(end_s, self.clock)

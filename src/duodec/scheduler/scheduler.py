@@ -51,6 +51,7 @@ class _Flight:
     tasks: list[Task] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)
     launched: list[Launched] = field(default_factory=list)  # one a target
+    targets: list[int] = field(default_factory=list)  # their numbers
     is_here: bool = True  # computed in this thread, when its result is wanted
 
     @property
@@ -80,7 +81,8 @@ class Scheduler:
     clock: Callable[[], float] = perf_counter
 
     def __post_init__(self) -> None:
-        self.budget = BatchBudget(self.costs, self.cores_for_target)
+        shared = self.targets.number(self.targets.shared)
+        self.budget = BatchBudget(self.costs, self.cores_for_target, shared=shared)
         self.slots = [
             Slot(i, self.targets.of(i, reads_off_path=False, is_alone=True))
             for i in range(self.num_slots)
@@ -92,7 +94,7 @@ class Scheduler:
         self._last_prefill = -1
         self._flight: _Flight | None = None
         self._is_sharing: bool | None = None  # the cores, by the last forward pass
-        self._rehearsal = Rehearsal(self.costs, self.practise, self.clock)
+        self._rehearsal = Rehearsal(self.practise, self.clock)
         self._accounts: list[Callable[[], None]] = []  # of forward passes, to be settled
 
     # --- for its owner; `submit` and `Task.abort` also for other threads
@@ -226,7 +228,7 @@ class Scheduler:
     def _begin(self, task: Task) -> None:
         request, slot = task.request, task.slot
         self._settle()
-        slot.use(self._target_of(task))
+        self._use_target(task)
         task.start_s = self.clock()
         task.num_cached = min(slot.num_known(request.text), len(request.prompt) - 1)
         task.num_restarts = request.drafter.restarts
@@ -240,17 +242,23 @@ class Scheduler:
         else:
             self._advance(task, None)
 
-    def _target_of(self, task: Task) -> Target:
-        return self.targets.of(
+    def _use_target(self, task: Task) -> None:
+        """Compute a request with the target for it, in the company that it has now."""
+        target = self.targets.of(
             task.slot.number,
             reads_off_path=task.method.reads_off_path,
             is_alone=len(self.running) == 1,
         )
+        task.slot.use(target)
+        self.budget.use(task.slot.number, self.targets.number(target))
 
     # --- needs
 
     def _advance(self, task: Task, result: Forward | Drafted | None) -> None:
         """Send a request what it waited for, and take its next need."""
+        if task.is_aborted:  # while the target or the drafter was at work for it
+            self._end(task, "abort")
+            return
         request = task.request
         request.has_branches = has_branches(task.slot.target)
         num_rounds = request.num_rounds
@@ -314,7 +322,7 @@ class Scheduler:
         for task in self.running:
             if isinstance(task.need, Score):
                 if len(self.running) > 1:
-                    task.slot.use(self._target_of(task))
+                    self._use_target(task)
                 (prefills if task.is_long(self.num_chunk) else batch).append(task)
         if prefills:
             later = [task for task in prefills if task.request.slot > self._last_prefill]
@@ -333,6 +341,7 @@ class Scheduler:
             flight.tasks += tasks
             flight.queries += queries
             flight.launched.append(launch(target, queries))
+            flight.targets.append(self.targets.number(target))
         flight.is_here = any(isinstance(one, InThisThread) for one in flight.launched)
         return flight
 
@@ -405,7 +414,7 @@ class Scheduler:
         self.budget.ended(num_running, end_s, process_time(), is_plain_work=is_plain_work)
         if is_plain_work:
             by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))
-            self.budget.observe(by_slot, end_s - flight.start_s)
+            self.budget.observe(by_slot, end_s - flight.start_s, flight.targets)
 
     def _note_round(self, task: Task, number: int, now_s: float) -> None:
         done = task.request.rounds[number]
@@ -440,7 +449,8 @@ class Scheduler:
         task.is_over = True
         self.on_end(task, finished.finish_reason)
         for output in task.last_words(finished):
-            task.say(output)
+            if not task.is_aborted:  # by whoever was told the one before
+                task.say(output)
 
     def _fail(self, task: Task, error: Exception) -> None:
         self._end(task, "error")

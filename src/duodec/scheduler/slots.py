@@ -27,6 +27,12 @@ class Targets:
     alone: Target | None = None
     trees: Target | None = None
 
+    def number(self, target: Target) -> int:
+        """Which of them it is; 0 computes a request alone."""
+        first = self.alone or self.shared
+        known = (first, self.shared, self.trees)
+        return next(number for number, own in enumerate(known) if own is target)
+
     def of(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> Target:
         if reads_off_path:
             return self.trees or self.shared

@@ -20,11 +20,13 @@ from duodec.backends.torch import draws
 from duodec.backends.torch import noise as twin
 from duodec.backends.torch.draws import draw
 from duodec.backends.torch.rows import top
+from duodec.backends.torch.target import TorchScores
 from duodec.core import noise, rows
 from duodec.core.draft import Draft
 from duodec.core.grammar import Grammar
-from duodec.core.protocols import Query
+from duodec.core.protocols import Candidates, Query
 from duodec.core.sampling import Sampler, SamplingParams
+from duodec.errors import ComputeFailed
 
 keys = st.integers(0, 2**64 - 1)
 
@@ -52,9 +54,14 @@ def test_the_floats_are_numpys(seed: int) -> None:
 
 def test_the_ends_of_the_noise_are_numpys() -> None:
     """The logarithm at the smallest and the largest uniform, and at every power of two."""
-    values = [2.0**-24, 1 - 2.0**-24, *(2.0**-n for n in range(1, 24)), 16.6, 5.9e-8]
+    values = [2.0**-33, 1 - 2.0**-24, 1.0, *(2.0**-n for n in range(1, 33)), 22.8, 5.9e-8]
     x = np.array(values, dtype=np.float32)
     assert np.array_equal(twin.log32(torch.as_tensor(x)).numpy(), noise.log32(x))
+    half = round(2**31.5)  # where the logarithm changes from one end to the other
+    ends = [np.arange(1 << 17), half + np.arange(-1000, 1000), (1 << 32) - 1 - np.arange(1 << 20)]
+    random = np.concatenate(ends)
+    found = twin.gumbel_of(torch.as_tensor(random)).numpy()
+    assert np.array_equal(found, noise.gumbel_of(random.astype(np.uint32)))
 
 
 def test_the_masses_are_numpys() -> None:
@@ -155,6 +162,29 @@ def assert_drawn_like_numpy(logits: np.ndarray, queries: list[Query]) -> None:
             assert found.candidates[at, :k].tolist() == rows.top(own, k).tolist()
             assert np.array_equal(found.likely[at, :k], own[rows.top(own, k)])
             at += 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("sampling", LARGE, ids=range(len(LARGE)))
+def test_a_row_of_no_numbers_ends_only_who_draws_from_it(
+    sampling: SamplingParams, value: float
+) -> None:
+    logits = np.random.default_rng(3).normal(0, 3, (4, 5000)).astype(np.float32)
+    logits[2, 77] = value
+    text, sampler = np.array([5, 9], dtype=np.int32), Sampler(sampling)
+    queries = [Query(0, text, Draft.chain([5, 6]), sampler, 8), Query(1, text, Draft(), sampler, 8)]
+    device = torch.as_tensor(logits.copy())
+    found = draw(device, queries, to_host)
+    first, second = (
+        TorchScores(q, found, device, at) for q, at in zip(queries, (0, 3), strict=True)
+    )
+    for scores, row, at in ((first, 0, 0), (first, 1, 1), (second, 0, 3)):
+        own = logits[at].copy()
+        assert scores.draw(row) == sampler.draw(own, scores.query.context(row))
+        assert scores.candidates(row) == Candidates.of(own, 8)
+    assert first.candidates(2) == Candidates()
+    with pytest.raises(ComputeFailed, match="no numbers"):
+        first.draw(2)
 
 
 @settings(proven, max_examples=400)

@@ -15,11 +15,10 @@ from typing import Protocol
 from duodec.backends.drafter.channel import Frame, Kind
 from duodec.backends.drafter.child import Child, Children, Fault
 from duodec.backends.drafter.requests import Requests
-from duodec.backends.drafter.supervision import HANG_S, Incidents
+from duodec.backends.drafter.supervision import DOUBT_S, HANG_S, Doubt, Incidents
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest
 from duodec.errors import BackendUnavailable
 
-_DOUBT_S = 0.05  # before one that may be gone, or hang, is given up
 _CLOSED_S = 0.001  # between two looks at one whose end is not known yet
 _EXIT_S = 0.5
 
@@ -64,6 +63,7 @@ class ProcessDrafter:
         self._child: Child | None = None
         self._requests = Requests()
         self._incidents = Incidents()
+        self._doubt = Doubt()
         self._start_fault: Fault | None = None  # why the last start came to nothing
         self._retry_s = 0.0
         self._start()
@@ -86,6 +86,7 @@ class ProcessDrafter:
             and self._child.is_ready
             and not self._child.channel.is_closed
             and self._requests.is_drafting(slot, beyond)
+            and not self._requests.is_overdue()
             and (left_s := end_s - perf_counter()) > 0
         ):
             self._child.channel.wait(min(left_s, HANG_S / 4))
@@ -217,9 +218,9 @@ class ProcessDrafter:
         if not is_running or (is_closed and child.last_words is not None):
             return child.ending()
         # a process is reaped after its files are closed, and the machine may have slept
-        silent_s = self._requests.silent_s() if child.is_ready else 0.0
-        if child.is_doubted_for(_DOUBT_S, is_closed or silent_s > 0):
-            return child.ending() if is_closed else Fault(f"hung (silent for {silent_s:.1f} s)")
+        hung_s = self._doubt.hung_s(child.pid, *self._requests.silence()) if child.is_ready else 0.0
+        if child.is_doubted_for(DOUBT_S, is_closed or hung_s > 0):
+            return child.ending() if is_closed else Fault(f"hung (silent for {hung_s:.1f} s)")
         if not child.is_ready and perf_counter() - child.start_s > self._start_timeout_s:
             return Fault(f"was not ready after {self._start_timeout_s:g} s")
         return None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 
 from duodec.backends.drafter.channel import Failure, Frame, Kind, Progress, pack_request
 from duodec.backends.drafter.child import Child
-from duodec.backends.drafter.supervision import Pace, Silence
+from duodec.backends.drafter.supervision import DOUBT_S, Pace, Silence
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftRequest, Plan
@@ -125,10 +126,16 @@ class Requests:
             return False
         return beyond is None or answer.tree is None or len(answer.tree) <= beyond
 
-    def silent_s(self) -> float:
-        """How long the child has kept us waiting, once that is too long; 0 before."""
+    def silence(self) -> tuple[float | None, float]:
+        """Since when the child has kept us waiting, and for how many seconds that is nothing odd;
+        None: it owes us nothing."""
         pace = self._chunks if self._is_reading() else self._steps
-        return self._silence.seconds if self._silence.seconds > pace.limit_s() else 0.0
+        return self._silence.since_s, pace.limit_s()
+
+    def is_overdue(self) -> bool:
+        """Silent for so long that nobody should wait for it any more."""
+        since_s, limit_s = self.silence()
+        return since_s is not None and perf_counter() - since_s > limit_s + DOUBT_S
 
     def give_up(self) -> None:
         """The child is gone: what it made stays, what it owed is not waited for."""

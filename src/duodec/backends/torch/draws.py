@@ -25,7 +25,6 @@ from duodec.backends.torch.rows import best, top
 from duodec.backends.torch.uploads import upload
 from duodec.core.noise import GUMBEL_MAX
 from duodec.core.protocols import Query
-from duodec.core.rows import check_finite
 
 HEAD = 1024  # tokens of a row that are examined first
 _MASS_FLOOR = float(np.float32(-25 * math.log(2)))  # below it, a mass rounds to 0
@@ -41,6 +40,7 @@ class Drawn:
 
     tokens: NDArray[np.float64]  # (rows,)
     margins: NDArray[np.float64]  # (rows,)
+    largest: NDArray[np.float64]  # (rows,) logits: not finite where a row has no draw
     candidates: NDArray[np.float64]  # (rows, the most that any query requested)
     likely: NDArray[np.float64]  # their logits, of the same shape
 
@@ -67,9 +67,8 @@ class Drawing:
         self._found = copied(torch.cat([part.double() for part in parts], dim=-1))
 
     def result(self) -> Drawn:
-        """Wait for them. Raises ComputeFailed for logits that are no numbers."""
+        """Wait for them."""
         found, wanted = self._found(), self._num_candidates
-        check_finite(found[:, 3])
         open_rows = np.flatnonzero(found[:, 2] == 0)
         if len(open_rows):
             rows = self._scores[upload(open_rows, self._scores.device)]
@@ -77,7 +76,8 @@ class Drawing:
             again = self._copied(torch.stack([part.double() for part in settled], dim=-1))()
             found = found.copy()
             found[open_rows, :2] = again[:, :2]
-        return Drawn(found[:, 0], found[:, 1], found[:, 4 : 4 + wanted], found[:, 4 + wanted :])
+        candidates, likely = found[:, 4 : 4 + wanted], found[:, 4 + wanted :]
+        return Drawn(found[:, 0], found[:, 1], found[:, 3], candidates, likely)
 
 
 def draw(
@@ -87,7 +87,6 @@ def draw(
     those that are not cut.
 
     ``to_host`` copies a small tensor and waits for it: once, twice if a row was not settled.
-    Raises ComputeFailed for logits that are not finite.
     """
     return Drawing(logits, queries, lambda tensor: partial(to_host, tensor), pick).result()
 

@@ -27,7 +27,7 @@ def halves(key: int) -> tuple[int, int]:
 
 
 def bits(low: torch.Tensor, high: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """23 random bits a token: int64, the shape of ``tokens`` with the keys' halves broadcast."""
+    """32 random bits a token: int64, the shape of ``tokens`` with the keys' halves broadcast."""
     z = (tokens * 0x9E3779B1) & _HALF
     for half in (low, high):
         z = z ^ half
@@ -36,14 +36,23 @@ def bits(low: torch.Tensor, high: torch.Tensor, tokens: torch.Tensor) -> torch.T
         z = z ^ (z >> 15)
         z = (z * 0x846CA68B) & _HALF
         z = z ^ (z >> 16)
-    return z >> 9
+    return z
 
 
 def log32(x: torch.Tensor) -> torch.Tensor:
     """ln x for positive normal fp32."""
+    return _log(*_split(x))
+
+
+def _split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """e and f of x = (1 + f) * 2**e with 1 + f in [sqrt(1/2), sqrt(2))."""
     pattern = x.view(torch.int32) - SQRT_HALF
     e = (pattern >> 23).float()
-    f = ((pattern & 0x007FFFFF) + SQRT_HALF).view(torch.float32) - 1
+    return e, ((pattern & 0x007FFFFF) + SQRT_HALF).view(torch.float32) - 1
+
+
+def _log(e: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+    """ln((1 + f) * 2**e)."""
     square = f * f
     y = f * LOG_COEFFICIENTS[0]
     for coefficient in LOG_COEFFICIENTS[1:-1]:
@@ -57,8 +66,18 @@ def log32(x: torch.Tensor) -> torch.Tensor:
 
 def gumbel(low: torch.Tensor, high: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, fp32, one value a token."""
-    odd = (bits(low, high, tokens) << 1) + 1
-    return -log32(-log32(odd.float() * 2.0**-24))
+    return gumbel_of(bits(low, high, tokens))
+
+
+def gumbel_of(random: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise, fp32, made of 32 random bits each, int64."""
+    e, f = _split(_uniform(random))
+    near_one = -_uniform(random ^ _HALF)
+    return -log32(-_log(e, torch.where(e == 0, near_one, f)))
+
+
+def _uniform(random: torch.Tensor) -> torch.Tensor:
+    return (random.float() + 0.5) * 2.0**-32
 
 
 def exp_mass(x: torch.Tensor) -> torch.Tensor:

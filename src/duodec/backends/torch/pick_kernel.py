@@ -32,13 +32,15 @@ def _mixed(z, half):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _log(  # type: ignore[no-untyped-def]
-    x, sqrt_half: tl.constexpr, high: tl.constexpr, low: tl.constexpr,
+    x, near_one, sqrt_half: tl.constexpr, high: tl.constexpr, low: tl.constexpr,
     c0: tl.constexpr, c1: tl.constexpr, c2: tl.constexpr, c3: tl.constexpr, c4: tl.constexpr,
     c5: tl.constexpr, c6: tl.constexpr, c7: tl.constexpr, c8: tl.constexpr,
 ):  # fmt: skip
+    """ln x; ``near_one`` is x - 1, which may be finer than x where that is about 1."""
     pattern = x.to(tl.int32, bitcast=True) - sqrt_half
     e = (pattern >> 23).to(tl.float32)
     f = ((pattern & 0x007FFFFF) + sqrt_half).to(tl.float32, bitcast=True) - 1.0
+    f = tl.where(e == 0.0, near_one, f)
     square = mul_rn(f, f)
     y = mul_rn(f, c0)
     y = mul_rn(y + c1, f)
@@ -73,10 +75,10 @@ def _pick_kernel(  # type: ignore[no-untyped-def]
     z = token.to(tl.uint32) * 0x9E3779B1
     z = _mixed(z, tl.load(lows + row).to(tl.uint32))
     z = _mixed(z, tl.load(highs + row).to(tl.uint32))
-    odd = ((z >> 9) << 1) + 1
-    uniform = odd.to(tl.int32).to(tl.float32) * 5.9604644775390625e-8
-    inner = -_log(uniform, sqrt_half, high, low, c0, c1, c2, c3, c4, c5, c6, c7, c8)
-    noise = -_log(inner, sqrt_half, high, low, c0, c1, c2, c3, c4, c5, c6, c7, c8)
+    uniform = mul_rn(z.to(tl.float32) + 0.5, 2.3283064365386962890625e-10)  # 2**-32
+    rest = mul_rn((z ^ 0xFFFFFFFF).to(tl.float32) + 0.5, 2.3283064365386962890625e-10)
+    inner = -_log(uniform, -rest, sqrt_half, high, low, c0, c1, c2, c3, c4, c5, c6, c7, c8)
+    noise = -_log(inner, inner - 1.0, sqrt_half, high, low, c0, c1, c2, c3, c4, c5, c6, c7, c8)
     score = tl.where(is_in, score + noise, float("-inf"))
     best = tl.max(score, 0)
     winner = tl.min(tl.where(score == best, token, num_vocab + part), 0)  # the first of equals

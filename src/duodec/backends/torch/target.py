@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from duodec.backends.torch.picking import picker
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Launched, Query, Scores
+from duodec.core.rows import check_finite
 from duodec.core.sampling import Distribution, Draw, Sampler, SamplingParams
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
@@ -49,16 +51,15 @@ class TorchScores:
 
     def draw(self, row: int) -> Draw:
         i = self.first + self._checked(row)
+        check_finite(self.drawn.largest[i : i + 1])
         return Draw(int(self.drawn.tokens[i]), float(self.drawn.margins[i]))
 
     def candidates(self, row: int) -> Candidates:
         at, num = self.first + self._checked(row), self.query.num_candidates
-        if not num:
+        if not num or not math.isfinite(self.drawn.largest[at]):
             return Candidates()
         tokens = self.drawn.candidates[at, :num].astype(np.int64).tolist()
-        likely = self.drawn.likely[at, :num]
-        weights = np.exp(likely - likely[0])
-        return Candidates(tuple(tokens), tuple((weights / weights.sum()).tolist()))
+        return Candidates.ranked(tokens, self.drawn.likely[at, :num])
 
     def distribution(self, row: int) -> Distribution:
         """Copies the row's logits to the host."""
