@@ -34,8 +34,10 @@ def is_server(arguments: Sequence[str]) -> bool:
 
 @contextmanager
 def ended_quietly() -> Iterator[None]:
-    """While entered, SIGINT and SIGTERM end the process with status 0, wherever it is and even where
-    a shell ignores the former: a server that serves nobody yet, or no longer, is done."""
+    """While entered, SIGINT and SIGTERM end the process with status 0, wherever it is.
+
+    A server that serves nobody yet, or no longer, is done; SIGINT is heard even where a shell has
+    it ignored."""
     if current_thread() is not main_thread():
         yield
         return

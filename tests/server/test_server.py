@@ -484,8 +484,8 @@ def test_origins(server: Running) -> None:
 _READABLE = ("/v1/models", "/slots", "/props", "/metrics", "/health", "/")
 _LED_HERE = (
     "evil.example.org", "evil.example.org:8000", "localhost.evil.org", "127.0.0.1.evil.org",
-    "xlocalhost", "evil.org:80/localhost", "evil.org@localhost", "localhost, evil.org", "[::1", "a b",
-    "local", "127.0.0.1:8000:1",
+    "xlocalhost", "evil.org:80/localhost", "evil.org@localhost", "localhost, evil.org", "[::1",
+    "a b", "local", "127.0.0.1:8000:1",
 )  # fmt: skip
 
 
