@@ -243,8 +243,8 @@ def _requests() -> list[bytes]:
         head % b"/v1/completions" + b"Transfer-Encoding: chunked\r\n\r\n"
         + b"%x\r\n%s\r\n0\r\n\r\n" % (len(stream), stream),
         head % b"/v1/completions" + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
-        head % b"/v1/completions" + b"Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n"
-        % len(stream) + stream,
+        head % b"/v1/completions" + b"Connection: upgrade\r\nUpgrade: h2c\r\n"
+        + b"Content-Length: %d\r\n\r\n" % len(stream) + stream,
         head % b"/v1/completions" + b"Transfer-Encoding: chunked\r\n\r\n"
         + b"1;x=y\r\n \r\n" * 40
         + b"%x\r\n%s\r\n0\r\nHost: x\r\n\r\n" % (len(stream), stream),
