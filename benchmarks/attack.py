@@ -133,7 +133,7 @@ while True:
     time.sleep(0.05)
     begin_s = time.perf_counter()
     with socket.create_connection((host, port), timeout=30) as sock:
-        sock.sendall(b"GET /health HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n")
+        sock.sendall(b"GET /health HTTP/1.1\\r\\nHost: [::1]\\r\\nConnection: close\\r\\n\\r\\n")
         is_well = sock.recv(4096).startswith(b"HTTP/1.1 200")
     print(json.dumps([time.perf_counter() - begin_s, is_well]), flush=True)
 """

@@ -22,6 +22,8 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
+from benchmarks import wire_attacks as wire
+
 _LEAVE_S = 1.0  # after which those who post leave
 _NUM_LORISES = 1000
 _CONTROL = "<|im_end|>"
@@ -195,6 +197,20 @@ ATTACKS: tuple[tuple[Attack, int], ...] = (  # and how many attackers try it at 
     (nested_metadata, 2),
     (endless_number, 1),
     (private_characters, 1),
+    (wire.deaf_metrics, 1),
+    (wire.deaf_mixed, 1),
+    (wire.read_metrics, 1),
+    (wire.many_pipelines, 64),
+    (wire.upgrades, 1),
+    (wire.expecting, 1),
+    (wire.old_keep_alive, 1),
+    (wire.many_headers, 2),
+    (wire.single_bytes, 2),
+    (wire.chunk_extensions, 2),
+    (wire.endless_body, 2),
+    (wire.byte_by_byte, 2),
+    (wire.half_closed, 2),
+    (wire.knocking, 2),
 )
 
 

@@ -243,6 +243,13 @@ def _requests() -> list[bytes]:
         head % b"/v1/completions" + b"Transfer-Encoding: chunked\r\n\r\n"
         + b"%x\r\n%s\r\n0\r\n\r\n" % (len(stream), stream),
         head % b"/v1/completions" + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+        head % b"/v1/completions" + b"Connection: upgrade\r\nUpgrade: h2c\r\n"
+        + b"Content-Length: %d\r\n\r\n" % len(stream) + stream,
+        head % b"/v1/completions" + b"Transfer-Encoding: chunked\r\n\r\n"
+        + b"1;x=y\r\n \r\n" * 40
+        + b"%x\r\n%s\r\n0\r\nHost: x\r\n\r\n" % (len(stream), stream),
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300,
+        b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" * 3,
     ]  # fmt: skip
 
 
@@ -252,7 +259,9 @@ _WORDS = (
     b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip\r\n",
     b"Connection: close\r\n", b"Connection: upgrade\r\nUpgrade: websocket\r\n", b"HTTP/1.0",
     b"HTTP/9.9", b"ffffffffffffffff\r\n", b"0\r\n\r\n", b"X: " + b"a" * 9000 + b"\r\n",
-    b"a: b\r\n" * 200, b"{", b"[" * 200, b'"', b"\\", b"\\ud800", b"NaN", b"1e999", b"GET ",
+    b"a: b\r\n" * 200, b"Host: evil.org\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n",
+    b"Expect: 100-continue\r\n", b"CONNECT ", b";x=" + b"y" * 4000, b"1\r\nx\r\n" * 500,
+    b"{", b"[" * 200, b'"', b"\\", b"\\ud800", b"NaN", b"1e999", b"GET ",
 )  # fmt: skip
 
 

@@ -74,6 +74,7 @@ def main(
 
 def _press(name: str, at_s: float, command: list[str], folder: str) -> bool:
     """Whether it did not end as it should."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # even as a job in the background
     process = subprocess.Popen(
         [sys.executable, "-m", "duodec", *command], cwd=folder, stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,

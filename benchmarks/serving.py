@@ -99,7 +99,7 @@ async def ask(served: Served, body: dict[str, Any]) -> Answer:
     reader, writer = await asyncio.open_connection(host, port)
     begin_s = perf_counter()
     writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Connection: close\r\nContent-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data
     )
     lines: list[tuple[float, bytes]] = []

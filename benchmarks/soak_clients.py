@@ -168,7 +168,7 @@ def _leave(served: Served, body: dict[str, Any], dice: random.Random) -> None:
         if dice.random() < 0.5:  # a reset in place of an end
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\n"
             b"Content-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data
         )
         sock.settimeout(0.05)
@@ -202,7 +202,7 @@ def noticing_s(served: Served, pool: Sequence[Case], number: int) -> list[float]
         data = json.dumps(body).encode()
         sock = socket.create_connection(served.address)
         sock.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\n"
             b"Content-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data
         )
         sleep(dice.random() * 0.3)

@@ -1,10 +1,15 @@
 """Without a GPU, Triton's interpreter runs our kernels. It must be enabled before anything imports
-Triton, which torch and transformers may do."""
+Triton, which torch and transformers may do. And Ctrl-C is heard, by us and by the processes that we
+start, even where a shell that started us in the background has it ignored."""
 
 import os
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 
 HAS_GPU = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()  # or one of Windows
 if not HAS_GPU and not find_spec("vllm"):  # which has kernels of its own
     os.environ["TRITON_INTERPRET"] = "1"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -78,6 +78,7 @@ HOMES = {
     "pydantic_core": ("server/schemas",),
     "starlette": ("server",),
     "uvicorn": ("server",),
+    "httptools": ("server/connections",),
     "prometheus_client": ("server", "integrations"),
     "yaml": ("integrations", "cli/settings_file"),
     "markdown_it": ("cli/rendered",),
@@ -178,8 +179,8 @@ def import_blocked(packages: list[str], blocked: set[str]) -> subprocess.Complet
 
 
 HEAVY = {
-    "llama_cpp", "torch", "transformers", "starlette", "uvicorn", "prometheus_client", "scipy",
-    "matplotlib",
+    "llama_cpp", "torch", "transformers", "starlette", "uvicorn", "httptools", "prometheus_client",
+    "scipy", "matplotlib",
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
 from typing import NoReturn
@@ -16,9 +16,40 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 def main() -> None:
     """The entry point of the `duodec` program."""
+    if is_server(sys.argv[1:]):
+        with ended_quietly():
+            from duodec.cli.app import main as run
+
+            run()
+        return
     with interrupted_at_once():
         from duodec.cli.app import main as run
     run()
+
+
+def is_server(arguments: Sequence[str]) -> bool:
+    """These begin a server, which signals end as its operator wants it to."""
+    return list(arguments[:1]) == ["serve"]
+
+
+@contextmanager
+def ended_quietly() -> Iterator[None]:
+    """While entered, SIGINT and SIGTERM end the process with status 0, wherever it is.
+
+    A server that serves nobody yet, or no longer, is done; SIGINT is heard even where a shell has
+    it ignored."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda number, frame: os._exit(0))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

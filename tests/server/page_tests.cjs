@@ -1,6 +1,7 @@
 /* Run by test_page_scripts.py: each test of the page's scripts is a function that throws. */
 "use strict";
 const assert = require("assert");
+const { renderMarkdown } = require("../../src/duodec/server/web/markdown.js");
 const { open, stream, said, last, refuse, soon } = require("./page_dom.cjs");
 
 const markdown = (text, drafted) => {
@@ -124,6 +125,27 @@ const tests = {
       markdown(evil.repeat(4000));
       assert(Date.now() - begin < 4000, evil);
     }
+  },
+  what_a_model_writes_for_ever_is_rendered_within_moments() {
+    open({ answer: () => null });
+    const n = 8000, blanks = " ".repeat(3 * n);
+    const evils = [
+      "*a ", "_a ", "**a ", "~~a ", "*_a ", "*a* _b ", "*a\\*", "https://a_ ", "|a", "- a\n\n", "`a", "[a](", "***a ",
+    ].map(words => words.repeat(n)).concat([
+      "[a](" + blanks, "[a](b" + blanks, "https://a" + ".".repeat(3 * n) + "x", "# a" + blanks + "b", "# a" + "#".repeat(3 * n) + "b",
+      "- a\n" + "\n".repeat(n) + "  b", "|a|b|\n|-|-|\n" + "|a|b|\n".repeat(n), "a|b\n-" + blanks + "a", "```" + blanks + "`",
+    ]);
+    for (const evil of evils)
+      for (const drafted of [[], Array.from({ length: evil.length / 2 | 0 }, (_, i) => [2 * i, 2 * i + 1])]) {
+        const begin = Date.now();
+        renderMarkdown(evil, drafted);
+        assert(Date.now() - begin < 1000, evil.slice(0, 20));
+      }
+  },
+  headings_and_links_keep_their_marks_and_blanks() {
+    assert.strictEqual(markdown("# a # \n## b##\n# c ###"), "<h2>a</h2><h3>b##</h3><h2>c</h2>");
+    assert(markdown('[a](  https://e.org  "t" )').startsWith('<p><a href="https://e.org"'));
+    assert.strictEqual(markdown("- a\n\n\n  b\n\n\nc"), "<ul><li><p>a</p><p>b</p></li></ul><p>c</p>");
   },
   async a_reload_keeps_the_conversation() {
     const kept = {};

@@ -104,7 +104,9 @@ def test_a_trailer_that_never_ends_is_cut_off() -> None:
             pytest.fail("it took 4 MB")
 
 
-_POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+_POST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,47 @@ def test_a_client_that_reads_nothing_is_let_go_when_its_time_is_over(
     assert 0.3 < perf_counter() - begin_s < 5
 
 
+@pytest.mark.parametrize("path", ["chat", "complete", "respond"])
+def test_a_model_is_free_when_its_last_token_is_computed_whoever_reads_it(path: str) -> None:
+    service = Service(Settings("tables", num_slots=1, timeout_s=60))
+    service.start(engine_on_tables(num_context=4000))
+    own: dict[str, dict[str, Any]] = {
+        "chat": {"messages": [{"role": "user", "content": "hi"}], "logprobs": True},
+        "complete": {"prompt": "hi", "logprobs": 3},
+        "respond": {"input": "hi"},
+    }
+    bodies: list[bytes] = []
+
+    async def run() -> None:
+        _, form, feed = await getattr(service, path)({**own[path], "stream": True, "seed": 1})
+        reads = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await reads.wait()
+                bodies.append(message["body"])
+
+        answering = asyncio.ensure_future(EventStream(form, feed, 15.0)({}, never, send))
+        (served,) = service.models.loaded
+        while served.is_busy:
+            await asyncio.sleep(0.01)
+        assert not answering.done()
+        assert served.end()  # another model may take its place
+        served.llm.close()
+        reads.set()  # what was computed is told all the same
+        await answering
+
+    async def never(message: Any = None) -> Any:
+        await asyncio.Event().wait()
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 20))
+    finally:
+        service.close()
+    assert b"[DONE]" in b"".join(bodies)
+    assert b'"error":{' not in b"".join(bodies)
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
 def test_the_kernel_ends_connections_that_nobody_reads() -> None:
     with listen(Settings("tables", port=0, timeout_s=7)) as sock:

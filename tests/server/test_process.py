@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Thread
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
 from fakes import TESTS
 from fakes.server import until
 
+import duodec
 from duodec.cli.settings_file import read_options
 from duodec.errors import BadOption
 
@@ -115,6 +116,71 @@ def test_a_signal_ends_it_with_status_0_after_the_answers_in_work(number: int) -
     asked = [r for r in records if r.get("path") == "/v1/chat/completions"]
     assert [(r["status"], r["tokens"], r["finish"]) for r in asked] == [(200, 50, "length")]
     assert asked[0]["id"].startswith("req-")
+
+
+_BEGUN = """
+import sys
+sys.argv[:1] = ["duodec", "serve"]
+from duodec.__main__ import main
+print("begun", flush=True)
+main()
+"""
+_SMALL = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("after_s", [0.02, 0.3, 1.0, 2.0, 3.0])
+def test_a_signal_ends_it_with_status_0_while_it_begins(number: int, after_s: float) -> None:
+    options = ("-m", str(_SMALL), "--draft", "none", "--context", "128")
+    with serving(*options, program=_BEGUN) as server:
+        assert server.process.stdout is not None
+        assert server.process.stdout.readline() == "begun\n"
+        sleep(after_s)
+        assert server.end(number) == 0
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def test_sigint_ends_it_where_a_shell_ignores_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a script's job in the background
+    try:
+        with serving() as server:
+            server.wait_ready().close()
+            assert server.end(signal.SIGINT) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_who_comes_while_the_last_answers_end_is_told_to_come_back() -> None:
+    body: Any = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "stream": True}
+    with serving() as server, closing(server.wait_ready()) as http:
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+            refused = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "unavailable"
+            assert refused.headers["retry-after"]
+            assert '"finish_reason":"length"' in "".join(lines)
+        assert server.wait() == 0
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    body: Any = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 3000,
+        "stream": True,
+    }
+    with serving() as server, closing(server.wait_ready()) as http:
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()  # the client goes with it
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+            begin_s = perf_counter()
+            assert server.end(signal.SIGTERM) == 0
+        assert perf_counter() - begin_s < 8
 
 
 def test_a_taken_port_is_one_clear_line() -> None:

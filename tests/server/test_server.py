@@ -481,6 +481,49 @@ def test_origins(server: Running) -> None:
         assert found.headers["access-control-allow-origin"] == headers["Origin"]
 
 
+_READABLE = ("/v1/models", "/slots", "/props", "/metrics", "/health", "/")
+_LED_HERE = (
+    "evil.example.org", "evil.example.org:8000", "localhost.evil.org", "127.0.0.1.evil.org",
+    "xlocalhost", "evil.org:80/localhost", "evil.org@localhost", "localhost, evil.org", "[::1",
+    "a b", "local", "127.0.0.1:8000:1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", _READABLE)
+def test_a_page_whose_name_leads_here_reads_nothing(server: Running, path: str) -> None:
+    """It asks its own origin, as its browser sees it, and so sends no Origin header."""
+    for host in _LED_HERE:
+        refused(server.http.get(path, headers={"Host": host}), 403)
+
+
+@pytest.mark.parametrize("host", [
+    "localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:9", "192.0.2.7:8000", "[::1]:8000",
+    "app.localhost", "nas.local:8000", "host.docker.internal:8000", socket.gethostname(), "",
+])  # fmt: skip
+def test_this_machine_is_called_by_its_own_names(server: Running, host: str) -> None:
+    assert server.http.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
+def test_names_that_the_operator_allows_are_our_own() -> None:
+    with running(cors_origins=("https://chat.example.org", "http://[")) as server:
+        for host, status in (("chat.example.org", 200), ("evil.org", 403)):
+            found = server.http.get("/v1/models", headers={"Host": host})
+            assert found.status_code == status
+    with running(cors_origins=("*",)) as server:
+        assert server.http.get("/v1/models", headers={"Host": "any.org"}).status_code == 200
+    with running(host="0.0.0.0") as server:
+        assert server.http.get("/v1/models", headers={"Host": "any.org"}).status_code == 200
+
+
+def test_a_request_has_one_host(server: Running) -> None:
+    address = server.url.removeprefix("http://").split(":")
+    for second in (b"evil.example.org", b"localhost"):
+        with socket.create_connection((address[0], int(address[1]))) as sock:
+            lines = b"Host: localhost\r\nhost: %s\r\n\r\n" % second
+            sock.sendall(b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n" + lines)
+            assert sock.recv(1000).startswith(b"HTTP/1.1 400")
+
+
 # operation
 
 

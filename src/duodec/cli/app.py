@@ -11,13 +11,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from duodec.__main__ import INTERRUPTED, leave
+from duodec.__main__ import INTERRUPTED, ended_quietly, is_server, leave
 from duodec.backends.interrupts import listen
 from duodec.cli import (
     bench,
@@ -141,7 +142,7 @@ def run(arguments: Sequence[str]) -> int:
         if hasattr(stream, "reconfigure"):  # text that the terminal cannot show is not an error
             stream.reconfigure(errors="replace")
     listen()
-    with Deadline() as deadline:
+    with Deadline() as deadline, ended_quietly() if is_server(arguments) else nullcontext():
         try:
             status = app(args=list(arguments), prog_name="duodec", standalone_mode=False)
             sys.stdout.flush()

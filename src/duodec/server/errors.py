@@ -81,6 +81,19 @@ def head_too_large(max_bytes: int) -> ApiError:
     )  # fmt: skip
 
 
+def many_headers(most: int) -> ApiError:
+    return ApiError(
+        431, f"the request has more than {most} headers; send fewer", code="headers_too_large"
+    )
+
+
+def small_chunks() -> ApiError:
+    return ApiError(
+        400, "the body comes in very many small chunks; send larger ones, or its Content-Length",
+        code="invalid_http",
+    )  # fmt: skip
+
+
 def slow_head(seconds: float) -> ApiError:
     return ApiError(408, f"the headers were not sent within {seconds:g} s", code="timeout")
 

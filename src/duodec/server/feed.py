@@ -24,8 +24,8 @@ Told = tuple[int, Piece | Done]
 
 class Feed:
     """Submits the tasks; raises ApiError where there is no room. Pieces are told every
-    ``interval_s`` seconds at most. The owner calls `leave`, at the end or before it, which calls
-    ``on_leave``."""
+    ``interval_s`` seconds at most. The owner calls `leave` when all is told, or nobody listens any
+    more, once or again; it calls ``on_leave``."""
 
     def __init__(
         self,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -25,6 +27,9 @@ _PROTECTED = "/v1/"
 _HERE = re.compile(
     r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?|tauri://.*|app://.*|file://.*"
 )
+_ADDRESS = re.compile(r"\d+(\.\d+){3}|\[[0-9a-f:.]+\]")
+_HOST = re.compile(rf"({_ADDRESS.pattern}|[^\[\]:/@,\s]+?)\.?(:\d+)?")
+_OWN_NAMES = (".localhost", ".local", ".internal")  # that nobody can register and lead to us
 _ALLOWED_HEADERS = (
     "Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With", "OpenAI-Beta",
     "OpenAI-Organization", "OpenAI-Project", "x-stainless-arch", "x-stainless-async",
@@ -70,6 +75,10 @@ class Guard:
         self._app = app
         self._settings = settings
         self._refusal = refusal
+        self._names = {"localhost", socket.gethostname().lower()}
+        for origin in settings.cors_origins:
+            with suppress(ValueError):  # it is no origin, and allows nobody
+                self._names.add(urlsplit(origin).hostname or "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,6 +92,7 @@ class Guard:
         begin_s = time.perf_counter()
         facts.set({"id": sent.request_id})
         try:
+            self._check_host(headers.getlist("host"))
             if scope["method"] == "OPTIONS":  # and no browser's question about a page
                 await Response(status_code=204)(scope, receive, sent)
             else:
@@ -113,6 +123,24 @@ class Guard:
         if length.isdecimal() and int(length) > self._settings.max_body_bytes:
             raise too_large(self._settings.max_body_bytes)
 
+    def _check_host(self, hosts: list[str]) -> None:
+        """Raises ApiError for a name that is not this machine's: a page from elsewhere, whose name
+        was made to lead here, may read what it asks for as its own. Who listens for other machines
+        is reached by names that it does not know."""
+        if len(hosts) > 1:
+            raise ApiError(400, "there are several Host headers; send one", code="invalid_http")
+        host = hosts[0].lower() if hosts else ""
+        if not host or not self._settings.is_loopback or "*" in self._settings.cors_origins:
+            return
+        found = _HOST.fullmatch(host)
+        name = found[1] if found else ""
+        is_ours = name in self._names or name.endswith(_OWN_NAMES) or _ADDRESS.fullmatch(name)
+        if not (found and is_ours):
+            raise ApiError(
+                403, f"this server is not called {host[:200]}; ask localhost, or allow the name "
+                "with --cors-origin https://NAME", code="forbidden",
+            )  # fmt: skip
+
     def _check_key(self, authorization: str) -> None:
         scheme, _, key = authorization.partition(" ")
         given = key.strip().encode("utf-8", "replace")
@@ -128,10 +156,8 @@ class Guard:
 
     def _is_allowed(self, origin: str, host: str) -> bool:
         origins = self._settings.cors_origins
-        # the page that we serve ourselves; not a stranger's whose name leads to this machine
-        is_known = _is_local(host) or not self._settings.is_loopback
-        try:
-            is_own = is_known and bool(host) and urlsplit(origin).netloc == host
+        try:  # the page that we serve ourselves: our name was checked before
+            is_own = bool(host) and urlsplit(origin).netloc == host
         except ValueError:  # no address at all
             is_own = False
         return is_own or "*" in origins or origin in origins or bool(_HERE.fullmatch(origin))
@@ -162,7 +188,3 @@ def too_large(max_bytes: int) -> ApiError:
         413, f"the body is larger than the {max_bytes} bytes that this server takes; send less, "
         "or start it with a larger --max-body", code="body_too_large",
     )  # fmt: skip
-
-
-def _is_local(host: str) -> bool:
-    return bool(_HERE.fullmatch(f"http://{host}"))

@@ -27,6 +27,7 @@ from duodec.server.settings import Settings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _MARGIN_S = 5.0  # for what is left when all answers have ended
+_LOOK_S = 0.1  # between two looks for a second signal
 _SWITCH_S = 0.001  # after which threads that prepare requests make way: Python's own is 5 ms
 _COMPUTING_MARGIN_S = 5.0  # for the forward pass that is under way
 _LOADING_MARGIN_S = 0.5  # for a model that is loading still
@@ -107,7 +108,7 @@ class Server(uvicorn.Server):
                 lifespan="off",
                 ws="none",
                 http=Connections(settings).protocol,
-                timeout_graceful_shutdown=int(settings.grace_s + _MARGIN_S),
+                timeout_graceful_shutdown=int(_MARGIN_S),
             )
         )
         self._service = service
@@ -120,8 +121,11 @@ class Server(uvicorn.Server):
             watching.cancel()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse what is new, end what is in work within the time it has, then the connections."""
+        """Refuse what is new, end what is in work within the time it has, then the connections.
+        Until then it listens: who comes is told to come back."""
         draining = asyncio.ensure_future(asyncio.to_thread(self._service.drain))
+        while not (draining.done() or self.force_exit):
+            await asyncio.wait({draining}, timeout=_LOOK_S)
         await super().shutdown(sockets)
         if self.force_exit:
             await asyncio.to_thread(self._service.end_all)

@@ -258,7 +258,7 @@ class Service:
             return wish, form, self._feed(hold, tasks, wish)
 
     def _feed(self, hold: Hold, tasks: Sequence[Task], wish: Wish) -> Feed:
-        """The model is held until the response has its last word."""
+        """The model is held until the response has its last word, read or not."""
         interval_s = self.settings.interval_s if wish.is_streamed else inf
         return Feed(
             hold.served.scheduler, tasks, self.settings.timeout_s, interval_s,

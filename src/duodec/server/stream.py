@@ -72,13 +72,18 @@ async def _collected(form: Form, feed: Feed) -> dict[str, Any]:
 
 
 class EventStream:
-    """An ASGI answer of events, as they come."""
+    """An ASGI answer of events, as they come. The feed is left with its last word, whenever the
+    client reads it."""
 
     def __init__(self, form: Form, feed: Feed, ping_s: float) -> None:
         self._form, self._feed, self._ping_s = form, feed, ping_s
+        self._unsent = bytearray()
+        self._news = asyncio.Event()  # there is more to send, or never will be
+        self._is_complete = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         most_s = self._feed.left_s + _LAST_WORDS_S
+        making = asyncio.ensure_future(self._make())
         try:
             await asyncio.wait_for(or_gone(receive, self._send_all(send)), most_s)
         except (ClientGone, OSError):
@@ -86,13 +91,30 @@ class EventStream:
         except asyncio.TimeoutError:
             note(is_stalled=True)  # nobody reads what is sent
         finally:
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
             self._feed.leave()
             note(**self._form.facts())
 
+    async def _make(self) -> None:
+        """Take what is said as it is said, so that the model is free when all is."""
+        try:
+            async for data in self._events():
+                self._unsent += data
+                self._news.set()
+        finally:
+            self._is_complete = True
+            self._news.set()
+            self._feed.leave()
+
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        async for data in self._events():
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        while self._unsent or not self._is_complete:
+            await self._news.wait()
+            self._news.clear()
+            if data := bytes(self._unsent):
+                self._unsent.clear()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:

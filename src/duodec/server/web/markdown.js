@@ -4,10 +4,12 @@
    `renderMarkdown(text, drafted)` gives a fragment. Text only ever becomes text nodes, so HTML is shown
    and never run; links lead to http, https and mailto alone; pictures become links, nothing is fetched.
    `drafted` are ranges [from, to) of the text, in order: what lies in them is wrapped in .drafted.
-   A block that is not closed yet, as while an answer streams, reaches to the end. */
+   A block that is not closed yet, as while an answer streams, reaches to the end.
+   It takes time that grows with the text, whatever a model writes: nothing is looked for again that is
+   known to be missing, and no expression can match the same characters in two ways. */
 const renderMarkdown = (() => {
-  const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/, HEADING = /^ {0,3}(#{1,6})(?:\s+|$)/, RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
-  const QUOTE = /^ {0,3}> ?/, ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)/, CELLS = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+  const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/, HEADING = /^ {0,3}(#{1,6})(?:\s+|$)/, RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
+  const QUOTE = /^ {0,3}> ?/, ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)/, CELLS = /^\|?\s*:?-+:?(\s*\|\s*:?-+:?)*\s*\|?$/;
   const DEEPEST = 16;  // blocks and spans inside of one another
   const SAFE = /^(https?:\/\/|mailto:)/i, ESCAPED = /[!-/:-@[-`{-~]/;
 
@@ -43,7 +45,11 @@ const renderMarkdown = (() => {
       else if (HEADING.test(words)) {
         const level = HEADING.exec(words);
         const line = { from: lines[i].from + level[0].length, to: lines[i].to };
-        line.to -= /(\s+#+)?\s*$/.exec(wordsOf(line, source))[0].length;
+        const title = wordsOf(line, source).trimEnd();
+        let end = title.length;
+        while (title[end - 1] === "#") end--;
+        if (end === 0 || !/\s/.test(title[end - 1])) end = title.length;  // the marks are its own
+        line.to = line.from + title.slice(0, end).trimEnd().length;
         inline(put(parent, "h" + Math.min(6, level[1].length + 1)), [line], source);
         i++;
       } else if (RULE.test(words)) { put(parent, "hr"); i++; }
@@ -53,7 +59,7 @@ const renderMarkdown = (() => {
           inner.push({ from: lines[i].from + QUOTE.exec(wordsOf(lines[i], source))[0].length, to: lines[i].to });
         blocks(put(parent, "blockquote"), inner, source, depth + 1);
       } else if (ITEM.test(words)) i = list(parent, lines, i, source, depth);
-      else if (words.includes("|") && i + 1 < lines.length && wordsOf(lines[i + 1], source).includes("-") && CELLS.test(wordsOf(lines[i + 1], source)))
+      else if (words.includes("|") && i + 1 < lines.length && wordsOf(lines[i + 1], source).includes("-") && CELLS.test(wordsOf(lines[i + 1], source).trim()))
         i = table(parent, lines, i, source);
       else {
         const own = [];
@@ -93,9 +99,11 @@ const renderMarkdown = (() => {
       for (i++; i < lines.length; i++) {
         const words = wordsOf(lines[i], source), deep = /^ */.exec(words)[0].length;
         if (!words.trim()) {  // a blank line belongs to the item where what follows does
-          const next = lines.slice(i + 1).find(line => wordsOf(line, source).trim());
-          if (!next || /^ */.exec(wordsOf(next, source))[0].length < indent + 2) break;
-          inner.push({ from: lines[i].to, to: lines[i].to });
+          let next = i;
+          while (next < lines.length && !wordsOf(lines[next], source).trim()) next++;
+          if (next === lines.length || /^ */.exec(wordsOf(lines[next], source))[0].length < indent + 2) break;
+          for (; i < next; i++) inner.push({ from: lines[i].to, to: lines[i].to });
+          i--;
         } else if (deep >= indent + 2) inner.push({ from: lines[i].from + Math.min(width, deep), to: lines[i].to });
         else if (!beginsBlock(words) && wordsOf(lines[i - 1], source).trim()) inner.push(lines[i]);
         else break;
@@ -155,9 +163,11 @@ const renderMarkdown = (() => {
   /* What is emphasised, linked or code between two characters. */
   function spans(parent, chars, at, from, to, source, depth) {
     let begin = from;
+    const missing = new Set();  // marks that nothing closes from here on
+    chars = chars.slice(0, to);  // what is looked for is not looked for beyond
     const flush = end => { plain(parent, chars, at, begin, end, source); };
     for (let i = from; i < to;) {
-      const found = depth < DEEPEST ? span(chars, i, from, to) : null;
+      const found = depth < DEEPEST ? span(chars, i, from, to, missing) : null;
       if (!found) { i++; continue; }
       flush(i);
       if (found.name) {
@@ -171,18 +181,20 @@ const renderMarkdown = (() => {
     flush(to);
   }
 
-  function span(chars, i, from, to) {
+  function span(chars, i, from, to, missing) {
     const char = chars[i];
     if (char === "\\" && i + 1 < to && ESCAPED.test(chars[i + 1])) return { from: i + 1, to: i + 2, end: i + 2 };
     if (char === "`") {
       let width = 1;
       while (chars[i + width] === "`") width++;
-      for (let end = i + width; (end = chars.indexOf("`".repeat(width), end)) >= 0 && end < to;) {
+      const mark = "`".repeat(width);
+      for (let end = i + width; !missing.has(mark) && (end = chars.indexOf(mark, end)) >= 0;) {
         let more = width;
         while (chars[end + more] === "`") more++;
         if (more === width) return { name: "code", isPlain: true, from: i + width, to: end, end: end + width };
         end += more;
       }
+      missing.add(mark);
       return { from: i, to: i + width, end: i + width };  // not closed: as it is
     }
     if (char === "*" || char === "_" || char === "~") {
@@ -191,7 +203,7 @@ const renderMarkdown = (() => {
       const mark = isDouble ? char + char : char, begin = i + mark.length;
       if (begin >= to || /\s/.test(chars[begin])) return null;
       if (char === "_" && i > from && /\w/.test(chars[i - 1])) return null;
-      for (let end = begin + 1; (end = chars.indexOf(mark, end)) >= 0 && end < to; end++) {
+      for (let end = begin + 1; !missing.has(mark) && (end = chars.indexOf(mark, end)) >= 0; end++) {
         if (/\s/.test(chars[end - 1]) || chars[end - 1] === "\\") continue;
         const isPair = end + 1 < to && chars[end + 1] === char;
         if (!isDouble && (isPair || chars[end - 1] === char)) { if (isPair) end++; continue; }
@@ -199,10 +211,11 @@ const renderMarkdown = (() => {
         while (isDouble && end + 2 < to && chars[end + 2] === char) end++;  // ***both***
         return { name: isDouble ? (char === "~" ? "del" : "strong") : "em", from: begin, to: end, end: end + mark.length };
       }
+      missing.add(mark);
       return isDouble ? { from: i, to: begin, end: begin } : null;
     }
     if (char === "[" || (char === "!" && chars[i + 1] === "[")) {
-      const link = /^!?\[((?:[^\[\]\\]|\\.)*)\]\(\s*<?([^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+"[^"]*")?\s*\)/.exec(chars.slice(i, to));
+      const link = /^!?\[((?:[^\[\]\\]|\\.)*)\]\(\s{0,4}<?([^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s{1,4}"[^"]*")?\s{0,4}\)/.exec(chars.slice(i, to));
       if (!link || !SAFE.test(link[2])) return null;
       const begin = i + (char === "!" ? 2 : 1);
       return { name: "a", href: link[2], from: begin, to: begin + link[1].length, end: i + link[0].length };
@@ -210,7 +223,9 @@ const renderMarkdown = (() => {
     if (char === "h" && (i === from || !/\w/.test(chars[i - 1]))) {
       const link = /^https?:\/\/[^\s<>"'`\]|]+/i.exec(chars.slice(i, to));
       if (!link) return null;
-      let href = link[0].replace(/[.,;:!?*_]+$/, "");
+      let size = link[0].length;
+      while (".,;:!?*_".includes(link[0][size - 1])) size--;
+      let href = link[0].slice(0, size);
       if (href.endsWith(")") && !href.includes("(")) href = href.slice(0, -1);
       return { name: "a", href, isPlain: true, from: i, to: i + href.length, end: i + href.length };
     }
@@ -220,6 +235,10 @@ const renderMarkdown = (() => {
   /* Text as it is, what was drafted in spans of its own. */
   function plain(parent, chars, at, from, to, source) {
     let range = 0;
+    for (let last = source.drafted.length; range < last;) {  // the first that ends after `from`
+      const middle = (range + last) >> 1;
+      if (source.drafted[middle][1] <= at[from]) range = middle + 1; else last = middle;
+    }
     const isDrafted = place => {
       while (range < source.drafted.length && source.drafted[range][1] <= place) range++;
       return range < source.drafted.length && source.drafted[range][0] <= place;

@@ -1,0 +1,209 @@
+"""What one connection sends is read in turns, as far as it is answered, and within bounds."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import ExitStack, suppress
+from itertools import count
+from time import perf_counter, sleep
+from typing import Any
+
+import pytest
+from fakes.server import Running, Slowed, engine_on_tables, running, until
+
+from duodec.server.connections import Connection
+
+HOST = b"Host: localhost\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\n" + HOST + b"\r\n"
+
+
+def connect(server: Running, receive_bytes: int = 0) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    sock = socket.socket()
+    if receive_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    sock.settimeout(20)
+    sock.connect((host, int(port)))
+    return sock
+
+
+def said(sock: socket.socket, num_answers: int = 10_000) -> bytes:
+    """Until the server closes, or has begun so many answers."""
+    found = b""
+    with suppress(ConnectionError):
+        while found.count(b"HTTP/1.1 ") < num_answers and (part := sock.recv(1 << 16)):
+            found += part
+    return found
+
+
+def post(body: bytes, lines: bytes = b"", path: bytes = b"/v1/completions") -> bytes:
+    head = b"POST %s HTTP/1.1\r\n%sContent-Length: %d\r\n%s\r\n"
+    return head % (path, HOST, len(body), lines) + body
+
+
+def asked(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "hi", "max_tokens": 2, **fields}).encode()
+
+
+def chunked(size: int, num: int, extension: bytes = b"", trailer: bytes = b"") -> bytes:
+    head = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+    blank = b"%x%s\r\n%s\r\n" % (size, extension, b" " * size)
+    data = asked()
+    return head + blank * num + b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(data), data, trailer)
+
+
+# --- pipelines
+
+
+def test_a_pipeline_is_parsed_as_it_is_answered() -> None:
+    number = 2000
+    with running() as server, connect(server) as sock:
+        sock.sendall(METRICS * number)
+        until(lambda: server.server.server_state.total_requests > 0)
+        seen: list[int] = []
+        found = b""
+        while found.count(b"HTTP/1.1 200") < number:
+            found += sock.recv(1 << 16)
+            seen += [len(c.pipeline) for c in list(server.server.server_state.connections)]
+        assert max(seen) <= 64
+        assert server.http.get("/health").status_code == 200
+
+
+def test_a_pipeline_whose_answers_nobody_reads_waits_for_them() -> None:
+    with running() as server, connect(server, 2048) as sock:
+        sock.settimeout(1)
+        with suppress(TimeoutError):
+            while True:
+                sock.sendall(METRICS * 1000)
+        before = server.server.server_state.total_requests
+        sleep(0.3)
+        assert server.server.server_state.total_requests == before
+        (held,) = [c for c in server.server.server_state.connections if c.flow.write_paused]
+        assert isinstance(held, Connection)
+        assert len(held._unread) < 1 << 19
+        sock.settimeout(20)
+        assert said(sock, 500).count(b"HTTP/1.1 200") >= 500
+        assert server.http.get("/health").status_code == 200
+
+
+def test_connections_whose_answers_nobody_reads_keep_nobody_out() -> None:
+    with running(max_connections=3) as server, ExitStack() as stack:
+        for _ in range(3):
+            sock = stack.enter_context(connect(server, 2048))
+            sock.settimeout(0.5)
+            with suppress(TimeoutError):
+                while True:
+                    sock.sendall(METRICS * 1000)
+        assert server.chat(max_tokens=2).status_code == 200
+
+
+def test_requests_before_bytes_that_are_no_http_have_their_answers_and_then_it_closes() -> None:
+    with running() as server, connect(server) as sock:
+        sock.sendall(HEALTH * 3 + b"\x00garbage\r\n\r\n" + HEALTH)
+        assert said(sock).count(b"HTTP/1.1 200") == 3
+
+
+def test_requests_before_one_whose_body_is_broken_have_their_answers() -> None:
+    with running() as server, connect(server) as sock:
+        broken = chunked(1, 1).partition(b"\r\n\r\n")[0] + b"\r\n\r\nQQ\r\n"
+        sock.sendall(HEALTH * 3 + broken + HEALTH)
+        found = said(sock)
+        assert found.count(b"HTTP/1.1 200") == 3
+
+
+def test_who_leaves_with_more_in_the_pipeline_is_gone() -> None:
+    engine = engine_on_tables(num_context=4000)
+    target = Slowed(engine.target, 0.1)
+    with running(engine, target, num_slots=1) as server:
+        with connect(server) as sock:
+            sock.sendall(post(asked(max_tokens=3000)) + HEALTH)
+            until(lambda: server.counter("duodec:num_requests_running") == 1)
+        until(lambda: server.counter("duodec:num_requests_running") == 0, 5)
+
+
+# --- bodies and heads
+
+
+@pytest.mark.parametrize("body", [chunked(1, 200_000), chunked(1, 100, b";" + b"x" * 2000)])
+def test_bodies_of_framing_are_refused(body: bytes) -> None:
+    with running() as server, connect(server) as sock:
+        with suppress(ConnectionError):
+            sock.sendall(body)
+        found = said(sock)
+        assert found.startswith(b"HTTP/1.1 400")
+        assert json.loads(found.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+        assert server.chat(max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize("body", [chunked(1, 5_000), chunked(100, 10_000)])
+def test_bodies_in_many_chunks_are_read(body: bytes) -> None:
+    with running() as server, connect(server) as sock:
+        sock.sendall(body)
+        assert said(sock, 1).startswith(b"HTTP/1.1 200")
+
+
+def test_a_head_has_so_many_lines_at_most() -> None:
+    for number, status in ((99, b"200"), (100, b"431"), (5000, b"431")):
+        with running() as server, connect(server) as sock:
+            sock.sendall(HEALTH[:-2] + b"a:\r\n" * number + b"\r\n")
+            assert said(sock, 1).startswith(b"HTTP/1.1 " + status)
+
+
+def test_what_follows_a_body_is_no_header_of_it() -> None:
+    with running(api_keys=("key",)) as server, connect(server) as sock:
+        sock.sendall(chunked(10, 1, trailer=b"Authorization: Bearer key\r\n"))
+        assert said(sock, 1).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize("other", [b"h2c", b"websocket"])
+def test_a_wish_for_another_protocol_is_ignored(other: bytes) -> None:
+    """As Java's client has it, which sends its body all the same."""
+    wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\nHTTP2-Settings: x\r\n" % other
+    request = post(asked(), wish)
+    with running() as server:
+        for at in (20, len(request) - 10, len(request)):
+            with connect(server) as sock:
+                sock.sendall(request[:at])
+                sleep(0.05)
+                sock.sendall(request[at:] + HEALTH[:-2] + wish + b"\r\n" + HEALTH)
+                found = said(sock, 3)
+                assert found.count(b"HTTP/1.1 200") == 3, found
+                assert b'"text"' in found
+        with connect(server) as sock:
+            sock.sendall(b"CONNECT localhost:80 HTTP/1.1\r\n" + HOST + b"\r\n" + HEALTH)
+            assert said(sock).startswith(b"HTTP/1.1 400")
+
+
+def test_a_body_that_goes_on_after_its_answer_is_cut_off() -> None:
+    with running(max_body_bytes=1 << 20, body_s=60) as server, connect(server) as sock:
+        sock.sendall(HEALTH[:-2] + b"Content-Length: 1000000000\r\n\r\n")
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < 200 << 20:
+                sent += sock.send(b" " * (1 << 16))
+        assert sent < 100 << 20
+        assert server.http.get("/health").status_code == 200
+
+
+def test_a_body_that_comes_byte_by_byte_is_read_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads, read = count(), Connection.data_received
+
+    def counted(self: Connection, data: bytes) -> None:
+        next(reads)
+        read(self, data)
+
+    monkeypatch.setattr(Connection, "data_received", counted)
+    with running() as server, connect(server) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        request = post(b" " * 3000 + asked())
+        begin_s = perf_counter()
+        for i in range(len(request)):
+            sock.sendall(request[i : i + 1])
+            if i % 10 == 0:
+                sleep(0.001)
+        assert said(sock, 1).startswith(b"HTTP/1.1 200")
+        assert next(reads) < 100 + (perf_counter() - begin_s) / 0.05
