@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import RESULTS
+from duodec.backends.curves import CostCurve
 from duodec.backends.simulated import Place, PricedModel, StepTable
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.card import environment
@@ -123,7 +124,9 @@ def main(
         assert base.model is not None
         runs: dict[str, Runs] = {}
         for latency in latencies.split(","):
-            curve = LatencyCurve(float(latency) / 1e3, prefill_s=plan.prefill_ms / 1e3)
+            curve = LatencyCurve(
+                CostCurve.flat(float(latency) / 1e3), prefill_s=plan.prefill_ms / 1e3
+            )
             free = PricedModel(base.model.model, StepTable(((1, 0.0),)))
             entrants = {name: method_named(name) for name in names}
             if not runs:  # it is the same at any latency

@@ -69,7 +69,7 @@ def share(llm: LLM, config: EngineConfig) -> None:
     shared: Target = streams
     trees: Target = separate
     if paced is not None:
-        shared, trees = (PacedTarget(own, paced.seconds) for own in (streams, separate))
+        shared, trees = (PacedTarget(own, paced.curve) for own in (streams, separate))
     # for one request, and where the rows of a forward pass are cheap, branches pay
     llm.targets = Targets(shared, alone=trees if llm.can_overlap else None, trees=trees)
 

@@ -87,7 +87,8 @@ def load(
             drafter.close()
             drafter = None
         drafter = _when_ready(drafter, config, on_warning)
-        shown: Target = PacedTarget(target, config.pace) if config.pace else target
+        pace = config.pace_curve
+        shown: Target = PacedTarget(target, pace) if pace else target
         llm = LLM(
             shown,
             model,
@@ -98,7 +99,7 @@ def load(
             cores_for_target=plan.target_beside,
             num_padded=loaded.num_padded,
             is_split=loaded.placement is Placement.SPLIT,
-            pace_s=config.pace,
+            pace_s=pace.forward_s if pace else 0.0,
             parse_special=config.parse_special,
             try_grammar=GrammarTrial(config.grammar_s, config.grammar_bytes),
             prepare=_sharing(plan, target, stack),
@@ -150,7 +151,9 @@ def profile_key(config: EngineConfig) -> str:
 def drafting_can_pay(config: EngineConfig) -> bool:
     """Whether the target computes elsewhere (or is slowed for a demo), or computes several tokens
     at the price of one: other CPUs pay for several forward passes."""
-    return config.pace > 0 or target_is_elsewhere(config) or forwards_are_padded(config)
+    return (
+        config.pace_curve is not None or target_is_elsewhere(config) or forwards_are_padded(config)
+    )
 
 
 def core_plan(config: EngineConfig, target: LoadedTarget) -> CorePlan:

@@ -17,7 +17,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from duodec.backends.testbeds import LatencyCurve, _Reader
+from duodec.backends.curves import interpolated
+from duodec.backends.testbeds import LatencyCurve, _Reader, num_rows
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
@@ -78,15 +79,10 @@ class StepTable:
 
     def seconds(self, num_tokens: int) -> float:
         """One forward pass over so many tokens."""
-        first, last = self.points[0], self.points[-1]
-        if num_tokens <= first[0]:
-            return first[1]
-        if num_tokens > last[0]:
-            before = self.points[-2] if len(self.points) > 1 else (0, 0.0)
-            slope = (last[1] - before[1]) / (last[0] - before[0])
-            return last[1] + max(0.0, slope) * (num_tokens - last[0])
-        tokens, seconds = zip(*self.points, strict=True)
-        return float(np.interp(num_tokens, tokens, seconds))
+        first = self.points[0]
+        if num_tokens > first[0] and len(self.points) == 1:
+            return first[1] * num_tokens / first[0]
+        return interpolated(self.points, num_tokens)
 
     def faster(self, speed: float) -> StepTable:
         """The table of a machine ``speed`` times as fast; `math.inf`: all is free."""
@@ -220,11 +216,7 @@ class SimulatedTarget:
     _reader: _Reader = field(default_factory=_Reader)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
-        self.clock.advance(
-            self.curve.seconds(
-                sum(len(query.draft) for query in queries), self._reader.num_new(queries)
-            )
-        )
+        self.clock.advance(self.curve.seconds(num_rows(queries), self._reader.num_new(queries)))
         return [_SimulatedScores(self, query) for query in queries]
 
 

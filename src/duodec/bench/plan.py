@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from duodec.backends.curves import CostCurve
 from duodec.backends.simulated import StepTable
+from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.tasks import TASKS
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
@@ -49,8 +51,8 @@ class BenchPlan:
     limit: int | None = 5  # prompts a task
     max_tokens: int = 128
     repeats: int = 1
-    replay_ms: float | None = None
-    simulate_ms: float | None = None
+    replay_ms: float | str | None = None  # a number (flat), points, a published curve or a roofline
+    simulate_ms: float | str | None = None  # the same
     draft_ms: str | None = None  # a simulation's cost table; None: measured at the start
     draft_speed: float = 1.0  # by which a simulation divides these costs
     prefill_ms: float = 0.1  # a prompt token, in a replay or a simulation
@@ -69,10 +71,12 @@ class BenchPlan:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise BadOption(f"{name.replace('_', '-')} is {value}; use {least} or more")
-        for name in ("replay_ms", "simulate_ms", "prefill_ms"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise BadOption(f"{name.replace('_', '-')} is {value}; use milliseconds, 0 or more")
+        if not 0 <= self.prefill_ms < math.inf:
+            raise BadOption(f"prefill-ms is {self.prefill_ms}; use milliseconds, 0 or more")
+        for name in ("replay_ms", "simulate_ms"):
+            if (value := getattr(self, name)) is not None:
+                curve = CostCurve.parse(value, name.replace("_", "-"))
+                object.__setattr__(self, name, _as_number(curve.text))
         if self.replay_ms is not None and self.simulate_ms is not None:
             raise BadOption("replay-ms and simulate-ms exclude each other; choose one")
         if not self.draft_speed > 0:
@@ -91,6 +95,19 @@ class BenchPlan:
                 f"the control '{SHUFFLED}' replays a text that makes no sense; give a latency with "
                 "--replay-ms"
             )
+
+    @property
+    def curve(self) -> CostCurve | None:
+        """What a forward pass of the target costs in a replay or a simulation."""
+        given = self.simulate_ms if self.replay_ms is None else self.replay_ms
+        return None if given is None else CostCurve.parse(given)
+
+    @property
+    def latency(self) -> LatencyCurve:
+        """The same, with prefill. Only for a replay or a simulation."""
+        curve = self.curve
+        assert curve is not None, "a bed needs a latency"
+        return LatencyCurve(curve, self.prefill_ms / 1e3)
 
     @property
     def entrants(self) -> list[Entrant]:
@@ -149,6 +166,7 @@ class BenchPlan:
             "repeats": self.repeats,
             "replay_ms": self.replay_ms,
             "simulate_ms": self.simulate_ms,
+            "curve": self.curve.as_json() if self.curve else None,
             "draft_ms": self.draft_ms,
             "draft_speed": self.draft_speed,
             "prefill_ms": self.prefill_ms if self._is_stand_in else None,
@@ -173,27 +191,28 @@ class BenchPlan:
 
     @property
     def _is_stand_in(self) -> bool:
-        return self.replay_ms is not None or self.simulate_ms is not None
+        return self.curve is not None
 
     def notes(self) -> list[str]:
         """What a reader needs to know before any figure."""
         notes = []
-        if self.simulate_ms is not None:
+        curve = self.curve
+        if self.simulate_ms is not None and curve:
             note = (
-                f"Simulated: a forward pass of the target takes {self.simulate_ms:g} ms on a "
-                "virtual clock, one of the draft model the time in the cost table (draft_ms). Rows "
-                "and drafts are computed for real, nothing waits, and the work of the "
-                "decoding loop itself takes no time. The text is the target's own, recorded first."
+                f"Simulated: a forward pass of the target takes {curve.words} on a virtual clock, "
+                "one of the draft model the time in the cost table (draft_ms). Rows and drafts are "
+                "computed for real, nothing waits, and the work of the decoding loop itself takes "
+                "no time. The text is the target's own, recorded first."
             )
             if self.draft_speed != 1:
                 note += f" Draft steps take 1/{self.draft_speed:g} of the table."
             notes.append(note)
-        if self.replay_ms is not None:
+        if self.replay_ms is not None and curve:
             notes.append(
-                f"The target was replayed at {self.replay_ms:g} ms a forward pass: its plain text "
-                "was recorded first, and waiting stands in for its arithmetic. Drafts, the "
-                "drafter's process and all clocks are real; a replay enforces the text, so it "
-                "proves nothing about exactness."
+                f"The target was replayed at {curve.words} a forward pass: its plain text was "
+                "recorded first, and waiting stands in for its arithmetic. Drafts, the drafter's "
+                "process and all clocks are real; a replay enforces the text, so it proves nothing "
+                "about exactness."
             )
             clocked = [e.label for e in self.entrants if e.new().reads_off_path]
             if clocked:
@@ -207,3 +226,11 @@ class BenchPlan:
                 "here says how fast anything is."
             )
         return notes
+
+
+def _as_number(text: str) -> float | str:
+    """A latency as the record has it: a flat one is a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Bed, Stage, real_stage, replay_stage
 from duodec.bench.meters import EnergyMeter, resident_bytes
 from duodec.bench.plan import SHUFFLED, BenchPlan, Entrant
@@ -96,11 +95,10 @@ class Runner:
             return simulated_stage(self.config, self.plan, needs_model=needs_model)
         if self.plan.replay_ms is None:
             return real_stage(self.config, sampling)
-        curve = LatencyCurve(self.plan.replay_ms / 1e3, prefill_s=self.plan.prefill_ms / 1e3)
         return replay_stage(
             self.config,
             sampling,
-            curve,
+            self.plan.latency,
             [entrant.new() for entrant in entrants],
             is_enforced=self.plan.control == SHUFFLED,
         )

@@ -92,8 +92,6 @@ class SimulatedBed:
 @contextmanager
 def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool) -> Iterator[Stage]:
     """A bed on virtual time, and an engine that records. The stage reports its cost table."""
-    assert plan.simulate_ms is not None, "a simulation needs a latency"
-    curve = LatencyCurve(plan.simulate_ms / 1e3, prefill_s=plan.prefill_ms / 1e3)
     with load(replace(config, draft=None)) as engine:
         vocabulary = engine.tokenizer
         cores = CorePlan.make(
@@ -113,7 +111,7 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
             table = StepTable.parse(plan.draft_ms) if plan.draft_ms else measured(innermost(loaded))
             model = PricedModel(loaded, table.faster(plan.draft_speed))
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
-        bed = SimulatedBed(parts, engine.target, model, curve)
+        bed = SimulatedBed(parts, engine.target, model, plan.latency)
         yield Stage(engine, lambda method: bed, {"draft_ms": str(table)} if table else {})
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duodec.cli import options
+from duodec.cli.curves import CURVES
 from duodec.cli.output import say, say_dim
 from duodec.cli.progress import progress_bar
 from duodec.cli.report import check_installed, show_run
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from duodec.bench.plan import BenchPlan
     from duodec.bench.results import Results
 
-EPILOG = """
+EPILOG = f"""
 [bold]Examples[/bold]
 
 duodec bench --methods ar,sps,lookup --tasks qa,humaneval --limit 2
@@ -34,12 +35,16 @@ duodec bench --replay-ms 25 --max-tokens 96     a target of 25 ms a forward pass
 
 duodec bench --simulate-ms 25 --draft-ms 1:1.3,4:2.5,8:4.9     the same, without waiting
 
+duodec bench --simulate-ms mi50-27b-q8_0     forward passes that cost what was measured on a GPU
+
 duodec bench --data spec_bench --methods ar,ar     a control: 1.00 is within the interval
 
 duodec bench --resume --output bench-1     continue an interrupted run
 
 The folder holds results.json (raw times included), report.md and report.html; see also
 `duodec report`.
+
+{CURVES}
 
 [bold]Exit status[/bold]
 
@@ -89,23 +94,23 @@ def bench(
         ),
     ] = 1,
     replay_ms: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             "--replay-ms",
-            help="Record the target's plain text, then replay it at this latency: a stand-in for "
-            "a target on other hardware.",
-            metavar="MS",
+            help="Record the target's plain text, then replay it at these costs of a forward pass: "
+            "a stand-in for a target on other hardware.",
+            metavar="CURVE",
             show_default=False,
             rich_help_panel=_PANEL,
         ),
     ] = None,
     simulate_ms: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             "--simulate-ms",
             help="The same on a virtual clock: real rows and drafts, without waiting, and "
             "all methods on equal terms.",
-            metavar="MS",
+            metavar="CURVE",
             show_default=False,
             rich_help_panel=_PANEL,
         ),

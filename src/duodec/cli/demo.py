@@ -12,6 +12,7 @@ from duodec.cli.closing import rate
 from duodec.cli.opening import open_engine
 from duodec.cli.output import AnswerWriter, put, say, say_dim, warn
 from duodec.core.sampling import SamplingParams
+from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.machine.busy import NOTABLE, OtherPrograms
 
@@ -28,15 +29,21 @@ duodec demo --pace 0.1 "Explain recursion with an example."
 
 PROMPT = "Write a Python function that reverses a list, and explain it."
 _INTERRUPTED, _DIFFERENT = 130, 3
+_LEAST_PACE_S = 0.001
 _YOUR_OWN = 'duodec generate -m MODEL.gguf -md SMALL_MODEL_OF_ITS_FAMILY.gguf "Your question"'
 
 
 def demo(
     prompt: Annotated[str, typer.Argument(help="What to complete.")] = PROMPT,
     pace: Annotated[
-        float,
-        typer.Option("--pace", min=0.001, help="Least seconds of a forward pass of the target."),
-    ] = 0.05,
+        str,
+        typer.Option(
+            "--pace",
+            help="Least seconds of a forward pass of the target, or a curve as in `duodec bench "
+            "--help`.",
+            metavar="SECONDS",
+        ),
+    ] = "0.05",
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=8, help="Most tokens of each completion.")
     ] = 128,
@@ -48,10 +55,17 @@ def demo(
     """
     from duodec.models.config import EngineConfig
 
+    config = EngineConfig(pace=pace)
+    curve = config.pace_curve
+    if curve is None or curve.forward_s < _LEAST_PACE_S:
+        raise BadOption(f"pace is {pace}; use {_LEAST_PACE_S} seconds or more")
+    slowed = f"{curve.forward_s * 1e3:.0f} ms"
+    if isinstance(config.pace, str):
+        slowed = curve.words
     try:
-        with open_engine(EngineConfig(pace=pace), on_warning=warn) as engine:
+        with open_engine(config, on_warning=warn) as engine:
             say_dim(
-                f"SmolLM2 135M, slowed to {pace * 1e3:.0f} ms a forward pass: a stand-in for a "
+                f"SmolLM2 135M, slowed to {slowed} a forward pass: a stand-in for a "
                 "larger model on a GPU; this CPU drafts in parallel"
             )
             others = OtherPrograms()

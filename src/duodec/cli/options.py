@@ -92,6 +92,8 @@ def _option(
     kind: Any = field.kind
     if kind == _SEVERAL:
         kind, default = list[str] | None, list(default) or None
+    elif str in get_args(kind) and float in get_args(kind):  # a number, or a text that says more
+        kind, default = str, f"{default:g}"
     option = typer.Option(
         *field.flags,
         help=field.parameter.help.replace("[", "\\["),  # rich would read it as markup
