@@ -113,10 +113,14 @@ class BatchBudget:
     def end(self, slot: int) -> None:
         self._rows.pop(slot, None)
 
+    def has_company(self, slot: int) -> bool:
+        """Whether other slots are active."""
+        return bool(self._rows.keys() - {slot})
+
     def turn(self, slot: int) -> float:
         """How much longer the drafter's next step takes for a slot: infinite while other slots are
         active. Their forward pass does not wait, and missing it costs more than a step gains."""
-        return math.inf if self._rows.keys() - {slot} else 1.0
+        return math.inf if self.has_company(slot) else 1.0
 
     def patience_s(self) -> float:
         """How long a forward pass waits for requests that are not ready yet."""
@@ -175,6 +179,10 @@ class _SlotCosts(Costs):
 
     def curve(self, num_tokens: int) -> Sequence[float]:  # others change it: nothing is kept
         return [self.forward_s(num) for num in range(num_tokens + 1)]
+
+    @property
+    def knows_plain(self) -> bool:  # a batch tries few drafts at first, whatever is known
+        return self._budget.has_company(self._slot) or super().knows_plain
 
     def draft_budget(self) -> int:
         return self._budget.draft_budget()
