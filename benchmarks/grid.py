@@ -10,7 +10,7 @@ begins knowing nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, product
@@ -33,7 +33,7 @@ from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import LatencyCurve
 from duodec.core.protocols import Candidates
 from duodec.core.round import Round
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDrafter, Request
@@ -93,17 +93,9 @@ def text_of(target: TableModel, num_tokens: int) -> Text:
     """What the target says greedily after the prompt."""
     tokens = list(PROMPT)
     for _ in range(num_tokens):
-        context = np.array(tokens, dtype=np.int32)
-        tokens.append(int(np.argmax(target.logits(_Context(context)))))
+        context = Context(np.array(tokens, dtype=np.int32), ())
+        tokens.append(int(np.argmax(target.logits(context))))
     return Text(np.array(tokens, dtype=np.int32), {}, {})
-
-
-@dataclass(frozen=True)
-class _Context:
-    text: np.ndarray
-
-    def tokens(self) -> list[int]:
-        return [int(token) for token in self.text]
 
 
 def rounds(
@@ -140,7 +132,9 @@ def rounds(
     return request.rounds
 
 
-def speedups(done: Sequence[Round], forward_s: float, lengths: Sequence[int] = LENGTHS) -> list[float]:
+def speedups(
+    done: Sequence[Round], forward_s: float, lengths: Sequence[int] = LENGTHS
+) -> list[float]:
     """The speed over plain decoding's in the first tokens after the prompt's round."""
     counts = list(accumulate(len(r.tokens) for r in done[1:]))
     found = []
@@ -166,7 +160,6 @@ def main(name: Annotated[str, typer.Option(help="Of the result file.")] = "grid"
         print(f"first {length} tokens: worst {found[key][i]:.3f} ({key}), mean {mean:.3f}")
     record = {"lengths": LENGTHS, "worst": worst, "speedups": found}
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1))
-
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from math import inf
 from time import perf_counter, sleep
 
 from duodec.backends.curves import CostCurve
+from duodec.backends.shapes import TREE, Shape
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import (
@@ -43,19 +44,23 @@ def wait_until(deadline: float, clock: Callable[[], float] = perf_counter) -> No
 
 @dataclass(frozen=True)
 class LatencyCurve:
-    """Seconds of a forward pass: by its rows, and ``prefill_s`` a token of the prompt."""
+    """Seconds of a forward pass: by the rows that a backend of this shape computes, and
+    ``prefill_s`` a token of the prompt."""
 
     forward: CostCurve
     prefill_s: float = 0.0
+    shape: Shape = TREE
 
     @property
     def forward_s(self) -> float:
         """Of a forward pass of plain decoding."""
-        return self.forward.forward_s
+        return self.shape.seconds(self.forward, 1)
 
     def seconds(self, num_rows: int, num_new_tokens: int) -> float:
         """One forward pass of so many rows, after so many text tokens not read before."""
-        return self.forward.seconds(num_rows) + self.prefill_s * max(0, num_new_tokens - 1)
+        return self.shape.seconds(self.forward, num_rows) + self.prefill_s * max(
+            0, num_new_tokens - 1
+        )
 
 
 def num_rows(queries: Sequence[Query]) -> int:

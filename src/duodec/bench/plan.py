@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from duodec.backends.curves import CostCurve
+from duodec.backends.host import HostPrices
+from duodec.backends.shapes import TREE, Shape
 from duodec.backends.simulated import StepTable
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.tasks import TASKS
@@ -55,6 +57,8 @@ class BenchPlan:
     simulate_ms: float | str | None = None  # the same
     draft_ms: str | None = None  # a simulation's cost table; None: measured at the start
     draft_speed: float = 1.0  # by which a simulation divides these costs
+    simulate_as: str = TREE.name  # the shape of the target's forward pass in a simulation
+    host_us: str | None = None  # its prices of the host's work; None: measured at the start
     prefill_ms: float = 0.1  # a prompt token, in a replay or a simulation
     control: str | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -88,6 +92,7 @@ class BenchPlan:
                     "--simulate-ms"
                 )
             StepTable.parse(self.draft_ms)
+        self._check_simulation()
         if self.control not in (None, SHUFFLED):
             raise BadOption(f"unknown control '{self.control}'; the only one is {SHUFFLED}")
         if self.control and self.replay_ms is None:
@@ -95,6 +100,22 @@ class BenchPlan:
                 f"the control '{SHUFFLED}' replays a text that makes no sense; give a latency with "
                 "--replay-ms"
             )
+
+    def _check_simulation(self) -> None:
+        """Raises BadOption for what only a simulation has."""
+        if self.simulate_ms is None:
+            for name, value, usual in (
+                ("simulate-as", self.simulate_as, TREE.name),
+                ("host-us", self.host_us, None),
+            ):
+                if value != usual:
+                    raise BadOption(
+                        f"{name} is of a simulation; give its target's costs with --simulate-ms"
+                    )
+            return
+        Shape.parse(self.simulate_as, CostCurve.parse(self.simulate_ms))
+        if self.host_us is not None:
+            HostPrices.parse(self.host_us)
 
     @property
     def curve(self) -> CostCurve | None:
@@ -107,7 +128,7 @@ class BenchPlan:
         """The same, with prefill. Only for a replay or a simulation."""
         curve = self.curve
         assert curve is not None, "a bed needs a latency"
-        return LatencyCurve(curve, self.prefill_ms / 1e3)
+        return LatencyCurve(curve, self.prefill_ms / 1e3, Shape.parse(self.simulate_as, curve))
 
     @property
     def entrants(self) -> list[Entrant]:
@@ -169,6 +190,8 @@ class BenchPlan:
             "curve": self.curve.as_json() if self.curve else None,
             "draft_ms": self.draft_ms,
             "draft_speed": self.draft_speed,
+            "simulate_as": self.latency.shape.words if self.simulate_ms is not None else None,
+            "host_us": self.host_us,
             "prefill_ms": self.prefill_ms if self._is_stand_in else None,
             "control": self.control,
             "temperature": sampling.temperature,
@@ -200,9 +223,10 @@ class BenchPlan:
         if self.simulate_ms is not None and curve:
             note = (
                 f"Simulated: a forward pass of the target takes {curve.words} on a virtual clock, "
-                "one of the draft model the time in the cost table (draft_ms). Rows and drafts are "
-                "computed for real, nothing waits, and the work of the decoding loop itself takes "
-                "no time. The text is the target's own, recorded first."
+                "one of the draft model the time in the cost table (draft_ms), and the host's work "
+                "on rows and drafts what it is priced (host_us). The target's passes are those of "
+                f"{self.latency.shape.words}. Rows and drafts are computed for real, and nothing "
+                "waits. The text is the target's own, recorded first."
             )
             if self.draft_speed != 1:
                 note += f" Draft steps take 1/{self.draft_speed:g} of the table."

@@ -116,6 +116,8 @@ def bench(
         ),
     ] = None,
     draft_ms: options.DraftCosts = None,
+    simulate_as: options.SimulateAs = "tree",
+    host_us: options.HostCosts = None,
     prefill_ms: Annotated[
         float,
         typer.Option(
@@ -225,6 +227,8 @@ def bench(
         replay_ms=replay_ms,
         simulate_ms=simulate_ms,
         draft_ms=draft_ms,
+        simulate_as=simulate_as,
+        host_us=host_us,
         prefill_ms=prefill_ms,
         control=control,
         sampling=sampling,

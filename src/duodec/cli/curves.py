@@ -8,7 +8,8 @@ CURVES = f"""[bold]Curves[/bold]
 
 1:47.6,2:57,4:64,8:95     milliseconds by rows; linear between, beyond as between the last two
 
-{", ".join(published())}     measured by others, to some row a model\nfrom there on: the results and docs/evaluation.md name the sources
+{", ".join(published())}     measured by others up to a
+number of rows, and a model beyond it: results and docs/evaluation.md name the sources
 
 roofline:1008GB/s,165TFLOPS,4.7GB     a model, not a measurement: the longer of reading the weights
 and of the rows' arithmetic, at 4.5 bits a weight; a fourth part, such as 16bit, says otherwise"""

@@ -217,6 +217,31 @@ DraftCosts = Annotated[
     ),
 ]
 
+SimulateAs = Annotated[
+    str,
+    typer.Option(
+        "--simulate-as",
+        help="The shape of the target's forward pass in a simulation: tree (up to 80 tokens, as "
+        "many rows), torch (trees, 32 rows a pass), llama.cpp (on a device: what it chooses for "
+        "these costs, chains in passes of one number of rows, or trees); torch:64 and llama.cpp:8 "
+        "say the rows.",
+        metavar="NAME",
+        rich_help_panel="Benchmark",
+    ),
+]
+HostCosts = Annotated[
+    str | None,
+    typer.Option(
+        "--host-us",
+        help="Microseconds of the host's work in a simulation: of a row copied from the device, "
+        "drawn from, searched for its likeliest tokens, and of a draft selected; 0: none. Measured "
+        "at the start if absent.",
+        metavar="copy:8,draw:120,candidates:60,selection:40",
+        show_default=False,
+        rich_help_panel="Benchmark",
+    ),
+]
+
 # Output
 
 ShowDraft = Annotated[

@@ -75,6 +75,8 @@ def plan(
         ),
     ] = 96,
     draft_ms: options.DraftCosts = None,
+    simulate_as: options.SimulateAs = "tree",
+    host_us: options.HostCosts = None,
     draft_speed: Annotated[
         float,
         typer.Option(
@@ -119,6 +121,8 @@ def plan(
         max_tokens=max_tokens,
         simulate_ms=target_ms,
         draft_ms=draft_ms,
+        simulate_as=simulate_as,
+        host_us=host_us,
         draft_speed=draft_speed,
         prefill_ms=prefill_ms,
         sampling=sampling,

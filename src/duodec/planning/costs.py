@@ -19,7 +19,7 @@ _FIRST_TOKENS = 7  # tried where nothing is known at all
 _FEWEST = 3  # forward passes that make a median
 _PLAIN = 2  # forward passes without a draft, before the first with one
 _STEEPEST, _STEP = 1.14, 1.75  # one slow pass: T(n) grows as n ** 1.14 at most, or by a step
-_LEAP = 8  # passes with drafts after which a wider one may be tried as if it cost no more; then twice as many
+_LEAP = 8  # passes with drafts, then a wider one may be tried as if it cost no more
 _PLATEAU = 1.15  # it did not cost much more
 _MAX_LEAP = 1024
 _STALE = 512  # passes, all widths together, after which a width is measured anew
@@ -88,7 +88,8 @@ class Costs:
         far; more than twice as many rows are expected to cost too much to try: as long as a pass
         costs no more than its halves, one that is tried costs no more than two of the widest.
         """
-        return self.curve(num_tokens)[num_tokens]
+        seconds: float = self.curve(num_tokens)[num_tokens]
+        return seconds
 
     @property
     def is_measured(self) -> bool:
@@ -159,7 +160,8 @@ class Costs:
             return own.median
         narrower, narrower_s, _ = below[-1]
         growth = max(_STEP, ((1 + width) / (1 + narrower)) ** _STEEPEST)
-        return min(own.median, narrower_s * growth)
+        capped: float = min(own.median, narrower_s * growth)
+        return capped
 
     def _expected(self, num_tokens: int) -> list[float]:
         """The curve, up to ``num_tokens`` at least."""
@@ -243,9 +245,7 @@ class _Leap:
     def is_due(self) -> bool:
         return self._num_drafted >= self._due
 
-    def observe(
-        self, num_tokens: int, seconds: float, known: Sequence[tuple[int, float]]
-    ) -> None:
+    def observe(self, num_tokens: int, seconds: float, known: Sequence[tuple[int, float]]) -> None:
         """Add a forward pass; ``known`` is what widths cost before it."""
         was_due = self.is_due
         self.num_passes += 1

@@ -44,8 +44,8 @@ class Governor:
     round of plain decoding that it has cost. ``probes``, simpler choices, are measured in turn,
     each first after ``first_probe`` rounds of drafting, for a single round each.
 
-    Drafts may lose ``allowance`` rounds of plain decoding on balance: what they gain adds to it, and
-    it grows back slowly. Without it they rest.
+    Drafts may lose ``allowance`` rounds of plain decoding on balance: what they gain adds to it,
+    and it grows back slowly. Without it they rest.
     """
 
     allowed: Sequence[Sources]

@@ -123,9 +123,9 @@ def best_width(
 ) -> int:
     """How many draft tokens of these values, highest first, yield the most tokens a second.
 
-    ``trust`` is the share of what values promised that came true. ``allowance`` is what may be lost,
-    in forward passes without a draft: the less is left, the more a draft must promise, and the less
-    it may cost beyond a quarter of what it promises.
+    ``trust`` is the share of what values promised that came true. ``allowance`` is what may be
+    lost, in forward passes without a draft: the less is left, the more a draft must promise, and
+    the less it may cost beyond a quarter of what it promises.
     """
     seconds = costs.curve(len(values))
     plain_s = max(_TICK_S, seconds[0])
