@@ -91,6 +91,18 @@ class Costs:
         seconds: float = self.curve(num_tokens)[num_tokens]
         return seconds
 
+    def worst_s(self, num_tokens: int) -> float:
+        """The most that a forward pass is expected to take: of a width beyond those measured, as
+        long as two of the widest."""
+        expected_s = self.forward_s(num_tokens)
+        widest = max(self._by_width, default=num_tokens)
+        return expected_s if num_tokens <= widest else max(expected_s, 2 * self.forward_s(widest))
+
+    def row_s(self, num_tokens: int) -> float:
+        """Expected seconds of one more draft token than so many."""
+        more_s = self.forward_s(num_tokens + 1)
+        return more_s - self.forward_s(num_tokens) if math.isfinite(more_s) else self._slope_s
+
     @property
     def is_measured(self) -> bool:
         """Some forward pass was."""
@@ -163,6 +175,17 @@ class Costs:
         capped: float = min(own.median, narrower_s * growth)
         return capped
 
+    @property
+    def _slope_s(self) -> float:
+        """Seconds of one more draft token beyond what is known: on average so far, or as lately, in
+        the wider half."""
+        known = self._known()
+        if len(known) < 2:
+            return 0.0
+        (first, first_s), (last, last_s) = known[0], known[-1]
+        half, half_s = next((w, s) for w, s in reversed(known) if 2 * w <= last or w == first)
+        return max((last_s - first_s) / (last - first), (last_s - half_s) / (last - half))
+
     def _expected(self, num_tokens: int) -> list[float]:
         """The curve, up to ``num_tokens`` at least."""
         known = self._known()
@@ -175,7 +198,7 @@ class Costs:
             slope = (seconds - low_s) / (width - low)
             curve += [low_s + slope * (n - low) for n in range(low + 1, width + 1)]
             low, low_s = width, seconds
-        slope = 0.0 if self._leap.is_due else _slope(known)
+        slope = 0.0 if self._leap.is_due else self._slope_s
         widest = max(1, 2 * last + 1)  # twice as many rows
         curve += [last_s + slope * (n - last) for n in range(last + 1, widest + 1)]
         return curve + [math.inf] * (num_tokens + 1 - len(curve))
@@ -219,16 +242,6 @@ class Costs:
         if not self._token_s:
             return _UNKNOWN_DRAFT_S
         return num_tokens * self._token_s.median
-
-
-def _slope(known: Sequence[tuple[int, float]]) -> float:
-    """Seconds of one more draft token beyond what is known: on average so far, or as lately, in the
-    wider half."""
-    (first, first_s), (last, last_s) = known[0], known[-1]
-    if last == first:
-        return 0.0
-    half, half_s = next((w, s) for w, s in reversed(known) if 2 * w <= last or w == first)
-    return max((last_s - first_s) / (last - first), (last_s - half_s) / (last - half))
 
 
 class _Leap:

@@ -23,7 +23,7 @@ _SOONEST = 2  # rounds of a trial
 _FIRST_PROBE, _PROBE_EVERY = 4, 48
 _FIRST_PAUSE, _MAX_PAUSE = 32, 512  # rounds before what did not pay is retried
 _MAX_ALLOWANCE = 16.0  # of what was gained, in rounds of plain decoding
-_RUINED = -0.5  # of the allowance: nothing is drafted
+_RUINED = -0.2  # of the allowance: nothing is drafted
 _REGROWTH = 0.02  # of the allowance, with each round
 
 

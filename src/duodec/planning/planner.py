@@ -63,8 +63,7 @@ class Planner:
         if not (self._rate.value or self.costs.is_measured):
             return False  # it may be that the target needs no time at all
         rate = self._rate.value or 1 / max(_TICK_S, self.costs.forward_s(0))
-        num = self.width(selection)
-        row_s = self.costs.forward_s(num + 1) - self.costs.forward_s(num)  # to score what it brings
+        row_s = self.costs.row_s(self.width(selection))  # to score what it brings
         least = self._caution * rate * (self.patience * self.step_s(place) + row_s)
         coverage = self.trust * self.acceptance.coverage
         if not place.is_expanded:
@@ -132,7 +131,7 @@ def best_width(
     best, num_best, promised = _caution(allowance) / plain_s, 0, 0.0
     for num, value in enumerate(values, 1):
         promised += trust * value
-        if seconds[num] > plain_s * (1.0 + max(0.0, allowance) + _BET * promised):
+        if costs.worst_s(num) > plain_s * (1.0 + max(0.0, allowance) + _BET * promised):
             continue
         rate = (1.0 + promised) / (seconds[num] or _TICK_S)
         if rate > best:
