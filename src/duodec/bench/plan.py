@@ -63,6 +63,7 @@ class BenchPlan:
     control: str | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     runs_code: bool = False
+    paper: str | None = None  # whose prompt formats and claims: see `duodec.bench.paper`
 
     def __post_init__(self) -> None:
         if self.sampling.seed is None:  # methods are compared on the same text
@@ -174,6 +175,7 @@ class BenchPlan:
             "started": started,
             "methods": [entrant.label for entrant in self.entrants],
             "baseline": self.baseline,
+            "paper": self.paper,
             "tasks": list(self.tasks),
             "targets": list(self.targets),
             "target_backend": config.target_backend,
@@ -244,6 +246,12 @@ class BenchPlan:
                     f"{', '.join(clocked)} read more than the text: they ran on a clocked target, "
                     "real forward passes whose time is replaced by the same latency."
                 )
+        if self.paper:
+            notes.append(
+                f"The paper's settings for {self.paper} (arXiv 2503.00784), with its prompt "
+                "formats. Its speculative sampling drafts in bf16 on the GPU; here every draft "
+                "model is on the CPU. Its gamma of DuoDecoding was typed in; here it is measured."
+            )
         if self.control:
             notes.append(
                 "Control: the recorded texts were shuffled before they were replayed. No figure "

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from duodec.bench.beds import Bed, Stage, real_stage, replay_stage
 from duodec.bench.meters import EnergyMeter, resident_bytes
+from duodec.bench.paper import paper_named
 from duodec.bench.plan import SHUFFLED, BenchPlan, Entrant
 from duodec.bench.recording import Conversation, Turn, record, shuffled
 from duodec.bench.results import Generation, RoundTrace
@@ -106,8 +107,9 @@ class Runner:
     def _record(self, stage: Stage, prompts: Sequence[Prompt]) -> list[Conversation]:
         """The warm-up conversation, then one a prompt."""
         engine, plan = stage.recorder, self.plan
-        found = list(record(engine, [_WARM_UP], plan.sampling, _WARM_UP_TOKENS))
-        for conversation in record(engine, prompts, plan.sampling, plan.max_tokens):
+        render = paper_named(plan.paper).render if plan.paper else None
+        found = list(record(engine, [_WARM_UP], plan.sampling, _WARM_UP_TOKENS, render))
+        for conversation in record(engine, prompts, plan.sampling, plan.max_tokens, render):
             if plan.control == SHUFFLED:
                 conversation = shuffled(conversation, engine.tokenizer.is_end)
             found.append(conversation)
