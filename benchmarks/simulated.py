@@ -100,6 +100,7 @@ def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     tasks: Annotated[str, typer.Option(help="Tasks, by commas.")] = ",".join(TASKS),
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 5,
+    ceiling: Annotated[bool, typer.Option(help="`auto` with a free draft, too.")] = True,
     skip: Annotated[int, typer.Option(help="Leave out so many: held-out prompts.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 64,
     methods: Annotated[str, typer.Option(help="Methods, comma-separated.")] = _METHODS,
@@ -141,7 +142,8 @@ def main(
             curve = replace(plan, simulate_ms=given, simulate_as=shape or "tree").latency
             free = PricedModel(base.model.model, StepTable(((1, 0.0),)))
             entrants = {name: method_named(name) for name in names}
-            entrants[CEILING] = method_named("auto")
+            if ceiling:
+                entrants[CEILING] = method_named("auto")
             runs[text] = Runs(
                 replace(base, curve=curve),
                 replace(base, curve=curve, model=free),
@@ -176,6 +178,7 @@ def _write(
             method: {
                 task: {
                     "speedup": run.sums[method, task].rate / run.sums["ar", task].rate,
+                    "tokens_per_second": run.sums[method, task].rate,
                     "tokens_per_forward": run.sums[method, task].num_tokens
                     / max(1, run.sums[method, task].num_forwards),
                 }

@@ -38,7 +38,9 @@ def shape(text: str, curve: CostCurve = SLOPE) -> Shape:
 
 
 def test_a_tree_has_as_many_rows_as_are_wanted() -> None:
-    assert shape("tree") is TREE
+    assert shape("tree") == TREE
+    assert shape("chain").cut(Draft((1, 2, 3), (-1, 0, 0))).tokens == (1, 2)
+    assert shape("chain").seconds(SLOPE, 7) == SLOPE.seconds(7)
     assert [TREE.num_computed(n) for n in (1, 7, 81)] == [1, 7, 81]
     assert TREE.seconds(SLOPE, 7) == SLOPE.seconds(7)
 
@@ -78,7 +80,18 @@ def test_fixed_rows_are_chains_that_are_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "gpu", "torch:", "torch:x", "tree:8", "llama.cpp:0", "llama.cpp:129", "torch:-1"]
+    "text",
+    [
+        "",
+        "gpu",
+        "torch:",
+        "torch:x",
+        "tree:8",
+        "chain:8",
+        "llama.cpp:0",
+        "llama.cpp:129",
+        "torch:-1",
+    ],
 )
 def test_what_is_no_shape_is_refused(text: str) -> None:
     with pytest.raises(BadOption, match="simulate-as is"):
@@ -148,10 +161,10 @@ def test_padding_is_copied_too() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("text", ["tree", "torch", "llama.cpp:8"])
+@pytest.mark.parametrize("text", ["tree", "chain", "torch", "llama.cpp:8"])
 def test_every_method_says_the_same_on_every_shape(name: str, text: str) -> None:
     bed = target_of(text, PRICES)
-    assert has_branches(bed) == (text != "llama.cpp:8")
+    assert has_branches(bed) == (text in ("tree", "torch"))
     model = PricedModel(TableModel(num_vocab=64, seed=3, noise=0.3).load(), STEPS)
     session = Session(
         bed,

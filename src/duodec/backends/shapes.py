@@ -17,7 +17,8 @@ from duodec.core.draft import Draft
 from duodec.errors import BadOption
 
 TORCH_ROWS = 32  # of a pass on a GPU; `duodec.backends.torch.memory` says the same
-NAMES = ("tree", "torch", "llama.cpp")
+NAMES = ("tree", "chain", "torch", "llama.cpp")
+_FREE = ("tree", "chain")  # take no number of rows
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,15 @@ class Shape:
     def parse(cls, text: str, curve: CostCurve, option: str = "simulate-as") -> Shape:
         """The shape of this name for a target of these costs. Raises BadOption."""
         name, colon, rows = text.strip().partition(":")
-        if name not in NAMES or (colon and (name == "tree" or not rows.isdecimal())):
+        if name not in NAMES or (colon and (name in _FREE or not rows.isdecimal())):
             raise BadOption(
                 f"{option} is {text or 'empty'}; choose from: {', '.join(NAMES)} (or, with the "
                 "rows of a pass, torch:64, llama.cpp:8)"
             )
         if colon and not 1 <= int(rows) <= 128:
             raise BadOption(f"{option} is {text}; use 1 to 128 rows")
-        if name == "tree":
-            return TREE
+        if name in _FREE:
+            return cls(name, has_branches=name == "tree")
         if name == "torch":
             return cls(text, int(rows or TORCH_ROWS), draws_on_device=True)
         num_rows = int(rows) if rows else RowChoice.of(_seconds(curve)).num_rows

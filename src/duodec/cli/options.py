@@ -222,9 +222,9 @@ SimulateAs = Annotated[
     typer.Option(
         "--simulate-as",
         help="The shape of the target's forward pass in a simulation: tree (up to 80 tokens, as "
-        "many rows), torch (trees, 32 rows a pass), llama.cpp (on a device: what it chooses for "
-        "these costs, chains in passes of one number of rows, or trees); torch:64 and llama.cpp:8 "
-        "say the rows.",
+        "many rows), chain (the same, without branches), torch (trees, 32 rows a pass), llama.cpp "
+        "(on a device: what it chooses for these costs, chains in passes of one number of rows, or "
+        "trees); torch:64 and llama.cpp:8 say the rows.",
         metavar="NAME",
         rich_help_panel="Benchmark",
     ),
