@@ -1,6 +1,7 @@
 """Describe the shape of a backend's forward pass on a test bed: its rows, and trees or chains.
 
 tree            as many rows as a draft has, trees of up to 80 tokens
+chain           the same, but the first chain of a draft only
 torch           trees, in passes of 32 rows: a wider one takes several (torch:64: of 64)
 llama.cpp       what llama.cpp on a device chooses for the curve: chains in passes of one number
                 of rows where padding is cheap, else trees of as many rows (llama.cpp:8: of 8)
