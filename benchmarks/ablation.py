@@ -24,6 +24,7 @@ from benchmarks import RESULTS
 from benchmarks.eager import Eager
 from benchmarks.windows import documents, prompts
 from duodec import loading
+from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Stage, replay_stage
@@ -108,7 +109,7 @@ def _replay(recipe: Callable[[LlamaRecipe], Any], forward_s: float) -> Iterator[
         return recipe(given)
 
     config = EngineConfig(draft="smollm2-draft")
-    curve = LatencyCurve(forward_s, prefill_s=1e-4)
+    curve = LatencyCurve(CostCurve.flat(forward_s), prefill_s=1e-4)
     with (
         patch.object(loading, "recipe_for", changed),
         replay_stage(

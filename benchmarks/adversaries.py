@@ -20,6 +20,7 @@ from rich.progress import track
 
 from benchmarks import RESULTS
 from benchmarks.throttled import Throttled
+from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.recipe import LlamaRecipe
@@ -114,7 +115,9 @@ def main(
                 parts = Parts(
                     vocabulary, engine.num_context, drafter, None, adversary.sampling, rest
                 )
-                bed = ReplayBed(parts, LatencyCurve(adversary.forward_ms / 1e3, prefill_s=1e-4))
+                bed = ReplayBed(
+                    parts, LatencyCurve(CostCurve.flat(adversary.forward_ms / 1e3), prefill_s=1e-4)
+                )
                 found[adversary.name] = _compare(bed, conversations[adversary.name], console)
             ratio = found[adversary.name]
             print(

@@ -24,6 +24,7 @@ import typer
 
 from benchmarks import RESULTS
 from duodec import Delta, Finished, SamplingParams
+from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.card import environment
@@ -62,7 +63,7 @@ def main(num_tokens: Annotated[int, typer.Option(help="Of the completion.")] = 2
         text = np.array([*prompt, *plain.tokens], dtype=np.int32)
         replayed = replace(
             engine,
-            target=ReplayTarget(text, LatencyCurve(_FORWARD_S)),
+            target=ReplayTarget(text, LatencyCurve(CostCurve.flat(_FORWARD_S))),
             shares_cores=False,
             prepare=lambda is_drafting: None,
         )

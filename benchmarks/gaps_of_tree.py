@@ -18,6 +18,7 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
+from duodec.backends.curves import CostCurve
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.beds import Parts, ReplayBed, answered, on_cores, replay_stage
 from duodec.bench.recording import Turn
@@ -136,10 +137,10 @@ def main(recorded: str, target: str, draft: str, latencies: str, methods: str) -
     config = EngineConfig(target=target, draft=draft or None)
     chosen = [method_named(name) for name in names]
     found: dict[str, dict[str, dict[str, float]]] = {}
-    curve = LatencyCurve(0.025)
+    curve = LatencyCurve(CostCurve.flat(0.025))
     with replay_stage(config, SamplingParams(), curve, chosen, is_enforced=False) as stage:
         for milliseconds in latencies.split(","):
-            curve = LatencyCurve(float(milliseconds) / 1e3)
+            curve = LatencyCurve(CostCurve.flat(float(milliseconds) / 1e3))
             found[milliseconds] = {}
             for name in names:
                 bed = stage.bed_for(method_named(name))

@@ -20,6 +20,7 @@ import typer
 
 from benchmarks import RESULTS
 from benchmarks.windows import documents, prompts
+from duodec.backends.curves import CostCurve
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import replay_stage
 from duodec.bench.card import environment
@@ -54,7 +55,7 @@ def main(
     """Print and write the figures, medians over prompts."""
     config = EngineConfig(target=target)
     config = EngineConfig(target=target, draft=draft_for(config))
-    curve = LatencyCurve(replay_ms / 1e3, prefill_s=prefill_ms / 1e3)
+    curve = LatencyCurve(CostCurve.flat(replay_ms / 1e3), prefill_s=prefill_ms / 1e3)
     names = methods.split(",")
     chosen = [method_named(name) for name in names]
     found: dict[str, dict[str, dict[str, float | None]]] = {}

@@ -27,6 +27,7 @@ from rich.progress import track
 
 from benchmarks import RESULTS
 from benchmarks.kernels import requantised
+from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaDraftModel
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
@@ -104,7 +105,7 @@ def ours(
     """Our method on the same text: a replay that takes no time."""
     recording = np.array(prompt + answer, dtype=np.int32)
     engine = LLM(
-        ReplayTarget(recording, LatencyCurve(0.0)),
+        ReplayTarget(recording, LatencyCurve(CostCurve.flat(0.0))),
         vocabulary,
         num_context=len(recording) + 1,
         drafter=InlineDrafter(draft),
@@ -137,7 +138,9 @@ def main(
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
     assistant.generation_config.assistant_confidence_threshold = 0.0
     ends = [t for t in range(vocabulary.num_vocab) if vocabulary.is_end(t)]
-    engine = LLM(ReplayTarget(np.zeros(1, np.int32), LatencyCurve(0.0)), vocabulary, 8192)
+    engine = LLM(
+        ReplayTarget(np.zeros(1, np.int32), LatencyCurve(CostCurve.flat(0.0))), vocabulary, 8192
+    )
 
     counts: dict[str, Count] = {}
     num_parted = 0

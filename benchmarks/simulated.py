@@ -1,10 +1,12 @@
-"""Compare every method with the default on a virtual clock, at several latencies.
+"""Compare every method with the default on a virtual clock, on several curves of T(n).
 
-Real rows and drafts, durations from one cost table, so the figures are the same on any machine
-(`duodec.backends.simulated`). Rows off the recorded text are computed once for all latencies. The
-ceiling is `stream` with a draft model that takes no time.
+Real rows and drafts, durations from tables, so the figures are the same on any machine
+(`duodec.backends.simulated`). Rows off the recorded text are computed once for all curves. The
+ceiling is `auto` with a draft model that takes no time.
 
-    python -m benchmarks.simulated --data FOLDER --limit 5 --max-tokens 64
+    python -m benchmarks.simulated --data FOLDER --limit 5 --max-tokens 48
+
+A curve is written CURVE@SHAPE, as in `--simulate-ms` and `--simulate-as`; several by semicolons.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from rich.progress import track
 
 from benchmarks import RESULTS
 from duodec.backends.simulated import Place, PricedModel, StepTable
-from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.card import environment
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Conversation, record
@@ -32,13 +33,24 @@ from duodec.core.protocols import Candidates
 from duodec.core.round import Stats
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
-from duodec.methods.stream import Stream
 from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
 
 ALL = "all tasks"
 CEILING = "ceiling"
-_METHODS = "ar,lookup,suffix,recycling,lookahead,rest,sps:2,sps:4,pearl,duo,auto"
+_DRAFT_MS = "1:2.2,4:4.0,8:7.0,16:9.8,32:16,128:34"  # one core of the development machine
+_METHODS = "ar,lookup,recycling,sps:2,pearl,duo,auto"
+_CURVES = ";".join(
+    (
+        "rtx3090-8b-q4_0@llama.cpp",
+        "rtx4090-8b-q4_0@llama.cpp",
+        "rtx4090-8b-bf16@torch",
+        "mi50-27b-q8_0@llama.cpp",
+        "roofline:1008GB/s,165TFLOPS,4.0GB@llama.cpp",  # a 7B of 4.5 bits, a consumer's card
+        "roofline:3350GB/s,989TFLOPS,13.5GB,16bit@torch",  # of 16 bits, a data centre's
+        "25@tree",  # the limit
+    )
+)
 
 
 @dataclass
@@ -61,7 +73,7 @@ class Sum:
 
 @dataclass
 class Runs:
-    """One latency: its bed, each method with what it learns, and its sums by method and task."""
+    """One curve: its bed, each method with what it learns, and its sums by method and task."""
 
     bed: SimulatedBed
     free: SimulatedBed
@@ -88,11 +100,13 @@ def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     tasks: Annotated[str, typer.Option(help="Tasks, by commas.")] = ",".join(TASKS),
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 5,
+    ceiling: Annotated[bool, typer.Option(help="`auto` with a free draft, too.")] = True,
     skip: Annotated[int, typer.Option(help="Leave out so many: held-out prompts.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 64,
     methods: Annotated[str, typer.Option(help="Methods, comma-separated.")] = _METHODS,
-    latencies: Annotated[str, typer.Option(help="Milliseconds, comma-separated.")] = "10,25,50,100",
-    draft_ms: Annotated[str | None, typer.Option(help="The draft's costs.")] = None,
+    curves: Annotated[str, typer.Option(help="CURVE@SHAPE, by semicolons.")] = _CURVES,
+    draft_ms: Annotated[str | None, typer.Option(help="The draft's costs.")] = _DRAFT_MS,
+    host_us: Annotated[str | None, typer.Option(help="The host's prices.")] = None,
     target: Annotated[str, typer.Option()] = "smollm2",
     draft: Annotated[str, typer.Option(help="A name or a file.")] = "auto",
     datastore: Annotated[str, typer.Option(help="For rest.")] = "auto",
@@ -109,8 +123,9 @@ def main(
         data=data,
         limit=limit,
         max_tokens=max_tokens,
-        simulate_ms=float(latencies.split(",")[0]),
+        simulate_ms=25.0,  # each run has its own
         draft_ms=draft_ms,
+        host_us=host_us,
         drafts=(draft,),
         config=EngineConfig(datastore=datastore, threads=threads, exact=exact),
     )
@@ -122,13 +137,14 @@ def main(
         base = cast(SimulatedBed, stage.bed_for(method_named("ar")))
         assert base.model is not None
         runs: dict[str, Runs] = {}
-        for latency in latencies.split(","):
-            curve = LatencyCurve(float(latency) / 1e3, prefill_s=plan.prefill_ms / 1e3)
+        for text in curves.split(";"):
+            given, _, shape = text.partition("@")
+            curve = replace(plan, simulate_ms=given, simulate_as=shape or "tree").latency
             free = PricedModel(base.model.model, StepTable(((1, 0.0),)))
             entrants = {name: method_named(name) for name in names}
-            if not runs:  # it is the same at any latency
-                entrants[CEILING] = Stream(patience=0.0)
-            runs[latency] = Runs(
+            if ceiling:
+                entrants[CEILING] = method_named("auto")
+            runs[text] = Runs(
                 replace(base, curve=curve),
                 replace(base, curve=curve, model=free),
                 entrants,
@@ -143,8 +159,9 @@ def main(
             for run in runs.values():
                 run.answer(conversation, known)
         _write(name, runs, plan, dict(stage.facts), len(prompts))
-    for latency, run in runs.items():
-        console.print(f"\n{latency} ms a forward pass")
+    for text, run in runs.items():
+        curve = run.bed.curve
+        console.print(f"\n{text} ({curve.shape.words}; {curve.forward.origin})", soft_wrap=True)
         for method in run.methods:
             cells = [
                 f"{task[:8]} {run.sums[method, task].rate / run.sums['ar', task].rate:.2f}"
@@ -157,10 +174,11 @@ def _write(
     name: str, runs: dict[str, Runs], plan: BenchPlan, facts: dict[str, str], num_prompts: int
 ) -> None:
     found = {
-        latency: {
+        text: {
             method: {
                 task: {
                     "speedup": run.sums[method, task].rate / run.sums["ar", task].rate,
+                    "tokens_per_second": run.sums[method, task].rate,
                     "tokens_per_forward": run.sums[method, task].num_tokens
                     / max(1, run.sums[method, task].num_forwards),
                 }
@@ -168,13 +186,17 @@ def _write(
             }
             for method in run.methods
         }
-        for latency, run in runs.items()
+        for text, run in runs.items()
+    }
+    beds = {
+        text: {"shape": run.bed.curve.shape.words, "curve": run.bed.curve.forward.as_json()}
+        for text, run in runs.items()
     }
     settings = {
         "target": plan.targets[0], "max_tokens": plan.max_tokens, "prompts": num_prompts,
-        "data": plan.data.name if plan.data else "built-in", **facts,
+        "data": plan.data.name if plan.data else "built-in", "draft_ms": plan.draft_ms, **facts,
     }  # fmt: skip
-    record_ = {"environment": environment(), "settings": settings, "milliseconds": found}
+    record_ = {"environment": environment(), "settings": settings, "beds": beds, "curves": found}
     (RESULTS / f"{name}.json").write_text(json.dumps(record_, indent=1))
 
 

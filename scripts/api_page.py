@@ -87,9 +87,8 @@ def _fields(kind: type) -> str:
         else:
             line = next((x for x in source if x.strip().startswith(f"{field.name}:")), "")
             words = line.partition("#")[2].strip()
-        rows.append(
-            f"| `{field.name}` | `{shown}` | {default} | {words} |".replace(" | None", " \\| None")
-        )
+        shown = shown.replace(" | ", " \\| ")  # not a column of the table
+        rows.append(f"| `{field.name}` | `{shown}` | {default} | {words} |")
     return "\n".join(rows)
 
 

@@ -17,6 +17,7 @@ from fakes.mutants import Mutant
 
 import duodec
 from duodec import LLM, Completion, Delta, Finished, SamplingParams
+from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import PacedTarget
 from duodec.core.events import Started
@@ -426,7 +427,9 @@ def test_a_slot_that_knows_a_text_reads_what_is_new() -> None:
 
 def test_a_callers_time_is_not_the_targets() -> None:
     """A paced target is done long before the caller looks for the result."""
-    model = replace(llm(), target=PacedTarget(TableTarget(TABLE), 0.001), targets=None)
+    model = replace(
+        llm(), target=PacedTarget(TableTarget(TABLE), CostCurve.constant(0.001)), targets=None
+    )
     for event in (events := model.stream(PROMPTS[0], PARAMS, method="ar")):
         if isinstance(event, Delta):
             sleep(1.5)
@@ -455,7 +458,9 @@ def test_no_more_is_drafted_than_a_target_can_score(method: str, most: int, is_p
     asked: list[object] = []
     submit = model.drafter.submit
     model.drafter.submit = lambda request: (asked.append(request), submit(request))[1]  # type: ignore[method-assign]
-    model.target = PacedTarget(Limited(TABLE), 0.0005) if is_paced else Limited(TABLE)
+    model.target = (
+        PacedTarget(Limited(TABLE), CostCurve.constant(0.0005)) if is_paced else Limited(TABLE)
+    )
     for _ in range(3):  # some methods learn
         for prompt in PROMPTS:
             (found,) = model.generate([prompt], PARAMS, method=method)

@@ -69,7 +69,7 @@ def share(llm: LLM, config: EngineConfig) -> None:
     shared: Target = streams
     trees: Target = separate
     if paced is not None:
-        shared, trees = (PacedTarget(own, paced.seconds) for own in (streams, separate))
+        shared, trees = (PacedTarget(own, paced.curve) for own in (streams, separate))
     # for one request branches pay
     llm.targets = Targets(shared, alone=trees, trees=trees)
 

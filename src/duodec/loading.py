@@ -84,7 +84,8 @@ def load(
             drafter.close()
             drafter = None
         drafter = _when_ready(drafter, config, on_warning)
-        shown: Target = PacedTarget(target, config.pace) if config.pace else target
+        pace = config.pace_curve
+        shown: Target = PacedTarget(target, pace) if pace else target
         llm = LLM(
             shown,
             model,
@@ -94,7 +95,7 @@ def load(
             shares_cores=plan.shares_cores,
             cores_for_target=plan.target_beside,
             takes_turns=_takes_turns(config, loaded),
-            pace_s=config.pace,
+            pace_s=pace.forward_s if pace else 0.0,
             parse_special=config.parse_special,
             try_grammar=GrammarTrial(config.grammar_s, config.grammar_bytes),
             prepare=_sharing(plan, target, stack),
@@ -146,7 +147,7 @@ def profile_key(config: EngineConfig) -> str:
 def _takes_turns(config: EngineConfig, target: LoadedTarget) -> bool:
     """Whether nothing is drafted while the target computes: both would slow each other. A target
     that is slowed for a demo leaves its cores idle, and so do the layers on a GPU."""
-    return target.placement is Placement.CPU and not config.pace
+    return target.placement is Placement.CPU and config.pace_curve is None
 
 
 def core_plan(config: EngineConfig, target: LoadedTarget) -> CorePlan:

@@ -15,6 +15,7 @@ from fakes.decoding import FakeDatastore, FakeTokenizer, Session, decode_rounds,
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duodec.backends.curves import CostCurve
 from duodec.backends.simulated import (
     HANDOVER_S,
     Place,
@@ -342,7 +343,12 @@ def test_rows_are_the_real_targets_and_computed_once_for_each_place() -> None:
     (expected,) = TableTarget(MODEL).score([query])
     for _ in range(2):  # the second run knows the rows of the first
         target = SimulatedTarget(
-            real, text, LatencyCurve(FORWARD_S), VirtualClock(), own_candidates(text), known
+            real,
+            text,
+            LatencyCurve(CostCurve.flat(FORWARD_S)),
+            VirtualClock(),
+            own_candidates(text),
+            known,
         )
         for _ in range(2):
             (scores,) = target.score([query])
@@ -367,7 +373,9 @@ def test_a_text_that_left_the_recording_is_the_targets_own() -> None:
     text = recorded()
     other = text[:12].copy()
     other[-1] ^= 1
-    target = SimulatedTarget(TableTarget(MODEL), text, LatencyCurve(0.0), VirtualClock())
+    target = SimulatedTarget(
+        TableTarget(MODEL), text, LatencyCurve(CostCurve.flat(0.0)), VirtualClock()
+    )
     query = Query(0, other, Draft.chain([5, 6]), Sampler(WARM, 0, len(PROMPT)), num_candidates=8)
     (scores,), (expected,) = target.score([query]), TableTarget(MODEL).score([query])
     for row in range(3):
@@ -381,7 +389,7 @@ def test_a_text_that_left_the_recording_is_the_targets_own() -> None:
 
 def test_a_forward_pass_takes_what_the_curve_says() -> None:
     text, clock = recorded(), VirtualClock()
-    curve = LatencyCurve(FORWARD_S, flat_tokens=3, prefill_s=1 / 1024)
+    curve = LatencyCurve(CostCurve.flat(FORWARD_S, num_rows=4), prefill_s=1 / 1024)
     target = SimulatedTarget(TableTarget(MODEL), text, curve, clock)
     target.score([Query(0, text[:11])])
     assert clock() == FORWARD_S + 10 / 1024
@@ -407,7 +415,7 @@ def simulated(
     simulated_target = SimulatedTarget(
         target or TableTarget(MODEL),  # type: ignore[arg-type]
         text,
-        LatencyCurve(FORWARD_S),
+        LatencyCurve(CostCurve.flat(FORWARD_S)),
         clock,
         own_candidates(text),
     )
@@ -470,7 +478,9 @@ def test_a_drafter_whose_steps_are_never_seen_to_end_is_given_up_soon(name: str)
     params, clock = SamplingParams(temperature=3.0, seed=5), VirtualClock()
     text = recorded(params, 60)
     session = Session(
-        SimulatedTarget(TableTarget(MODEL), text, LatencyCurve(FORWARD_S), clock, {}),
+        SimulatedTarget(
+            TableTarget(MODEL), text, LatencyCurve(CostCurve.flat(FORWARD_S)), clock, {}
+        ),
         PROMPT,
         len(text),
         SimulatedDrafter(PricedModel(DRAFT.load(), StepTable(((1, 20 * FORWARD_S),))), clock),
@@ -495,7 +505,9 @@ def test_a_bed_repeats_itself_and_its_answers_are_cold() -> None:
     def figures(names: Sequence[str]) -> list[tuple[Round, ...]]:
         parts = Parts(tokenizer, 2000, None, None, SamplingParams(), ())
         priced = PricedModel(replace(model, noise=0.3).load(), TABLE)
-        bed = SimulatedBed(parts, TableTarget(model), priced, LatencyCurve(FORWARD_S))
+        bed = SimulatedBed(
+            parts, TableTarget(model), priced, LatencyCurve(CostCurve.flat(FORWARD_S))
+        )
         assert bed.name == "simulated"
         assert bed.forward_s == FORWARD_S
         found = []

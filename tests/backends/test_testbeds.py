@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fakes.decoding import Session, decode_rounds
 
+from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import ClockedTarget, LatencyCurve, PacedTarget, ReplayTarget
 from duodec.core.draft import Draft
@@ -22,7 +23,7 @@ from duodec.methods.request import Request
 PROMPT = [3, 1, 4, 1, 5]
 MODEL = TableModel(num_vocab=16, order=1)
 DRAFT = TableModel(num_vocab=16, order=1, noise=0.3)
-NOW = LatencyCurve(0.0)
+NOW = LatencyCurve(CostCurve.flat(0.0))
 
 
 def session(target: object, num_tokens: int = 30, **fields: object) -> Request:
@@ -96,7 +97,7 @@ def test_candidates_come_with_the_softmax_over_them_alone() -> None:
 
 def test_a_replay_takes_what_its_curve_says() -> None:
     text = recording()
-    target = ReplayTarget(text, LatencyCurve(0.01, flat_tokens=4, prefill_s=0.002))
+    target = ReplayTarget(text, LatencyCurve(CostCurve.flat(0.01, num_rows=5), prefill_s=0.002))
 
     def seconds(length: int, num_draft: int = 0) -> float:
         begin = perf_counter()
@@ -116,13 +117,15 @@ def test_a_replay_takes_what_its_curve_says() -> None:
 
 def test_a_pace_is_kept() -> None:
     begin = perf_counter()
-    PacedTarget(TableTarget(MODEL), 0.02).score([Query(0, np.array(PROMPT, np.int32))])
+    PacedTarget(TableTarget(MODEL), CostCurve.constant(0.02)).score(
+        [Query(0, np.array(PROMPT, np.int32))]
+    )
     assert perf_counter() - begin >= 0.02
 
 
 def test_a_clocked_target_reports_its_curve() -> None:
     """Real rows, distributions included; on its own clock 20 forward passes of 0.5 s take ten."""
-    clocked = ClockedTarget(TableTarget(MODEL), LatencyCurve(0.5))
+    clocked = ClockedTarget(TableTarget(MODEL), LatencyCurve(CostCurve.flat(0.5)))
     plain = session(clocked, 20, clock=clocked.clock)
     begin, real = clocked.clock(), perf_counter()
     rounds = list(decode_rounds(method("ar"), plain))

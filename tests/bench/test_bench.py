@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fakes.decoding import FakeTokenizer
 
+from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import EnforcedTarget, LatencyCurve, ReplayTarget
 from duodec.bench import benchmark as benchmark_module
@@ -331,7 +332,7 @@ def test_a_recording_holds_what_the_target_held_likely() -> None:
     known = turn.candidates_by_position
     length = len(turn.prompt_tokens)
     assert list(known) == list(range(length, length + len(turn.answer)))
-    replayed = ReplayTarget(turn.tokens, LatencyCurve(0.0), known)
+    replayed = ReplayTarget(turn.tokens, LatencyCurve(CostCurve.flat(0.0)), known)
     for position in range(length, len(turn.tokens)):
         query = Query(0, turn.tokens[:position], num_candidates=8)
         (scores,), (real,) = replayed.score([query]), TableTarget(MODEL).score([query])
@@ -350,7 +351,7 @@ def test_an_enforced_target_draws_the_given_text_and_thinks_its_own() -> None:
     assert [scores.draw(row).token for row in range(3)] == [7, 8, 9]
     assert scores.draw(3) == real.draw(3)
     assert scores.candidates(0) == real.candidates(0)
-    replayed = ReplayTarget(text, LatencyCurve(0.0)).score([query])[0]
+    replayed = ReplayTarget(text, LatencyCurve(CostCurve.flat(0.0))).score([query])[0]
     assert replayed.num_rows == scores.num_rows
 
 

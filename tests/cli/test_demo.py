@@ -38,9 +38,11 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
 
     def load(config: EngineConfig, *, on_warning: Callable[[str], None]) -> LLM:
         seen.append(config)
+        pace = config.pace_curve
+        assert pace is not None
         drafter = InlineDrafter(replace(TABLE, noise=0.1).load())
-        target = PacedTarget(TableTarget(TABLE), config.pace)
-        return LLM(target, Letters(), 400, drafter, pace_s=config.pace)
+        target = PacedTarget(TableTarget(TABLE), pace)
+        return LLM(target, Letters(), 400, drafter, pace_s=pace.forward_s)
 
     monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(demo, "OtherPrograms", Quiet)

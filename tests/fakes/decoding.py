@@ -73,7 +73,14 @@ class FixedBudget(Costs):
     def budget(self) -> int:
         return self._num_tokens
 
-    def forward_s(self, num_tokens: int) -> float:
+    @property
+    def knows_plain(self) -> bool:
+        return True
+
+    def curve(self, num_tokens: int) -> Sequence[float]:
+        return [1.0] * (num_tokens + 1)
+
+    def worst_s(self, num_tokens: int) -> float:
         return 1.0
 
     def step_s(self) -> float:

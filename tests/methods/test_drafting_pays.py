@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes.decoding import PROMPT, Session, decode_rounds
+from fakes.decoding import PROMPT, FixedBudget, Session, decode_rounds
 from fakes.server import TABLE, Slowed, engine_on_tables
 
 from duodec.backends.table import TableTarget
@@ -101,11 +101,12 @@ def test_a_target_has_all_cores_while_nothing_is_drafted(name: str) -> None:
     assert changes >= (1 if name == "stream" else 2)
 
 
-class Allowed(Costs):
-    """Costs of a target that others share: they allow a round as much as ``most`` says."""
+class Allowed(FixedBudget):
+    """Costs of a target that others share: they allow a round as much as ``most`` says, and rows
+    cost nothing."""
 
     def __init__(self, most: list[Sources]) -> None:
-        super().__init__()
+        super().__init__(6)
         self.most = most
 
     def sources(self) -> Sources:

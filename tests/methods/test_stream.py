@@ -267,21 +267,72 @@ def costs(*by_width: tuple[int, float]) -> Costs:
 
 
 def test_the_cost_of_a_width_is_learned_and_not_tried_in_leaps() -> None:
-    known = costs((0, 0.01), (16, 0.03))
+    known = costs((0, 0.01), *[(16, 0.03)] * 3)
     assert known.forward_s(0) == 0.01
-    assert 0.01 < known.forward_s(4) < known.forward_s(8) < 0.03
-    assert known.forward_s(16) == known.forward_s(31) == 0.03
-    assert known.forward_s(32) == 0.03  # twice the widest: tried
-    assert known.forward_s(64) == float("inf")
+    assert [known.forward_s(n) for n in (4, 8, 16)] == pytest.approx([0.015, 0.02, 0.03])
+    assert known.forward_s(32) == pytest.approx(0.05)  # with the slope known so far
+    assert known.forward_s(33) < float("inf")  # twice as many rows: tried
+    assert known.forward_s(34) == known.forward_s(64) == float("inf")
+    assert [known.row_s(n) for n in (4, 33)] == pytest.approx([0.02 / 16] * 2)
+
+
+def test_the_slope_beyond_is_the_steeper_of_all_and_of_late() -> None:
+    late = costs(*[(0, 0.01), (8, 0.01), (16, 0.03)] * 3)
+    assert late.forward_s(20) == pytest.approx(0.03 + 4 * 0.02 / 8)
+    early = costs(*[(0, 0.01), (1, 0.05), (16, 0.05)] * 3)
+    assert early.forward_s(20) == pytest.approx(0.05 + 4 * 0.04 / 16)
+
+
+def test_measured_costs_never_fall() -> None:
+    known = costs(*[(0, 0.010)] * 4, *[(1, 0.030)] * 3, *[(3, 0.020)] * 3, *[(7, 0.040)] * 3)
+    curve = known.curve(15)
+    assert list(curve) == sorted(curve)
+    assert known.forward_s(1) == known.forward_s(3) == pytest.approx(0.025)  # of as many each
+
+
+def test_behind_a_step_a_plateau_is_looked_for_now_and_then() -> None:
+    """Rows 9 to 32 cost the same; what the slope says forbids them."""
+    known = costs(*[(0, 0.048), (7, 0.095), (8, 0.153)] * 3)
+    plateau = [known.forward_s(17)]
+    for _ in range(40):
+        known.observe_forward(0.153, 8)
+        plateau.append(known.forward_s(17))
+    assert plateau[0] > 0.25
+    assert min(plateau) == 0.153
+    known.observe_forward(0.160, 17)
+    assert known.forward_s(31) == pytest.approx(0.160), "and further, as it was none"
+    for _ in range(3):
+        known.observe_forward(0.270, 35)
+    assert known.forward_s(60) > 0.35, "a step: rests for longer"
+
+
+def test_nobody_looks_for_a_plateau_where_no_draft_pays() -> None:
+    known = costs(*[(0, 0.01), (1, 0.02)] * 3)
+    for _ in range(100):
+        known.observe_forward(0.01)
+    assert known.forward_s(3) == pytest.approx(0.04)
+
+
+def test_what_was_measured_long_ago_is_measured_anew() -> None:
+    known = costs(*[(0, 0.01), (1, 0.02)] * 3)
+    for _ in range(600):
+        known.observe_forward(0.01)
+    assert known.forward_s(1) == 0.01, "tried again"
+    assert known.forward_s(2) == float("inf")
 
 
 def test_one_slow_forward_does_not_make_a_width_dear_for_ever() -> None:
     known = costs((0, 0.01), (0, 0.01), (0, 0.01), (1, 0.011), (8, 5.0))
     assert known.forward_s(1) == 0.011
-    assert known.forward_s(8) == pytest.approx(0.011 * 2.2**3)
+    assert known.forward_s(8) == pytest.approx(0.011 * 4.5**1.14)
     for _ in range(3):
         known.observe_forward(0.05, 8)
     assert known.forward_s(8) == 0.05
+
+
+def test_a_step_is_no_outlier() -> None:
+    known = costs(*[(0, 0.048), (7, 0.095)] * 3, (8, 0.153))
+    assert known.forward_s(8) == 0.153
 
 
 def test_before_anything_is_known_a_draft_is_small() -> None:
@@ -315,7 +366,9 @@ def test_a_method_judges_each_selection_once(name: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Selection, "learn", noted)
     drafter = InlineDrafter(replace(MODEL, noise=0.4).load())
-    _, rounds = decode(name, target=TableTarget(MODEL), drafter=drafter, num_tokens=60)
+    _, rounds = decode(
+        name, target=TableTarget(MODEL), drafter=drafter, num_tokens=60, clock=TickingClock()
+    )
     assert 3 < len(judged) < len(rounds)  # the first round has no draft
     assert len(judged) == len(rounds) - 1 or name == "auto"
     assert sum(selection.num_labelled for selection in judged) <= 60

@@ -2,9 +2,9 @@
 
 Nothing waits and no real time counts: the same tables give the same figures on any machine. The
 target's text is recorded first, from its own forward passes; a row off that text is computed when a
-method needs it. The draft model computes every step. Only the tables advance the time: for a
-forward pass of the target, for one of the draft model, and for messages between the two processes.
-The decoding loop itself takes no time here.
+method needs it. The draft model computes every step. Only tables advance the time: for a forward
+pass of the target, whose rows and branches are those of a backend's shape, for one of the draft
+model, for messages between the two processes, and for the host's work on rows and drafts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from duodec.backends.testbeds import LatencyCurve, _Reader
+from duodec.backends.curves import interpolated
+from duodec.backends.host import HostPrices
+from duodec.backends.testbeds import LatencyCurve, _Reader, num_rows
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
@@ -78,15 +80,10 @@ class StepTable:
 
     def seconds(self, num_tokens: int) -> float:
         """One forward pass over so many tokens."""
-        first, last = self.points[0], self.points[-1]
-        if num_tokens <= first[0]:
-            return first[1]
-        if num_tokens > last[0]:
-            before = self.points[-2] if len(self.points) > 1 else (0, 0.0)
-            slope = (last[1] - before[1]) / (last[0] - before[0])
-            return last[1] + max(0.0, slope) * (num_tokens - last[0])
-        tokens, seconds = zip(*self.points, strict=True)
-        return float(np.interp(num_tokens, tokens, seconds))
+        first = self.points[0]
+        if num_tokens > first[0] and len(self.points) == 1:
+            return first[1] * num_tokens / first[0]
+        return interpolated(self.points, num_tokens)
 
     def faster(self, speed: float) -> StepTable:
         """The table of a machine ``speed`` times as fast; `math.inf`: all is free."""
@@ -217,14 +214,22 @@ class SimulatedTarget:
     clock: VirtualClock
     candidates: Mapping[int, Candidates] = field(default_factory=dict)  # by position
     known: dict[Place, Candidates] = field(default_factory=dict)
+    host: HostPrices = field(default_factory=HostPrices)
     _reader: _Reader = field(default_factory=_Reader)
 
+    @property
+    def has_branches(self) -> bool:
+        """Whether it scores trees."""
+        return self.curve.shape.has_branches
+
     def score(self, queries: Sequence[Query]) -> list[Scores]:
-        self.clock.advance(
-            self.curve.seconds(
-                sum(len(query.draft) for query in queries), self._reader.num_new(queries)
-            )
-        )
+        shape, host = self.curve.shape, self.host
+        num_selected = sum(len(query.draft) > 0 for query in queries)
+        queries = [replace(query, draft=shape.cut(query.draft)) for query in queries]
+        rows = num_rows(queries)
+        num_copied = 0 if shape.draws_on_device else shape.num_computed(rows)
+        self.clock.advance(self.curve.seconds(rows, self._reader.num_new(queries)))
+        self.clock.advance(num_copied * host.copy + num_selected * host.selection)
         return [_SimulatedScores(self, query) for query in queries]
 
 
@@ -249,7 +254,13 @@ class _SimulatedScores:
     def num_rows(self) -> int:
         return len(self._query.draft) + 1
 
+    @property
+    def candidates_are_ready(self) -> bool:
+        """With the draws, on the device."""
+        return self._owner.curve.shape.draws_on_device
+
     def draw(self, row: int) -> Draw:
+        self._take(self._owner.host.draw)
         position, tail = self._places[row]
         if not tail and position < len(self._owner.recording):
             return Draw(int(self._owner.recording[position]), math.inf)
@@ -258,7 +269,13 @@ class _SimulatedScores:
     def distribution(self, row: int) -> Distribution:
         return self._all_rows().distribution(row)
 
+    def _take(self, seconds: float) -> None:
+        """Work of the host, unless the device does it."""
+        if not self.candidates_are_ready:
+            self._owner.clock.advance(seconds)
+
     def candidates(self, row: int) -> Candidates:
+        self._take(self._owner.host.candidates)
         owner, place = self._owner, self._places[row]
         found = None if place[1] else owner.candidates.get(place[0])
         found = owner.known.get(place) if found is None else found

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter, sleep
 
+from duodec.backends.curves import CostCurve
+from duodec.backends.shapes import TREE, Shape
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import (
@@ -42,19 +44,28 @@ def wait_until(deadline: float, clock: Callable[[], float] = perf_counter) -> No
 
 @dataclass(frozen=True)
 class LatencyCurve:
-    """Seconds of a forward pass: flat up to ``flat_tokens`` draft tokens, then proportional; and
+    """Seconds of a forward pass: by the rows that a backend of this shape computes, and
     ``prefill_s`` a token of the prompt."""
 
-    forward_s: float
-    flat_tokens: int = 80
+    forward: CostCurve
     prefill_s: float = 0.0
+    shape: Shape = TREE
 
-    def seconds(self, num_draft_tokens: int, num_new_tokens: int) -> float:
-        """One forward pass over so many draft tokens, after so many text tokens not read before."""
-        rows = 1 + num_draft_tokens
-        return self.forward_s * max(1.0, rows / (1 + self.flat_tokens)) + self.prefill_s * max(
+    @property
+    def forward_s(self) -> float:
+        """Of a forward pass of plain decoding."""
+        return self.shape.seconds(self.forward, 1)
+
+    def seconds(self, num_rows: int, num_new_tokens: int) -> float:
+        """One forward pass of so many rows, after so many text tokens not read before."""
+        return self.shape.seconds(self.forward, num_rows) + self.prefill_s * max(
             0, num_new_tokens - 1
         )
+
+
+def num_rows(queries: Sequence[Query]) -> int:
+    """Rows of a forward pass: one after each text, and one after each draft token."""
+    return sum(1 + len(query.draft) for query in queries)
 
 
 class _Reader:
@@ -97,9 +108,7 @@ class ReplayTarget:
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         start = perf_counter()
-        seconds = self.curve.seconds(
-            sum(len(query.draft) for query in queries), self._reader.num_new(queries)
-        )
+        seconds = self.curve.seconds(num_rows(queries), self._reader.num_new(queries))
         scores: list[Scores] = [
             ReplayScores(self.recording, query, self.candidates) for query in queries
         ]
@@ -173,10 +182,10 @@ class ReplayScores:
 
 @dataclass
 class PacedTarget:
-    """A real target whose forward passes take at least ``seconds``."""
+    """A real target whose forward passes take at least what ``curve`` says of their rows."""
 
     target: Target
-    seconds: float
+    curve: CostCurve
 
     @property
     def has_branches(self) -> bool:
@@ -187,9 +196,9 @@ class PacedTarget:
         return max_draft(self.target)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
-        start = perf_counter()
+        start, seconds = perf_counter(), self.curve.seconds(num_rows(queries))
         scores = self.target.score(queries)
-        return _Due(scores, max(perf_counter(), start + self.seconds))
+        return _Due(scores, max(perf_counter(), start + seconds))
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         return self.launch(queries).result()
@@ -214,9 +223,7 @@ class ClockedTarget:
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         start = perf_counter()
-        seconds = self.curve.seconds(
-            sum(len(query.draft) for query in queries), self._reader.num_new(queries)
-        )
+        seconds = self.curve.seconds(num_rows(queries), self._reader.num_new(queries))
         scores = [
             _DrawnScores.of(answer, query)
             for answer, query in zip(self.target.score(queries), queries, strict=True)

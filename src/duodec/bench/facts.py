@@ -47,6 +47,7 @@ def headline(results: Results) -> list[tuple[str, str]]:
         ("repeats", settings.get("repeats")),
         ("test bed", ", ".join(dict.fromkeys(g.test_bed for g in completions))),
         ("ms a forward pass", settings.get("replay_ms") or settings.get("simulate_ms")),
+        ("what these costs are", (settings.get("curve") or {}).get("origin")),
         ("ms of a draft step, by tokens", settings.get("draft_ms")),
         ("tokens a completion, at most", settings.get("max_tokens")),
         ("temperature", settings.get("temperature")),

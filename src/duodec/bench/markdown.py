@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from duodec.bench.measures import measure
+from duodec.bench.paper import claims
 from duodec.bench.results import Results
 from duodec.bench.sentences import cautions, verdict
 from duodec.bench.tables import LEGEND, UNITS, cost_table, markdown, paper_table, task_tables
@@ -17,6 +18,8 @@ def markdown_report(results: Results) -> str:
         parts += [f"## {measures.pair}", verdict(measures), markdown(paper_table(measures)), LEGEND]
         parts += map(markdown, task_tables(measures))
         parts.append(markdown(cost_table(measures, no_energy)))
+    if settings.get("paper"):
+        parts += ["## The paper's claims", "\n".join(f"- {line}" for line in claims(results))]
     parts += ["## Units", "\n".join(f"- {line}" for line in UNITS)]
     if warnings := cautions(results):
         parts += ["## Warnings", "\n".join(f"- {line}" for line in warnings)]

@@ -10,7 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from duodec.backends.curves import CostCurve
+from duodec.backends.host import HostPrices
+from duodec.backends.shapes import TREE, Shape
 from duodec.backends.simulated import StepTable
+from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.tasks import TASKS
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
@@ -49,14 +53,17 @@ class BenchPlan:
     limit: int | None = 5  # prompts a task
     max_tokens: int = 128
     repeats: int = 1
-    replay_ms: float | None = None
-    simulate_ms: float | None = None
+    replay_ms: float | str | None = None  # a number (flat), points, a published curve or a roofline
+    simulate_ms: float | str | None = None  # the same
     draft_ms: str | None = None  # a simulation's cost table; None: measured at the start
     draft_speed: float = 1.0  # by which a simulation divides these costs
+    simulate_as: str = TREE.name  # the shape of the target's forward pass in a simulation
+    host_us: str | None = None  # its prices of the host's work; None: measured at the start
     prefill_ms: float = 0.1  # a prompt token, in a replay or a simulation
     control: str | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     runs_code: bool = False
+    paper: str | None = None  # whose prompt formats and claims: see `duodec.bench.paper`
 
     def __post_init__(self) -> None:
         if self.sampling.seed is None:  # methods are compared on the same text
@@ -69,10 +76,12 @@ class BenchPlan:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise BadOption(f"{name.replace('_', '-')} is {value}; use {least} or more")
-        for name in ("replay_ms", "simulate_ms", "prefill_ms"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise BadOption(f"{name.replace('_', '-')} is {value}; use milliseconds, 0 or more")
+        if not 0 <= self.prefill_ms < math.inf:
+            raise BadOption(f"prefill-ms is {self.prefill_ms}; use milliseconds, 0 or more")
+        for name in ("replay_ms", "simulate_ms"):
+            if (value := getattr(self, name)) is not None:
+                curve = CostCurve.parse(value, name.replace("_", "-"))
+                object.__setattr__(self, name, _as_number(curve.text))
         if self.replay_ms is not None and self.simulate_ms is not None:
             raise BadOption("replay-ms and simulate-ms exclude each other; choose one")
         if not self.draft_speed > 0:
@@ -84,6 +93,7 @@ class BenchPlan:
                     "--simulate-ms"
                 )
             StepTable.parse(self.draft_ms)
+        self._check_simulation()
         if self.control not in (None, SHUFFLED):
             raise BadOption(f"unknown control '{self.control}'; the only one is {SHUFFLED}")
         if self.control and self.replay_ms is None:
@@ -91,6 +101,35 @@ class BenchPlan:
                 f"the control '{SHUFFLED}' replays a text that makes no sense; give a latency with "
                 "--replay-ms"
             )
+
+    def _check_simulation(self) -> None:
+        """Raises BadOption for what only a simulation has."""
+        if self.simulate_ms is None:
+            for name, value, usual in (
+                ("simulate-as", self.simulate_as, TREE.name),
+                ("host-us", self.host_us, None),
+            ):
+                if value != usual:
+                    raise BadOption(
+                        f"{name} is of a simulation; give its target's costs with --simulate-ms"
+                    )
+            return
+        Shape.parse(self.simulate_as, CostCurve.parse(self.simulate_ms))
+        if self.host_us is not None:
+            HostPrices.parse(self.host_us)
+
+    @property
+    def curve(self) -> CostCurve | None:
+        """What a forward pass of the target costs in a replay or a simulation."""
+        given = self.simulate_ms if self.replay_ms is None else self.replay_ms
+        return None if given is None else CostCurve.parse(given)
+
+    @property
+    def latency(self) -> LatencyCurve:
+        """The same, with prefill. Only for a replay or a simulation."""
+        curve = self.curve
+        assert curve is not None, "a bed needs a latency"
+        return LatencyCurve(curve, self.prefill_ms / 1e3, Shape.parse(self.simulate_as, curve))
 
     @property
     def entrants(self) -> list[Entrant]:
@@ -136,6 +175,7 @@ class BenchPlan:
             "started": started,
             "methods": [entrant.label for entrant in self.entrants],
             "baseline": self.baseline,
+            "paper": self.paper,
             "tasks": list(self.tasks),
             "targets": list(self.targets),
             "target_backend": config.target_backend,
@@ -149,8 +189,11 @@ class BenchPlan:
             "repeats": self.repeats,
             "replay_ms": self.replay_ms,
             "simulate_ms": self.simulate_ms,
+            "curve": self.curve.as_json() if self.curve else None,
             "draft_ms": self.draft_ms,
             "draft_speed": self.draft_speed,
+            "simulate_as": self.latency.shape.words if self.simulate_ms is not None else None,
+            "host_us": self.host_us,
             "prefill_ms": self.prefill_ms if self._is_stand_in else None,
             "control": self.control,
             "temperature": sampling.temperature,
@@ -173,27 +216,29 @@ class BenchPlan:
 
     @property
     def _is_stand_in(self) -> bool:
-        return self.replay_ms is not None or self.simulate_ms is not None
+        return self.curve is not None
 
     def notes(self) -> list[str]:
         """What a reader needs to know before any figure."""
         notes = []
-        if self.simulate_ms is not None:
+        curve = self.curve
+        if self.simulate_ms is not None and curve:
             note = (
-                f"Simulated: a forward pass of the target takes {self.simulate_ms:g} ms on a "
-                "virtual clock, one of the draft model the time in the cost table (draft_ms). Rows "
-                "and drafts are computed for real, nothing waits, and the work of the "
-                "decoding loop itself takes no time. The text is the target's own, recorded first."
+                f"Simulated: a forward pass of the target takes {curve.words} on a virtual clock, "
+                "one of the draft model the time in the cost table (draft_ms), and the host's work "
+                "on rows and drafts what it is priced (host_us). The target's passes are those of "
+                f"{self.latency.shape.words}. Rows and drafts are computed for real, and nothing "
+                "waits. The text is the target's own, recorded first."
             )
             if self.draft_speed != 1:
                 note += f" Draft steps take 1/{self.draft_speed:g} of the table."
             notes.append(note)
-        if self.replay_ms is not None:
+        if self.replay_ms is not None and curve:
             notes.append(
-                f"The target was replayed at {self.replay_ms:g} ms a forward pass: its plain text "
-                "was recorded first, and waiting stands in for its arithmetic. Drafts, the "
-                "drafter's process and all clocks are real; a replay enforces the text, so it "
-                "proves nothing about exactness."
+                f"The target was replayed at {curve.words} a forward pass: its plain text was "
+                "recorded first, and waiting stands in for its arithmetic. Drafts, the drafter's "
+                "process and all clocks are real; a replay enforces the text, so it proves nothing "
+                "about exactness."
             )
             clocked = [e.label for e in self.entrants if e.new().reads_off_path]
             if clocked:
@@ -201,9 +246,23 @@ class BenchPlan:
                     f"{', '.join(clocked)} read more than the text: they ran on a clocked target, "
                     "real forward passes whose time is replaced by the same latency."
                 )
+        if self.paper:
+            notes.append(
+                f"The paper's settings for {self.paper} (arXiv 2503.00784), with its prompt "
+                "formats. Its speculative sampling drafts in bf16 on the GPU; here every draft "
+                "model is on the CPU. Its gamma of DuoDecoding was typed in; here it is measured."
+            )
         if self.control:
             notes.append(
                 "Control: the recorded texts were shuffled before they were replayed. No figure "
                 "here says how fast anything is."
             )
         return notes
+
+
+def _as_number(text: str) -> float | str:
+    """A latency as the record has it: a flat one is a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text

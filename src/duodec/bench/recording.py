@@ -15,6 +15,11 @@ from duodec.drafting.recycling import NUM_CANDIDATES
 from duodec.errors import DuodecError
 from duodec.llm import LLM
 
+Turns = Sequence[tuple[str, str]]
+"""Earlier questions of a conversation with their completions."""
+Render = Callable[[Prompt, Turns, str], str]
+"""Writes the text of a prompt's next question, after earlier turns."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -65,17 +70,27 @@ def tokens_for(task: str, max_tokens: int) -> int:
 
 
 def record(
-    engine: LLM, prompts: Sequence[Prompt], sampling: SamplingParams, max_tokens: int
+    engine: LLM,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    max_tokens: int,
+    render: Render | None = None,
 ) -> Iterator[Conversation]:
-    """The plain completions, one conversation after another; each turn sees the earlier ones."""
+    """The plain completions, one conversation after another; each turn sees the earlier ones. The
+    model's chat template writes the prompts, unless ``render`` does."""
     for prompt in prompts:
         limit = tokens_for(prompt.task, max_tokens)
         messages: list[dict[str, str]] = []
+        earlier: list[tuple[str, str]] = []
         turns: list[Turn] = []
         try:
             for number, question in enumerate(prompt.turns, 1):
                 messages.append({"role": "user", "content": question})
-                tokens = engine.tokens_of(messages)
+                if render is None:
+                    tokens = engine.tokens_of(messages)
+                else:
+                    text = render(prompt, earlier, question)
+                    tokens = engine.tokenizer.tokenize(text, is_templated=True)
                 noting = _Noting(engine.target)
                 plain = replace(engine, target=noting, targets=None)
                 params = replace(sampling, max_tokens=limit)
@@ -84,6 +99,7 @@ def record(
                 seen = tuple(noting.candidates)
                 turns.append(Turn(number, tuple(tokens), last.tokens, last.text, limit, seen))
                 messages.append({"role": "assistant", "content": last.text})
+                earlier.append((question, last.text))
             yield Conversation(prompt, tuple(turns))
         except DuodecError as error:
             yield Conversation(prompt, error=str(error))

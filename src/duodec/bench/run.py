@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Bed, Stage, real_stage, replay_stage
 from duodec.bench.meters import EnergyMeter, resident_bytes
+from duodec.bench.paper import paper_named
 from duodec.bench.plan import SHUFFLED, BenchPlan, Entrant
 from duodec.bench.recording import Conversation, Turn, record, shuffled
 from duodec.bench.results import Generation, RoundTrace
@@ -96,11 +96,10 @@ class Runner:
             return simulated_stage(self.config, self.plan, needs_model=needs_model)
         if self.plan.replay_ms is None:
             return real_stage(self.config, sampling)
-        curve = LatencyCurve(self.plan.replay_ms / 1e3, prefill_s=self.plan.prefill_ms / 1e3)
         return replay_stage(
             self.config,
             sampling,
-            curve,
+            self.plan.latency,
             [entrant.new() for entrant in entrants],
             is_enforced=self.plan.control == SHUFFLED,
         )
@@ -108,8 +107,9 @@ class Runner:
     def _record(self, stage: Stage, prompts: Sequence[Prompt]) -> list[Conversation]:
         """The warm-up conversation, then one a prompt."""
         engine, plan = stage.recorder, self.plan
-        found = list(record(engine, [_WARM_UP], plan.sampling, _WARM_UP_TOKENS))
-        for conversation in record(engine, prompts, plan.sampling, plan.max_tokens):
+        render = paper_named(plan.paper).render if plan.paper else None
+        found = list(record(engine, [_WARM_UP], plan.sampling, _WARM_UP_TOKENS, render))
+        for conversation in record(engine, prompts, plan.sampling, plan.max_tokens, render):
             if plan.control == SHUFFLED:
                 conversation = shuffled(conversation, engine.tokenizer.is_end)
             found.append(conversation)

@@ -14,6 +14,8 @@ from time import perf_counter
 
 import numpy as np
 
+from duodec.backends.host import HostPrices
+from duodec.backends.host import measured as measured_host
 from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.simulated import (
     Place,
@@ -32,16 +34,21 @@ from duodec.bench.results import Generation, Results
 from duodec.bench.run import OnProgress, Runner
 from duodec.bench.scoring import score_text
 from duodec.bench.tasks import Prompt
+from duodec.core.candidates import Place as TreePlace
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Candidates, DraftModel, RowQuery, Target
 from duodec.drafts import recipe_for
+from duodec.llm import LLM
 from duodec.loading import load
 from duodec.machine.cores import CorePlan, available_cores
 from duodec.methods.method import Method
 from duodec.models import resolve
 from duodec.models.config import EngineConfig
+from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
+from duodec.planning.planner import Planner
+from duodec.planning.sources import TextMemory, TextSources, TreeSource
 
 _TABLE_TOKENS = (1, 2, 4, 8, 16, 32, 64)  # of the draft steps that are measured
 _TABLE_TEXT = 100  # tokens of context
@@ -57,6 +64,7 @@ class SimulatedBed:
     target: Target
     model: PricedModel | None
     curve: LatencyCurve
+    host: HostPrices = field(default_factory=HostPrices)
     known: dict[tuple[int, ...], dict[Place, Candidates]] = field(default_factory=dict)
     """Rows off the recorded texts, by the tokens of the text; of the latest turn only."""
     name: str = "simulated"
@@ -78,6 +86,7 @@ class SimulatedBed:
             clock,
             turn.candidates_by_position,
             self.known[key],
+            self.host,
         )
         engine = replace(self.parts, drafter=drafter).engine(target, costs, clock)
         return answered(engine, self.parts.sampling, method, turn, len(turn.answer))
@@ -92,8 +101,6 @@ class SimulatedBed:
 @contextmanager
 def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool) -> Iterator[Stage]:
     """A bed on virtual time, and an engine that records. The stage reports its cost table."""
-    assert plan.simulate_ms is not None, "a simulation needs a latency"
-    curve = LatencyCurve(plan.simulate_ms / 1e3, prefill_s=plan.prefill_ms / 1e3)
     with load(replace(config, draft=None)) as engine:
         vocabulary = engine.tokenizer
         cores = CorePlan.make(
@@ -113,8 +120,22 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
             table = StepTable.parse(plan.draft_ms) if plan.draft_ms else measured(innermost(loaded))
             model = PricedModel(loaded, table.faster(plan.draft_speed))
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
-        bed = SimulatedBed(parts, engine.target, model, curve)
-        yield Stage(engine, lambda method: bed, {"draft_ms": str(table)} if table else {})
+        host = HostPrices.parse(plan.host_us) if plan.host_us else _host(engine)
+        bed = SimulatedBed(parts, engine.target, model, plan.latency, host)
+        facts = {"host_us": str(host), **({"draft_ms": str(table)} if table else {})}
+        yield Stage(engine, lambda method: bed, facts)
+
+
+def _host(engine: LLM) -> HostPrices:
+    """The prices of the host's work on this machine."""
+    planner = Planner(Costs(), Acceptance())
+    texts, nothing = TextSources(TextMemory(), np.zeros(1, np.int32)), np.zeros(1, np.int32)
+
+    def select(place: TreePlace) -> object:
+        sources = [TreeSource(place.tree, planner.acceptance), *texts.sources(nothing)]
+        return planner.select(sources, Acceptance(), planner.num_tokens, 24)
+
+    return measured_host(engine.target, engine.tokenizer.num_vocab, select)
 
 
 def measured(model: DraftModel) -> StepTable:

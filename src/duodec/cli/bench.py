@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duodec.cli import options
+from duodec.cli.curves import CURVES
 from duodec.cli.output import say, say_dim
 from duodec.cli.progress import progress_bar
 from duodec.cli.report import check_installed, show_run
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from duodec.bench.plan import BenchPlan
     from duodec.bench.results import Results
 
-EPILOG = """
+EPILOG = f"""
 [bold]Examples[/bold]
 
 duodec bench --methods ar,sps,lookup --tasks qa,humaneval --limit 2
@@ -34,12 +35,18 @@ duodec bench --replay-ms 25 --max-tokens 96     a target of 25 ms a forward pass
 
 duodec bench --simulate-ms 25 --draft-ms 1:1.3,4:2.5,8:4.9     the same, without waiting
 
+duodec bench --simulate-ms mi50-27b-q8_0     forward passes that cost what was measured on a GPU
+
+duodec bench --paper vicuna-7b --data spec-bench     the DuoDecoding paper's evaluation
+
 duodec bench --data spec_bench --methods ar,ar     a control: 1.00 is within the interval
 
 duodec bench --resume --output bench-1     continue an interrupted run
 
 The folder holds results.json (raw times included), report.md and report.html; see also
 `duodec report`.
+
+{CURVES}
 
 [bold]Exit status[/bold]
 
@@ -55,6 +62,7 @@ _PANEL = "Benchmark"
 @options.derived
 def bench(
     *,
+    invocation: typer.Context,
     methods: Annotated[
         str,
         typer.Option(
@@ -65,6 +73,18 @@ def bench(
             rich_help_panel=_PANEL,
         ),
     ] = _ALL,
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            "--paper",
+            help="Measure what the DuoDecoding paper's scripts measure, as they do: llama-2-7b or "
+            "vicuna-7b. Sets methods, models, formats, threads, tokens and prompt formats; your "
+            "own options go before.",
+            metavar="NAME",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
     tasks: options.Tasks = _ALL,
     data: options.PromptFolder = None,
     limit: Annotated[
@@ -89,28 +109,30 @@ def bench(
         ),
     ] = 1,
     replay_ms: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             "--replay-ms",
-            help="Record the target's plain text, then replay it at this latency: a stand-in for "
-            "a target on other hardware.",
-            metavar="MS",
+            help="Record the target's plain text, then replay it at these costs of a forward pass: "
+            "a stand-in for a target on other hardware.",
+            metavar="CURVE",
             show_default=False,
             rich_help_panel=_PANEL,
         ),
     ] = None,
     simulate_ms: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             "--simulate-ms",
             help="The same on a virtual clock: real rows and drafts, without waiting, and "
             "all methods on equal terms.",
-            metavar="MS",
+            metavar="CURVE",
             show_default=False,
             rich_help_panel=_PANEL,
         ),
     ] = None,
     draft_ms: options.DraftCosts = None,
+    simulate_as: options.SimulateAs = "tree",
+    host_us: options.HostCosts = None,
     prefill_ms: Annotated[
         float,
         typer.Option(
@@ -201,14 +223,19 @@ def bench(
     Prompts are cold, methods take turns in an order that rotates, and every completion is compared
     with plain decoding. Raw times are kept.
     """
+    from duodec.bench.paper import SPEC_BENCH, paper_named, paper_plan, spec_bench
     from duodec.bench.plan import BenchPlan
     from duodec.bench.tasks import tasks_named
 
     check_installed()
     if resume and output is None:
         raise BadOption("--resume needs the folder to continue in; name it with --output")
+    if data is not None and str(data) == SPEC_BENCH and not data.exists():
+        data = spec_bench(offline=config.offline)
+    if paper is not None:
+        paper_named(paper)
     plan = BenchPlan(
-        methods=_methods(methods, config, target or []),
+        methods=("ar",) if paper else _methods(methods, config, target or []),
         targets=tuple(target or BenchPlan.targets),
         drafts=tuple(draft or BenchPlan.drafts),
         config=config,
@@ -220,17 +247,23 @@ def bench(
         replay_ms=replay_ms,
         simulate_ms=simulate_ms,
         draft_ms=draft_ms,
+        simulate_as=simulate_as,
+        host_us=host_us,
         prefill_ms=prefill_ms,
         control=control,
         sampling=sampling,
         runs_code=run_code,
     )
+    if paper is not None:
+        own = _methods(methods, config, target or []) if methods != _ALL else ("ar",)
+        plan = _with_datastore(paper_plan(paper, replace(plan, methods=own), _chosen(invocation)))
     folder = output or Path(datetime.now().strftime("bench-%Y%m%d-%H%M%S"))
     _measure(plan, folder, is_resumed=resume, is_quiet=quiet)
 
 
 def _measure(plan: BenchPlan, folder: Path, *, is_resumed: bool, is_quiet: bool) -> None:
     from duodec.bench.benchmark import PAGE, TABLES, benchmark
+    from duodec.bench.paper import claims
 
     command = shlex.join(["duodec", *sys.argv[1:]])
     try:
@@ -244,8 +277,33 @@ def _measure(plan: BenchPlan, folder: Path, *, is_resumed: bool, is_quiet: bool)
         raise typer.Exit(_INTERRUPTED) from None
     if not is_quiet:
         show_run(results)
+        for line in claims(results) if plan.paper else ():
+            say(line)
     say_dim(f"written to {folder}: results.json, {TABLES}, {PAGE}")
     _exit_status(results)
+
+
+_FIELDS = {"target": "targets", "draft": "drafts"}  # of the plan, where they differ
+
+
+def _chosen(invocation: typer.Context) -> frozenset[str]:
+    """Fields of the plan and its configuration that the user has set."""
+    sources = {name: invocation.get_parameter_source(name) for name in invocation.params}
+    return frozenset(
+        _FIELDS.get(name, name)
+        for name, source in sources.items()
+        if source is not None and source.name != "DEFAULT"
+    )
+
+
+def _with_datastore(plan: BenchPlan) -> BenchPlan:
+    """The plan, without `rest` where there is no datastore for its target."""
+    if not plan.needs_datastore:
+        return plan
+    if all(_has_datastore(replace(plan.config, target=target)) for target in plan.targets):
+        return plan
+    say_dim("without `rest`: no datastore is loaded; see `duodec datastore build`")
+    return replace(plan, methods=tuple(name for name in plan.methods if name != "rest"))
 
 
 def _exit_status(results: Results) -> None:

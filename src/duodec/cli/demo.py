@@ -12,6 +12,7 @@ from duodec.cli.closing import rate
 from duodec.cli.opening import open_engine
 from duodec.cli.output import AnswerWriter, put, say, say_dim, warn
 from duodec.core.sampling import SamplingParams
+from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.machine.busy import NOTABLE, OtherPrograms
 
@@ -29,19 +30,20 @@ duodec demo --pace 0.1 "Explain recursion with an example."
 PROMPT = "Write a Python function that reverses a list, and explain it."
 _INTERRUPTED, _DIFFERENT = 130, 3
 _WORTH = 1.1  # times plain decoding, below which a slower target shows more
-_PACE = 0.05
+_PACE = "0.05"
+_LEAST_PACE_S = 0.001
 _YOUR_OWN = 'duodec generate -m MODEL.gguf -md SMALL_MODEL_OF_ITS_FAMILY.gguf "Your question"'
 
 
 def demo(
     prompt: Annotated[str, typer.Argument(help="What to complete.")] = PROMPT,
     pace: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             "--pace",
-            min=0.001,
-            help="Least seconds of a forward pass of the target, to imitate a larger one; by "
-            "default real clocks, or 0.05 where drafts do not pay on this processor alone.",
+            help="Least seconds of a forward pass of the target, or a curve as in `duodec bench "
+            "--help`; by default real clocks, or 0.05 where drafts do not pay on this processor.",
+            metavar="SECONDS",
         ),
     ] = None,
     max_tokens: Annotated[
@@ -57,7 +59,7 @@ def demo(
     try:
         if pace is not None:
             _compare(prompt, max_tokens, pace)
-        elif _compare(prompt, max_tokens, 0.0) < _WORTH:
+        elif _compare(prompt, max_tokens, None) < _WORTH:
             say("")
             say_dim("on this processor alone drafts bring little; as for a larger model on a GPU:")
             _compare(prompt, max_tokens, _PACE)
@@ -67,14 +69,21 @@ def demo(
     say_dim(f"With your own model: {_YOUR_OWN}")
 
 
-def _compare(prompt: str, max_tokens: int, pace: float) -> float:
+def _compare(prompt: str, max_tokens: int, pace: str | None) -> float:
     """Decode plainly and with drafts, and print both and the result; the ratio of their speeds."""
     from duodec.models.config import EngineConfig
 
-    with open_engine(EngineConfig(pace=pace), on_warning=warn) as engine:
-        if pace:
+    config = EngineConfig(pace=pace) if pace else EngineConfig()
+    curve = config.pace_curve
+    if pace is not None and (curve is None or curve.forward_s < _LEAST_PACE_S):
+        raise BadOption(f"pace is {pace}; use {_LEAST_PACE_S} seconds or more")
+    with open_engine(config, on_warning=warn) as engine:
+        if curve is not None:
+            slowed = (
+                curve.words if isinstance(config.pace, str) else f"{curve.forward_s * 1e3:.0f} ms"
+            )
             say_dim(
-                f"SmolLM2 135M, slowed to {pace * 1e3:.0f} ms a forward pass: a stand-in for a "
+                f"SmolLM2 135M, slowed to {slowed} a forward pass: a stand-in for a "
                 "larger model on a GPU; this CPU drafts in parallel"
             )
         else:

@@ -156,7 +156,7 @@ def generate(
                     target=config.target,
                     draft=draft_name,
                     seed=sampling.seed,
-                    pace_s=config.pace,
+                    pace_s=engine.pace_s,
                 )
                 put(f"{line}\n")
             if not quiet:

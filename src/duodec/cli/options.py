@@ -92,6 +92,8 @@ def _option(
     kind: Any = field.kind
     if kind == _SEVERAL:
         kind, default = list[str] | None, list(default) or None
+    elif str in get_args(kind) and float in get_args(kind):  # a number, or a text that says more
+        kind, default = str, f"{default:g}"
     option = typer.Option(
         *field.flags,
         help=field.parameter.help.replace("[", "\\["),  # rich would read it as markup
@@ -210,6 +212,31 @@ DraftCosts = Annotated[
         help="Time of a forward pass of the draft model in a simulation, by its tokens: "
         "TOKENS:MS, comma-separated; measured at the start if absent.",
         metavar="1:1.3,4:2.5,...",
+        show_default=False,
+        rich_help_panel="Benchmark",
+    ),
+]
+
+SimulateAs = Annotated[
+    str,
+    typer.Option(
+        "--simulate-as",
+        help="The shape of the target's forward pass in a simulation: tree (up to 80 tokens, as "
+        "many rows), chain (the same, without branches), torch (trees, 32 rows a pass), llama.cpp "
+        "(on a device: what it chooses for these costs, chains in passes of one number of rows, or "
+        "trees); torch:64 and llama.cpp:8 say the rows.",
+        metavar="NAME",
+        rich_help_panel="Benchmark",
+    ),
+]
+HostCosts = Annotated[
+    str | None,
+    typer.Option(
+        "--host-us",
+        help="Microseconds of the host's work in a simulation: of a row copied from the device, "
+        "drawn from, searched for its likeliest tokens, and of a draft selected; 0: none. Measured "
+        "at the start if absent.",
+        metavar="copy:8,draw:120,candidates:60,selection:40",
         show_default=False,
         rich_help_panel="Benchmark",
     ),

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import typer
 
 from duodec.cli import options
+from duodec.cli.curves import CURVES
 from duodec.cli.progress import progress_bar
 from duodec.cli.report import check_installed, show_run
 from duodec.core.sampling import SamplingParams
-from duodec.errors import BadOption
 from duodec.models.config import EngineConfig
 
-EPILOG = """
+EPILOG = f"""
 [bold]Examples[/bold]
 
 duodec plan --target-ms 20     a target of 20 ms a forward pass, the draft on this machine
+
+duodec plan --target-ms rtx3090-8b-q4_0     forward passes that cost what was measured on a GPU
 
 duodec plan --target-ms 20 --draft-speed inf     the most that any CPU could give
 
@@ -28,6 +29,8 @@ duodec plan --target-ms 20 --draft-ms 1:0.8,4:1.4,8:2.7     another machine's dr
 The target of --target provides text and rows: how often a draft is right depends on them. Drafts
 are computed for real, but time passes on a virtual clock, from the cost tables: `duodec bench
 --simulate-ms` is the same simulation with a report.
+
+{CURVES}
 """
 
 _PANEL = "Plan"
@@ -37,11 +40,11 @@ _PANEL = "Plan"
 def plan(
     *,
     target_ms: Annotated[
-        float,
+        str,
         typer.Option(
             "--target-ms",
             help="Time of a forward pass of the target there.",
-            metavar="MS",
+            metavar="CURVE",
             rich_help_panel=_PANEL,
         ),
     ],
@@ -72,6 +75,8 @@ def plan(
         ),
     ] = 96,
     draft_ms: options.DraftCosts = None,
+    simulate_as: options.SimulateAs = "tree",
+    host_us: options.HostCosts = None,
     draft_speed: Annotated[
         float,
         typer.Option(
@@ -98,13 +103,13 @@ def plan(
     sampling: Annotated[SamplingParams, options.Options(only=("temperature",))],
 ) -> None:
     """Forecast the speed of methods for a target of a given latency."""
+    from duodec.backends.curves import CostCurve
     from duodec.bench.plan import BenchPlan
     from duodec.bench.simulation import simulate
     from duodec.bench.tasks import read_prompts, tasks_named
 
     check_installed()
-    if not 0 <= target_ms < math.inf:
-        raise BadOption(f"--target-ms is {target_ms}; use milliseconds, 0 or more")
+    CostCurve.parse(target_ms, "target-ms")
     asked = BenchPlan(
         methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
         targets=(config.target,),
@@ -116,6 +121,8 @@ def plan(
         max_tokens=max_tokens,
         simulate_ms=target_ms,
         draft_ms=draft_ms,
+        simulate_as=simulate_as,
+        host_us=host_us,
         draft_speed=draft_speed,
         prefill_ms=prefill_ms,
         sampling=sampling,

@@ -55,10 +55,9 @@ class Field:
 
     @property
     def number(self) -> type | None:
-        """int or float, where it holds a number or None."""
-        return next(
-            (kind for kind in (int, float) if kind in (self.kind, *get_args(self.kind))), None
-        )
+        """int or float, where it holds a number or None, and no text."""
+        kinds = (self.kind, *get_args(self.kind))
+        return None if str in kinds else next((k for k in (int, float) if k in kinds), None)
 
     @property
     def is_optional(self) -> bool:

@@ -9,8 +9,11 @@ from duodec.methods.stream import Stream
 from duodec.planning.governor import Governor, Sources
 
 _FIRST_PROBE = 2  # rounds of drafting before the first one of plain decoding
-_HOPELESS = 0.5  # of plain decoding's rate: two rounds show it
 _FIRST_REST = 4  # rounds before a draft model is tried that takes the target's cores
+_TRIAL = 24  # rounds, of which few may have had a draft
+_HOPELESS = 0.6  # of plain decoding's rate: two rounds show it
+_MARGIN = 0.97  # of plain decoding's rate: what drafts nothing may take a moment longer
+_ALLOWANCE = 1.0  # rounds of plain decoding that drafts may lose before they have gained any
 _PAUSE_PER_LOST = 24  # rounds: trials take 4% of the time, even where drafts cost several rounds
 
 
@@ -33,8 +36,11 @@ class Auto(Stream):
             self.governors[key] = Governor(
                 allowed,
                 first_probe=_FIRST_PROBE,
+                trial=_TRIAL,
                 hopeless=_HOPELESS,
+                margin=_MARGIN,
                 pause_per_lost=_PAUSE_PER_LOST,
                 first_rests={Sources.ALL: _FIRST_REST} if request.takes_turns else {},
+                allowance=_ALLOWANCE,
             )
         return self.governors[key]

@@ -59,7 +59,8 @@ def streaming(
     When the target is free it takes the likeliest candidates of that tree and of all other
     sources. The verdict moves the root: what lies under it survives, on both sides. Where little
     is left, the target waits for draft steps as long as they bring tokens faster than decoding
-    does. ``governor`` says, round by round, which sources take part.
+    does. ``governor`` says, round by round, which sources take part. Nothing is scored before it
+    is known what plain decoding costs.
     """
     offers = Offers(request, planner, plan, texts)
     begin_s = request.now()
@@ -67,11 +68,14 @@ def streaming(
         most = request.costs.sources()
         can_pay = offers.can_pay and most != Sources.NONE
         sources = governor.sources(most) if can_pay else Sources.NONE
-        # on shared cores the drafter prefills the prompt after the first token
-        is_early = request.shares_cores and not request.num_rounds
-        offers.draft_with_model(sources == Sources.ALL and not is_early)
+        planner.allowance = governor.allowance
+        is_early = not request.num_rounds or not request.costs.knows_plain
+        # on shared cores the drafter prefills the prompt after that, and slows nothing before
+        offers.draft_with_model(sources == Sources.ALL and not (is_early and request.shares_cores))
+        if is_early:
+            sources = Sources.NONE
         offer = Offer()
-        if request.num_rounds and sources != Sources.NONE:
+        if sources != Sources.NONE:
             offer = yield from offers.best()
         offers.launch(offer)
         draft = offer.draft

@@ -22,7 +22,7 @@ from duodec.drafting.growth import Tree
 from duodec.drafting.recycling import MAX_ORDER
 from duodec.drafting.turns import InTurns
 from duodec.methods.request import PATIENCE, Need, Request
-from duodec.planning.planner import Planner, best_width
+from duodec.planning.planner import Planner
 from duodec.planning.selection import Selection, Source
 from duodec.planning.sources import Lesson, TextSources, TreeSource
 
@@ -136,7 +136,7 @@ class Offers:
         own = TreeSource(place.tree, planner.acceptance, place.node)
         agreement, width = self._texts.memory.agreement, self._request.max_width
         selection = planner.select([own, *others], agreement, width, remaining - 1)
-        num_tokens = best_width(selection.values, planner.costs)
+        num_tokens = planner.width(selection)
         return Offer(selection.draft(num_tokens), selection, others)
 
     # --- while the target computes
@@ -159,6 +159,8 @@ class Offers:
         planner = self._planner
         if offer.selection is not None:  # first: its sources say what they have learned
             planner.learn(offer.selection, tokens)
+            if num := len(offer.draft):
+                planner.observe_promise(sum(offer.selection.values[:num]), len(tokens) - 1)
         planner.acceptance.learn(place.tree, tokens, place.node)
         self._texts.learn(lessons)
         self.can_pay = self._can_pay()

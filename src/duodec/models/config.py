@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
 from duodec.backends import grammar_trial
+from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.window import DEFAULT_WINDOW, LEAST_WINDOW
 from duodec.backends.llamacpp.caches import CACHE_TYPES
 from duodec.core.parameters import Parameter, check, shown, whole
@@ -89,9 +91,11 @@ class EngineConfig:
         ),
     ] = False
     pace: Annotated[
-        float,
+        float | str,
         Parameter(
-            "Least time of a forward pass of the target, to imitate a slower or larger model.",
+            "Least time of a forward pass of the target, to imitate a slower or larger model: "
+            "seconds, or a curve as in `duodec bench --help` (milliseconds by rows, a published "
+            "one's name, or a roofline).",
             "Decoding",
             metavar="SECONDS",
             ge=0,
@@ -263,10 +267,13 @@ class EngineConfig:
     num_slots: int = 1  # requests that share forward passes; --parallel of serve
 
     def __post_init__(self) -> None:
+        with suppress(ValueError, TypeError):  # the command line gives a text
+            object.__setattr__(self, "pace", float(self.pace))
         check(self)
         object.__setattr__(self, "num_slots", whole("num_slots", self.num_slots))
         if self.num_slots < 1:
             raise BadOption(f"num_slots is {shown(self.num_slots)}; use 1 or more")
+        _ = self.pace_curve
         if self.exact and self.fast:
             raise BadOption("exact and fast exclude each other; choose one")
         if not _DEVICE.fullmatch(self.device):
@@ -283,6 +290,13 @@ class EngineConfig:
                     f"{num_cores} cores: more threads than cores slow each other down tenfold; "
                     f"use {num_cores} or less"
                 )
+
+    @property
+    def pace_curve(self) -> CostCurve | None:
+        """What a forward pass of the target takes at least; None if it is not slowed."""
+        if isinstance(self.pace, str):
+            return CostCurve.parse(self.pace, "pace")
+        return CostCurve.constant(self.pace) if self.pace else None
 
     @property
     def dtype_name(self) -> str:

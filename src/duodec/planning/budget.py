@@ -131,10 +131,14 @@ class BatchBudget:
         self._rows.pop(slot, None)
         self._targets.pop(slot, None)
 
+    def has_company(self, slot: int) -> bool:
+        """Whether other slots are active."""
+        return bool(self._rows.keys() - {slot})
+
     def turn(self, slot: int) -> float:
         """How much longer the drafter's next step takes for a slot: infinite while other slots are
         active. Their forward pass does not wait, and missing it costs more than a step gains."""
-        return math.inf if self._rows.keys() - {slot} else 1.0
+        return math.inf if self.has_company(slot) else 1.0
 
     def patience_s(self) -> float:
         """How long a forward pass waits for requests that are not ready yet."""
@@ -208,6 +212,11 @@ class _SlotCosts(Costs):
     @property
     def is_measured(self) -> bool:
         return self._budget.alone(self._slot).is_measured
+
+    @property
+    def knows_plain(self) -> bool:  # a batch tries few drafts at first, whatever is known
+        alone = self._budget.alone(self._slot)
+        return self._budget.has_company(self._slot) or alone.knows_plain
 
     def soonest_s(self, num_tokens: int) -> float:
         return self._budget.alone(self._slot).soonest_s(num_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from duodec.core.round import median
@@ -15,9 +15,14 @@ _WINDOW = 32  # rounds remembered
 _UNKNOWN_DRAFT_S = 0.3  # expected before the first measurement
 _UNKNOWN_BUDGET = 4
 _UNKNOWN_FORWARD_S = 0.03
-_FIRST_BUCKET = 3  # widths up to 7 are tried before anything is known
+_FIRST_TOKENS = 7  # tried where nothing is known at all
 _FEWEST = 3  # forward passes that make a median
-_STEEPEST = 2.2
+_PLAIN = 2  # forward passes without a draft, before the first with one
+_STEEPEST, _STEP = 1.14, 1.75  # one slow pass: T(n) grows as n ** 1.14 at most, or by a step
+_LEAP = 8  # passes with drafts, then a wider one may be tried as if it cost no more
+_PLATEAU = 1.15  # it did not cost much more
+_MAX_LEAP = 1024
+_STALE = 512  # passes, all widths together, after which a width is measured anew
 _UNKNOWN_STEP_S = 0.003
 
 
@@ -27,6 +32,7 @@ class _Recent:
     def __init__(self) -> None:
         self._values = deque[float](maxlen=_WINDOW)
         self._median: float | None = None
+        self.last = 0  # number of the latest one, among all of its kind
 
     def __len__(self) -> int:
         return len(self._values)
@@ -55,47 +61,67 @@ class Costs:
     _step_s: _Recent = field(default_factory=_Recent)
     _step_leaves: _Recent = field(default_factory=_Recent)
     _root_s: _Recent = field(default_factory=_Recent)
-    _by_width: dict[int, _Recent] = field(default_factory=dict)
-    _expected: dict[int, float] = field(default_factory=dict)  # by width, until observed anew
-    _curve: list[float] = field(default_factory=list)  # the same by number of draft tokens
+    _by_width: dict[int, _Recent] = field(default_factory=dict)  # by number of draft tokens
+    _curve: list[float] = field(default_factory=list)  # the same, expected
+    _leap: _Leap = field(default_factory=lambda: _Leap())
 
     def of_another_target(self) -> Costs:
         """Costs with the same draft model, of a target whose forward passes are not measured."""
-        return replace(self, _forward_s=_Recent(), _by_width={}, _expected={}, _curve=[])
+        return replace(self, _forward_s=_Recent(), _by_width={}, _curve=[], _leap=_Leap())
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
         """Add a target's forward pass over so many draft tokens, without prefill."""
         self._forward_s.observe(seconds)
-        self._by_width.setdefault(_bucket(num_tokens), _Recent()).observe(seconds)
-        self._expected.clear()
+        self._leap.observe(num_tokens, seconds, self._known())
+        known = self._by_width.setdefault(num_tokens, _Recent())
+        known.observe(seconds)
+        known.last = self._leap.num_passes
         self._curve.clear()
 
     def curve(self, num_tokens: int) -> Sequence[float]:
         """`forward_s` of 0, 1, ... draft tokens, up to ``num_tokens`` at least."""
-        curve = self._curve
-        if len(curve) <= num_tokens:
-            curve += [self.forward_s(num) for num in range(len(curve), num_tokens + 1)]
-        return curve
+        if len(self._curve) <= num_tokens:
+            self._curve[:] = self._expected(num_tokens)
+        return self._curve
 
     def forward_s(self, num_tokens: int) -> float:
-        """Expected seconds of a forward pass over so many draft tokens: T(n). Interpolated between
-        measured widths. Twice the largest measured width is expected to cost no more than that one,
-        a larger one to cost too much to try."""
-        bucket = _bucket(num_tokens)
-        if bucket not in self._expected:
-            self._expected[bucket] = self._interpolated_s(bucket)
-        return self._expected[bucket]
+        """Expected seconds of a forward pass over so many draft tokens: T(n).
+
+        Between measured widths it is linear. Beyond the widest, it goes on with the slope known so
+        far; more than twice as many rows are expected to cost too much to try: as long as a pass
+        costs no more than its halves, one that is tried costs no more than two of the widest.
+        """
+        seconds: float = self.curve(num_tokens)[num_tokens]
+        return seconds
+
+    def worst_s(self, num_tokens: int) -> float:
+        """The most that a forward pass is expected to take: of a width beyond those measured, as
+        long as two of the widest."""
+        expected_s = self.forward_s(num_tokens)
+        widest = max(self._by_width, default=num_tokens)
+        return expected_s if num_tokens <= widest else max(expected_s, 2 * self.forward_s(widest))
+
+    def row_s(self, num_tokens: int) -> float:
+        """Expected seconds of one more draft token than so many."""
+        more_s = self.forward_s(num_tokens + 1)
+        return more_s - self.forward_s(num_tokens) if math.isfinite(more_s) else self._slope_s
 
     @property
     def is_measured(self) -> bool:
         """Some forward pass was."""
         return bool(self._forward_s)
 
+    @property
+    def knows_plain(self) -> bool:
+        """T(0) was measured: before that, nothing says whether a draft pays."""
+        return len(self._by_width.get(0, ())) >= _PLAIN
+
     def soonest_s(self, num_tokens: int) -> float:
         """The shortest of the latest forward passes over about so many draft tokens; 0 before
         there was one."""
-        known = self._by_width.get(_bucket(num_tokens))
-        return 0.0 if known is None else known.least
+        about = num_tokens.bit_length()  # 0, 1, 2 to 3, 4 to 7, ...
+        found = [own.least for n, own in self._by_width.items() if n.bit_length() == about]
+        return min(found, default=0.0)
 
     def sources(self) -> Sources:
         """The most sources allowed; other requests at the same target can limit them."""
@@ -105,30 +131,72 @@ class Costs:
         """Draft tokens that the next forward pass may score, as far as costs are known."""
         return sys.maxsize
 
-    def _interpolated_s(self, bucket: int) -> float:
-        known = sorted(self._by_width)
-        if bucket > (known[-1] + 1 if known else _FIRST_BUCKET):
-            return math.inf
-        if not known:
-            return _UNKNOWN_FORWARD_S
-        below = [k for k in known if k <= bucket]
-        above = [k for k in known if k >= bucket]
-        if not below or not above:
-            return self._width_s((below or above)[-1 if below else 0], known)
-        low, high = below[-1], above[0]
-        low_s, high_s = self._width_s(low, known), self._width_s(high, known)
-        part = (bucket - low) / (high - low) if high > low else 0.0
-        return low_s + part * max(0.0, high_s - low_s)
+    def _num_passes(self, widths: Iterable[int]) -> int:
+        return sum(len(self._by_width.get(width, ())) for width in widths)
 
-    def _width_s(self, bucket: int, known: list[int]) -> float:
-        """The median of a width. One slow pass says little: as long as there are few, twice the
-        width is expected to cost little more than twice as much."""
-        seconds = self._by_width[bucket]
-        own_s = seconds.median
-        below = [k for k in known if k < bucket]
-        if len(seconds) >= _FEWEST or not below:
-            return own_s
-        return min(own_s, self._width_s(below[-1], known) * _STEEPEST ** (bucket - below[-1]))
+    def _known(self) -> list[tuple[int, float]]:
+        """What measured widths cost, by width; it never falls."""
+        newest = self._leap.num_passes - _STALE
+        pooled: list[tuple[int, float, float]] = []  # the last width of a pool, its cost and weight
+        found: list[tuple[int, float]] = []
+        for width in sorted(self._by_width):
+            own = self._by_width[width]
+            if width and own.last < newest:
+                continue
+            seconds, weight = self._width_s(width, own, pooled), float(len(own))
+            while pooled and pooled[-1][1] > seconds:  # noise: more rows seem to cost less
+                _, other_s, other = pooled.pop()
+                seconds = (seconds * weight + other_s * other) / (weight + other)
+                weight += other
+            pooled.append((width, seconds, weight))
+            found.append((width, 0.0))
+        costs = iter(pooled)
+        end, seconds, _ = next(costs, (-1, 0.0, 0.0))
+        for i, (width, _) in enumerate(found):
+            if width > end:
+                end, seconds, _ = next(costs)
+            found[i] = width, seconds
+        return found
+
+    def _width_s(
+        self, width: int, own: _Recent, below: Sequence[tuple[int, float, float]]
+    ) -> float:
+        """The median of a width. One slow pass says little: as long as there are few, T is expected
+        to grow by a step, or little faster than the rows."""
+        if len(own) >= _FEWEST or not below:
+            return own.median
+        narrower, narrower_s, _ = below[-1]
+        growth = max(_STEP, ((1 + width) / (1 + narrower)) ** _STEEPEST)
+        capped: float = min(own.median, narrower_s * growth)
+        return capped
+
+    @property
+    def _slope_s(self) -> float:
+        """Seconds of one more draft token beyond what is known: on average so far, or as lately, in
+        the wider half."""
+        known = self._known()
+        if len(known) < 2:
+            return 0.0
+        (first, first_s), (last, last_s) = known[0], known[-1]
+        half, half_s = next((w, s) for w, s in reversed(known) if 2 * w <= last or w == first)
+        return max((last_s - first_s) / (last - first), (last_s - half_s) / (last - half))
+
+    def _expected(self, num_tokens: int) -> list[float]:
+        """The curve, up to ``num_tokens`` at least."""
+        known = self._known()
+        if not known:
+            unknown = [_UNKNOWN_FORWARD_S] * (_FIRST_TOKENS + 1)
+            return unknown + [math.inf] * (num_tokens - _FIRST_TOKENS)
+        (low, low_s), (last, last_s) = known[0], known[-1]
+        curve = [low_s] * (low + 1)
+        for width, seconds in known[1:]:
+            slope = (seconds - low_s) / (width - low)
+            curve += [low_s + slope * (n - low) for n in range(low + 1, width + 1)]
+            low, low_s = width, seconds
+        slope = 0.0 if self._leap.is_due else self._slope_s
+        widest = max(1, 2 * last + 1)  # twice as many rows
+        curve += [last_s + slope * (n - last) for n in range(last + 1, widest + 1)]
+        return curve + [math.inf] * (num_tokens + 1 - len(curve))
 
     def observe_step(self, seconds: float, num_leaves: float = 1.0) -> None:
         """Add a forward pass of the draft model that deepened a tree, at so many leaves."""
@@ -171,6 +239,28 @@ class Costs:
         return num_tokens * self._token_s.median
 
 
-def _bucket(num_tokens: int) -> int:
-    """The bucket of a width: 0, 1, 2 to 3, 4 to 7, 8 to 15, ..."""
-    return num_tokens.bit_length()
+class _Leap:
+    """When a forward pass wider than any before may be tried as if it cost no more: behind a step
+    there may be a plateau, which no slope foretells."""
+
+    def __init__(self) -> None:
+        self.num_passes = 0
+        self._num_drafted = 0  # of them, with drafts: where none pays, none is wide enough
+        self._due = _LEAP
+        self._pause = _LEAP
+
+    @property
+    def is_due(self) -> bool:
+        return self._num_drafted >= self._due
+
+    def observe(self, num_tokens: int, seconds: float, known: Sequence[tuple[int, float]]) -> None:
+        """Add a forward pass; ``known`` is what widths cost before it."""
+        was_due = self.is_due
+        self.num_passes += 1
+        self._num_drafted += num_tokens > 0
+        if not known or num_tokens <= known[-1][0]:
+            return
+        if was_due:
+            is_dear = seconds > _PLATEAU * known[-1][1]
+            self._pause = min(2 * self._pause, _MAX_LEAP) if is_dear else _LEAP
+        self._due = self._num_drafted + (self._pause if seconds > known[-1][1] * _PLATEAU else 0)

@@ -7,6 +7,7 @@ what did not pay is retried after a pause that grows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -21,6 +22,9 @@ _SOONEST = 2  # rounds of a trial
 # plain decoding, since long rounds make a probe cheap and the machine may have changed meanwhile
 _FIRST_PROBE, _PROBE_EVERY = 4, 48
 _FIRST_PAUSE, _MAX_PAUSE = 32, 512  # rounds before what did not pay is retried
+_MAX_ALLOWANCE = 16.0  # of what was gained, in rounds of plain decoding
+_RUINED = -0.2  # of the allowance: nothing is drafted
+_REGROWTH = 0.02  # of the allowance, with each round
 
 
 class Sources(IntEnum):
@@ -40,6 +44,9 @@ class Governor:
     rounds for each round of plain decoding that it has cost. ``probes``, simpler choices, are
     measured in turn, each first after ``first_probe`` rounds of drafting, for a single round
     each.
+
+    Drafts may lose ``allowance`` rounds of plain decoding on balance: what they gain adds to it,
+    and it grows back slowly. Without it they rest.
     """
 
     allowed: Sequence[Sources]
@@ -51,6 +58,7 @@ class Governor:
     hopeless: float = 0.0
     backoff: int = 2
     pause_per_lost: int = 0
+    allowance: float = math.inf
     _rates: dict[Sources, Rate] = field(default_factory=dict)
     _pause: dict[Sources, int] = field(default_factory=dict)  # the next rest, in rounds
     _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of the rest
@@ -60,6 +68,7 @@ class Governor:
     _num_probes: int = 0
 
     def __post_init__(self) -> None:
+        self._least = self.allowance  # grows back to this
         self._rest = self._rest or {s: self.first_rests.get(s, 0) for s in self.allowed}
 
     def anew(self) -> Governor:
@@ -72,7 +81,7 @@ class Governor:
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:
         """The sources for the next round, at most ``most``."""
-        best = self._best(most)
+        best = self._best(most) if self.allowance > _RUINED else Sources.NONE
         if best == Sources.NONE:  # the path of plain decoding is short
             return best
         probes = [s for s in self.probes if s < best and not self._rest.get(s)]
@@ -97,6 +106,10 @@ class Governor:
         if is_plain:
             self._plain.fade = rate.fade
             self._plain.observe(1, seconds)
+            gained = 0.0
+        else:
+            gained = num_tokens - seconds * self._plain.value if self._plain.num_rounds else 0.0
+        self.allowance = self._allowance_after(gained)
         if is_probe:
             self._num_probes += self._since_probe > 0
             self._since_probe = 0.0
@@ -105,6 +118,13 @@ class Governor:
         self._trial[sources] = self._trial.get(sources, 0) + 1
         if self._trial[sources] >= min(_SOONEST, self.trial):
             self._judge(sources)
+
+    def _allowance_after(self, gained: float) -> float:
+        """What may be lost after a round that gained so many rounds of plain decoding."""
+        left = self.allowance
+        if left < self._least:
+            left = min(self._least, left + _REGROWTH)
+        return min(left + gained, max(left, _MAX_ALLOWANCE))
 
     def _best(self, most: Sources) -> Sources:
         best = Sources.NONE

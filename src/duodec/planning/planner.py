@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,9 @@ _HANDOVER_S = 3e-4  # from one process to the other: measured 0.2 ms
 _NO_TREE = 0.25  # likelihood that counts for a tree of one token, where little else is known
 _FADE = 0.9  # of earlier rounds in the running rate
 _SLOW_FADE = 0.98
+_CAUTION = 0.35  # more that a draft must promise for each forward pass lost
+_BET = 0.25  # of the tokens that a draft promises, in forward passes
+_PRIOR_TRUST = 2.0  # tokens that count as promised and come
 
 
 @dataclass
@@ -29,7 +33,9 @@ class Planner:
     num_tokens: int = 80  # draft tokens in a forward pass at most
     patience: float = 1.75  # how much faster than decoding a wait must yield tokens
     has_branches: bool = True  # the target scores trees; otherwise chains
+    allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
     _rate: Rate = field(default_factory=lambda: Rate(_FADE))
+    _promises: Rate = field(default_factory=lambda: Rate(_FADE, _PRIOR_TRUST, _PRIOR_TRUST))
     _without_draft: Rate = field(default_factory=lambda: Rate(_SLOW_FADE, 3.0, 6.0))
 
     def select(
@@ -57,8 +63,9 @@ class Planner:
         if not (self._rate.value or self.costs.is_measured):
             return False  # it may be that the target needs no time at all
         rate = self._rate.value or 1 / max(_TICK_S, self.costs.forward_s(0))
-        least = self.patience * rate * self.step_s(place)
-        coverage = self.acceptance.coverage
+        row_s = self.costs.row_s(self.width(selection))  # to score what it brings
+        least = self._caution * rate * (self.patience * self.step_s(place) + row_s)
+        coverage = self.trust * self.acceptance.coverage
         if not place.is_expanded:
             reach = selection.reach  # what the others' trees are like, where they are right
             further = max(1.0, (sum(selection.values) + _NO_TREE) / (reach + _NO_TREE))
@@ -87,18 +94,50 @@ class Planner:
         if selection.num_labelled:
             self._without_draft.observe(selection.num_without_draft, selection.num_labelled)
 
+    @property
+    def _caution(self) -> float:
+        """How much more a draft must promise than what it costs."""
+        return _caution(self.allowance)
+
+    @property
+    def trust(self) -> float:
+        """The share of the expected draft tokens that were accepted lately, 1 at most."""
+        return min(1.0, self._promises.value)
+
+    def observe_promise(self, expected: float, num_accepted: int) -> None:
+        """Add a draft that was scored: the values of its tokens together, and what came of it."""
+        self._promises.observe(num_accepted, expected)
+
+    def width(self, selection: Selection) -> int:
+        """How many of the selected tokens to score."""
+        return best_width(selection.values, self.costs, self.trust, self.allowance)
+
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Add a round, timed from the end of the previous one."""
         self._rate.observe(num_tokens, seconds)
 
 
-def best_width(values: Sequence[float], costs: Costs) -> int:
-    """How many draft tokens of these values, highest first, yield the most tokens a second."""
+def best_width(
+    values: Sequence[float], costs: Costs, trust: float = 1.0, allowance: float = math.inf
+) -> int:
+    """How many draft tokens of these values, highest first, yield the most tokens a second.
+
+    ``trust`` is the share of what values promised that came true. ``allowance`` is what may be
+    lost, in forward passes without a draft: the less is left, the more a draft must promise, and
+    the less it may cost beyond a quarter of what it promises.
+    """
     seconds = costs.curve(len(values))
-    best, num_best, expected = 1 / max(_TICK_S, seconds[0]), 0, 1.0
+    plain_s = max(_TICK_S, seconds[0])
+    best, num_best, promised = _caution(allowance) / plain_s, 0, 0.0
     for num, value in enumerate(values, 1):
-        expected += value
-        rate = expected / (seconds[num] or _TICK_S)
+        promised += trust * value
+        if costs.worst_s(num) > plain_s * (1.0 + max(0.0, allowance) + _BET * promised):
+            continue
+        rate = (1.0 + promised) / (seconds[num] or _TICK_S)
         if rate > best:
             best, num_best = rate, num
     return num_best
+
+
+def _caution(allowance: float) -> float:
+    return 1.0 + _CAUTION * max(0.0, 1.0 - allowance)

@@ -19,6 +19,7 @@ import pytest
 from fakes.decoding import FakeDatastore
 
 from duodec import LLM, Delta, Finished, Grammar, SamplingParams
+from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.drafter.window import NUM_FIRST
 from duodec.backends.llamacpp import library
@@ -426,7 +427,9 @@ def test_a_long_prompt_is_drafted_for_from_its_end_and_changes_nothing(engine: L
     plain = answer(engine, prompt, "ar", n=32)
     assert plain.stats.num_prompt_tokens > 900
     # at a pace, so that a draft pays however busy the machine is
-    paced = replace(engine, target=PacedTarget(engine.target, 0.05), costs=Costs())
+    paced = replace(
+        engine, target=PacedTarget(engine.target, CostCurve.constant(0.05)), costs=Costs()
+    )
     for method in ("duo", "pearl", "sps", "stream"):
         ours = answer(paced, prompt, method, n=32)
         assert ours.tokens == plain.tokens
