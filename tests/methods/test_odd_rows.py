@@ -10,6 +10,7 @@ import pytest
 from fakes.decoding import PROMPT, Letters, decode, known_texts, plain_text
 from fakes.targets import Chains
 
+from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import ClockedTarget, LatencyCurve
 from duodec.core.draft import Draft
@@ -75,7 +76,7 @@ def test_they_teach_nothing_to_the_next_request_either(method: str) -> None:
     wanted = [plain_text(SOUND, own, 20) for own in params]
     model = odd_but_on([(*PROMPT, *text) for text in wanted], "a NaN")
     drafter = InlineDrafter(replace(SOUND, noise=0.4).load())
-    clocked = ClockedTarget(TableTarget(model), LatencyCurve(1e-4))
+    clocked = ClockedTarget(TableTarget(model), LatencyCurve(CostCurve.flat(1e-4)))
     targets: list[Target] = [TableTarget(model), clocked]
     for target in targets:
         llm = LLM(target, Letters(64), 100, drafter, datastore=NoTexts(), num_slots=2)
@@ -129,7 +130,7 @@ def test_tokens_that_the_model_bans_are_candidates_last() -> None:
 
 def test_a_target_on_a_clock_draws_from_all_rows_and_tells_of_none() -> None:
     model = odd_but_on([PROMPT], "a NaN")
-    target = ClockedTarget(TableTarget(model), LatencyCurve(1e-4))
+    target = ClockedTarget(TableTarget(model), LatencyCurve(CostCurve.flat(1e-4)))
     text = np.array(PROMPT, dtype=np.int32)
     (scores,) = target.score([Query(0, text, Draft.chain([1, 2]), num_candidates=4)])
     assert scores.draw(0).token == TableTarget(SOUND).score([Query(0, text)])[0].draw(0).token
