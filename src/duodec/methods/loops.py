@@ -85,7 +85,7 @@ def streaming(
         done = request.commit(draft, verdict, forward, num_drafted=len(draft), overlap_s=overlap_s)
         seconds, begin_s = request.now() - begin_s, request.now()
         # the first round prefills the prompt, and what others forbid was not this request's choice
-        if request.num_rounds > 1 and most != Sources.NONE:
+        if request.num_rounds > 1 and most != Sources.NONE and not request.is_contended:
             planner.observe(len(done.tokens), seconds)
             governor.observe(sources, len(done.tokens), seconds, most if can_pay else sources)
         offers.land(offer, done.tokens, verdict.end, forward.scores if can_pay else None)

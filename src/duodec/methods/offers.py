@@ -28,6 +28,7 @@ from duodec.planning.sources import Lesson, TextSources, TreeSource
 
 _LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held likely in its rows
 _NUM_REHEARSED = 2  # verdicts
+_LEAST_TURN_S = 0.1  # for which a drafter on the target's cores is waited
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Offers:
         """Whether some draft would pay if every token of it were accepted."""
         self._place = Place()  # of the text, in the draft model's tree
         self._is_asked = False  # the drafter knows the text
+        self._num_late = 0  # steps in a row that were waited for in vain
         self._text = request.text  # that the last forward pass went on from
         self._busy_s = 0.0  # of the drafter, when that began
         self._rehearsed: dict[tuple[int, ...], Offer] = {}
@@ -80,16 +82,23 @@ class Offers:
             self._ask()
             num_known = self._place.num_under
             patience_s = PATIENCE * planner.step_s(self._place)
+            if request.takes_turns:  # a step that is left alone goes on while the target computes
+                patience_s = max(patience_s, _LEAST_TURN_S)
             begin_s = request.clock()
             drafted = yield from request.wait(patience_s, num_known)
             request.learn_steps(drafted)
             self._place = _newer(drafted, self._place)
             if request.takes_turns:  # one step at a time
-                self._is_asked = False
+                self._is_asked = self._place.num_under == num_known and not drafted.is_complete
             if self._place.num_under == num_known:  # it is dead, reads, has no more to say, or
                 if request.clock() - begin_s > 0.9 * patience_s:  # its step takes longer
+                    self._num_late += 1
+                # in turns the first one may have read a prompt: it is asked again before it is judged
+                if self._num_late > request.takes_turns:
                     planner.observe_late_step(self._place, patience_s)
+                    self._num_late = 0
                 break
+            self._num_late = 0
             offer = self._offer(self._place, offer.others, request.remaining)
         return offer
 
@@ -99,6 +108,7 @@ class Offers:
         self._text = request.text
         rehearsed, self._rehearsed = self._rehearsed, {}
         request.defer(rehearsed.clear)  # to free so many nodes takes time
+        request.is_contended = request.takes_turns and self._is_asked
         if request.is_drafting and request.takes_turns:
             request.rest()
         elif request.is_drafting:

@@ -135,6 +135,7 @@ class Request:
         self.logprobs: list[Logprob] = []
         self.finish_reason: FinishReason | None = None  # once an end was drawn
         self.is_drafting = False  # the draft model takes part
+        self.is_contended = False  # it is at work on the target's cores, against its turn
         self.outside_s = 0.0  # spent by the caller, between forward passes
         self.rehearse: Callable[[float], None] | None = None
         """Prepares the next round for the likeliest verdicts; to be called, if at all, shortly

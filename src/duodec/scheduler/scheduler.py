@@ -412,7 +412,7 @@ class Scheduler:
         parts = zip(flight.tasks, flight.queries, known, strict=True)
         is_plain_work = not any(task.has_prefill(query, text) for task, query, text in parts)
         self.budget.ended(num_running, end_s, process_time(), is_plain_work=is_plain_work)
-        if is_plain_work:
+        if is_plain_work and not any(task.request.is_contended for task in flight.tasks):
             by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))
             self.budget.observe(by_slot, end_s - flight.start_s, flight.targets)
 
