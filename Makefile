@@ -7,7 +7,7 @@ SOFTWARE = .vulkan-software
 BIN = .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all \
+.PHONY: help bench-aiperf setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all \
 	test-torch test-vllm test-gpu lint docs clean
 
 help:  ## show this list
@@ -54,6 +54,11 @@ test-gpu: setup  ## run the tests of llama.cpp on a device: a GPU, or the softwa
 	@if [ -f $(SOFTWARE)/environment ]; then . ./$(SOFTWARE)/environment; fi; \
 		$(BIN)/python -m pytest -m device tests/backends/llamacpp
 
+bench-aiperf: setup  ## measure the server with AIPerf, which gets an environment of its own
+	@[ -x .venv-aiperf/bin/aiperf ] || { $(BIN)/python -m venv .venv-aiperf && \
+		.venv-aiperf/bin/pip install --quiet aiperf==0.13.0; }
+	@$(BIN)/python -m benchmarks.aiperf $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT))
+
 lint: setup  ## check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -62,6 +67,6 @@ lint: setup  ## check style and types
 docs: setup  ## build the documentation site into build/site, without network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
-clean:  ## remove .venv, .venv-vllm and every cache in this folder (models and wheels stay cached)
-	@rm -rf .venv .venv-vllm $(SOFTWARE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## remove .venv, .venv-vllm, .venv-aiperf and every cache in this folder (models and wheels stay cached)
+	@rm -rf .venv .venv-vllm .venv-aiperf $(SOFTWARE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

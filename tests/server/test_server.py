@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from time import perf_counter
 from typing import Any
 
@@ -174,6 +175,34 @@ def test_content_may_be_parts_and_roles_are_the_templates(server: Running) -> No
 
 
 # what answers carry
+
+
+@pytest.mark.parametrize(
+    ("method", "max_draft"),
+    [
+        *product(("sps", "lookup", "stream", "auto"), (None, 8)),
+        *product(("pearl", "duo", "recycling"), (None,)),
+    ],
+)
+def test_what_aiperf_checks_of_acceptance_holds(
+    server: Running, method: str, max_draft: int | None
+) -> None:
+    """aiperf/common/models/spec_decode_models.py of 0.13.0, and its adapter for vLLM's names."""
+    speculation = {"method": method, **({"max_draft": max_draft} if max_draft else {})}
+    body = server.chat(max_tokens=60, speculation=speculation).json()
+    spec = body["metrics"]["speculative_decoding"]
+    if spec is None:  # nothing was drafted: then it looks no further
+        assert body["timings"]["draft_n"] == 0
+        return
+    histogram = spec["acceptance_histogram"]
+    assert all(type(count) is int for count in histogram)
+    assert sum(histogram) == spec["num_spec_steps"] > 0
+    assert sum(j * count for j, count in enumerate(histogram)) == spec["num_accepted_draft_tokens"]
+    assert spec["num_accepted_draft_tokens"] <= spec["num_draft_tokens"]
+    assert spec["mean_acceptance_length"] >= 1
+    assert 0 <= spec["draft_acceptance_rate"] <= 1
+    if spec["num_spec_tokens"] is not None:
+        assert len(histogram) == spec["num_spec_tokens"] + 1
 
 
 def test_the_answer_says_what_it_cost(server: Running) -> None:

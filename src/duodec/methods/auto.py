@@ -8,7 +8,7 @@ from duodec.methods.request import NoDrafter, Request
 from duodec.methods.stream import Stream
 from duodec.planning.governor import Governor, Sources
 
-_FIRST_PROBE = 2  # rounds of drafting before the first one of plain decoding
+_FIRST_PROBE = 8  # rounds of drafting before the first one of plain decoding
 _FIRST_REST = 4  # rounds before a draft model is tried that takes the target's cores
 _TRIAL = 24  # rounds, of which few may have had a draft
 _HOPELESS = 0.6  # of plain decoding's rate: two rounds show it

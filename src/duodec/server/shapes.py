@@ -64,19 +64,22 @@ def metrics(done: Done, max_draft: int | None) -> dict[str, Any]:
     }
 
 
-def speculative(stats: Stats, max_draft: int | None) -> dict[str, Any]:
-    """vLLM's names. A step is a round that had a draft."""
-    steps = [done for done in stats.rounds if done.num_drafted]
+def speculative(stats: Stats, max_draft: int | None) -> dict[str, Any] | None:
+    """vLLM's names. A step is a round that had a draft; None if no round had one. Readers (AIPerf)
+    check that the histogram adds up, and has a place for each number up to ``num_spec_tokens``."""
+    steps = [done for done in stats.rounds if done.num_drafted or done.num_accepted]
+    if not steps:
+        return None
     num_drafted = sum(done.num_drafted for done in steps)
-    num_accepted = sum(done.num_accepted for done in stats.rounds)
+    num_accepted = sum(done.num_accepted for done in steps)
     by_length: dict[str, list[int]] = {}
     for length in sorted({done.num_drafted for done in steps}):
         counts = [done.num_accepted for done in steps if done.num_drafted == length]
         by_length[str(length)] = _histogram(counts)
     return {
-        "mean_acceptance_length": 1 + num_accepted / len(steps) if steps else None,
+        "mean_acceptance_length": 1 + num_accepted / len(steps),
         "draft_acceptance_rate": num_accepted / num_drafted if num_drafted else None,
-        "acceptance_histogram": _histogram([done.num_accepted for done in steps]),
+        "acceptance_histogram": _histogram([done.num_accepted for done in steps], max_draft),
         "acceptance_histogram_by_draft_length": by_length,
         "num_spec_steps": len(steps),
         "num_accepted_draft_tokens": num_accepted,
@@ -85,8 +88,9 @@ def speculative(stats: Stats, max_draft: int | None) -> dict[str, Any]:
     }
 
 
-def _histogram(values: Sequence[int]) -> list[int]:
-    return [values.count(n) for n in range(max(values, default=-1) + 1)]
+def _histogram(values: Sequence[int], most: int | None = None) -> list[int]:
+    """How often each number is among the values, from 0 to the largest, or to ``most``."""
+    return [values.count(n) for n in range(max(*values, -1 if most is None else most) + 1)]
 
 
 def timings(done: Done) -> dict[str, Any]:

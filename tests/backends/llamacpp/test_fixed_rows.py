@@ -73,6 +73,8 @@ def test_rows_are_chosen_by_their_price() -> None:
     cheap = {1: 1.0, 8: 1.01, 16: 1.04, 32: 1.3}
     assert RowChoice.of(cheap).num_rows == 16
     assert RowChoice.of({1: 1.0, 8: 1.2}).num_rows == 8
+    assert RowChoice.of({1: 1.0, 8: 1.2, 16: 1.21, 32: 1.3}).num_rows == 16  # a plateau
+    assert RowChoice.of({1: 1.0, 8: 1.08, 16: 1.15, 32: 1.25}).num_rows == 8
     dear = RowChoice.of({1: 1.0, 8: 2.5})
     assert (dear.num_rows, dear.price) == (None, 2.5)
 

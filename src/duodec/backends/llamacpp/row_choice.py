@@ -27,8 +27,8 @@ from duodec.core.sampling import Tokens
 
 WIDTHS = (8, 16, 32)  # rows that a forward pass may have
 FEWEST = WIDTHS[0]
-CHEAP = 1.05  # of the time of a single row: more rows at that price are taken
-MOST = 1.25  # the fewest are taken up to here; beyond, nothing is padded unless it is asked for
+TOKENS = {8: 1.82, 16: 1.91, 32: 2.01}  # a pass, with chains of `auto` (results/shapes-7.json)
+MOST = 1.25  # of the time of a single row; beyond, nothing is padded unless it is asked for
 _WARM, _RUNS = 2, 5
 _CONTEXT = 256
 
@@ -47,10 +47,10 @@ class RowChoice:
 
     @classmethod
     def of(cls, seconds: Mapping[int, float]) -> RowChoice:
-        """The most rows that cost next to nothing, or else the fewest where they cost little."""
-        cheap = [n for n in WIDTHS if n in seconds and seconds[n] <= CHEAP * seconds[1]]
-        is_fair = seconds[FEWEST] <= MOST * seconds[1]
-        return cls(dict(seconds), max(cheap, default=FEWEST if is_fair else None))
+        """The rows that are expected to yield the most tokens a second, of those that cost
+        little."""
+        fair = [n for n in WIDTHS if n in seconds and seconds[n] <= MOST * seconds[1]]
+        return cls(dict(seconds), max(fair, key=lambda n: TOKENS[n] / seconds[n], default=None))
 
 
 def choice_for(model: LlamaModel, *, num_threads: int) -> RowChoice:
@@ -72,7 +72,7 @@ def measure(
     num_threads: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[int, float]:
-    """Seconds of a forward pass by its rows: of one, and of more as long as they are cheap."""
+    """Seconds of a forward pass by its rows: of one, and of more as long as they cost little."""
     found: dict[int, float] = {}
     for num_rows in (1, *WIDTHS):
         target = LlamaFixedRows(
@@ -86,7 +86,7 @@ def measure(
                 target.score([Query(0, text)])
                 times.append(clock() - begin_s)
         found[num_rows] = median(times[_WARM:])
-        if num_rows > 1 and found[num_rows] > CHEAP * found[1]:
+        if found[num_rows] > MOST * found[1]:
             break
     return found
 
