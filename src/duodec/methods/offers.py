@@ -93,7 +93,7 @@ class Offers:
             if self._place.num_under == num_known:  # it is dead, reads, has no more to say, or
                 if request.clock() - begin_s > 0.9 * patience_s:  # its step takes longer
                     self._num_late += 1
-                # in turns the first one may have read a prompt: it is asked again before it is judged
+                # in turns the first one may have read a prompt: it is asked again first
                 if self._num_late > request.takes_turns:
                     planner.observe_late_step(self._place, patience_s)
                     self._num_late = 0

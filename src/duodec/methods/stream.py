@@ -13,8 +13,6 @@ from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
 from duodec.planning.sources import TextMemory, TextSources
 
-_PATIENCE_IN_TURNS = 1.1  # a drafter that rests while the target computes is waited for sooner
-
 
 class _Always(Governor):
     """Allows all sources, whether they pay or not."""
@@ -47,8 +45,9 @@ class Stream(Method):
     memory: TextMemory = field(default_factory=TextMemory)
 
     def decode(self, request: Request) -> Loop:
-        patience = min(self.patience, _PATIENCE_IN_TURNS) if request.takes_turns else self.patience
-        planner = Planner(request.costs, self.acceptance, self.num_tokens, patience)
+        # a drafter that rests while the target computes has nothing to lose by being waited for
+        patience, busy = (1.0, 0.0) if request.takes_turns else (self.patience, 0.5)
+        planner = Planner(request.costs, self.acceptance, self.num_tokens, patience, busy)
         texts = TextSources(self.memory, request.text, request.datastore)
         try:
             yield from streaming(request, planner, self.plan, texts, self.governor(request))

@@ -17,6 +17,8 @@ _UNKNOWN_BUDGET = 4
 _UNKNOWN_FORWARD_S = 0.03
 _FIRST_TOKENS = 7  # tried where nothing is known at all
 _FEWEST = 3  # forward passes that make a median
+_LATELY = 8  # forward passes
+_TICK_S = 1e-9  # the least one takes
 _PLAIN = 2  # forward passes without a draft, before the first with one
 _STEEPEST, _STEP = 1.14, 1.75  # one slow pass: T(n) grows as n ** 1.14 at most, or by a step
 _LEAP = 8  # passes with drafts, then a wider one may be tried as if it cost no more
@@ -29,8 +31,8 @@ _UNKNOWN_STEP_S = 0.003
 class _Recent:
     """The latest observations; their median is computed once."""
 
-    def __init__(self) -> None:
-        self._values = deque[float](maxlen=_WINDOW)
+    def __init__(self, window: int = _WINDOW) -> None:
+        self._values = deque[float](maxlen=window)
         self._median: float | None = None
         self.last = 0  # number of the latest one, among all of its kind
 
@@ -51,6 +53,11 @@ class _Recent:
     def least(self) -> float:
         return min(self._values)
 
+    def scale(self, factor: float) -> None:
+        """Multiply all of them."""
+        self._values = deque((factor * value for value in self._values), self._values.maxlen)
+        self._median = None
+
 
 @dataclass
 class Costs:
@@ -61,22 +68,38 @@ class Costs:
     _step_s: _Recent = field(default_factory=_Recent)
     _step_leaves: _Recent = field(default_factory=_Recent)
     _root_s: _Recent = field(default_factory=_Recent)
-    _by_width: dict[int, _Recent] = field(default_factory=dict)  # by number of draft tokens
+    _lately: _Recent = field(default_factory=lambda: _Recent(_LATELY))  # without a draft
+    # by number of draft tokens, in forward passes without a draft of that time: a machine that
+    # warms up, or a text that grows, makes all widths faster or slower
+    _by_width: dict[int, _Recent] = field(default_factory=dict)
     _curve: list[float] = field(default_factory=list)  # the same, expected
     _leap: _Leap = field(default_factory=lambda: _Leap())
 
     def of_another_target(self) -> Costs:
         """Costs with the same draft model, of a target whose forward passes are not measured."""
-        return replace(self, _forward_s=_Recent(), _by_width={}, _curve=[], _leap=_Leap())
+        return replace(
+            self, _forward_s=_Recent(), _by_width={}, _curve=[], _leap=_Leap(),
+            _lately=_Recent(_LATELY),
+        )  # fmt: skip
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
         """Add a target's forward pass over so many draft tokens, without prefill."""
         self._forward_s.observe(seconds)
         self._leap.observe(num_tokens, seconds, self._known())
+        if not num_tokens:
+            if not self._lately:
+                for own in self._by_width.values():
+                    own.scale(1 / max(seconds, _TICK_S))
+            self._lately.observe(max(seconds, _TICK_S))
         known = self._by_width.setdefault(num_tokens, _Recent())
-        known.observe(seconds)
+        known.observe(seconds / self._plain_s)
         known.last = self._leap.num_passes
         self._curve.clear()
+
+    @property
+    def _plain_s(self) -> float:
+        """Seconds of a forward pass without a draft, lately; 1 before there was one."""
+        return self._lately.median if self._lately else 1.0
 
     def curve(self, num_tokens: int) -> Sequence[float]:
         """`forward_s` of 0, 1, ... draft tokens, up to ``num_tokens`` at least."""
@@ -121,7 +144,7 @@ class Costs:
         there was one."""
         about = num_tokens.bit_length()  # 0, 1, 2 to 3, 4 to 7, ...
         found = [own.least for n, own in self._by_width.items() if n.bit_length() == about]
-        return min(found, default=0.0)
+        return self._plain_s * min(found, default=0.0)
 
     def sources(self) -> Sources:
         """The most sources allowed; other requests at the same target can limit them."""
@@ -163,11 +186,12 @@ class Costs:
     ) -> float:
         """The median of a width. One slow pass says little: as long as there are few, T is expected
         to grow by a step, or little faster than the rows."""
+        own_s = self._plain_s * (own.median if width else 1.0)
         if len(own) >= _FEWEST or not below:
-            return own.median
+            return own_s
         narrower, narrower_s, _ = below[-1]
         growth = max(_STEP, ((1 + width) / (1 + narrower)) ** _STEEPEST)
-        capped: float = min(own.median, narrower_s * growth)
+        capped: float = min(own_s, narrower_s * growth)
         return capped
 
     @property
@@ -207,6 +231,11 @@ class Costs:
         """Leaves that the draft model's next forward pass is expected to expand."""
         return max(1, round(self._step_leaves.median)) if self._step_leaves else 1
 
+    @property
+    def knows_step(self) -> bool:
+        """Forward passes of the draft model were measured."""
+        return bool(self._step_s)
+
     def step_s(self) -> float:
         """Expected seconds of the draft model's next forward pass."""
         return self._step_s.median if self._step_s else _UNKNOWN_STEP_S
@@ -216,9 +245,8 @@ class Costs:
         self._root_s.observe(seconds)
 
     def root_s(self) -> float:
-        """Expected seconds until they are known, for a drafter in the middle of a step."""
-        own_s = self._root_s.median if self._root_s else self.step_s()
-        return self.step_s() / 2 + own_s
+        """Expected seconds until they are known, once the drafter sees the text."""
+        return self._root_s.median if self._root_s else self.step_s()
 
     def observe_draft(self, num_tokens: int, seconds: float) -> None:
         """Add drafted tokens and the seconds they took, without prefill."""

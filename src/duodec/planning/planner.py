@@ -32,6 +32,7 @@ class Planner:
     acceptance: Acceptance  # of the draft model's candidates
     num_tokens: int = 80  # draft tokens in a forward pass at most
     patience: float = 1.75  # how much faster than decoding a wait must yield tokens
+    busy: float = 0.5  # of a step that the drafter ends when it is asked; 0: it rests until then
     has_branches: bool = True  # the target scores trees; otherwise chains
     allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
     _rate: Rate = field(default_factory=lambda: Rate(_FADE))
@@ -77,8 +78,11 @@ class Planner:
 
     def step_s(self, place: Place) -> float:
         """Expected seconds until the drafter's next step arrives here."""
-        own_s = self.costs.step_s() if place.is_expanded else self.costs.root_s()
-        return own_s + _HANDOVER_S
+        if not self.busy and not self.costs.knows_step:
+            return 0.0  # nothing is learned of a drafter that rests: one step is tried
+        if place.is_expanded:
+            return self.costs.step_s() + _HANDOVER_S
+        return self.busy * self.costs.step_s() + self.costs.root_s() + _HANDOVER_S
 
     def observe_late_step(self, place: Place, seconds: float) -> None:
         """The drafter's next step was waited for so long, and did not arrive. Steps that end after

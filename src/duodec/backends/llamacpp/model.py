@@ -206,7 +206,7 @@ class LlamaModel:
 
     @property
     def is_read(self) -> bool:
-        """Whether weights are in memory, packed or read whole; a mapped file comes when it is used."""
+        """Whether weights are in memory, packed or read whole; a mapped file comes at need."""
         return self._is_packed or not self._is_mapped
 
     @property
