@@ -45,6 +45,7 @@ template <int TYPE, Width W, Scale S, Minimum M, int O, Table T, int N, int B> s
     static constexpr int num_bytes = B;  // of a block in the file
     static constexpr bool is_float = W == Width::HALF || W == Width::BFLOAT || W == Width::FLOAT;
     static constexpr bool is_biased = W == Width::EIGHT || T == Table::NORMAL;
+    static constexpr int largest = is_biased ? 255 : T == Table::FP4 ? 24 : W == Width::FOUR ? 15 : W == Width::FIVE ? 31 : 63;  // code
     static constexpr bool is_halved = S == Scale::TWO;  // two scales a block of 32
     static constexpr bool has_super = S == Scale::SIX || S == Scale::SIGNED || S == Scale::TWO;
     static constexpr int steps = has_super ? 8 : 1;  // blocks that share a half

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace duodec::avx2 {
 
@@ -15,8 +16,8 @@ namespace duodec::avx2 {
 struct Lanes {
     static constexpr const char * NAME = DUODEC_HAS_VNNI ? "AVX-VNNI" : "AVX2";
     static constexpr int ROWS = 8;
-    static constexpr int MOST = 4;  // rows of activations that are multiplied at once
-    static constexpr int TOGETHER = 2;  // of these, whose dot products are computed by turns: none waits for its last
+    static constexpr int MOST = 8;  // rows of activations that are multiplied at once
+    static constexpr int TOGETHER = DUODEC_HAS_VNNI ? 4 : 2;  // of these, whose dot products are computed by turns: none waits for its last
     static constexpr int BIASED = DUODEC_HAS_VNNI ? 128 : 0;
     using Int = __m256i;
     using Real = __m256;
@@ -31,25 +32,44 @@ struct Lanes {
     }
     static Codes lookup(Codes c, const uint8_t * table) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), c); }
     static Int set(int32_t x) { return _mm256_set1_epi32(x); }
+#if DUODEC_HAS_VNNI
+    template <int LARGEST> struct Dots {
+        Int sum;
+        void begin(int32_t start) { sum = set(start); }
+        void add(int v, Codes c, const int8_t * a) {
 #if defined(__AVXVNNI__)
-    static Int dot(Int sum, Codes c, int32_t word) { return _mm256_dpbusd_avx_epi32(sum, c, _mm256_set1_epi32(word)); }
-    static Int dot_biased(Int sum, Codes c, int32_t word) { return dot(sum, c, word); }
-#elif DUODEC_HAS_VNNI
-    static Int dot(Int sum, Codes c, int32_t word) { return _mm256_dpbusd_epi32(sum, c, _mm256_set1_epi32(word)); }
-    static Int dot_biased(Int sum, Codes c, int32_t word) { return dot(sum, c, word); }
+            sum = _mm256_dpbusd_avx_epi32(sum, c, word(a, v));
 #else
-    // Two products of at most 127 x 127 fit into 16 bits.
-    static Int dot(Int sum, Codes c, int32_t word) {
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(c, _mm256_set1_epi32(word)), _mm256_set1_epi16(1)));
-    }
-    // Codes of 8 bits do not: the bias comes off, and the sign of a weight moves to its activation.
-    static Int dot_biased(Int sum, Codes c, int32_t word) {
-        const __m256i w = _mm256_xor_si256(c, _mm256_set1_epi8((char)0x80));
-        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(_mm256_set1_epi32(word), w));
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
+            sum = _mm256_dpbusd_epi32(sum, c, word(a, v));
 #endif
-    static Int add(Int a, Int b) { return _mm256_add_epi32(a, b); }
+        }
+        Int end() const { return sum; }
+    };
+#else
+    // Products are added in 16 bits, two of each vector, for as many vectors as cannot overflow, and then in 32.
+    template <int LARGEST> struct Dots {
+        static constexpr int RUN = LARGEST == 255 ? 1 : 32767 / (2 * 127 * LARGEST);
+        Int sum;
+        __m256i pairs;
+        void begin(int32_t start) { sum = set(start); }
+        void add(int v, Codes c, const int8_t * a) {
+            __m256i products;
+            if constexpr (LARGEST == 255) {  // eight bits and a sign: the bias comes off, and the sign of a weight moves to its activation
+                const __m256i w = _mm256_xor_si256(c, _mm256_set1_epi8((char)0x80));
+                products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(word(a, v), w));
+            } else products = _mm256_maddubs_epi16(c, word(a, v));
+            if (v % RUN) { pairs = _mm256_add_epi16(pairs, products); return; }
+            if (v) sum = end();
+            pairs = products;
+        }
+        Int end() const { return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
+    };
+#endif
+    static __m256i word(const int8_t * a, int v) {
+        int32_t bytes;
+        memcpy(&bytes, a + 4 * v, 4);
+        return set(bytes);
+    }
     static Real real(Int a) { return _mm256_cvtepi32_ps(a); }
     static Real zero() { return _mm256_setzero_ps(); }
     static Real splat(float x) { return _mm256_set1_ps(x); }

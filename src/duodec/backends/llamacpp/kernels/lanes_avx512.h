@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace duodec::avx512 {
 
@@ -25,9 +26,16 @@ struct Lanes {
     }
     static Codes lookup(Codes c, const uint8_t * table) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), c); }
     static Int set(int32_t x) { return _mm512_set1_epi32(x); }
-    static Int dot(Int sum, Codes c, int32_t word) { return _mm512_dpbusd_epi32(sum, c, _mm512_set1_epi32(word)); }
-    static Int dot_biased(Int sum, Codes c, int32_t word) { return dot(sum, c, word); }
-    static Int add(Int a, Int b) { return _mm512_add_epi32(a, b); }
+    template <int LARGEST> struct Dots {
+        Int sum;
+        void begin(int32_t start) { sum = set(start); }
+        void add(int v, Codes c, const int8_t * a) {
+            int32_t word;
+            memcpy(&word, a + 4 * v, 4);
+            sum = _mm512_dpbusd_epi32(sum, c, set(word));
+        }
+        Int end() const { return sum; }
+    };
     static Real real(Int a) { return _mm512_cvtepi32_ps(a); }
     static Real zero() { return _mm512_setzero_ps(); }
     static Real splat(float x) { return _mm512_set1_ps(x); }

@@ -30,12 +30,21 @@ struct Lanes {
     }
     static Codes lookup(Codes c, const uint8_t * table) { const uint8x16_t t = vld1q_u8(table); return {vqtbl1q_u8(t, c.a), vqtbl1q_u8(t, c.b)}; }
     static Int set(int32_t x) { return {vdupq_n_s32(x), vdupq_n_s32(x)}; }
-    static Int dot(Int sum, Codes c, int32_t word) {
-        const int8x16_t a = vreinterpretq_s8_s32(vdupq_n_s32(word));
-        return {vdotq_s32(sum.a, vreinterpretq_s8_u8(c.a), a), vdotq_s32(sum.b, vreinterpretq_s8_u8(c.b), a)};
-    }
-    static Int dot_biased(Int sum, Codes c, int32_t word) { const uint8x16_t m = vdupq_n_u8(0x80); return dot(sum, {veorq_u8(c.a, m), veorq_u8(c.b, m)}, word); }
-    static Int add(Int x, Int y) { return {vaddq_s32(x.a, y.a), vaddq_s32(x.b, y.b)}; }
+    template <int LARGEST> struct Dots {
+        Int sum;
+        void begin(int32_t start) { sum = set(start); }
+        void add(int v, Codes c, const int8_t * a) {
+            const uint8x16_t bias = vdupq_n_u8(LARGEST == 255 ? 0x80 : 0);
+            const int8x16_t x = vreinterpretq_s8_u8(veorq_u8(c.a, bias)), y = vreinterpretq_s8_u8(veorq_u8(c.b, bias)), words = vld1q_s8(a + v / 4 * 16);
+            switch (v % 4) {  // unrolled: known
+                case 0: sum = {vdotq_laneq_s32(sum.a, x, words, 0), vdotq_laneq_s32(sum.b, y, words, 0)}; return;
+                case 1: sum = {vdotq_laneq_s32(sum.a, x, words, 1), vdotq_laneq_s32(sum.b, y, words, 1)}; return;
+                case 2: sum = {vdotq_laneq_s32(sum.a, x, words, 2), vdotq_laneq_s32(sum.b, y, words, 2)}; return;
+                default: sum = {vdotq_laneq_s32(sum.a, x, words, 3), vdotq_laneq_s32(sum.b, y, words, 3)};
+            }
+        }
+        Int end() const { return sum; }
+    };
     static Real real(Int x) { return {vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b)}; }
     static Real zero() { return splat(0.0f); }
     static Real splat(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }

@@ -27,7 +27,7 @@ struct Lanes {
     static constexpr int ROWS = 8;      // of weights, side by side
     static constexpr int MOST = 4;  // rows of activations that are multiplied at once
     static constexpr int TOGETHER = 1;  // of these, whose dot products are computed by turns: none waits for its last
-    static constexpr int BIASED = 128;  // what `dot_biased` adds to a code: dots take it off first
+    static constexpr int BIASED = 128;  // what a biased code has too much when it is multiplied
     struct Int { int32_t v[ROWS]; };
     struct Real { float v[ROWS]; };
     struct Codes { uint8_t v[4 * ROWS]; };  // four consecutive codes of each row
@@ -42,15 +42,16 @@ struct Lanes {
     }
     static Codes lookup(Codes c, const uint8_t * table) { for (auto & v : c.v) v = table[v]; return c; }
     static Int set(int32_t x) { Int r; for (auto & v : r.v) v = x; return r; }
-    // Adds four products of a code (below 128) and a signed byte of `word`.
-    static Int dot(Int sum, Codes c, int32_t word) {
-        int8_t a[4];
-        memcpy(a, &word, 4);
-        for (int r = 0; r < ROWS; r++) for (int k = 0; k < 4; k++) sum.v[r] += c.v[4 * r + k] * a[k];
-        return sum;
-    }
-    static Int dot_biased(Int sum, Codes c, int32_t word) { return dot(sum, c, word); }
-    static Int add(Int a, Int b) { for (int r = 0; r < ROWS; r++) a.v[r] += b.v[r]; return a; }
+    // A sum of products: of codes, none above LARGEST (255: they are biased), and a row of activations.
+    template <int LARGEST> struct Dots {
+        Int sum;
+        void begin(int32_t start) { sum = set(start); }
+        // Vector `v` of the codes that are multiplied, each in its turn, with `a`, which begins where the first one does.
+        void add(int v, Codes c, const int8_t * a) {
+            for (int r = 0; r < ROWS; r++) for (int k = 0; k < 4; k++) sum.v[r] += c.v[4 * r + k] * a[4 * v + k];
+        }
+        Int end() const { return sum; }
+    };
     static Real real(Int a) { Real x; for (int r = 0; r < ROWS; r++) x.v[r] = (float)a.v[r]; return x; }
     static Real zero() { return splat(0.0f); }
     static Real splat(float x) { Real y; for (auto & v : y.v) v = x; return y; }

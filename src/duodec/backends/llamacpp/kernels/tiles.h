@@ -53,13 +53,6 @@ template <class F> inline void unpack(const uint8_t * codes, const uint8_t * abo
     }
 }
 
-template <class F> inline Lanes::Int dot(Lanes::Int sum, Lanes::Codes c, int32_t word) {
-    if constexpr (F::is_biased) return Lanes::dot_biased(sum, c, word);
-    else return Lanes::dot(sum, c, word);
-}
-
-inline int32_t word_at(const int8_t * codes, int v) { int32_t word; memcpy(&word, codes + 4 * v, 4); return word; }
-
 // `out[m]` takes the products of the tile's rows with row m of a group of M.
 template <class F, int M> void multiply(const uint8_t * tile, const uint8_t * group, int64_t columns, float * const * out) {
     using L = Lanes;
@@ -92,6 +85,7 @@ template <class F, int M> void multiply(const uint8_t * tile, const uint8_t * gr
             }
             DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = L::sum(sums[m], odd[m]);
         } else {
+            using Dots = typename L::template Dots<F::largest>;
             constexpr int code_bytes = F::width == Width::EIGHT ? 512 : 256;
             constexpr int above_bytes = F::width == Width::FIVE ? 64 : 128;
             constexpr int scale_bytes = F::scale == Scale::HALF || F::is_halved ? 32 : 16;
@@ -125,27 +119,27 @@ template <class F, int M> void multiply(const uint8_t * tile, const uint8_t * gr
                     DUODEC_UNROLL for (int m = 0; m < M; m += TOGETHER) {
                         const int end = m + TOGETHER < M ? m + TOGETHER : M;  // unrolled: known
                         if constexpr (F::is_halved) {
-                            L::Int left[TOGETHER], right[TOGETHER];
-                            DUODEC_UNROLL for (int i = m; i < end; i++) { left[i - m] = L::set(a[i].start[0]); right[i - m] = L::set(a[i].start[1]); }
+                            Dots left[TOGETHER], right[TOGETHER];
+                            DUODEC_UNROLL for (int i = m; i < end; i++) { left[i - m].begin(a[i].start[0]); right[i - m].begin(a[i].start[1]); }
                             DUODEC_UNROLL for (int v = 0; v < 4; v++) {
                                 DUODEC_UNROLL for (int i = m; i < end; i++) {
-                                    left[i - m] = dot<F>(left[i - m], x[v], word_at(a[i].codes, v));
-                                    right[i - m] = dot<F>(right[i - m], x[4 + v], word_at(a[i].codes, 4 + v));
+                                    left[i - m].add(v, x[v], a[i].codes);
+                                    right[i - m].add(v, x[4 + v], a[i].codes + 16);
                                 }
                             }
                             DUODEC_UNROLL for (int i = m; i < end; i++) {
                                 const L::Real factor = L::splat(a[i].scale);
-                                sums[i] = L::add_product(sums[i], L::real(left[i - m]), L::mul(scale[0], factor));
-                                sums[i] = L::add_product(sums[i], L::real(right[i - m]), L::mul(scale[1], factor));
+                                sums[i] = L::add_product(sums[i], L::real(left[i - m].end()), L::mul(scale[0], factor));
+                                sums[i] = L::add_product(sums[i], L::real(right[i - m].end()), L::mul(scale[1], factor));
                             }
                         } else {
-                            L::Int dots[TOGETHER];
-                            DUODEC_UNROLL for (int i = m; i < end; i++) dots[i - m] = L::set(F::minimum == Minimum::NONE ? a[i].start[0] : 0);
+                            Dots dots[TOGETHER];
+                            DUODEC_UNROLL for (int i = m; i < end; i++) dots[i - m].begin(F::minimum == Minimum::NONE ? a[i].start[0] : 0);
                             DUODEC_UNROLL for (int v = 0; v < 8; v++) {
-                                DUODEC_UNROLL for (int i = m; i < end; i++) dots[i - m] = dot<F>(dots[i - m], x[v], word_at(a[i].codes, v));
+                                DUODEC_UNROLL for (int i = m; i < end; i++) dots[i - m].add(v, x[v], a[i].codes);
                             }
                             DUODEC_UNROLL for (int i = m; i < end; i++) {
-                                sums[i] = L::add_product(sums[i], L::real(dots[i - m]), L::mul(scale[0], L::splat(a[i].scale)));
+                                sums[i] = L::add_product(sums[i], L::real(dots[i - m].end()), L::mul(scale[0], L::splat(a[i].scale)));
                                 if constexpr (F::minimum == Minimum::HALF) sums[i] = L::add_product(sums[i], minimum, L::splat(a[i].sum));
                                 if constexpr (F::minimum == Minimum::SIX) sums[i] = L::take_product(sums[i], minimum, L::splat(a[i].sum));
                             }
