@@ -425,7 +425,6 @@ def test_nothing_undefined_is_done(name: str, compiled: Compile, plain: Probe) -
                 (kind, kind.draw(rng, num_rows, num_columns), x[:width], (), 1)
                 for width in (0, 1, 2, 3, 5, 19, len(x))
             ]
-        cases.append((kind, kind.draw(rng, num_rows, num_columns), x[:width], (), 1))
         cases.append(
             (
                 kind,
