@@ -340,7 +340,8 @@ def test_rows_of_one_completion_draft_for_another(name: str) -> None:
     params = SamplingParams(temperature=0.7, seed=3)
     learned, num_rounds = method(name), []
     for prompt in ((1, 2), (3, 4), (5, 0)):
-        session = Session(TableTarget(model), prompt, 62, sampler=Sampler(params, 0, len(prompt)))
+        sampler = Sampler(params, 0, len(prompt))
+        session = Session(TableTarget(model), prompt, 62, sampler=sampler, costs=FixedBudget(6))
         num_rounds.append(len(list(decode_rounds(learned, session))))
         assert session.text[2:].tolist() == plain_text(model, params, 60, prompt)
     _, fresh = decode(name, target=TableTarget(model), params=params, num_tokens=60, prompt=(5, 0))

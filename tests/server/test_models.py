@@ -288,7 +288,9 @@ def test_memory_is_estimated_with_the_weights_of_those_that_are_loaded(
     monkeypatch: pytest.MonkeyPatch, spare_mb: int, is_enough: bool
 ) -> None:
     """Mapped weights count as free memory, and are not. Logits and caches take 48 MB here."""
-    config = EngineConfig(target=str(DRAFT), draft="none", context=512, device="cpu")
+    config = EngineConfig(
+        target=str(DRAFT), draft="none", context=512, device="cpu", no_repack=True
+    )
     with load(config) as llm:
         served = Served(MODEL, llm, None, Settings(MODEL), Intake(Settings(MODEL)), Meters())
         taken = served.mapped_bytes

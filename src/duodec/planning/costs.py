@@ -72,13 +72,14 @@ class Costs:
     # by number of draft tokens, in forward passes without a draft of that time: a machine that
     # warms up, or a text that grows, makes all widths faster or slower
     _by_width: dict[int, _Recent] = field(default_factory=dict)
-    _curve: list[float] = field(default_factory=list)  # the same, expected
+    _curve: list[float] = field(default_factory=list)  # what widths are expected to take
+    _by_size: dict[int, _Recent] = field(default_factory=dict)  # of 0, 1, 2 to 3, 4 to 7, ...
     _leap: _Leap = field(default_factory=lambda: _Leap())
 
     def of_another_target(self) -> Costs:
         """Costs with the same draft model, of a target whose forward passes are not measured."""
         return replace(
-            self, _forward_s=_Recent(), _by_width={}, _curve=[], _leap=_Leap(),
+            self, _forward_s=_Recent(), _by_width={}, _by_size={}, _curve=[], _leap=_Leap(),
             _lately=_Recent(_LATELY),
         )  # fmt: skip
 
@@ -91,6 +92,7 @@ class Costs:
                 for own in self._by_width.values():
                     own.scale(1 / max(seconds, _TICK_S))
             self._lately.observe(max(seconds, _TICK_S))
+        self._by_size.setdefault(num_tokens.bit_length(), _Recent()).observe(seconds)
         known = self._by_width.setdefault(num_tokens, _Recent())
         known.observe(seconds / self._plain_s)
         known.last = self._leap.num_passes
@@ -142,9 +144,8 @@ class Costs:
     def soonest_s(self, num_tokens: int) -> float:
         """The shortest of the latest forward passes over about so many draft tokens; 0 before
         there was one."""
-        about = num_tokens.bit_length()  # 0, 1, 2 to 3, 4 to 7, ...
-        found = [own.least for n, own in self._by_width.items() if n.bit_length() == about]
-        return self._plain_s * min(found, default=0.0)
+        known = self._by_size.get(num_tokens.bit_length())
+        return known.least if known else 0.0
 
     def sources(self) -> Sources:
         """The most sources allowed; other requests at the same target can limit them."""

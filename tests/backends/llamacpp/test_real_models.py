@@ -245,7 +245,7 @@ def test_of_a_short_text_the_draft_reads_all(draft: LlamaModel) -> None:
         num_threads=1,
         max_rows=128,
         num_chunk=128,
-        uses_flash_attention=False,
+        uses_flash_attention=bool(library.kernels(draft.lib)),
     )
     (theirs,) = plain.rows([RowQuery(0, text, tree, (0, 1, 2, 3))])
     assert np.array_equal(ours, np.array(theirs))
