@@ -14,6 +14,7 @@ _TRIAL = 24  # rounds, of which few may have had a draft
 _HOPELESS = 0.6  # of plain decoding's rate: two rounds show it
 _MARGIN = 0.97  # of plain decoding's rate: what drafts nothing may take a moment longer
 _ALLOWANCE = 1.0  # rounds of plain decoding that drafts may lose before they have gained any
+_ALLOWANCE_IN_TURNS = 4.0  # where a draft model has to be tried against its cost
 _PAUSE_PER_LOST = 24  # rounds: trials take 4% of the time, even where drafts cost several rounds
 
 
@@ -41,6 +42,6 @@ class Auto(Stream):
                 margin=_MARGIN,
                 pause_per_lost=_PAUSE_PER_LOST,
                 first_rests={Sources.ALL: _FIRST_REST} if request.takes_turns else {},
-                allowance=_ALLOWANCE,
+                allowance=_ALLOWANCE_IN_TURNS if request.takes_turns else _ALLOWANCE,
             )
         return self.governors[key]
