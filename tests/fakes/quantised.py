@@ -108,9 +108,8 @@ def _iq4_xs(b: Bytes) -> Parts:
     low = np.stack([b[..., 4:8] & 15, b[..., 4:8] >> 4], axis=-1).reshape(*b.shape[:-1], 8)
     scales = low + (above >> np.arange(0, 16, 2) & 3) * 16.0 - 32
     scales = scales * _half(b[..., :2])
-    return _NORMAL[_nibbles(b[..., 8:].reshape(*b.shape[:-1], 8, 16))] * scales[
-        ..., None
-    ], np.zeros(1)
+    codes = _nibbles(b[..., 8:].reshape(*b.shape[:-1], 8, 16))
+    return _NORMAL[codes] * scales[..., None], np.zeros(1)
 
 
 def _mxfp4(b: Bytes) -> Parts:

@@ -26,7 +26,7 @@ KERNELS = Path(duodec.backends.llamacpp.__file__).parent / "kernels"
 PROBE = Path(__file__).with_name("kernels_probe.cpp")
 OPTIONS = ("-std=c++17", "-ffp-contract=off", "-fno-math-errno", f"-I{KERNELS}")
 # whatever is undefined ends the program, and with it the test
-SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 ULP = 2.0**-24  # of a float32, relative: what one rounding may move
 LEAST = np.float32(1e-30)  # blocks of smaller activations are zero
@@ -41,58 +41,62 @@ AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 class InstructionSet:
     prints: str  # what the kernels call it
     options: tuple[str, ...]
-    needs: tuple[str, ...] = ()  # as the kernel of Linux names them
-    machines: tuple[str, ...] = ("x86_64", "AMD64")
+    needs: tuple[str, ...] = ()  # of an x86 processor, as Linux names them
+    is_arm: bool = False
 
     def compiler(self) -> list[str]:
-        if self.prints.startswith("NEON") and not _is_arm():
+        if self._is_foreign:
             return ["aarch64-linux-gnu-g++", "-static"]
-        return shlex.split(os.environ.get("CXX", "")) or [
-            next(filter(shutil.which, ("c++", "g++", "clang++")), "c++")
-        ]
+        return shlex.split(os.environ.get("CXX", "")) or _first_of("c++", "g++", "clang++")
 
     def runner(self) -> list[str]:
-        if self.prints.startswith("NEON") and not _is_arm():
-            return [
-                next(filter(shutil.which, ("qemu-aarch64", "qemu-aarch64-static")), "qemu-aarch64")
-            ]
-        return []
+        return _first_of("qemu-aarch64", "qemu-aarch64-static") if self._is_foreign else []
 
     def missing(self) -> str:
         """Why it cannot be tried here; empty where it can."""
         for program in (self.compiler()[0], *self.runner()):
             if not shutil.which(program):
                 return f"{self.prints}: there is no {program}"
-        if self.needs and platform.machine() not in self.machines:
-            return f"{self.prints}: not on {platform.machine()}"
-        lacks = set(self.needs) - _flags()
+        lacks = set(self.needs) - _processor_flags()
         return f"{self.prints}: the processor has no {', '.join(sorted(lacks))}" if lacks else ""
 
+    @property
+    def _is_foreign(self) -> bool:
+        return self.is_arm and platform.machine() not in {"aarch64", "arm64"}
 
-def _is_arm() -> bool:
-    return platform.machine() in {"aarch64", "arm64"}
+
+def _first_of(*programs: str) -> list[str]:
+    return [next(filter(shutil.which, programs), programs[0])]
 
 
-def _flags() -> set[str]:
+def _processor_flags() -> set[str]:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return set()
-    return {
-        flag for line in lines if line.startswith("flags") for flag in line.split(":")[1].split()
-    }
+    lines = [line for line in text.splitlines() if line.startswith("flags")]
+    return set(lines[0].split(":")[1].split()) if lines else set()
 
 
 SETS = {
     "plain": InstructionSet("plain C++", ("-O1", "-DDUODEC_PLAIN")),
     "avx2": InstructionSet("AVX2", ("-O3", *AVX2), ("avx2", "fma", "f16c")),
-    "avx-vnni": InstructionSet(
-        "AVX-VNNI", ("-O3", *AVX2, "-mavxvnni"), ("avx2", "fma", "avx_vnni")
-    ),
+    "avx-vnni": InstructionSet("AVX-VNNI", ("-O3", *AVX2, "-mavxvnni"), ("avx_vnni",)),
     "avx512": InstructionSet("AVX-512 VNNI", ("-O3", *AVX512), ("avx512bw", "avx512_vnni")),
-    "neon": InstructionSet("NEON dot products", ("-O3", "-march=armv8.2-a+dotprod")),
+    "neon": InstructionSet("NEON dot products", ("-O3", "-march=armv8.2-a+dotprod"), is_arm=True),
 }
 FAST = tuple(name for name in SETS if name != "plain")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A matrix of weights, (rows, bytes), and rows of activations, (m, columns)."""
+
+    kind: Format
+    weights: Bytes
+    x: Floats
+    splits: Sequence[int] = ()  # where the rows of activations are divided into operations
+    tiles_at_once: int = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -101,35 +105,19 @@ class Probe:
 
     command: tuple[str, ...]
 
-    def products(
-        self,
-        kind: Format,
-        weights: Bytes,
-        x: Floats,
-        *,
-        splits: Sequence[int] = (),
-        tiles_at_once: int = 1 << 20,
-    ) -> Floats:
-        """Rows of activations, (m, columns), times weights, (rows, bytes): (m, rows).
-
-        ``splits`` divide the rows of activations into operations, the ends left out.
-        """
-        return self.all_products([(kind, weights, x, splits, tiles_at_once)])[0]
-
-    def all_products(
-        self, cases: Sequence[tuple[Format, Bytes, Floats, Sequence[int], int]]
-    ) -> list[Floats]:
-        """A run for many."""
+    def products(self, *cases: Case) -> list[Floats]:
+        """Of each case, (m, rows); one run for all."""
         sent = []
-        for kind, weights, x, splits, at_once in cases:
-            ends = [0, *splits, len(x)]
-            head = [kind.type, len(weights), x.shape[1], len(x), len(ends), at_once, *ends]
-            sent += [np.array(head, np.int64).tobytes(), weights.tobytes(), x.tobytes()]
+        for case in cases:
+            ends = [0, *case.splits, len(case.x)]
+            sizes = [len(case.weights), case.x.shape[1], len(case.x), len(ends)]
+            head = np.array([case.kind.type, *sizes, case.tiles_at_once, *ends], np.int64)
+            sent += [head.tobytes(), case.weights.tobytes(), case.x.tobytes()]
         run = subprocess.run(self.command, input=b"".join(sent), capture_output=True, timeout=250)
         assert run.returncode == 0, run.stderr.decode()[-2000:]
         assert not run.stderr, run.stderr.decode()[-2000:]
         products = np.frombuffer(run.stdout, np.float32)
-        shapes = [(len(x), len(weights)) for _, weights, x, _, _ in cases]
+        shapes = [(len(case.x), len(case.weights)) for case in cases]
         ends = np.cumsum([m * n for m, n in shapes])
         assert len(products) == ends[-1]
         parts = np.split(products, ends[:-1])
@@ -269,9 +257,8 @@ def check(kind: Format, weights: Bytes, x: Floats, products: Floats) -> None:
 def _first(wrong: npt.NDArray[np.bool_], *arrays: npt.NDArray[np.floating]) -> str:
     at = tuple(np.argwhere(wrong)[0])
     got, exact, room = (array[at] for array in arrays)
-    return (
-        f"{wrong.sum()} of {wrong.size}; row {at[0]}, weight {at[1]}: {got}, not {exact} +- {room}"
-    )
+    where = f"{wrong.sum()} of {wrong.size}; row {at[0]}, weight {at[1]}"
+    return f"{where}: {got}, not {exact} +- {room}"
 
 
 def assert_same_bits(a: Floats, b: Floats) -> None:
@@ -307,19 +294,17 @@ def test_products_are_those_of_the_weights_in_the_file(kind: Format, plain: Prob
         num_columns = columns_of(kind, num_blocks)
         weights = kind.draw(rng, num_rows, num_columns)
         x = ordinary(rng, 5, num_columns)
-        check(kind, weights, x, plain.products(kind, weights, x))
+        check(kind, weights, x, *plain.products(Case(kind, weights, x)))
 
 
 @pytest.mark.parametrize("kind", [f for f in FORMATS if not f.is_float], ids=lambda kind: kind.name)
 def test_every_byte_of_a_block_is_read_as_it_is_meant(kind: Format, plain: Probe) -> None:
     rng = np.random.default_rng(1)
-    weights = kind.every_byte(kind.block_columns)
     # one column after the other, so that no two codes can change places
     x = np.concatenate([np.eye(kind.block_columns), rng.standard_normal((4, kind.block_columns))])
     x = x.astype(np.float32)
-    check(kind, weights, x, plain.products(kind, weights, x))
-    weights = kind.draw(rng, 64, kind.block_columns)
-    check(kind, weights, x, plain.products(kind, weights, x))
+    for weights in (kind.every_byte(kind.block_columns), kind.draw(rng, 64, kind.block_columns)):
+        check(kind, weights, x, *plain.products(Case(kind, weights, x)))
 
 
 def test_exponents_reach_both_ends(plain: Probe) -> None:
@@ -328,7 +313,7 @@ def test_exponents_reach_both_ends(plain: Probe) -> None:
     weights = kind.draw(rng, 255, 32)
     weights[:, 0] = np.arange(255)
     x = rng.standard_normal((3, 32)).astype(np.float32)
-    check(kind, weights, x, plain.products(kind, weights, x))
+    check(kind, weights, x, *plain.products(Case(kind, weights, x)))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -340,47 +325,46 @@ def test_every_number_of_16_bits_is_exact(name: str, compiled: Compile) -> None:
         if kind.name in {"F16", "BF16"}:
             with np.errstate(invalid="ignore"):  # NaN
                 exact = kind.weights(numbers).astype(np.float32)
-            products = probe.products(kind, numbers, one)[0]
-            assert np.array_equal(products, exact[:, 0], equal_nan=True)
+            (products,) = probe.products(Case(kind, numbers, one))
+            assert np.array_equal(products[0], exact[:, 0], equal_nan=True)
+
+
+SIZES = ((1, 1), (15, 3), (17, 5), (33, 2), (0, 1))  # rows of weights, blocks of columns
 
 
 @each_format
 def test_an_instruction_set_changes_no_bit(kind: Format, fast: Probe, plain: Probe) -> None:
+    cases = hard_cases(kind, [0, 1, 7, 19, 40])
+    for one, other in zip(fast.products(*cases), plain.products(*cases), strict=True):
+        assert_same_bits(one, other)
+
+
+def hard_cases(kind: Format, widths: Sequence[int]) -> list[Case]:
+    """Sizes that no vector divides, extreme weights and extreme activations."""
     rng = np.random.default_rng(3)
     cases = []
-    for num_rows, num_blocks, num_x in (
-        (1, 1, 3),
-        (15, 3, 7),
-        (17, 5, 19),
-        (33, 2, 40),
-        (0, 1, 1),
-        (5, 1, 0),
-    ):
+    for num_rows, num_blocks in SIZES:
         num_columns = columns_of(kind, num_blocks)
         weights = kind.draw(rng, num_rows, num_columns)
-        cases.append((kind, weights, ordinary(rng, num_x, num_columns), (), 1))
-    num_columns = columns_of(kind, 3)
-    x = np.stack(list(edges(num_columns).values()))
-    cases.append((kind, kind.draw(rng, 33, num_columns), x, (), 1))
-    cases.append((kind, kind.every_byte(num_columns), x, (), 3))
-    for one, other in zip(fast.all_products(cases), plain.all_products(cases), strict=True):
-        assert_same_bits(one, other)
+        x = np.stack([*edges(num_columns).values(), *ordinary(rng, 40, num_columns)])
+        cases += [Case(kind, weights, x[:width], (), 1) for width in (*widths, len(x))]
+        cases.append(Case(kind, kind.every_byte(num_columns), x, (), 3))
+    return cases
 
 
 @each_format
 @pytest.mark.parametrize("name", SETS)
 def test_a_row_has_the_same_bits_in_any_company(kind: Format, name: str, compiled: Compile) -> None:
-    probe = compiled(name)
     rng = np.random.default_rng(4)
     num_columns = columns_of(kind, 3)
     weights = kind.draw(rng, 17, num_columns)
     x = ordinary(rng, 40, num_columns)
-    cases = [(kind, weights, x, range(1, 40), 1)]
-    cases += [(kind, weights, x[:width], (), 1 << 20) for width in range(1, 41)]
+    cases = [Case(kind, weights, x, range(1, 40), 1)]
+    cases += [Case(kind, weights, x[:width]) for width in range(1, 41)]
     for _ in range(5):
         splits = np.sort(rng.choice(np.arange(1, 40), 6, replace=False)).tolist()
-        cases.append((kind, weights, x, splits, int(rng.integers(1, 3))))
-    alone, *others = probe.all_products(cases)
+        cases.append(Case(kind, weights, x, splits, int(rng.integers(1, 3))))
+    alone, *others = compiled(name).products(*cases)
     for other in others:
         assert_same_bits(other, alone[: len(other)])
 
@@ -388,17 +372,15 @@ def test_a_row_has_the_same_bits_in_any_company(kind: Format, name: str, compile
 @each_format
 @pytest.mark.parametrize("name", SETS)
 def test_what_is_not_finite_stays_in_its_row(kind: Format, name: str, compiled: Compile) -> None:
-    probe = compiled(name)
     num_columns = columns_of(kind, 3)
     weights = kind.draw(np.random.default_rng(6), 33, num_columns)
     rows = edges(num_columns)
     x = np.stack(list(rows.values()))
-    products = probe.products(kind, weights, x)
-    alone = probe.products(kind, weights, x, splits=range(1, len(x)))
-    assert_same_bits(products, alone)
-    is_huge = np.array(
-        ["largest" in label for label in rows]
-    )  # may overflow where weights are large
+    together, alone = Case(kind, weights, x), Case(kind, weights, x, range(1, len(x)))
+    products, others = compiled(name).products(together, alone)
+    assert_same_bits(products, others)
+    # these may overflow where weights are large
+    is_huge = np.array(["largest" in label for label in rows])
     is_finite = np.isfinite(x).all(axis=1)
     assert np.isfinite(products[is_finite & ~is_huge]).all()
     assert not np.isfinite(products[~is_finite]).any()
@@ -413,28 +395,9 @@ def test_what_is_not_finite_stays_in_its_row(kind: Format, name: str, compiled: 
 def test_nothing_undefined_is_done(name: str, compiled: Compile, plain: Probe) -> None:
     """Under the address and the undefined behaviour sanitizer."""
     probe = compiled(name, "-O1", *SANITIZERS)
-    rng = np.random.default_rng(7)
     for kind in FORMATS:
-        cases = []
-        for num_rows, num_blocks in ((1, 1), (15, 3), (17, 2), (33, 5), (0, 1)):
-            num_columns = columns_of(kind, num_blocks)
-            x = np.concatenate(
-                [np.stack(list(edges(num_columns).values())), ordinary(rng, 18, num_columns)]
-            )
-            cases += [
-                (kind, kind.draw(rng, num_rows, num_columns), x[:width], (), 1)
-                for width in (0, 1, 2, 3, 5, 19, len(x))
-            ]
-        cases.append(
-            (
-                kind,
-                kind.every_byte(columns_of(kind, 1)),
-                ordinary(rng, 2, columns_of(kind, 1)),
-                (),
-                2,
-            )
-        )
-        for one, other in zip(probe.all_products(cases), plain.all_products(cases), strict=True):
+        cases = hard_cases(kind, [0, 1, 2, 3, 5, 19])
+        for one, other in zip(probe.products(*cases), plain.products(*cases), strict=True):
             assert_same_bits(one, other)
 
 
@@ -465,11 +428,11 @@ def sweep(
     num_columns = num_blocks * (33 if kind.is_float else kind.block_columns)
     weights = kind.draw(rng, num_rows, num_columns)
     x = ordinary(rng, num_x, num_columns)
-    wanted = plain.products(kind, weights, x)
+    (wanted,) = plain.products(Case(kind, weights, x))
     check(kind, weights, x, wanted)
-    cases = [(kind, weights, x[:width], (), 1 << 20) for width in range(1, num_x + 1)]
+    cases = [Case(kind, weights, x[:width]) for width in range(1, num_x + 1)]
     for _ in range(20):
         inner = rng.choice(np.arange(1, num_x), rng.integers(1, num_x - 1), replace=False)
-        cases.append((kind, weights, x, np.sort(inner).tolist(), int(rng.integers(1, 9))))
-    for one in probe.all_products(cases):
+        cases.append(Case(kind, weights, x, np.sort(inner).tolist(), int(rng.integers(1, 9))))
+    for one in probe.products(*cases):
         assert_same_bits(one, wanted[: len(one)])

@@ -17,7 +17,7 @@ struct Lanes {
     static constexpr const char * NAME = DUODEC_HAS_VNNI ? "AVX-VNNI" : "AVX2";
     static constexpr int ROWS = 8;
     static constexpr int MOST = 8;  // rows of activations that are multiplied at once
-    static constexpr int TOGETHER = DUODEC_HAS_VNNI ? 4 : 2;  // of these, whose dot products are computed by turns: none waits for its last
+    static constexpr int TOGETHER = 1;  // of these, whose dot products are computed by turns: none waits for its last
     static constexpr int BIASED = DUODEC_HAS_VNNI ? 128 : 0;
     using Int = __m256i;
     using Real = __m256;
