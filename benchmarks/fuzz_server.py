@@ -248,7 +248,7 @@ def _requests() -> list[bytes]:
         head % b"/v1/completions" + b"Transfer-Encoding: chunked\r\n\r\n"
         + b"1;x=y\r\n \r\n" * 40
         + b"%x\r\n%s\r\n0\r\nHost: x\r\n\r\n" % (len(stream), stream),
-        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300,
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20,
         b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" * 3,
     ]  # fmt: skip
 

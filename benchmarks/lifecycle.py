@@ -37,6 +37,7 @@ app = typer.Typer(add_completion=False)
 _MODEL = str(Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf")
 _OPTIONS = ("-m", _MODEL, "--draft", "none", "--context", "256")
 _LONGEST_S = 15.0  # from a signal to the end of a server with nothing in work
+_CHILDREN_S = 3.0  # in which those that it started end
 _CLIENTS = 16
 _BEGUN = """
 import sys
@@ -94,8 +95,9 @@ def signals(
         slowest_s = max(slowest_s, perf_counter() - begin_s)
         moment = "served" if b" ready " in err else "loading" if b"serving" in err else "importing"
         ended[f"{moment}: {status}"] += 1
-        sleep(0.05)
-        stayed = [p for p in psutil.process_iter() if _session(p.pid) == process.pid]
+        end_s = perf_counter() + _CHILDREN_S
+        while (stayed := _running(process.pid)) and perf_counter() < end_s:
+            sleep(0.05)
         is_wrong = status != "0" or b"Traceback" in err or bool(stayed)
         wrong += is_wrong
         if is_wrong:
@@ -104,10 +106,15 @@ def signals(
     raise SystemExit(min(wrong, 1))
 
 
-def _session(pid: int) -> int | None:
-    with suppress(OSError):
-        return os.getsid(pid)
-    return None
+def _running(session: int) -> list[psutil.Process]:
+    """The processes of a session that have not ended, whoever has yet to hear of it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            is_own = os.getsid(process.pid) == session
+            if is_own and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 @app.command()

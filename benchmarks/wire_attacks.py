@@ -7,10 +7,12 @@ and reads as little of the answers as it can.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from itertools import cycle, islice, repeat
+from typing import Any, TypeVar
 
+_T = TypeVar("_T")
 _DEAF_S = 4.0  # that a client stays which reads nothing
 _HOST = b"Host: localhost\r\n"
 _CHAT = b"POST /v1/chat/completions HTTP/1.1\r\n" + _HOST
@@ -37,17 +39,32 @@ SINGLE_BYTES = _CHUNKED + b"1\r\n \r\n" * 700_000
 EXTENSIONS = _CHUNKED + (b"1;" + b"x" * 8000 + b"\r\n \r\n") * 2000
 
 
+async def _within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
+    """What it returns. Raises TimeoutError; `asyncio.wait_for` may swallow the end of an attack."""
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    finally:
+        task.cancel()
+    if not done:
+        raise asyncio.TimeoutError
+    return task.result()
+
+
 async def _sent(host: str, port: int, parts: Iterable[bytes], stay_s: float) -> str:
     """How a connection ends that sends these parts, as fast as it may, and stays for a while."""
     reader, writer = await asyncio.open_connection(host, port, limit=1 << 12)
+
+    async def send() -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        await reader.read()
+
     try:
         with suppress(ConnectionError):
-            async with asyncio.timeout(stay_s):
-                for part in parts:
-                    writer.write(part)
-                    await writer.drain()
-                await reader.read()
-    except TimeoutError:
+            await _within(stay_s, send())
+    except asyncio.TimeoutError:
         return "stayed"
     else:
         return "closed"
@@ -60,9 +77,9 @@ async def _deaf(host: str, port: int, data: bytes) -> str:
     _, writer = await asyncio.open_connection(host, port)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     try:
-        with suppress(ConnectionError, TimeoutError):
+        with suppress(ConnectionError, asyncio.TimeoutError):
             writer.write(data)
-            await asyncio.wait_for(writer.drain(), _DEAF_S)
+            await _within(_DEAF_S, writer.drain())
         await asyncio.sleep(_DEAF_S)
         return "closed" if writer.transport.is_closing() else "stayed"
     finally:
@@ -152,9 +169,9 @@ async def half_closed(host: str, port: int) -> str:
         with suppress(ConnectionError):
             writer.write(METRICS)
             writer.write_eof()
-            await asyncio.wait_for(reader.read(1 << 12), _DEAF_S)
+            await _within(_DEAF_S, reader.read(1 << 12))
         return "left"
-    except TimeoutError:
+    except asyncio.TimeoutError:
         return "stayed"
     finally:
         writer.transport.abort()

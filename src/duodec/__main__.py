@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
-from typing import NoReturn
+from typing import Any, NoReturn
 
 INTERRUPTED = 130  # as a shell reports SIGINT
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"
 
 
 def main() -> None:
     """The entry point of the `duodec` program."""
     if is_server(sys.argv[1:]):
-        with ended_quietly():
-            from duodec.cli.app import main as run
+        atexit.register(_ignore_signals)  # the first to be registered is the last to be called
+        _end_quietly()
+        from duodec.cli.app import main as run
 
-            run()
+        run()
         return
     with interrupted_at_once():
         from duodec.cli.app import main as run
@@ -41,15 +44,23 @@ def ended_quietly() -> Iterator[None]:
     if current_thread() is not main_thread():
         yield
         return
-    before = {
-        number: signal.signal(number, lambda number, frame: os._exit(0))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = _end_quietly()
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_quietly() -> dict[int, Any]:
+    """Let signals end the process with status 0: what they did before."""
+    return {number: signal.signal(number, lambda number, frame: os._exit(0)) for number in _SIGNALS}
+
+
+def _ignore_signals() -> None:
+    """Python is ending, and would let them end it in their own way."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

@@ -140,6 +140,21 @@ def test_a_signal_ends_it_with_status_0_while_it_begins(number: int, after_s: fl
     assert not any("Traceback" in line for line in server.lines)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_python_ends_changes_nothing(number: int) -> None:
+    late = "import atexit, time, duodec.__main__\ndef end():\n print('ending', flush=True)\n"
+    late += " time.sleep(0.5)\natexit.register(end)\nmain()"
+    options = ("-m", str(_SMALL), "--draft", "none", "--context", "128")
+    with serving(*options, program=_BEGUN.replace("main()", late)) as server:
+        server.wait_ready().close()
+        server.process.send_signal(number)
+        assert server.process.stdout is not None
+        assert [server.process.stdout.readline() for _ in range(2)] == ["begun\n", "ending\n"]
+        server.process.send_signal(number)
+        assert server.wait() == 0
+    assert not any("Traceback" in line for line in server.lines), server.lines
+
+
 def test_sigint_ends_it_where_a_shell_ignores_it() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a script's job in the background
     try:
