@@ -715,7 +715,7 @@ def test_timing_must_not_change_text(start: Start, fault: str, temperature: floa
                 kill(drafter)
 
         assert text_of(name, session, strike) == expected
-        if fault == "instant":
+        if fault == "instant" and name != "auto":  # which may find that it does not pay here
             assert session.num_rounds < 32, "some drafts were used"
     if fault == "dying":
         assert drafter.restarts > 0
