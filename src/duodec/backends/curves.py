@@ -67,7 +67,7 @@ class CostCurve:
         """The curve of a number (flat, of milliseconds) or a text. Raises BadOption, which calls
         the option ``name``."""
         words = str(text).strip()
-        try:
+        words = f"{text:g}" if isinstance(text, float) else str(text).strip()
             if words.startswith(_ROOFLINE):
                 return _roofline(words)
             if ":" in words:
