@@ -66,8 +66,8 @@ class CostCurve:
     def parse(cls, text: str | float, name: str = "curve") -> CostCurve:
         """The curve of a number (flat, of milliseconds) or a text. Raises BadOption, which calls
         the option ``name``."""
-        words = str(text).strip()
         words = f"{text:g}" if isinstance(text, float) else str(text).strip()
+        try:
             if words.startswith(_ROOFLINE):
                 return _roofline(words)
             if ":" in words:
