@@ -348,7 +348,9 @@ def hard_cases(kind: Format, widths: Sequence[int]) -> list[Case]:
         weights = kind.draw(rng, num_rows, num_columns)
         x = np.stack([*edges(num_columns).values(), *ordinary(rng, 40, num_columns)])
         cases += [Case(kind, weights, x[:width], (), 1) for width in (*widths, len(x))]
-        cases.append(Case(kind, kind.every_byte(num_columns), x, (), 3))
+    num_columns = columns_of(kind, 1)
+    x = np.stack(list(edges(num_columns).values()))
+    cases.append(Case(kind, kind.every_byte(num_columns), x, (), 3))
     return cases
 
 
@@ -396,7 +398,7 @@ def test_nothing_undefined_is_done(name: str, compiled: Compile, plain: Probe) -
     """Under the address and the undefined behaviour sanitizer."""
     probe = compiled(name, "-O1", *SANITIZERS)
     for kind in FORMATS:
-        cases = hard_cases(kind, [0, 1, 2, 3, 5, 19])
+        cases = hard_cases(kind, [0, 1, 3, 19])
         for one, other in zip(probe.products(*cases), plain.products(*cases), strict=True):
             assert_same_bits(one, other)
 
