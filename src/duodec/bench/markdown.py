@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from duodec.bench.claims import claims
 from duodec.bench.measures import measure
-from duodec.bench.paper import claims
 from duodec.bench.results import Results
 from duodec.bench.sentences import cautions, verdict
 from duodec.bench.tables import LEGEND, UNITS, cost_table, markdown, paper_table, task_tables

@@ -16,10 +16,8 @@ from urllib.error import HTTPError
 from urllib.request import Request as WebRequest
 from urllib.request import urlopen
 
-from duodec.bench.measures import measure
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Render, Turns
-from duodec.bench.results import Results
 from duodec.bench.tasks import Prompt
 from duodec.errors import BadOption, CacheUnwritable, ChecksumMismatch, DownloadFailed
 from duodec.machine.cores import available_cores
@@ -36,8 +34,6 @@ _FILES = f"https://raw.githubusercontent.com/KaiLv69/DuoDecoding/{_COMMIT}/data/
 _THREADS = 16
 _MAX_TOKENS = 128
 _TIMEOUT_S = 30
-CLAIMED_SPEEDUP = 2.61  # over plain decoding, at most
-CLAIMED_TTFT = 0.83  # of speculative sampling's
 _PROMPTS = {  # SHA-256; 80 questions a task, 164 functions
     "humaneval": "4a74508c994b8b52830e5e32ac59792f5ff398950633a4784cb8a26594760eeb",
     "math_reasoning": "30c994252af44141d6fbc97f242168a002ca8317e754d988a25cda64d82a2bb3",
@@ -131,27 +127,6 @@ def paper_plan(name: str, given: BenchPlan, chosen: frozenset[str]) -> BenchPlan
     config = replace(config, **{k: v for k, v in own.items() if k not in chosen})
     kept = {field: value for field, value in values.items() if field not in chosen}
     return replace(given, paper=name, config=config, **kept)
-
-
-def claims(results: Results) -> list[str]:
-    """What the paper claims, and what was measured, a line each."""
-    lines = []
-    for measures in measure(results):
-        speeds = {m: r.value for m in measures.methods if (r := measures.of(m).ratio)}
-        lines += [
-            f"{method}: {speeds[method]:.2f} times plain decoding here; the paper's DuoDecoding: "
-            f"{CLAIMED_SPEEDUP} at most"
-            for method in ("duo", "auto")
-            if method in speeds
-        ]
-        first = {m: ttft for m in measures.methods if (ttft := measures.of(m).ttft_s)}
-        sps = next((m for m in first if m.startswith("sps")), None)
-        if sps and "duo" in first:
-            lines.append(
-                f"duo: first token at {first['duo'] / first[sps]:.0%} of {sps}'s here; the paper: "
-                f"{CLAIMED_TTFT:.0%}"
-            )
-    return lines
 
 
 # --- files of the released repository

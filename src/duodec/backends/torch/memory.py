@@ -13,7 +13,7 @@ from duodec.backends.torch.spreading import Block, spread
 from duodec.errors import ModelUnreadable
 
 _LOWEST_CONTEXT, _STEP = 512, 256  # tokens
-_DRAW_BYTES = 72  # for one number of a row: its noise in integers, and a sorted row (measured)
+_DRAW_BYTES = 76  # for one number of a row: its noise in integers, and a sorted row (measured)
 _SCORE_BYTES = 24  # for a score that torch's attention does not compute: copies of 4 bytes
 _WITH_SINKS = ("gpt_oss",)  # architectures
 _ACTIVATIONS = (8, 4)  # tensors of a layer's width and of its inner width that are alive at once
