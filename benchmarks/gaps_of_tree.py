@@ -10,6 +10,7 @@ then is done while the drafter works. It uses only what older trees have.
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import sys
 from collections.abc import Sequence
@@ -62,6 +63,10 @@ class Watched:
     target: ReplayTarget
     gaps: Gaps
 
+    @property
+    def traits(self) -> Any:
+        return self.target.traits
+
     def launch(self, queries: Sequence[Query]) -> Launched:
         self.gaps.begin()
         return _Flight(self.target.launch(queries), self.gaps)
@@ -74,6 +79,7 @@ class Watched:
 class _Flight:
     launched: Any
     gaps: Gaps
+    due_s: float = math.inf
 
     def result(self) -> list[Scores]:
         scores: list[Scores] = self.launched.result()

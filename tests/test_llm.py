@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from time import sleep
 
 import numpy as np
@@ -21,8 +22,9 @@ from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import PacedTarget
 from duodec.core.events import Started
-from duodec.core.protocols import Drafted, Query, Scores
+from duodec.core.protocols import Drafted, Query, Scores, Target
 from duodec.core.sampling import Context, Draw
+from duodec.core.traits import TargetTraits
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 from duodec.machine.cores import available_cores, keep_to
@@ -241,16 +243,20 @@ def test_of_two_in_an_event_loop_none_waits_for_the_others_end() -> None:
     assert {"aD", "bD"} <= set(order[:first_end])
 
 
-class Raising:
+class Raising(Target):
     """A target that computes when it is launched, and fails on one prompt."""
 
     def __init__(self) -> None:
         self._target = TableTarget(TABLE)
 
+    traits = TargetTraits(launches=True)
+
     def launch(self, queries: object) -> object:
         scores = self.score(queries)
 
         class Ready:
+            due_s = inf
+
             def result(self) -> object:
                 return scores
 
@@ -447,7 +453,7 @@ def test_no_more_is_drafted_than_a_target_can_score(method: str, most: int, is_p
     lengths: list[int] = []
 
     class Limited(TableTarget):
-        max_draft = most
+        traits = TargetTraits(max_draft=most)
 
         def score(self, queries: Sequence[Query]) -> list[Scores]:
             lengths.extend(len(query.draft) for query in queries)
@@ -496,7 +502,7 @@ def test_a_caller_has_all_its_cores_while_it_holds_a_piece(is_whole: bool) -> No
 def test_an_interrupt_ends_no_other_completion_as_if_it_were_whole() -> None:
     """It comes while one caller's step goes on with another one's text."""
 
-    class Interrupted:
+    class Interrupted(Target):
         def __init__(self) -> None:
             self._target = TableTarget(TABLE)
             self.slot: int | None = None  # in whose verdict it comes

@@ -22,7 +22,7 @@ class Threaded(Target, Protocol):
     def use_threads_throughout(self, num_threads: int) -> None: ...
 
 
-class SeparateTargets:
+class SeparateTargets(Target):
     """A target made of one target per slot, which run in turn; ``another`` opens a slot's target at
     its first query.
 

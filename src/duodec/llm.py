@@ -27,7 +27,7 @@ from duodec.core.events import Event, FinishReason, Started
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.logprobs import Logprob
 from duodec.core.parameters import made, whole
-from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer, max_draft
+from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
 from duodec.core.round import Stats
 from duodec.core.sampling import Sampler, SamplingParams, seeded
 from duodec.core.text import TextStream
@@ -429,7 +429,7 @@ class LLM:
             costs=self.costs,
             shares_cores=self.shares_cores,
             takes_turns=self.takes_turns,
-            max_width=min(Request.max_width, max_draft(self.target)),
+            max_width=min(Request.max_width, self.target.traits.max_draft),
             clock=self.clock,
             is_end=self.tokenizer.is_end,
             stream=TextStream(self._piece(shown), tuple(params.stop)),
@@ -477,9 +477,9 @@ class LLM:
             if chosen not in self._methods:
                 self._methods[chosen] = method_named(chosen)
             chosen = self._methods[chosen]
-        if chosen.needs_draft_model and self.drafter is None and max_draft(self.target):
+        if chosen.needs_draft_model and self.drafter is None and self.target.traits.max_draft:
             raise BadOption(f"method '{chosen.name}' needs a draft model; name one with --draft")
-        if chosen.reads_off_path and getattr(self.tokenizer, "is_recurrent", False):
+        if chosen.reads_off_path and self.target.traits.is_recurrent:
             raise BadOption(
                 f"method '{chosen.name}' scores branches, and this target, which is recurrent, has "
                 "none; use --method auto"
@@ -494,7 +494,7 @@ class LLM:
     def _drafter_for(self, method: Method) -> Drafter:
         """The drafter, for methods that need one or use one where that can pay."""
         is_used = method.needs_draft_model or method.uses_draft_model
-        is_wanted = is_used and max_draft(self.target) > 0
+        is_wanted = is_used and self.target.traits.max_draft > 0
         return (self.drafter if is_wanted else None) or NoDrafter()
 
     def _checked(self, tokens: list[int]) -> list[int]:

@@ -15,7 +15,7 @@ from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.placement import Placement
 from duodec.backends.testbeds import PacedTarget
 from duodec.batching import share
-from duodec.core.protocols import Datastore, Target, Tokenizer, max_draft
+from duodec.core.protocols import Datastore, Target, Tokenizer
 from duodec.datastores import open_for
 from duodec.drafts import recipe_for
 from duodec.errors import DuodecError, warn
@@ -79,7 +79,7 @@ def load(
         stack.callback(target.close)
         if isinstance(target, LlamaTarget) and plan.shares_cores and config.threads is None:
             target.context.most_threads = spare
-        if drafter and not max_draft(target):
+        if drafter and not target.traits.max_draft:
             on_warning(f"{config.target}: {_NO_STATES}")
             drafter.close()
             drafter = None

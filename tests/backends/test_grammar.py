@@ -38,6 +38,7 @@ from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import Drafter, DraftRequest
 from duodec.core.rows import masked
 from duodec.core.sampling import Context, Sampler
+from duodec.core.traits import DraftTraits
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain
 from duodec.errors import BadOption, GrammarsFull
@@ -364,6 +365,8 @@ class Spelling:
 
 
 class _Spelling(TableDraftModel):
+    traits = DraftTraits(has_masks=True)
+
     def mask(self, grammar: Grammar) -> Mask:
         return Masks(Letters(ends=True)).mask(grammar)
 

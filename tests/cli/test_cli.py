@@ -21,7 +21,7 @@ from duodec import loading
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli import app, chat, output
 from duodec.cli.closing import comparison, draft_line, end_line, speed_line
-from duodec.core.protocols import Query, Scores
+from duodec.core.protocols import Query, Scores, Target
 from duodec.core.round import Round, Stats
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
@@ -33,7 +33,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass
-class Watched:
+class Watched(Target):
     """A target that calls `on_forward` with the number of each forward pass."""
 
     target: TableTarget

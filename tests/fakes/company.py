@@ -20,10 +20,11 @@ from fakes.dice import RuleMask
 from duodec.backends.table import TableModel, TableScores
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, Drafted, Drafter, DraftRequest, Query, Scores
+from duodec.core.protocols import Candidates, Drafted, Drafter, DraftRequest, Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Distribution, Draw, Sampler, SamplingParams
 from duodec.core.text import TextStream
+from duodec.core.traits import TargetTraits
 from duodec.drafting.growth import Tree
 from duodec.errors import ComputeFailed
 from duodec.inner_loops import use_native
@@ -101,13 +102,17 @@ class FreshScores(TableScores):
         self._check(row)
         return super().distribution(row)
 
+    def row_logits(self, row: int) -> Row:
+        self._check(row)
+        return super().row_logits(row)
+
     def _check(self, row: int) -> None:
         assert self.number == self.owner.number, "read after the next forward pass"
         assert 0 <= row < self.num_scored, "a row that was not scored"
 
 
 @dataclass
-class Computed:
+class Computed(Target):
     """A target whose forward passes take virtual time: ``row_s`` a row, or as much as
     ``num_padded`` rows take. It may score chains only, fails for texts that are doomed, and now and
     then, for one time, for a batch."""
@@ -119,6 +124,10 @@ class Computed:
     num_padded: int = 1
     has_branches: bool = True
     number: int = 0
+
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(has_branches=self.has_branches)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         self.number += 1
@@ -153,6 +162,10 @@ def is_doomed(tokens: Sequence[int]) -> bool:
 
 class Elsewhere(Computed):
     """The same on other hardware: a forward pass goes on while the scheduler does other work."""
+
+    @property
+    def traits(self) -> TargetTraits:
+        return replace(super().traits, launches=True)
 
     def launch(self, queries: Sequence[Query]) -> _Passing:
         self.number += 1

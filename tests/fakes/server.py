@@ -33,7 +33,7 @@ MODEL = "tables"
 
 
 @dataclass
-class Slowed:
+class Slowed(Target):
     """A target that takes its time, and tells what it is asked."""
 
     target: Target

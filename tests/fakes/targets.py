@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from duodec.core.protocols import Query, Scores, Target
+from duodec.core.traits import TargetTraits
 
 
-class Stale:
+class Stale(Target):
     """A target whose scores hold until its next forward, as those of real ones."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self.has_branches = getattr(target, "has_branches", True)
         self.number = 0
+
+    @property
+    def traits(self) -> TargetTraits:
+        return self._target.traits
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         self.number += 1
@@ -32,10 +36,10 @@ class _StaleScores:
         return getattr(self.scores, name)
 
 
-class Chains:
+class Chains(Target):
     """A target that scores of every draft only the first nodes that are a chain."""
 
-    has_branches = False
+    traits = TargetTraits(has_branches=False)
 
     def __init__(self, target: Target) -> None:
         self._target = target

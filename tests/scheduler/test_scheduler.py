@@ -41,7 +41,7 @@ LONG_S = 30.0
 
 
 @dataclass
-class Counted:
+class Counted(Target):
     """A target that remembers what was asked at once, and takes a moment."""
 
     target: Target
@@ -407,7 +407,7 @@ def test_who_is_alone_has_branches_until_others_come(method: str) -> None:
 
 
 @dataclass(frozen=True)
-class Timed:
+class Timed(Target):
     """A target whose forward passes take as long as a clock is told."""
 
     clock: FakeClock

@@ -51,7 +51,7 @@ class Conversation:
     error: str | None = None
 
 
-class _Noting:
+class _Noting(Target):
     """A target that records its candidates after each text that it scores."""
 
     def __init__(self, target: Target) -> None:

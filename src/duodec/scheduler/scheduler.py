@@ -19,13 +19,10 @@ from time import perf_counter, process_time
 
 from duodec.core.protocols import (
     Drafted,
-    InThisThread,
     Launched,
     Query,
     Scores,
     Target,
-    has_branches,
-    launch,
 )
 from duodec.core.sampling import Tokens
 from duodec.errors import ComputeFailed
@@ -57,7 +54,7 @@ class _Flight:
     @property
     def due_s(self) -> float:
         """When its result is there, where that is known; never, where it is not."""
-        return max((getattr(one, "due_s", math.inf) for one in self.launched), default=math.inf)
+        return max((one.due_s for one in self.launched), default=math.inf)
 
 
 @dataclass
@@ -260,7 +257,7 @@ class Scheduler:
             self._end(task, "abort")
             return
         request = task.request
-        request.has_branches = has_branches(task.slot.target)
+        request.traits = task.slot.target.traits
         num_rounds = request.num_rounds
         need = None
         try:
@@ -340,9 +337,9 @@ class Scheduler:
             queries = [task.query() for task in tasks]
             flight.tasks += tasks
             flight.queries += queries
-            flight.launched.append(launch(target, queries))
+            flight.launched.append(target.launch(queries))
             flight.targets.append(self.targets.number(target))
-        flight.is_here = any(isinstance(one, InThisThread) for one in flight.launched)
+        flight.is_here = not all(task.slot.target.traits.launches for task in batch)
         return flight
 
     def _rehearse(self, flight: _Flight) -> None:

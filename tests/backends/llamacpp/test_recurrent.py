@@ -29,7 +29,7 @@ from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.grammar import Grammar
-from duodec.core.protocols import Query, RowQuery, has_branches
+from duodec.core.protocols import Query, RowQuery
 from duodec.core.sampling import SamplingParams
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ModelUnreadable
@@ -160,7 +160,7 @@ def test_a_draft_longer_than_the_snapshots_is_scored_as_far_as_they_go(model: Ll
     with closing(target_of(model)) as target:
         (scores,) = target.score([query([5, 6, 7], range(100, 130))])
         assert scores.num_rows == NUM_SNAPSHOTS + 1
-        assert not has_branches(target)
+        assert not target.traits.has_branches
 
 
 def test_states_and_snapshots_are_counted_before_loading(path: Path, model: LlamaModel) -> None:
@@ -271,7 +271,7 @@ def test_a_hybrid_is_loaded_as_a_target_that_has_no_branches(path: Path) -> None
         plan = CorePlan.make((0,), target_is_on_cpu=True)
         with closing(loaded.start(128, plan)) as target:
             assert isinstance(target, LlamaRecurrent)
-            assert (target.num_slots, has_branches(target)) == (2, False)
+            assert (target.num_slots, target.traits.has_branches) == (2, False)
         with pytest.raises(ModelUnreadable, match="whose state has no branches"):
             LlamaTarget(loaded.model, num_context=64, num_threads=1)  # type: ignore[arg-type]
 

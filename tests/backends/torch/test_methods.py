@@ -22,7 +22,7 @@ from duodec.backends.llamacpp.target import LlamaDraftModel
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import TorchScores, TorchTarget
 from duodec.core.grammar import Grammar
-from duodec.core.protocols import RowQuery
+from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Draw, Sampler, SamplingParams
@@ -72,7 +72,7 @@ def drafting_model(kind: str) -> torch.nn.Module:
 
 
 @dataclass(frozen=True)
-class BlurredModel:
+class BlurredModel(DraftModel):
     """A draft model that is the target, less sure of itself: mostly right, often wrong."""
 
     kind: str

@@ -13,6 +13,7 @@ A branch of a tree would lie in other cells than the text that it becomes, so dr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from duodec.backends.tree_cache import Entry
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Launched, Query, Scores
 from duodec.core.rows import Row
+from duodec.core.traits import TargetTraits
 
 MOST_ROWS = 64
 NUM_PIECE = 256  # tokens of a prompt that are read at once
@@ -65,6 +67,10 @@ class LlamaFixedRows(LlamaStreams):
         self.on_chunk: Callable[[], None] = lambda: None
         self._num_piece = num_piece
         self._num_read: dict[int, int] = {}  # by slot, tokens that pieces of its prompt hold
+
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(has_branches=False, launches=True, num_rows=self.num_rows)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Raises ContextExceeded and ComputeFailed; then what the slot held is forgotten."""
@@ -191,6 +197,7 @@ class _Flight:
     target: LlamaFixedRows
     queries: Sequence[Query]
     first: _Pass
+    due_s: float = math.inf
 
     def result(self) -> list[Scores]:
         found: list[Scores] = []

@@ -34,6 +34,7 @@ from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query, Scores
 from duodec.core.rows import Row
 from duodec.core.sampling import Tokens
+from duodec.core.traits import TargetTraits
 
 NUM_SNAPSHOTS = 8  # of a slot's state, and so draft tokens of a forward pass
 _LONG_TEXT = 32  # new tokens of a text after which a checkpoint is worth its memory
@@ -104,6 +105,10 @@ class LlamaRecurrent(LlamaStreams):
         for _, group in groupby(works, key=lambda work: len(work.chain)):
             rows |= self._score_even(list(group))
         return [LlamaScores(query, rows[query.slot]) for query in queries]
+
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(has_branches=False, max_draft=self.max_draft, is_recurrent=True)
 
     @cached_property
     def max_draft(self) -> int:

@@ -19,8 +19,9 @@ from duodec.backends.llamacpp.target import MAX_WIDTH, LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Query, Scores
+from duodec.core.protocols import Query, Scores, Target
 from duodec.core.sampling import Tokens
+from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 NUM_BATCH = 512  # tokens of a forward
@@ -82,14 +83,12 @@ def num_passes(lengths: Sequence[int]) -> int:
     return found
 
 
-class LlamaStreams:
+class LlamaStreams(Target):
     """A target for the texts of ``num_slots`` slots; its scores hold until the next `score`.
 
     One more pass over the weights costs as much as ``pass_rows`` rows of a forward: next to nothing
     on a CPU, most of a forward on a GPU. There chains of different lengths are made even.
     """
-
-    has_branches = False
 
     def __init__(
         self,
@@ -130,6 +129,10 @@ class LlamaStreams:
         self._threads = Threads(self._lib, self._handle)
         self._batch = Batch(self._lib, NUM_BATCH, 1)
         self._held: dict[int, Tokens] = {}  # by slot, the tokens in its cells
+
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(has_branches=False)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Raises ContextExceeded and ComputeFailed; then what these slots held is forgotten."""

@@ -21,9 +21,10 @@ from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar, Mask
-from duodec.core.protocols import Candidates, Query, RowQuery, Scores
+from duodec.core.protocols import Candidates, DraftModel, Query, RowQuery, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling import Distribution, Draw, Tokens
+from duodec.core.traits import DraftTraits
 from duodec.machine.cores import available_cores
 
 MAX_WIDTH = 80  # draft tokens that a forward of the target may score
@@ -52,8 +53,11 @@ class LlamaScores:
     def distribution(self, row: int) -> Distribution:
         return self.query.sampler.distribution(self.rows[row], self.query.context(row))
 
+    def row_logits(self, row: int) -> Row:
+        return self.rows[row]
 
-class LlamaTarget:
+
+class LlamaTarget(Target):
     """A target over a `LlamaContext`; its scores hold until the next `score`."""
 
     def __init__(
@@ -100,7 +104,7 @@ class LlamaTarget:
         self.context.close()
 
 
-class LlamaDraftModel:
+class LlamaDraftModel(DraftModel):
     """A draft model over a `LlamaContext`; its rows hold until the next call.
 
     Of a long text it reads the end first, so that it drafts at once, and then older text while that
@@ -149,9 +153,12 @@ class LlamaDraftModel:
             ),
         )
 
+    traits = DraftTraits(
+        reads_in_chunks=True, has_clock=True, has_window=True, has_masks=True, counts_tokens=True
+    )
+
     @property
     def num_computed(self) -> int:
-        """Tokens computed so far, by all forward passes."""
         return self.context.num_computed
 
     def rows(self, query: RowQuery) -> list[Row]:
