@@ -67,6 +67,9 @@ class Watched:
     def traits(self) -> Any:
         return self.target.traits
 
+    def cache_for(self, slot: int, **company: Any) -> Any:
+        return self.target.cache_for(slot, **company)
+
     def launch(self, queries: Sequence[Query]) -> Launched:
         self.gaps.begin()
         return _Flight(self.target.launch(queries), self.gaps)

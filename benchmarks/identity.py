@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import RESULTS
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.bench.card import environment
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.draft import Draft

@@ -433,9 +433,7 @@ def test_a_slot_that_knows_a_text_reads_what_is_new() -> None:
 
 def test_a_callers_time_is_not_the_targets() -> None:
     """A paced target is done long before the caller looks for the result."""
-    model = replace(
-        llm(), target=PacedTarget(TableTarget(TABLE), CostCurve.constant(0.001)), targets=None
-    )
+    model = replace(llm(), target=PacedTarget(TableTarget(TABLE), CostCurve.constant(0.001)))
     for event in (events := model.stream(PROMPTS[0], PARAMS, method="ar")):
         if isinstance(event, Delta):
             sleep(1.5)
@@ -525,7 +523,7 @@ def test_an_interrupt_ends_no_other_completion_as_if_it_were_whole() -> None:
             raise KeyboardInterrupt
 
     target = Interrupted()
-    model = replace(llm(2), target=target, targets=None, num_slots=2)
+    model = replace(llm(2), target=target, num_slots=2)
     first, second = (model.stream(prompt, PARAMS, method="ar") for prompt in PROMPTS[:2])
     for events in (first, second):
         next(events)

@@ -42,7 +42,6 @@ from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
 from duodec.scheduler.practice import Practice
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
 from duodec.scheduler.task import Task
 
 _CLOSED = "this LLM is closed; load it again, or keep its `with` block open while it is used"
@@ -97,7 +96,6 @@ class LLM:
     costs: Costs = field(default_factory=Costs)
     num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all of it
     num_slots: int = 1  # requests that share forward passes
-    targets: Targets | None = None  # where several targets compute the requests; else None
     _methods: dict[str, Method] = field(default_factory=dict)  # with what they learned
     _masks: Masks | None = None  # the tokenizer's, which copies of this object share
     _turn: Any = field(default_factory=RLock)  # held by the thread that computes
@@ -451,13 +449,13 @@ class LLM:
         with self._turn:
             if self._scheduler is None:
                 self._scheduler = Scheduler(
-                    self.targets or Targets(self.target),
+                    self.target,
                     self.costs,
                     num_slots=self.num_slots,
                     cores_for_target=self.cores_for_target if self.shares_cores else None,
                     prepare=self.prepare,
                     num_chunk=self.num_chunk,
-                    practise=Practice(lambda target: Scheduler(Targets(target))),
+                    practise=Practice(Scheduler),
                     clock=self.clock,
                 )
         return self._scheduler

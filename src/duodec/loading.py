@@ -11,17 +11,14 @@ from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.drafter.window import DEFAULT_WINDOW
 from duodec.backends.grammar_trial import GrammarTrial
 from duodec.backends.llamacpp.recipe import LlamaRecipe
-from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.placement import Placement
 from duodec.backends.testbeds import PacedTarget
-from duodec.batching import share
 from duodec.core.protocols import Datastore, Target, Tokenizer
 from duodec.datastores import open_for
 from duodec.drafts import recipe_for
 from duodec.errors import DuodecError, warn
 from duodec.inner_loops import use_native
 from duodec.llm import LLM
-from duodec.machine.busy import SpareCores
 from duodec.machine.cores import CorePlan, available_cores, keep_to, memory_nodes
 from duodec.models import ALIASES, resolve
 from duodec.models.config import DEFAULT_TARGET as DEFAULT_TARGET
@@ -64,7 +61,6 @@ def load(
 ) -> LLM:
     """Load the models of ``config``. ``taken_bytes`` of the memory that looks free are other
     models' weights, mapped from files. Raises what is wrong with the models or the pair."""
-    spare = SpareCores(len(available_cores()))  # looks at the cores while the models load
     use_native()
     with ExitStack() as stack:
         loaded = load_target(config, on_warning, taken_bytes)
@@ -77,8 +73,6 @@ def load(
             stack.callback(drafter.close)
         target = loaded.start(num_context, plan)
         stack.callback(target.close)
-        if isinstance(target, LlamaTarget) and plan.shares_cores and config.threads is None:
-            target.context.most_threads = spare
         if drafter and not target.traits.max_draft:
             on_warning(f"{config.target}: {_NO_STATES}")
             drafter.close()
@@ -99,13 +93,13 @@ def load(
             parse_special=config.parse_special,
             try_grammar=GrammarTrial(config.grammar_s, config.grammar_bytes),
             prepare=_sharing(plan, target, stack),
+            num_slots=config.num_slots,
             resources=stack.pop_all(),
         )
         known = Profile.read(profile_key(config if drafter else replace(config, draft=None)))
         if known is not None:
             llm.costs = known.costs(is_drafting=not plan.shares_cores)
         target.on_chunk = lambda: llm.on_chunk()
-        share(llm, config)
         return llm
     raise AssertionError("the stack swallows nothing")
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from fakes.decoding import FakeDatastore
 from fakes.dice import RuleMask
+from fakes.targets import Caches
 
 from duodec.backends.table import TableModel, TableScores
 from duodec.core.candidates import CandidateTree
@@ -37,7 +38,6 @@ from duodec.scheduler import rehearsal
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
 from duodec.scheduler.practice import Practice
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
 from duodec.scheduler.task import Task
 
 NUM_VOCAB = 16
@@ -403,12 +403,12 @@ class Company:
         self.shares_cores = chance.random() < 0.5
         self.num_chunk = chance.choice([None, None, 4, 7])
         self.scheduler = Scheduler(
-            self._targets(),
+            self._target(),
             self.costs,
             num_slots=chance.randint(1, 6),
             cores_for_target=chance.choice([1, 2]) if self.shares_cores else None,
             num_chunk=self.num_chunk,
-            practise=Practice(lambda target: Scheduler(Targets(target))),
+            practise=Practice(Scheduler),
             clock=self.clock,
         )
         self.datastore = FakeDatastore([
@@ -438,7 +438,7 @@ class Company:
         step_s, p_kill = chance.choice([1e-4, 1e-3, 1e-2]), chance.choice([0.0, 0.01, 0.3])
         return MoodyDrafter(model, self.clock, Random(self.seed + 2), step_s, p_kill)
 
-    def _targets(self) -> Targets:
+    def _target(self) -> Target:
         """One for all, or others for one alone and for methods that read off the path."""
         chance = self.chance
         kind = chance.choice([Computed, Elsewhere])
@@ -451,8 +451,8 @@ class Company:
 
         trees, chains, padded = target(True, 1), target(False, 1), target(True, 32)
         return chance.choice([
-            Targets(trees), Targets(chains), Targets(padded), Targets(chains, trees=trees),
-            Targets(chains, alone=trees, trees=trees), Targets(chains, alone=padded, trees=trees),
+            trees, chains, padded, Caches(chains, trees=trees),
+            Caches(chains, alone=trees, trees=trees), Caches(chains, alone=padded, trees=trees),
         ])  # fmt: skip
 
     def run(self, num_requests: int) -> Record:

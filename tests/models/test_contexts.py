@@ -16,7 +16,8 @@ from duodec.backends.llamacpp.footprint import Footprint
 from duodec.backends.llamacpp.header import Header, ggml
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.overrides import experts
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.errors import BadOption, ContextExceeded

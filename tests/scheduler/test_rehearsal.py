@@ -34,7 +34,6 @@ from duodec.planning.planner import Planner
 from duodec.scheduler.practice import Practice
 from duodec.scheduler.rehearsal import _Lead
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
 
 KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
 TABLE = TableModel(seed=7)
@@ -251,7 +250,7 @@ def test_a_practice_goes_on_from_text_to_text() -> None:
     schedulers: list[Scheduler] = []
 
     def made(target: Target) -> Scheduler:
-        schedulers.append(Scheduler(Targets(target)))
+        schedulers.append(Scheduler(target))
         return schedulers[0]
 
     practise = Practice(made)

@@ -16,7 +16,8 @@ pytest.importorskip("prometheus_client")
 
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.streams import LlamaStreams, chain_of, num_passes
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.grammar import Grammar

@@ -27,7 +27,7 @@ from duodec.core.protocols import (
 )
 from duodec.core.rows import Row
 from duodec.core.sampling import Distribution, Draw, Tokens
-from duodec.core.traits import TargetTraits
+from duodec.core.traits import TargetCache, TargetTraits
 from duodec.errors import ComputeFailed, DistributionUnavailable
 
 _SPIN_S = 0.0002  # the last moments of a wait are spun: sleeping is not that exact
@@ -195,6 +195,9 @@ class PacedTarget(Target):
     @property
     def traits(self) -> TargetTraits:
         return replace(self.target.traits, launches=True, pace_s=self.curve.forward_s)
+
+    def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
+        return self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         start, seconds = perf_counter(), self.curve.seconds(num_rows(queries))

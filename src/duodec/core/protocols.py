@@ -21,7 +21,7 @@ from duodec.core.draft import Draft
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.rows import Row, top
 from duodec.core.sampling import Context, Distribution, Draw, Sampler, Tokens
-from duodec.core.traits import DraftTraits, TargetTraits
+from duodec.core.traits import DraftTraits, TargetCache, TargetTraits
 from duodec.errors import BadOption
 
 
@@ -34,6 +34,7 @@ class Query:
     draft: Draft = field(default_factory=Draft)
     sampler: Sampler = field(default_factory=Sampler)
     num_candidates: int = 0  # of each row, to be returned with its draw
+    cache: int = 0  # of the target: the number of `Target.cache_for` the slot
 
     def context(self, row: int) -> Context:
         """The text and the draft tokens that precede the token drawn from ``row``."""
@@ -150,6 +151,11 @@ class Target(Protocol):
         do not say that it launches computes when the result is requested.
         """
         return InThisThread(self, queries)
+
+    def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
+        """Which cache computes a slot's request whose method reads rows off the text's path or not,
+        and which has no company or some."""
+        return TargetCache(has_branches=self.traits.has_branches)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,15 @@ class TargetTraits:
 
 
 @dataclass(frozen=True)
+class TargetCache:
+    """Which of a target's caches computes a request. What one of them holds another does not, and
+    each has costs of its own."""
+
+    number: int = 0  # 0 computes a request that is alone
+    has_branches: bool = True
+
+
+@dataclass(frozen=True)
 class DraftTraits:
     """What a draft model can do."""
 

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from duodec.backends.llamacpp import devices, overrides
 from duodec.backends.llamacpp.caches import CacheTypes
-from duodec.backends.llamacpp.fixed_rows import LlamaFixedRows
 from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint
 from duodec.backends.llamacpp.header import Header
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.row_choice import FEWEST, RowChoice, choice_for
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.placement import Placement
@@ -28,6 +26,7 @@ from duodec.errors import (
     ModelUnreadable,
     warn,
 )
+from duodec.machine.busy import SpareCores
 from duodec.machine.cores import CorePlan, available_cores
 from duodec.machine.memory import available_bytes
 from duodec.models import (
@@ -54,6 +53,7 @@ _OF_LLAMA_CPP = {  # options that torch lacks, and their remedies
     "cache_type_k": "leave it out",
     "cache_type_v": "leave it out",
 }
+_PASS_ROWS = 64  # of a target elsewhere: rows that cost as much as another pass over its weights
 GPU_BUILD = "build one with `duodec setup --gpu cuda` (or vulkan, rocm, metal)"
 
 
@@ -195,6 +195,7 @@ def load_target(
 def _load_llama(
     config: EngineConfig, on_warning: Callable[[str], None], taken_bytes: int
 ) -> LoadedTarget:
+    spare = SpareCores(len(available_cores()))  # looks at the cores while the model loads
     layers = llama_layers(config)
     path = vetted(target_file(config)).path
     placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
@@ -216,29 +217,17 @@ def _load_llama(
     rows = padded_rows(config, model, on_warning) if is_device else None
 
     def start(num_context: int, plan: CorePlan) -> RunningTarget:
-        if model.is_recurrent:
-            target = LlamaRecurrent(
-                model,
-                num_slots=config.num_slots,
-                num_context=num_context,
-                num_threads=plan.target_alone,
-                is_width_exact=plan.shares_cores and not config.fast,
-            )
-            _ = target.max_draft  # whether states can be put back is tried before there are texts
-            return target
-        if rows:
-            return LlamaFixedRows(
-                model,
-                num_rows=rows,
-                num_slots=config.num_slots,
-                num_context=num_context,
-                num_threads=plan.target_alone,
-            )
+        # llama.cpp looks at the cores that others leave free where nobody has said how many to use
+        looks = plan.shares_cores and config.threads is None
         return LlamaTarget(
             model,
             num_context=num_context,
             num_threads=plan.target_alone,
+            num_slots=config.num_slots,
+            num_rows=rows,
             is_width_exact=plan.shares_cores and not config.fast,
+            pass_rows=1 if plan.shares_cores else _PASS_ROWS,
+            most_threads=spare if looks else None,
         )
 
     place = f"llama.cpp on {_where(model, layers)}, as quantised"

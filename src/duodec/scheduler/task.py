@@ -61,8 +61,13 @@ class Task:
         request, need = self.request, self.need
         assert isinstance(need, Score)
         if self.part is not None:
-            return Query(request.slot, self.part, sampler=request.sampler)
-        return request.query(need)
+            need, text = Score(), self.part
+        else:
+            text = request.text
+        return Query(
+            request.slot, text, need.draft, request.sampler, need.num_candidates,
+            self.slot.cache.number,
+        )  # fmt: skip
 
     def is_long(self, num_chunk: int | None) -> bool:
         """Whether more of its text is unread than one part of ``num_chunk`` tokens; then it is

@@ -157,9 +157,7 @@ class Hold:
 
 def _mapped_bytes(llm: LLM) -> int:
     """Bytes of weights that count as free memory, as they are mapped from a file."""
-    model: Any = llm.tokenizer
-    is_mapped = llm.shares_cores and not getattr(model, "is_read", True)
-    return int(model.num_bytes) if is_mapped else 0
+    return llm.target.traits.num_mapped_bytes if llm.shares_cores else 0
 
 
 def _without_ends(llm: LLM) -> dict[int, float]:

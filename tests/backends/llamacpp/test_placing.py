@@ -16,7 +16,8 @@ from fakes.tiny_models import write_mixture
 from duodec.backends.llamacpp import library, overrides
 from duodec.backends.llamacpp.header import Header
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.placement import Placement
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query

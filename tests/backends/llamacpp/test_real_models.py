@@ -24,8 +24,10 @@ from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.drafter.window import NUM_FIRST
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.context import LlamaContext
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.testbeds import PacedTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
@@ -98,7 +100,7 @@ def test_a_tree_scores_as_its_branches_one_token_at_a_time(
     text = text_of(model, 600)  # beyond 512 cells, where llama.cpp's own attention changes paths
     tree = Draft.sequences([[5, 6, 7, 8], [5, 9], [20, 21, 22], [30]])
     (rows,) = logits(target, Query(0, text, tree))
-    target.context.num_threads = 2
+    target.trees(0).context.num_threads = 2
     for node in range(-1, len(tree)):
         path = np.array(tree.path_tokens(node), dtype=np.int32)
         for length in range(len(path) + 1):
@@ -526,13 +528,13 @@ def test_repeated_calls_reuse_the_prefix(engine: LLM) -> None:
     assert isinstance(target, LlamaTarget)
     first = answer(engine, chat(QUESTIONS[2]), "ar", n=20)
     computed: list[int] = []
-    decode = target.context._decode
+    decode = target.trees(0).context._decode
 
     def counting(entries: object, used: object) -> None:
         computed.append(len(entries))  # type: ignore[arg-type]
         decode(entries, used)  # type: ignore[arg-type]
 
-    target.context._decode = counting  # type: ignore[method-assign,assignment]
+    target.trees(0).context._decode = counting  # type: ignore[method-assign,assignment]
     try:
         history = [
             *chat(QUESTIONS[2]),
@@ -541,7 +543,7 @@ def test_repeated_calls_reuse_the_prefix(engine: LLM) -> None:
         ]
         answer(engine, history, "ar", n=2)
     finally:
-        target.context._decode = decode  # type: ignore[method-assign]
+        target.trees(0).context._decode = decode  # type: ignore[method-assign]
     assert computed[0] < 30  # the first turn is known
 
 

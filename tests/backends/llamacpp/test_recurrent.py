@@ -18,13 +18,15 @@ from fakes.tiny_models import write_hybrid
 
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.footprint import Footprint
 from duodec.backends.llamacpp.header import Header
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
 from duodec.backends.llamacpp.recurrent_draft import LlamaRecurrentDraft
-from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.events import Finished

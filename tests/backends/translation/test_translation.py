@@ -372,7 +372,7 @@ def test_a_slow_step_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> 
     model = translated(target, SaysOneText(draft, b"a cat sat. "), draft)
     calls: list[int] = []
     object.__setattr__(model.model, "on_chunk", lambda: calls.append(1))
-    object.__setattr__(model.model, "traits", DraftTraits(reads_in_chunks=True))
+    monkeypatch.setattr(TableDraftModel, "traits", DraftTraits(reads_in_chunks=True))
     seconds = iter(range(100))
     monkeypatch.setattr("duodec.backends.translation.model.perf_counter", lambda: next(seconds))
     model.rows(RowQuery(0, tokens(target, "a "), Draft(), (0,)))

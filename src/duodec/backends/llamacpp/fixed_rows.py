@@ -22,7 +22,7 @@ import numpy as np
 from duodec.backends.llamacpp.context import logits
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.streams import NOTHING, LlamaStreams, chain_of
-from duodec.backends.llamacpp.target import LlamaScores
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Launched, Query, Scores
@@ -54,6 +54,7 @@ class LlamaFixedRows(LlamaStreams):
         num_slots: int = 1,
         num_piece: int = NUM_PIECE,
         uses_flash_attention: bool | None = None,
+        on_chunk: Callable[[], None] = lambda: None,
     ) -> None:
         assert 1 <= num_rows <= MOST_ROWS, "room behind a text for as many"
         super().__init__(
@@ -64,7 +65,7 @@ class LlamaFixedRows(LlamaStreams):
             uses_flash_attention=uses_flash_attention,
         )
         self.num_rows = num_rows
-        self.on_chunk: Callable[[], None] = lambda: None
+        self.on_chunk = on_chunk
         self._num_piece = num_piece
         self._num_read: dict[int, int] = {}  # by slot, tokens that pieces of its prompt hold
 
@@ -80,10 +81,6 @@ class LlamaFixedRows(LlamaStreams):
         """Start the first query's forward pass, after what its text lacks: a device computes it
         while the caller goes on. Raises what `score` raises."""
         return _Flight(self, queries, self.begin(queries[0]))
-
-    def use_threads(self, num_threads: int) -> None:
-        """Threads of every forward pass, where some layers are computed by the CPU."""
-        self.use_threads_throughout(num_threads)
 
     def begin(self, query: Query) -> _Pass:
         """Start the forward pass of a query. The rows of the one before are lost."""

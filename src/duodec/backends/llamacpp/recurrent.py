@@ -27,7 +27,7 @@ from duodec.backends.llamacpp.streams import (
     Work,
     chain_of,
 )
-from duodec.backends.llamacpp.target import LlamaScores
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.prefix import common_prefix
@@ -67,6 +67,7 @@ class LlamaRecurrent(LlamaStreams):
         is_width_exact: bool = True,
         num_snapshots: int = NUM_SNAPSHOTS,
         num_chunk: int = NUM_BATCH,
+        on_chunk: Callable[[], None] = lambda: None,
     ) -> None:
         """``num_chunk`` tokens of a text are computed between two calls of ``on_chunk``."""
         super().__init__(
@@ -81,7 +82,7 @@ class LlamaRecurrent(LlamaStreams):
         self._num_chunk = num_chunk
         # none where llama.cpp takes no snapshots of this architecture
         self.num_snapshots = int(self._lib.llama_n_rs_seq(self._handle))
-        self.on_chunk: Callable[[], None] = lambda: None
+        self.on_chunk = on_chunk
         self._firm: dict[int, int] = {}  # by slot, tokens that no snapshot takes back
         self._checkpoints: dict[int, _Checkpoint] = {}  # of prompts
         self._kept: dict[int, list[_Checkpoint]] = {}  # before the last chains, ascending
@@ -129,10 +130,6 @@ class LlamaRecurrent(LlamaStreams):
             return begin
         return max((one.num_tokens for one in self._states(slot) if one.num_tokens <= begin),
                    default=0)  # fmt: skip
-
-    def use_threads(self, num_threads: int) -> None:
-        """Threads of every forward pass."""
-        self.use_threads_throughout(num_threads)
 
     # --- parts
 

@@ -15,7 +15,7 @@ import numpy as np
 from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.context import NO_CELLS, STOPPED, Batch, Threads, logits
 from duodec.backends.llamacpp.model import LlamaModel, open_context
-from duodec.backends.llamacpp.target import MAX_WIDTH, LlamaScores
+from duodec.backends.llamacpp.trees import MAX_WIDTH, LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
@@ -108,7 +108,7 @@ class LlamaStreams(Target):
                 f"parallel is {num_slots} and llama.cpp keeps {most} texts; use {most} or fewer"
             )
         self.num_slots = num_slots
-        self.num_threads = num_threads
+        self.num_threads = num_threads  # of every forward pass
         self._pass_rows = pass_rows
         self._model = model
         self._lib = model.lib
@@ -159,10 +159,6 @@ class LlamaStreams(Target):
             self._held[slot] = work.held
             begin = end
         return [answers[query.slot] for query in queries]
-
-    def use_threads_throughout(self, num_threads: int) -> None:
-        """Threads of every forward: others' drafts may be made while a prompt is read."""
-        self.num_threads = num_threads
 
     def close(self) -> None:
         if self._handle:
