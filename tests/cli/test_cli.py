@@ -19,8 +19,9 @@ from fakes.decoding import LETTERS, Letters, noisy_text
 
 from duodec import loading
 from duodec.backends.table import TableModel, TableTarget
-from duodec.cli import app, chat, output
-from duodec.cli.closing import comparison, draft_line, end_line, speed_line
+from duodec.cli import app, output
+from duodec.cli.commands import chat
+from duodec.cli.summary import comparison, draft_line, end_line, speed_line
 from duodec.core.protocols import Query, Scores
 from duodec.core.round import Round, Stats
 from duodec.drafting.inline import InlineDrafter

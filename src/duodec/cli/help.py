@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from duodec.cli.output import has_colour
+from duodec.methods.registry import METHODS
 
 _MOST = 17  # options of a short help
 _MOST_EXAMPLES = 6
@@ -25,6 +26,17 @@ _BASIC = (
 )  # fmt: skip
 
 
+def methods_help() -> str:
+    """One line on every method, for the end of a help text."""
+    lines = [f"[bold]{name}[/bold]  {_first_line(kind)}" for name, kind in METHODS.items()]
+    return "\n\n".join(["[bold]Methods[/bold]", *lines])
+
+
+def _first_line(kind: object) -> str:
+    """The first line of a method's module."""
+    return (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n")[0]
+
+
 class Command(TyperCommand):
     """A command whose `--help` fits on a screen; the list of methods is part of `--help-all`."""
 
@@ -34,8 +46,6 @@ class Command(TyperCommand):
         if not self.is_whole:
             formatter.write(_short(self, ctx))
             return
-        from duodec.cli.options import methods_help
-
         epilog = self.epilog
         try:
             if any(parameter.name == "method" for parameter in self.params):
