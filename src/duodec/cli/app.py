@@ -54,11 +54,11 @@ app = typer.Typer(
     name="duodec",
     cls=_Commands,
     context_settings=CONTEXT_SETTINGS,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=True,
-    epilog='[bold]Start here[/bold]\n\nduodec demo\n\nduodec run smollm2 "Why is the sky blue?"\n\n'
-    "duodec serve\n\nduodec doctor -m MODEL.gguf",
+    epilog='Start here:\nduodec demo\nduodec run smollm2 "Why is the sky blue?"\nduodec serve\n'
+    "duodec doctor -m MODEL.gguf",
 )
 
 

@@ -93,7 +93,7 @@ def _option(
         kind, default = str, f"{default:g}"
     option = typer.Option(
         *field.flags,
-        help=field.parameter.help.replace("[", "\\["),  # rich would read it as markup
+        help=field.parameter.help,
         metavar=field.parameter.metavar,
         show_default=default is not None,
         rich_help_panel=field.parameter.panel or None,
@@ -202,17 +202,14 @@ PromptFolder = Annotated[
 
 # Simulations
 
-CURVES = f"""[bold]Curves[/bold]
-
-25     milliseconds, however many rows (to 81): a limit that flatters, no hardware's curve
-
-1:47.6,2:57,4:64,8:95     milliseconds by rows; linear between, beyond as between the last two
-
-{", ".join(published())}     measured by others up to a
-number of rows, and a model beyond it: results and docs/evaluation.md name the sources
-
-roofline:1008GB/s,165TFLOPS,4.7GB     a model, not a measurement: the longer of reading the weights
-and of the rows' arithmetic, at 4.5 bits a weight; a fourth part, such as 16bit, says otherwise"""
+CURVES = f"""Curves:
+25  milliseconds, however many rows (to 81): a limit that flatters, no hardware's curve
+1:47.6,2:57,4:64,8:95  milliseconds by rows; linear between, beyond as between the last two
+{", ".join(published())}  measured by others up to a number of rows, and a model beyond it: \
+results and docs/evaluation.md name the sources
+roofline:1008GB/s,165TFLOPS,4.7GB  a model, not a measurement: the longer of reading the weights \
+and of the rows' arithmetic, at 4.5 bits a weight; a fourth part, such as 16bit, says otherwise
+"""
 
 DraftCosts = Annotated[
     str | None,
@@ -336,13 +333,13 @@ _COMMON: dict[str, tuple[Any, Any]] = {
 }
 
 
-def register(
-    app: typer.Typer, commands: Sequence[tuple[str, Callable[..., None]]], epilog: str = ""
-) -> None:
-    """Add commands by name. The examples below a command's help are the ``EPILOG`` of its module,
-    unless one is given."""
+def register(app: typer.Typer, commands: Sequence[tuple[str, Callable[..., None]]]) -> None:
+    """Add commands by name. What stands below a command's help is the ``EPILOG`` of its module, in
+    a module of several commands by their names."""
     for name, command in commands:
-        words = epilog or getattr(inspect.getmodule(command), "EPILOG", "")
+        words = vars(inspect.getmodule(command)).get("EPILOG", "")
+        if isinstance(words, Mapping):
+            words = words.get(name, "")
         settings: dict[str, Any] = dict(CONTEXT_SETTINGS)
         if name == "serve":
             settings["auto_envvar_prefix"] = "DUODEC"

@@ -26,30 +26,22 @@ if TYPE_CHECKING:
     from duodec.bench.results import Results
 
 EPILOG = f"""
-[bold]Examples[/bold]
-
+Examples:
 duodec bench --methods ar,sps,lookup --tasks qa,humaneval --limit 2
-
-duodec bench --replay-ms 25 --max-tokens 96     a target of 25 ms a forward pass, on any machine
-
-duodec bench --simulate-ms 25 --draft-ms 1:1.3,4:2.5,8:4.9     the same, without waiting
-
-duodec bench --simulate-ms mi50-27b-q8_0     forward passes that cost what was measured on a GPU
-
-duodec bench --paper vicuna-7b --data spec-bench     the DuoDecoding paper's evaluation
-
-duodec bench --data spec_bench --methods ar,ar     a control: 1.00 is within the interval
-
-duodec bench --resume --output bench-1     continue an interrupted run
+duodec bench --replay-ms 25 --max-tokens 96  # a target of 25 ms a forward pass, on any machine
+duodec bench --simulate-ms 25 --draft-ms 1:1.3,4:2.5,8:4.9  # the same, without waiting
+duodec bench --simulate-ms mi50-27b-q8_0  # forward passes that cost what was measured on a GPU
+duodec bench --paper vicuna-7b --data spec-bench  # the DuoDecoding paper's evaluation
+duodec bench --data spec_bench --methods ar,ar  # a control: 1.00 is within the interval
+duodec bench --resume --output bench-1  # continue an interrupted run
 
 The folder holds results.json (raw times included), report.md and report.html; see also
 `duodec report`.
 
 {CURVES}
 
-[bold]Exit status[/bold]
-
-0: measured. 1: something failed, or the disk is full. 2: bad input. 130: interrupted; what was
+Exit status:
+0: measured. 1: something failed, or the disk is full. 2: bad input. 130: interrupted; what was \
 measured is kept.
 """
 
@@ -184,7 +176,7 @@ def bench(
         typer.Option(
             "--target",
             "-m",
-            help="A target; several may be given. \\[default: smollm2]",
+            help="A target; several may be given. [default: smollm2]",
             metavar="MODEL",
             show_default=False,
             rich_help_panel="Models",
@@ -195,7 +187,7 @@ def bench(
         typer.Option(
             "--draft",
             "-md",
-            help="A draft model; several may be given. \\[default: auto]",
+            help="A draft model; several may be given. [default: auto]",
             metavar="MODEL",
             show_default=False,
             rich_help_panel="Models",

@@ -20,14 +20,11 @@ from duodec.errors import BadOption, ContextExceeded
 from duodec.models.config import EngineConfig
 
 EPILOG = """
-[bold]Inside[/bold]
-
+Inside:
 /? lists the commands, Tab completes them; Ctrl-C stops a response; Ctrl-D or /bye leaves.
 
-[bold]Examples[/bold]
-
+Examples:
 duodec chat --system "Answer in one sentence."
-
 duodec chat -m qwen2.5-coder-1.5b --temperature 0.7
 """
 

@@ -23,23 +23,22 @@ if TYPE_CHECKING:
     from duodec.datastores import Progress
     from duodec.drafting.datastore_file import Header
 
-EPILOG = """
-[bold]Examples[/bold]
-
+EPILOG = {
+    "build": """
+Examples:
 duodec datastore build ~/project/src notes.md chats.jsonl
-
 duodec datastore build -m qwen2.5-coder-1.5b ~/project
-
-duodec datastore info
-"""
+""",
+    "info": "Examples:\nduodec datastore info\nduodec datastore info --json",
+}
 
 _SCHEMA_VERSION = 1
 
 app = typer.Typer(
     cls=Group,
     context_settings=CONTEXT_SETTINGS,
-    rich_markup_mode="rich",
-    epilog=EPILOG,
+    rich_markup_mode=None,
+    epilog="Examples:\nduodec datastore build ~/notes\nduodec datastore info",
 )
 
 

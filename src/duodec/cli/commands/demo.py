@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     pass
 
 EPILOG = """
-[bold]Examples[/bold]
-
+Examples:
 duodec demo
-
 duodec demo --pace 0.1 "Explain recursion with an example."
 """
 

@@ -24,29 +24,23 @@ if TYPE_CHECKING:
     from duodec.distill.recipe import Result
 
 EPILOG = """
-[bold]Examples[/bold]
+Examples:
+duodec distill smollm2 --minutes 60  # adapt its own draft, with our prompts
+duodec distill MODEL.gguf --from SMALL.gguf --prompts chats.jsonl  # with your prompts
+duodec distill smollm2 --from smollm2 --layers 6  # a copy of the target with six of its layers
+duodec distill qwen2.5-coder-1.5b --from smollm2  # another vocabulary: it gets the target's
 
-duodec distill smollm2 --minutes 60     adapt its own draft, with our prompts
-
-duodec distill MODEL.gguf --from SMALL.gguf --prompts chats.jsonl     with your prompts
-
-duodec distill smollm2 --from smollm2 --layers 6     a copy of the target with six of its layers
-
-duodec distill qwen2.5-coder-1.5b --from smollm2     another vocabulary: it gets the target's
-
-[bold]What happens[/bold]
-
-1. The target answers prompts at --temperature. Its likeliest tokens are recorded. 2. A copy of
---from is trained to say what the target says. 3. The copy is written as GGUF. 4. Both draft for
-held-out prompts on a virtual clock; the file is kept at --output only if the target needs fewer
+What happens:
+1. The target answers prompts at --temperature. Its likeliest tokens are recorded. 2. A copy of \
+--from is trained to say what the target says. 3. The copy is written as GGUF. 4. Both draft for \
+held-out prompts on a virtual clock; the file is kept at --output only if the target needs fewer \
 forward passes with it.
 
 Ctrl-C at any time: the same command goes on where it stopped. All work is in OUTPUT.distill, which
 you may delete afterwards. It needs torch: `make setup-torch`. See docs/distill.md.
 
-[bold]Exit status[/bold]
-
-0: a better draft was written. 1: it is not better, the disk is full, or a device failed. 2: bad
+Exit status:
+0: a better draft was written. 1: it is not better, the disk is full, or a device failed. 2: bad \
 input. 130: interrupted.
 """
 

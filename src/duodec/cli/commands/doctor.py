@@ -25,14 +25,11 @@ if TYPE_CHECKING:
     from duodec.models.targets import LoadedTarget
 
 EPILOG = """
-[bold]Examples[/bold]
-
+Examples:
 duodec doctor
-
 duodec doctor --target qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b
 
-[bold]Exit status[/bold]
-
+Exit status:
 0: usable. 2: there is nothing to check, such as a file that does not exist. 3: a check failed.
 """
 

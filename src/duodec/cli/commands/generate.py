@@ -35,19 +35,13 @@ if TYPE_CHECKING:
     from duodec.llm import LLM
 
 EPILOG = """
-[bold]Examples[/bold]
-
+Examples:
 duodec generate "Why is the sky blue?"
-
 cat question.txt | duodec generate --method sps --temperature 0.7 --seed 1
-
 duodec generate --raw --show-draft "def fibonacci(n):"
-
 duodec generate --regex "(yes|no), because .{10,80}\\." "Is the sky blue?"
-
 duodec generate -m hf:Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF -md qwen2.5-coder-0.5b "Sort a list."
-
-duodec generate -m Qwen/Qwen2.5-Coder-7B-Instruct -md qwen2.5-coder-0.5b "Sort it."     safetensors
+duodec generate -m Qwen/Qwen2.5-Coder-7B-Instruct -md qwen2.5-coder-0.5b "Sort it."  # safetensors
 """
 
 _INTERRUPTED = 130

@@ -12,27 +12,29 @@ from duodec.cli.options import CONTEXT_SETTINGS, Options, derived, register
 from duodec.cli.output import put, put_table, say_dim, size
 from duodec.models.config import EngineConfig
 
-EPILOG = """
-[bold]Examples[/bold]
-
-duodec list
-
+EPILOG = {
+    "list": "Examples:\nduodec list\nduodec list --json\n\n`duodec models` is the same.",
+    "pull": """
+Examples:
 duodec pull qwen2.5-coder-1.5b
-
 duodec pull hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:q8_0
 
+`duodec models pull` is the same.
+""",
+    "drafts": """
+Examples:
+duodec models drafts smollm2
 duodec models drafts ./Llama-3.1-8B-Instruct-Q4_K_M.gguf
-
-`duodec models` and `duodec models pull` are the same.
-"""
+""",
+}
 
 _SCHEMA_VERSION = 1
 
 app = typer.Typer(
     cls=Group,
     context_settings=CONTEXT_SETTINGS,
-    rich_markup_mode="rich",
-    epilog=EPILOG,
+    rich_markup_mode=None,
+    epilog="Examples:\nduodec models\nduodec models drafts smollm2",
 )
 
 
@@ -87,7 +89,7 @@ def list_models(
 def pull(
     *,
     name: Annotated[
-        str, typer.Argument(help="An alias, or hf:owner/repo\\[/file.gguf]\\[:quant]\\[@rev].")
+        str, typer.Argument(help="An alias, or hf:owner/repo[/file.gguf][:quant][@rev].")
     ],
     config: Annotated[EngineConfig, Options(only=("offline",))],
 ) -> None:

@@ -14,17 +14,12 @@ from duodec.core.sampling import SamplingParams
 from duodec.models.config import EngineConfig
 
 EPILOG = f"""
-[bold]Examples[/bold]
-
-duodec plan --target-ms 20     a target of 20 ms a forward pass, the draft on this machine
-
-duodec plan --target-ms rtx3090-8b-q4_0     forward passes that cost what was measured on a GPU
-
-duodec plan --target-ms 20 --draft-speed inf     the most that any CPU could give
-
+Examples:
+duodec plan --target-ms 20  # a target of 20 ms a forward pass, the draft on this machine
+duodec plan --target-ms rtx3090-8b-q4_0  # forward passes that cost what was measured on a GPU
+duodec plan --target-ms 20 --draft-speed inf  # the most that any CPU could give
 duodec plan --target-ms 100 -m qwen2.5-coder-1.5b -md qwen2.5-coder-0.5b --tasks humaneval
-
-duodec plan --target-ms 20 --draft-ms 1:0.8,4:1.4,8:2.7     another machine's draft steps
+duodec plan --target-ms 20 --draft-ms 1:0.8,4:1.4,8:2.7  # another machine's draft steps
 
 The target of --target provides text and rows: how often a draft is right depends on them. Drafts
 are computed for real, but time passes on a virtual clock, from the cost tables: `duodec bench

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     OnProgress = Callable[[str, int, int], None]
 
 EPILOG = """
-[bold]Examples[/bold]
-
-duodec profile     the default pair, kept for the planner
-
+Examples:
+duodec profile  # the default pair, kept for the planner
 duodec profile -m T.gguf -md D.gguf --plot curves.svg
 
 Measure on a quiet machine: implausible results are measured again, and not kept.

@@ -17,10 +17,8 @@ from duodec.cli.output import put, put_table, say_dim
 from duodec.models.cache import cache_folder
 
 EPILOG = """
-[bold]Examples[/bold]
-
+Examples:
 duodec ps
-
 duodec ps --json
 """
 

@@ -21,18 +21,13 @@ if TYPE_CHECKING:
     from duodec.bench.results import Results
 
 EPILOG = """
-[bold]Examples[/bold]
-
+Examples:
 duodec report results.json
-
 duodec report results.json --output report.html
-
-duodec report bench-1 --latex table.tex --csv table.csv --figures figures     for a paper
-
+duodec report bench-1 --latex table.tex --csv table.csv --figures figures  # for a paper
 duodec report before.json after.json
 
-[bold]Exit status[/bold]
-
+Exit status:
 0: done. 1: the disk is full. 2: a file that cannot be read or written.
 """
 

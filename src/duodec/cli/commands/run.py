@@ -13,16 +13,11 @@ from duodec.cli import options
 from duodec.cli.commands import chat, generate
 
 EPILOG = """
-[bold]Examples[/bold]
-
+Examples:
 duodec run smollm2
-
 duodec run smollm2 "Why is the sky blue?"
-
 duodec run ./Qwen2.5-7B-Instruct-Q4_K_M.gguf -md hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF
-
 duodec run qwen2.5-coder-1.5b -f sort.py -p "Explain this."
-
 cat question.txt | duodec run smollm2
 
 With a prompt it is `duodec generate --target MODEL`, without one `duodec chat --target MODEL`.
@@ -41,7 +36,7 @@ def _run(
     model: Annotated[
         str,
         typer.Argument(
-            help="A GGUF file, a folder of safetensors, hf:owner/repo\\[:quant], or an alias.",
+            help="A GGUF file, a folder of safetensors, hf:owner/repo[:quant], or an alias.",
             show_default=False,
         ),
     ],

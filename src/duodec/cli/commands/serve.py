@@ -28,27 +28,18 @@ if TYPE_CHECKING:
 _SERVER = "Server"
 
 EPILOG = """
-[bold]Then[/bold]
-
+Then:
 open http://127.0.0.1:8000 in a browser
-
 give http://127.0.0.1:8000/v1 to Open WebUI, the openai library, LangChain, llm
-
 curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "Once upon a time"}'
 
-[bold]Examples[/bold]
-
+Examples:
 duodec serve
-
 duodec serve -m qwen2.5-coder-1.5b --port 9000 --alias coder
-
 duodec serve --also coder=qwen2.5-coder-1.5b --max-models 2
-
 duodec serve --host 0.0.0.0 --api-key "$KEY" --cors-origin https://chat.example.org
-
-DUODEC_PORT=9000 duodec serve     every option can come from the environment
-
-duodec serve --config serve.yaml     or from a YAML file: `port: 9000`
+DUODEC_PORT=9000 duodec serve  # every option can come from the environment
+duodec serve --config serve.yaml  # or from a YAML file: `port: 9000`
 """
 
 

@@ -14,11 +14,9 @@ from duodec.cli.output import say_dim, warn
 from duodec.errors import BackendUnavailable
 
 EPILOG = """
-[bold]Examples[/bold]
-
-duodec setup     once after pip install duodec; uv and pipx environments, too
-
-duodec setup --gpu cuda     for an NVIDIA GPU; rocm: AMD, metal: Apple, vulkan: any of them
+Examples:
+duodec setup  # once after pip install duodec; uv and pipx environments, too
+duodec setup --gpu cuda  # for an NVIDIA GPU; rocm: AMD, metal: Apple, vulkan: any of them
 """
 
 

@@ -21,10 +21,8 @@ PROPOSER = "duodec.integrations.vllm.DuoProposer"
 METRICS = "PROMETHEUS_MULTIPROC_DIR"  # with it, vLLM's server shows its workers' metrics
 
 EPILOG = """
-[bold]Examples[/bold]
-
+Examples:
 duodec vllm Qwen/Qwen2.5-7B-Instruct --draft hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_0
-
 duodec vllm ~/models/big --draft ~/models/small.gguf --cores 8-15 -- --tensor-parallel-size 4
 
 Arguments after `--` go to `vllm serve`. See docs/vllm.md.
@@ -42,7 +40,7 @@ def vllm(
         typer.Option(
             "--draft",
             "-md",
-            help="The model that drafts for it: a GGUF file, hf:owner/repo\\[:quant], or an alias; "
+            help="The model that drafts for it: a GGUF file, hf:owner/repo[:quant], or an alias; "
             "none: drafts from earlier text only.",
             metavar="MODEL",
             rich_help_panel=_DRAFTER,
