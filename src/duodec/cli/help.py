@@ -80,7 +80,9 @@ def _short(command: Any, context: Any) -> str:
     if len(options) > _MOST:
         basic = [p for p in options if _names(p) & set(_BASIC) or _is_argument(p)]
         shown = basic[: _MOST + 2]
-    rows = [(_flags(p, _shortest), _first_clause(p.help or "") + _default(p)) for p in shown]
+    rows = [
+        (_flags(p, _shortest), _first_clause(p.help or "") + _default(p, " ({})")) for p in shown
+    ]
     found = re.search(r"^Examples:\n((?:.+\n?)+)", command.epilog or "", re.MULTILINE)
     examples = found[1].splitlines()[:_MOST_EXAMPLES] if found else []
     lines = [*_head(command, context), *_table(rows)]
@@ -97,7 +99,7 @@ def _whole(command: Any, context: Any) -> str:
     parts: dict[str, Rows] = {}
     for p in _options(command, context):
         panel = getattr(p, "rich_help_panel", None) or ("Arguments" if _is_argument(p) else _COMMON)
-        words = " ".join([p.help or "", *_environment(p, context)]) + _default(p)
+        words = " ".join([p.help or "", *_environment(p, context)]) + _default(p, " [default: {}]")
         parts.setdefault(panel, []).append((_flags(p, tuple), words))
     for i, (panel, rows) in enumerate(parts.items()):
         lines += [*([""] if i else []), _bold(panel), *_table(rows)]
@@ -220,10 +222,10 @@ def _environment(parameter: Any, context: Any) -> list[str]:
     return [f"[{', '.join(names)}]"] if names else []
 
 
-def _default(parameter: Any) -> str:
+def _default(parameter: Any, form: str) -> str:
     default = parameter.default
     is_shown = getattr(parameter, "show_default", False) and not callable(default)
-    return f" ({default})" if is_shown and default not in (None, False, "", ()) else ""
+    return form.format(default) if is_shown and default not in (None, False, "", ()) else ""
 
 
 def _first_sentence(words: str) -> str:
