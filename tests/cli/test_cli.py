@@ -579,7 +579,7 @@ def test_a_message_of_several_lines(cli: Cli, tmp_path: Path) -> None:
 
 def test_settings(cli: Cli) -> None:
     _, err = talk(
-        cli, "/set parameter temperature 0.5", "/set seed 9", "/set method sps", "/set top_k 5",
+        cli, "/set parameter temp 0.5", "/set seed 9", "/set method sps", "/set top_k 5",
         '/set system "be brief"', "/set max_tokens 3", "/show", "/set temperature -1",
         "/set temprature 1", "/set grammar x", "/set method dou", "/set top_k x", "/draft off",
         "/show",

@@ -17,6 +17,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from duodec.cli import spelling
 from duodec.cli.output import has_colour
 from duodec.methods.registry import METHODS
 
@@ -46,12 +47,20 @@ class Command(TyperCommand):
 
     is_whole = False
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spelling.read(args, self, ctx))
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(_whole(self, ctx) if self.is_whole else _short(self, ctx))
 
 
 class Group(TyperGroup):
     """A group of commands, a line each."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # what follows the name of a command is that command's
+        at = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
+        return super().parse_args(ctx, [*spelling.read(args[:at], self, ctx), *args[at:]])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         shown = [self.get_command(ctx, name) for name in self.list_commands(ctx)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from duodec.cli import opening
 from duodec.cli.output import say
+from duodec.cli.spelling import canonical
 from duodec.cli.summary import draft_line, speed_line
 from duodec.core.parameters import fields_of
 from duodec.core.sampling import SamplingParams
@@ -54,7 +55,7 @@ def _help(chat: Conversation, rest: str) -> None:
 
 def _set(chat: Conversation, rest: str) -> None:
     name, _, value = rest.removeprefix("parameter ").strip().partition(" ")
-    name, value = name.lower().replace("-", "_"), value.strip()
+    name, value = canonical(name.lower()).replace("-", "_"), value.strip()
     if not name:
         _show(chat, "")
     elif name == "system":

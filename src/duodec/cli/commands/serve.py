@@ -13,6 +13,7 @@ import typer
 
 from duodec.cli import opening, options
 from duodec.cli.commands.ps import announced
+from duodec.cli.help import Command
 from duodec.cli.output import say, warn
 from duodec.cli.spelling import UsageError
 from duodec.core.parameters import fields_of
@@ -215,5 +216,5 @@ def _command() -> Any:
 
     settings = {**options.CONTEXT_SETTINGS, "help_option_names": []}
     app = typer.Typer(add_completion=False, context_settings=settings)
-    app.command()(model)
+    app.command(cls=Command)(model)
     return typer.main.get_command(app)
