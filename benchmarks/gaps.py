@@ -7,7 +7,7 @@ second. `benchmarks.gaps_of_tree` says how a gap is taken.
 
     python -m benchmarks.gaps --data FOLDER
     python -m benchmarks.gaps --data FOLDER --against ../old --latencies 5,10,25,50
-    python -m benchmarks.gaps --data FOLDER --against ../old --target qwen2.5-coder-1.5b
+    python -m benchmarks.gaps --data FOLDER --against ../old --target MODEL
 """
 
 from __future__ import annotations

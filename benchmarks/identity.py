@@ -6,7 +6,7 @@ is judged: it is excused only if a perturbation of the row's logits as large as 
 can flip the draw. If kernels have no deviation, nothing is excused.
 
     python -m benchmarks.identity --data FOLDER --limit 3
-    python -m benchmarks.identity --data FOLDER --target qwen2.5-coder-1.5b --exact
+    python -m benchmarks.identity --data FOLDER --target MODEL --exact
 """
 
 from __future__ import annotations

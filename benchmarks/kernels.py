@@ -36,7 +36,7 @@ from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.bench.card import environment
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.models import resolve
+from tests.models.weights import weights
 
 WIDTHS = (1, 2, 4, 5, 8, 16, 32)
 PREFILL = 512
@@ -84,7 +84,7 @@ def requantised(path: Path, name: str) -> Path:
 def model_file(name: str) -> Path:
     """The file of a model, requantised where a format follows its name."""
     model, _, format_ = name.partition(":")
-    path = Path(model) if model.endswith(".gguf") else resolve(model).path
+    path = Path(model) if model.endswith(".gguf") else weights(model)
     return requantised(path, format_) if format_ else path
 
 

@@ -141,7 +141,9 @@ def check_python(words: list[str]) -> None:
     if words[0] == "-m" and words[1] == "pytest":
         assert all((ROOT / word).exists() for word in words[2:] if not word.startswith("-"))
         return
-    name = words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0]
+    name = words[1].replace(".", "/") if words[0] == "-m" else words[0]
+    if words[0] == "-m":
+        name += "/__main__.py" if (ROOT / name).is_dir() else ".py"
     file = ROOT / name
     assert file.is_file(), f"there is no {name}"
     shared = "\n".join(path.read_text("utf-8") for path in file.parent.glob("*.py"))

@@ -80,8 +80,8 @@ HOMES = {
     "uvicorn": ("server",),
     "httptools": ("server/connections",),
     "prometheus_client": ("server", "integrations"),
-    "yaml": ("integrations", "cli/settings_file"),
-    "markdown_it": ("cli/rendered",),
+    "yaml": ("integrations", "cli/config_file"),
+    "markdown_it": ("cli/markdown",),
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import duodec
-from duodec.cli.also import other_models
+from duodec.cli.commands.serve import other_models
 from duodec.errors import BadOption, ModelNotFound
 from duodec.models.config import EngineConfig
 

@@ -19,8 +19,9 @@ from fakes.decoding import LETTERS, Letters, noisy_text
 
 from duodec import loading
 from duodec.backends.table import TableModel, TableTarget
-from duodec.cli import app, chat, output
-from duodec.cli.closing import comparison, draft_line, end_line, speed_line
+from duodec.cli import app, output
+from duodec.cli.commands import chat
+from duodec.cli.summary import comparison, draft_line, end_line, speed_line
 from duodec.core.protocols import Query, Scores, Target
 from duodec.core.round import Round, Stats
 from duodec.drafting.inline import InlineDrafter
@@ -578,7 +579,7 @@ def test_a_message_of_several_lines(cli: Cli, tmp_path: Path) -> None:
 
 def test_settings(cli: Cli) -> None:
     _, err = talk(
-        cli, "/set parameter temperature 0.5", "/set seed 9", "/set method sps", "/set top_k 5",
+        cli, "/set parameter temp 0.5", "/set seed 9", "/set method sps", "/set top_k 5",
         '/set system "be brief"', "/set max_tokens 3", "/show", "/set temperature -1",
         "/set temprature 1", "/set grammar x", "/set method dou", "/set top_k x", "/draft off",
         "/show",

@@ -15,7 +15,8 @@ from fakes.decoding import LETTERS, Letters
 from duodec import loading
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import PacedTarget
-from duodec.cli import app, demo
+from duodec.cli import app
+from duodec.cli.commands import demo
 from duodec.core.protocols import Launched, Query
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from fakes.server import running
 
-from duodec.cli import app, ps
+from duodec.cli import app
+from duodec.cli.commands import ps
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from fakes import TESTS
 from fakes.server import until
 
 import duodec
-from duodec.cli.settings_file import read_options
+from duodec.cli.config_file import read_options
 from duodec.errors import BadOption
 
 httpx = pytest.importorskip("httpx")

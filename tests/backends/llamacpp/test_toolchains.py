@@ -10,8 +10,8 @@ import pytest
 
 from duodec.backends.llamacpp import devices, native, self_test, toolchains
 from duodec.backends.llamacpp.devices import Device
-from duodec.cli import setup
 from duodec.cli.app import run
+from duodec.cli.commands import setup
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.models.config import EngineConfig
 from duodec.models.targets import llama_devices

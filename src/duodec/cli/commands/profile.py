@@ -1,0 +1,191 @@
+"""Run `duodec profile`: measure forward passes and draft steps here, for the planner."""
+
+from __future__ import annotations
+
+import json as json_format
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duodec.cli import options
+from duodec.cli.checks.payoff import Speed, check_speed
+from duodec.cli.opening import open_engine
+from duodec.cli.output import progress_bar, put, put_table, say_dim, warn
+from duodec.errors import BackendUnavailable, BadOption
+from duodec.models.config import EngineConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from duodec.backends.step_time import StepTime
+    from duodec.profiling import Profile
+
+    OnProgress = Callable[[str, int, int], None]
+
+EPILOG = """
+Examples:
+duodec profile  # the default pair, kept for the planner
+duodec profile -m T.gguf -md D.gguf --plot curves.svg
+
+Measure on a quiet machine: implausible results are measured again, and not kept.
+
+A profile belongs to the processor, its cores and the two files. Without one, the planner learns the
+same within a few completions.
+"""
+
+_BAR = 40
+_SCHEMA_VERSION = 1
+_NOT_KEPT = 3  # the exit status of a check that failed
+
+
+@options.derived
+def profile(
+    *,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            help="Also draw the curves into this SVG file.",
+            metavar="FILE.svg",
+            rich_help_panel="Output",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
+    ] = False,
+    config: Annotated[
+        EngineConfig,
+        options.Options(without=("datastore", "draft_window", "pace", *options.GRAMMAR_LIMITS)),
+    ],
+) -> None:
+    """Measure the curves T(n) and d(k) of a pair and keep them for the planner."""
+    from duodec.loading import profile_key
+
+    if plot and not plot.resolve().parent.is_dir():
+        raise BadOption(f"--plot {plot}: there is no such folder; create it first")
+    with open_engine(config, on_warning=warn) as engine:
+        from duodec import profiling
+        from duodec.loading import draft_for, drafter_with
+        from duodec.machine.cores import available_cores
+
+        shares_cores = engine.shares_cores
+        key = profile_key(config if engine.drafter else replace(config, draft=None))
+        with progress_bar(is_quiet=False) as on_progress:
+            names = (config.target, draft_for(config) if engine.drafter else None)
+            found, flaw = profiling.measure_soundly(engine, key, names, on_progress)
+            if engine.drafter and not engine.shares_cores and config.draft_threads is None:
+                engine.prepare(False)  # all cores are ours again
+                swept = profiling.sweep_threads(
+                    lambda count: drafter_with(config, engine, count),
+                    profiling.thread_counts(len(available_cores()) - 1),
+                    engine.tokenizer.num_vocab,
+                )
+                found = replace(found, threads=swept)
+            if engine.drafter:
+                found = replace(found, attention=_attention(config, found, on_progress))
+    path = None if flaw else found.write()
+    if plot:
+        _write_plot(found, plot)
+    if json:
+        record = {"schema_version": _SCHEMA_VERSION, **asdict(found)}
+        put(f"{json_format.dumps(record)}\n")
+    else:
+        _show(found)
+        for check in [] if flaw else check_speed(Speed.of(found), shares_cores=shares_cores):
+            put(f"{check.name}: {check.words}\n")
+    if path is None:
+        warn(f"not kept: {flaw}; measure again on a quiet machine")
+        raise typer.Exit(_NOT_KEPT)
+    say_dim(f"kept in {path}")
+
+
+def _attention(
+    config: EngineConfig, found: Profile, on_progress: OnProgress
+) -> tuple[StepTime, ...]:
+    """Draft steps with flash attention and without, on as many threads as the drafter has; none of
+    a recurrent model, which drafts without it."""
+    from contextlib import closing
+
+    from duodec import profiling
+    from duodec.backends.llamacpp.model import LlamaModel
+    from duodec.backends.llamacpp.steps import step_times
+    from duodec.models import resolve
+
+    assert found.draft is not None, "there is a drafter"
+    times: list[StepTime] = []
+    total = 2 * len(profiling.ATTENTION_TEXTS) * len(profiling.ATTENTION_LEAVES)
+    path = resolve(found.draft, offline=config.offline).path
+    with closing(LlamaModel(path, num_gpu_layers=0)) as model:
+        if model.is_recurrent:
+            return ()
+        for uses_flash_attention in (True, False):
+            for time in step_times(
+                model,
+                num_threads=found.draft_threads or config.draft_threads or 1,
+                uses_flash_attention=uses_flash_attention,
+                texts=profiling.ATTENTION_TEXTS,
+                leaves=profiling.ATTENTION_LEAVES,
+            ):
+                times.append(time)
+                on_progress("measuring attention", len(times), total)
+    return tuple(times)
+
+
+def _show(found: Profile) -> None:
+    longest = max(f.seconds for f in found.forwards)
+    put_table(
+        ("context", "draft tokens", "ms a pass", "with the drafter", ""),
+        [
+            (
+                str(f.context),
+                str(f.width),
+                f"{f.seconds * 1e3:.2f}",
+                "-" if f.beside_s is None else f"{f.beside_s * 1e3:.2f}",
+                "█" * max(1, round(_BAR * f.seconds / longest)),
+            )
+            for f in found.forwards
+        ],
+    )
+    if found.steps:
+        put("\n")
+        put_table(
+            ("context", "leaves", "ms a draft step"),
+            [(str(s.context), str(s.leaves), f"{s.seconds * 1e3:.2f}") for s in found.steps],
+        )
+    if found.threads:
+        put("\n")
+        put_table(
+            ("draft threads", "ms a draft step", ""),
+            [
+                (str(t.num_threads), f"{t.seconds * 1e3:.2f}",
+                 "taken" if t.num_threads == found.draft_threads else "")
+                for t in found.threads
+            ],
+        )  # fmt: skip
+    if found.attention:
+        put("\n")
+        put_table(
+            ("tokens of text", "leaves", "flash attention", "ms a draft step", ""),
+            [
+                (str(a.num_text), str(a.num_leaves), "on" if a.uses_flash_attention else "off",
+                 f"{a.seconds * 1e3:.2f}",
+                 "taken" if a.uses_flash_attention is found.draft_uses_flash_attention else "")
+                for a in found.attention
+            ],
+        )  # fmt: skip
+    if found.contention is not None:
+        put(f"\na pass takes {found.contention:.2f} times as long while the drafter works\n")
+
+
+def _write_plot(found: Profile, path: Path) -> None:
+    try:
+        from duodec.bench.figures.costs import costs_figure
+    except ImportError:
+        raise BackendUnavailable(
+            "a plot needs matplotlib, which is not installed; `pip install 'duodec[bench]'`"
+        ) from None
+    path.write_text(costs_figure(found), encoding="utf-8")
