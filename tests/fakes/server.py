@@ -24,8 +24,8 @@ from duodec.core.protocols import Datastore, Drafter, Query, Scores, Target  # n
 from duodec.drafting.inline import InlineDrafter  # noqa: E402
 from duodec.llm import LLM  # noqa: E402
 from duodec.scheduler.slots import Targets  # noqa: E402
-from duodec.server.models import Source  # noqa: E402
-from duodec.server.running import Server, listen  # noqa: E402
+from duodec.server.models.registry import Source  # noqa: E402
+from duodec.server.process import Server, listen  # noqa: E402
 from duodec.server.service import Service  # noqa: E402
 from duodec.server.settings import Settings  # noqa: E402
 

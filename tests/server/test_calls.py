@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.chat.prompting import chat_tokens
-from duodec.server.calls.call import Call, Format, Fragment
-from duodec.server.calls.deepseek import DEEPSEEK_3, DEEPSEEK_31
-from duodec.server.calls.json_calls import Hermes, JsonList, Llama, MistralNamed
-from duodec.server.calls.pythonic import LFM2
-from duodec.server.calls.splitting import ToolCalls
-from duodec.server.calls.tagged import GLM, QWEN_CODER
-from duodec.server.dialects import TaggedText, dialect_of
-from duodec.server.harmony import Messages
+from duodec.server.api.tools.call import Call, Format, Fragment
+from duodec.server.api.tools.deepseek import DEEPSEEK_3, DEEPSEEK_31
+from duodec.server.api.tools.dialects import TaggedText, dialect_of
+from duodec.server.api.tools.harmony import Messages
+from duodec.server.api.tools.json_calls import Hermes, JsonList, Llama, MistralNamed
+from duodec.server.api.tools.pythonic import LFM2
+from duodec.server.api.tools.splitting import ToolCalls
+from duodec.server.api.tools.tagged import GLM, QWEN_CODER
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 

@@ -17,7 +17,7 @@ from duodec.methods.request import Request
 from duodec.scheduler.outputs import Counts, Done, Failed, Piece
 from duodec.scheduler.task import Task
 from duodec.server.errors import ApiError
-from duodec.server.feed import Feed, Told
+from duodec.server.models.feed import Feed, Told
 
 LONG_S = 30.0
 

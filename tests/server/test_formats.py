@@ -20,8 +20,8 @@ from duodec.backends.llguidance import Masks
 from duodec.backends.table import TableModel, TableTarget
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
-from duodec.server.formats import wanted_format
-from duodec.server.schemas import Body, validated
+from duodec.server.api.bodies import Body, validated
+from duodec.server.api.formats import wanted_format
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 

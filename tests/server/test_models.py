@@ -25,12 +25,12 @@ from duodec.llm import LLM
 from duodec.loading import load
 from duodec.models import targets
 from duodec.models.config import EngineConfig
-from duodec.server.intake import Intake
-from duodec.server.meters import Meters
-from duodec.server.models import Source
-from duodec.server.served import Served
+from duodec.server.http.intake import Intake
+from duodec.server.metrics import Meters
+from duodec.server.models.fair_lock import Turns
+from duodec.server.models.loaded import Served
+from duodec.server.models.registry import Source
 from duodec.server.settings import Settings
-from duodec.server.turns import Turns
 
 DRAFT = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
 SEEDS = {MODEL: 7, "one": 8, "two": 9}

@@ -12,8 +12,8 @@ import pytest
 from fakes.server import MODEL, Running, running
 from fakes.tags import Tags, random_model, willing_model
 
+from duodec.server.api.response_store import Store, continued, conversation
 from duodec.server.errors import ApiError
-from duodec.server.responses.store import Store, continued, conversation
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")

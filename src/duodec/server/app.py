@@ -14,16 +14,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from duodec.errors import DuodecError
-from duodec.server.asking import Wish
+from duodec.server.api.requests import Wish
 from duodec.server.errors import ApiError, api_error
-from duodec.server.feed import Feed
-from duodec.server.guard import guarded, too_large
-from duodec.server.jsons import parse_object
+from duodec.server.http.guard import guarded, too_large
+from duodec.server.http.json_limits import parse_object
+from duodec.server.http.streams import ClientGone, EventStream, Form, or_gone, whole
 from duodec.server.logs import log
-from duodec.server.meters import CONTENT_TYPE
+from duodec.server.metrics import CONTENT_TYPE
+from duodec.server.models.feed import Feed
 from duodec.server.page import chat_page, content_policy
 from duodec.server.service import Service
-from duodec.server.stream import ClientGone, EventStream, Form, or_gone, whole
 
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 

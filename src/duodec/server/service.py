@@ -12,25 +12,25 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from duodec.llm import LLM
 from duodec.scheduler.task import Task
-from duodec.server.asking import ChatWish, Wish, parse_chat, parse_completion
-from duodec.server.calls.splitting import Reader
-from duodec.server.choosing import method_for
+from duodec.server.api.bodies import ChatBody, validated
+from duodec.server.api.completions import ChatForm, CompletionForm
+from duodec.server.api.methods import method_for
+from duodec.server.api.requests import ChatWish, Wish, parse_chat, parse_completion
+from duodec.server.api.response_bodies import ResponsesBody, messages_of
+from duodec.server.api.response_store import Store, continued, conversation
+from duodec.server.api.responses import ResponseForm
+from duodec.server.api.tools.chat_format import Speech
+from duodec.server.api.tools.splitting import Reader
 from duodec.server.errors import ApiError, unavailable
-from duodec.server.feed import Feed
-from duodec.server.forms import ChatForm, CompletionForm
-from duodec.server.intake import Intake
-from duodec.server.meters import Meters
-from duodec.server.models import Models, Source
+from duodec.server.http.intake import Intake
+from duodec.server.http.streams import Form
+from duodec.server.metrics import Meters
+from duodec.server.models.fair_lock import Turns
+from duodec.server.models.feed import Feed
+from duodec.server.models.loaded import UNLOADED, Hold, Served
+from duodec.server.models.registry import Models, Source
 from duodec.server.prompt_log import PromptLog
-from duodec.server.responses.form import ResponseForm
-from duodec.server.responses.schemas import ResponsesBody, messages_of
-from duodec.server.responses.store import Store, continued, conversation
-from duodec.server.schemas import ChatBody, validated
-from duodec.server.served import UNLOADED, Hold, Served
 from duodec.server.settings import Settings
-from duodec.server.speech import Speech
-from duodec.server.stream import Form
-from duodec.server.turns import Turns
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

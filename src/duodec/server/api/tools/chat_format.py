@@ -14,10 +14,10 @@ from duodec.core.protocols import Tokenizer
 from duodec.core.special_tokens import SpecialTokens
 from duodec.errors import BadOption
 from duodec.llm import LLM
-from duodec.server.asking import ChatWish
-from duodec.server.calls.call import Tool
-from duodec.server.calls.grammars import literal_for
-from duodec.server.dialects import Dialect, Wanted, dialect_of
+from duodec.server.api.requests import ChatWish
+from duodec.server.api.tools.call import Tool
+from duodec.server.api.tools.dialects import Dialect, Wanted, dialect_of
+from duodec.server.api.tools.grammars import literal_for
 
 _END_TOKENS = 32  # of a prompt: as many as the tags that may be at its end
 

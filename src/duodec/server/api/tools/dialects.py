@@ -9,15 +9,15 @@ from typing import Protocol
 
 from duodec.backends.llguidance import rules_as
 from duodec.core.grammar import Grammar
-from duodec.server import harmony
-from duodec.server.calls.call import Format, Literal, Tool
-from duodec.server.calls.deepseek import ALL_BEGIN, DEEPSEEK_3, DEEPSEEK_31
-from duodec.server.calls.grammars import check_definitions, until
-from duodec.server.calls.json_calls import Hermes, JsonList, Llama, MistralList, MistralNamed
-from duodec.server.calls.pythonic import LFM2, OLMO
-from duodec.server.calls.splitting import Reader, ToolCalls
-from duodec.server.calls.tagged import GLM, QWEN_CODER
-from duodec.server.thinking import THINKING, Tags, Thoughts, WithoutThoughts
+from duodec.server.api.tools import harmony
+from duodec.server.api.tools.call import Format, Literal, Tool
+from duodec.server.api.tools.deepseek import ALL_BEGIN, DEEPSEEK_3, DEEPSEEK_31
+from duodec.server.api.tools.grammars import check_definitions, until
+from duodec.server.api.tools.json_calls import Hermes, JsonList, Llama, MistralList, MistralNamed
+from duodec.server.api.tools.pythonic import LFM2, OLMO
+from duodec.server.api.tools.reasoning import THINKING, Tags, Thoughts, WithoutThoughts
+from duodec.server.api.tools.splitting import Reader, ToolCalls
+from duodec.server.api.tools.tagged import GLM, QWEN_CODER
 
 _BLANK = r"(/[ \n]{1,4}/)?"  # between reasoning and what follows it
 

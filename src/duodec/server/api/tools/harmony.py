@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from duodec.backends.llguidance import json_term
-from duodec.server.calls.call import (
+from duodec.server.api.tools.call import (
     Call,
     Found,
     Literal,
@@ -16,9 +16,9 @@ from duodec.server.calls.call import (
     name_of,
     parameters_of,
 )
-from duodec.server.calls.grammars import until
-from duodec.server.calls.splitting import place_of
-from duodec.server.jsons import parse
+from duodec.server.api.tools.grammars import until
+from duodec.server.api.tools.splitting import place_of
+from duodec.server.http.json_limits import parse
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"

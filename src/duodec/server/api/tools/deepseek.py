@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.server.calls.call import Literal, Tool, name_of
-from duodec.server.calls.grammars import json_arguments, some_tool
-from duodec.server.calls.splitting import BetweenTags
-from duodec.server.jsons import parse
+from duodec.server.api.tools.call import Literal, Tool, name_of
+from duodec.server.api.tools.grammars import json_arguments, some_tool
+from duodec.server.api.tools.splitting import BetweenTags
+from duodec.server.http.json_limits import parse
 
 # the bars and blanks of these tags are letters of their own
 ALL_BEGIN, ALL_END, ONE_BEGIN, ONE_END, BETWEEN = (

@@ -10,11 +10,11 @@ from typing import Any
 from duodec.chat.template import Message
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams, seeded
-from duodec.server.choosing import base_name
-from duodec.server.dialects import Dialect, Wanted
+from duodec.server.api.bodies import Body, ChatBody, CompletionBody, validated
+from duodec.server.api.formats import wanted_format, wanted_of
+from duodec.server.api.methods import base_name
+from duodec.server.api.tools.dialects import Dialect, Wanted
 from duodec.server.errors import ApiError, bad_field
-from duodec.server.formats import wanted_format, wanted_of
-from duodec.server.schemas import Body, ChatBody, CompletionBody, validated
 
 _PLAIN = "ar"
 

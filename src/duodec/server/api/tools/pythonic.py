@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from duodec.backends.llguidance import json_term
-from duodec.server.calls.call import Literal, Tool, name_of, parameters_of
-from duodec.server.calls.grammars import resolved, some_tool, with_root
-from duodec.server.calls.splitting import BetweenTags
+from duodec.server.api.tools.call import Literal, Tool, name_of, parameters_of
+from duodec.server.api.tools.grammars import resolved, some_tool, with_root
+from duodec.server.api.tools.splitting import BetweenTags
 
 _LONGEST = 100_000  # characters of a block, which a compiler reads
 _CONSTANTS = {"true": True, "false": False, "null": None}

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from duodec.core.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
-from duodec.server import logprobs, shapes
-from duodec.server.asking import Wish
-from duodec.server.calls.call import Call, Found, Fragment, Thought
-from duodec.server.calls.splitting import Reader
+from duodec.server.api import logprobs, shapes
+from duodec.server.api.requests import Wish
+from duodec.server.api.tools.call import Call, Found, Fragment, Thought
+from duodec.server.api.tools.splitting import Reader
 
 Choice = dict[str, Any]
 

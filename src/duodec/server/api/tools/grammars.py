@@ -10,7 +10,7 @@ from typing import Any
 from duodec.backends.llguidance import control_term, json_term
 from duodec.core.special_tokens import SpecialTokens
 from duodec.errors import BadOption
-from duodec.server.calls.call import Literal, Tool, name_of, parameters_of
+from duodec.server.api.tools.call import Literal, Tool, name_of, parameters_of
 
 _DEFINITIONS = ("$defs", "definitions")
 _MOST_DEFINED = 1_000_000  # characters of definitions in the rules of a request

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from duodec.server.calls.call import Call, Format, Found, Fragment, Tool, call_id
+from duodec.server.api.tools.call import Call, Format, Found, Fragment, Tool, call_id
 
 # what readers of formats raise where there is no call
 NO_CALL = (

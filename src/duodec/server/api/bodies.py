@@ -28,7 +28,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from duodec.core.sampling import SamplingParams
 from duodec.server.errors import ApiError, bad_field
-from duodec.server.jsons import TooMuch, kind, parse
+from duodec.server.http.json_limits import TooMuch, kind, parse
 
 MAX_CHOICES, MAX_STOPS, MAX_DRAFT, MAX_LOGPROBS, MAX_BIASES = 64, 16, 80, 20, 1024
 _COMPLETION_TOKENS = 16  # of a text completion that says nothing else, as everywhere

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.server.calls.call import Literal, Tool, call_id, name_of
-from duodec.server.calls.grammars import json_arguments, some_tool
-from duodec.server.calls.splitting import BetweenTags, place_of
-from duodec.server.jsons import parse
+from duodec.server.api.tools.call import Literal, Tool, call_id, name_of
+from duodec.server.api.tools.grammars import json_arguments, some_tool
+from duodec.server.api.tools.splitting import BetweenTags, place_of
+from duodec.server.http.json_limits import parse
 
 _JSON = json.JSONDecoder()
 

@@ -16,7 +16,7 @@ from time import perf_counter
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
 from duodec.scheduler.task import Task
 from duodec.server.errors import timed_out
-from duodec.server.scheduling import SchedulerThread
+from duodec.server.models.scheduler_thread import SchedulerThread
 
 Told = tuple[int, Piece | Done]
 """A word, and which of the choices says it."""

@@ -13,13 +13,13 @@ from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.methods.registry import DEFAULT_METHOD
-from duodec.server.bounds import PromptBounds
+from duodec.server.api.shapes import progress
 from duodec.server.errors import unavailable
-from duodec.server.intake import Intake
-from duodec.server.meters import Meters
-from duodec.server.scheduling import SchedulerThread
+from duodec.server.http.intake import Intake
+from duodec.server.metrics import Meters
+from duodec.server.models.prompt_limits import PromptBounds
+from duodec.server.models.scheduler_thread import SchedulerThread
 from duodec.server.settings import Settings
-from duodec.server.shapes import progress
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

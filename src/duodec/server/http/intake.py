@@ -17,8 +17,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from duodec.machine.cores import available_cores
 from duodec.server.errors import ApiError, busy, timed_out
+from duodec.server.http.workers import Workers
 from duodec.server.settings import Settings
-from duodec.server.workers import Workers
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

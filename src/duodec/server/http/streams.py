@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.errors import api_error
-from duodec.server.feed import Feed
 from duodec.server.logs import log, note
+from duodec.server.models.feed import Feed
 
 _T = TypeVar("_T")
 _LAST_WORDS_S = 5.0  # that a client may take to read why its answer ended

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr
 
+from duodec.server.api.bodies import Limit, Object, refused
 from duodec.server.errors import bad_field
-from duodec.server.jsons import kind
-from duodec.server.schemas import Limit, Object, refused
+from duodec.server.http.json_limits import kind
 
 Item = dict[str, Any]
 _TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")

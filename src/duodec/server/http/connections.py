@@ -33,7 +33,7 @@ from duodec.server.errors import (
     small_chunks,
     unavailable,
 )
-from duodec.server.reading import Flow, ReadingTurns
+from duodec.server.http.reading import Flow, ReadingTurns
 from duodec.server.settings import Settings
 
 _MARGIN_S = 1.0  # a route that reads a body says itself, before this, that it was slow

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.server.calls.call import Literal, Tool, name_of
-from duodec.server.calls.grammars import (
+from duodec.server.api.tools.call import Literal, Tool, name_of
+from duodec.server.api.tools.grammars import (
     property_of,
     some_tool,
     tagged_values,
     takes_text,
     tool_named,
 )
-from duodec.server.calls.splitting import BetweenTags, as_json
-from duodec.server.jsons import parse
+from duodec.server.api.tools.splitting import BetweenTags, as_json
+from duodec.server.http.json_limits import parse
 
 
 @dataclass(frozen=True)

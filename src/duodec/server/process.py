@@ -20,7 +20,7 @@ import uvicorn
 
 from duodec.errors import BadOption
 from duodec.server.app import make_app
-from duodec.server.connections import Connections, allow_open_files
+from duodec.server.http.connections import Connections, allow_open_files
 from duodec.server.logs import log
 from duodec.server.service import Service
 from duodec.server.settings import Settings

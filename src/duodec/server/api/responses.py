@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from duodec.scheduler.outputs import Done, Piece
-from duodec.server import shapes
-from duodec.server.asking import ChatWish
-from duodec.server.calls.call import Call, Found, Fragment, Thought
-from duodec.server.calls.splitting import Reader
-from duodec.server.responses.schemas import ResponsesBody
+from duodec.server.api import shapes
+from duodec.server.api.requests import ChatWish
+from duodec.server.api.response_bodies import ResponsesBody
+from duodec.server.api.tools.call import Call, Found, Fragment, Thought
+from duodec.server.api.tools.splitting import Reader
 
 Event = dict[str, Any]
 _DELTAS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}

@@ -10,9 +10,9 @@ from duodec.errors import DuodecError
 from duodec.llm import LLM
 from duodec.machine.cores import available_cores, keep_to
 from duodec.server.errors import FINAL, ApiError
+from duodec.server.http.workers import Workers
 from duodec.server.logs import log
-from duodec.server.served import Hold, Served
-from duodec.server.workers import Workers
+from duodec.server.models.loaded import Hold, Served
 
 _LOOK_S = 0.02  # between two looks at whether a model's last request has ended
 

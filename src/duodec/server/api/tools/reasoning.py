@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from duodec.server.calls.call import Found, Thought
-from duodec.server.calls.splitting import Reader, doubtful
+from duodec.server.api.tools.call import Found, Thought
+from duodec.server.api.tools.splitting import Reader, doubtful
 
 State = Literal["open", "closed", "either"]
 """Of the reasoning where a response begins: the prompt has begun it, or ended it, or neither."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from duodec.core.grammar import Grammar
-from duodec.server.calls.call import ANY_OBJECT, Tool
-from duodec.server.dialects import Wanted
+from duodec.server.api.bodies import Body, ChatBody, ResponseFormat
+from duodec.server.api.tools.call import ANY_OBJECT, Tool
+from duodec.server.api.tools.dialects import Wanted
 from duodec.server.errors import bad_field
-from duodec.server.jsons import parse
-from duodec.server.schemas import Body, ChatBody, ResponseFormat
+from duodec.server.http.json_limits import parse
 
 _KINDS = ("text", "json_object", "json_schema")
 

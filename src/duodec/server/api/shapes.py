@@ -8,7 +8,7 @@ from typing import Any
 
 from duodec.core.round import Stats
 from duodec.scheduler.outputs import Counts, Done
-from duodec.server.calls.call import Call
+from duodec.server.api.tools.call import Call
 
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 
