@@ -30,11 +30,11 @@ from duodec.core.grammar import Grammar
 from duodec.core.parameters import fields_of
 from duodec.errors import BadOption
 from duodec.server import service
-from duodec.server.api.tools.chat_format import Speech
+from duodec.server.api.tools.chat_format import ChatFormat
 from duodec.server.http import json_limits
 from duodec.server.http.connections import allow_open_files
+from duodec.server.metrics import Watchdog
 from duodec.server.settings import Settings
-from duodec.server.watchdog import Watchdog
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
 
@@ -512,13 +512,13 @@ def test_bodies_are_parsed_rendered_and_understood_in_other_threads(
         monkeypatch.setattr(owner, name, call)
 
     watched(json_limits, "parse")
-    watched(service, "parse_chat")
-    watched(Speech, "prompt")
-    watched(Speech, "grammar")
+    watched(service, "validated")
+    watched(ChatFormat, "prompt")
+    watched(ChatFormat, "grammar")
     with running() as server:
         assert server.chat("hi", max_tokens=2).status_code == 200
         assert server.chat("b" * 20_000, max_tokens=2).status_code == 400
-    assert set(threads) == {"parse", "parse_chat", "prompt", "grammar"}
+    assert set(threads) == {"parse", "validated", "prompt", "grammar"}
     assert all(name.startswith("duodec-prepare") for name in set().union(*threads.values()))
 
 

@@ -241,7 +241,7 @@ def test_what_is_stored_weighs_what_is_counted(kind: str) -> None:
         ({"input": "x", "temperature": -1}, "temperature"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x", "model": "gpt-9"}, "model"),
-        ({"input": "x", "text": {"format": {"type": "xml"}}}, "response_format.type"),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type"),
     ],
 )
 def test_what_is_refused(server: Running, fields: dict[str, Any], param: str) -> None:

@@ -1,27 +1,31 @@
-"""Describe bodies of ``/v1/responses``, and say the same as a chat request."""
+"""Describe bodies of ``/v1/responses``, whose items are read as the messages of a chat."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, StrictBool, StrictStr
 
-from duodec.server.api.bodies import Limit, Object, refused
+from duodec.chat.template import Message
+from duodec.server.api.bodies import (
+    ChatMessage,
+    Conversation,
+    Effort,
+    NamedSchema,
+    ResponseFormat,
+    Tool,
+)
+from duodec.server.api.fields import Limit, Object, one_of, refused
 from duodec.server.errors import bad_field
 from duodec.server.http.json_limits import kind
 
 Item = dict[str, Any]
 _TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
-# that mean the same in a chat request, and are checked there
-_SAME = (
-    "model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "parallel_tool_calls",
-    "speculation", "chat_template_kwargs", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "stop",
-)  # fmt: skip
+_FORMATS = ("text", "json_object", "json_schema")
 
 
-def _input(value: Any) -> list[Item]:
+def _messages(value: Any) -> list[Item]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
@@ -31,10 +35,10 @@ def _input(value: Any) -> list[Item]:
     for item in value:
         if not isinstance(item, dict):
             raise refused(f"holds {kind(item)} among its items; send objects")
-    return value
+    return messages_of(value)
 
 
-def _tool(value: Any) -> Item:
+def _tool(value: Any) -> Tool:
     """A function in a chat request's form."""
     if not isinstance(value, dict) or value.get("type") != "function":
         form = value.get("type") if isinstance(value, dict) else None
@@ -45,10 +49,16 @@ def _tool(value: Any) -> Item:
     return {"type": "function", "function": {n: value[n] for n in names if n in value}}
 
 
+def _is_false(value: bool) -> bool:
+    if value:
+        raise refused("is true, and nothing is computed later; leave it out")
+    return value
+
+
 class TextFormat(Object):
     """OpenAI's ``text.format``."""
 
-    type: StrictStr = "text"
+    type: Annotated[StrictStr, one_of(_FORMATS)] = "text"
     name: StrictStr = "answer"
     json_schema: Any = Field(default=None, alias="schema")
 
@@ -58,57 +68,51 @@ class Text(Object):
 
 
 class Reasoning(Object):
-    effort: StrictStr | None = None
+    effort: Effort | None = None
 
 
-class ResponsesBody(Object):
-    """What differs from a chat request; the rest is read as one."""
+class ResponsesBody(Conversation):
+    """Of ``/v1/responses``."""
 
-    input: Annotated[list[Item], BeforeValidator(_input)]
+    messages: Annotated[list[ChatMessage], FailFast(), BeforeValidator(_messages)] = Field(
+        alias="input"
+    )
     instructions: StrictStr | None = None
     previous_response_id: StrictStr | None = None
     store: StrictBool = True
     max_output_tokens: Limit | None = None
-    tools: list[Annotated[Item, BeforeValidator(_tool)]] = Field(default_factory=list)
-    tool_choice: Any = None
+    tools: Annotated[list[Annotated[Tool, BeforeValidator(_tool)]], FailFast()] = Field(
+        default_factory=list
+    )
     text: Text = Text()
     reasoning: Reasoning = Reasoning()
-    background: Annotated[StrictBool, AfterValidator(lambda value: _is_false(value))] = False
+    background: Annotated[StrictBool, AfterValidator(_is_false)] = False
     metadata: dict[str, Any] = Field(default_factory=dict)
 
-    def as_chat(self, body: Item, messages: Sequence[Item]) -> Item:
-        """The chat request that says the same with these messages."""
-        first = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        options = {
-            "messages": [*first, *messages],
-            "tools": self.tools,
-            "tool_choice": _choice(self.tool_choice),
-            "max_completion_tokens": self.max_output_tokens,
-            "reasoning_effort": self.reasoning.effort,
-            "response_format": _format(self.text.format),
-        }
-        return {**{name: body[name] for name in _SAME if name in body}, **options}
+    @property
+    def system(self) -> list[Message]:
+        """The instructions, which are this request's alone."""
+        return [{"role": "system", "content": self.instructions}] if self.instructions else []
 
+    @property
+    def choice(self) -> Any:
+        choice = self.tool_choice
+        if isinstance(choice, dict) and "name" in choice:
+            return {"type": "function", "function": {"name": choice["name"]}}
+        return choice
 
-def _is_false(value: bool) -> bool:
-    if value:
-        raise refused("is true, and nothing is answered later; leave it out")
-    return value
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_output_tokens
 
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning.effort
 
-def _choice(choice: Any) -> Any:
-    if isinstance(choice, dict) and "name" in choice:
-        return {"type": "function", "function": {"name": choice["name"]}}
-    return choice
-
-
-def _format(wanted: TextFormat) -> Item:
-    if wanted.type != "json_schema":
-        return {"type": wanted.type}
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": wanted.name, "schema": wanted.json_schema},
-    }
+    @property
+    def format(self) -> ResponseFormat:
+        own = self.text.format
+        return ResponseFormat(type=own.type, json_schema=NamedSchema(schema=own.json_schema))
 
 
 # --- items

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from duodec.chat.template import Message
 from duodec.server.errors import ApiError
 
 MOST_RESPONSES = 1024
@@ -72,12 +73,12 @@ class Store:
         del self._stored[name]
 
 
-def conversation(messages: Sequence[dict[str, Any]]) -> bytes:
+def conversation(messages: Sequence[Message]) -> bytes:
     """Messages as they are stored."""
     return _json(messages)
 
 
-def continued(begun: bytes, message: dict[str, Any]) -> bytes:
+def continued(begun: bytes, message: Message) -> bytes:
     """A conversation with one more message, which alone is written anew."""
     return begun[:-1] + (b"," if len(begun) > len(b"[]") else b"") + _json(message) + b"]"
 

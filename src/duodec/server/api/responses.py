@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from duodec.chat.template import Message
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
-from duodec.server.api.requests import ChatWish
+from duodec.server.api.bodies import ChatMessage
 from duodec.server.api.response_bodies import ResponsesBody
 from duodec.server.api.tools.call import Call, Found, Fragment, Thought
 from duodec.server.api.tools.splitting import Reader
@@ -48,17 +49,16 @@ _OPEN, _COMPLETE, _CUT = "in_progress", "completed", "incomplete"
 
 
 @dataclass
-class ResponseForm:
+class ResponseWriter:
     """One response in the making. ``remember`` is called once, with the response and the
-    assistant's message, when all is said."""
+    assistant's message, once it is complete."""
 
     body: ResponsesBody
-    asked: ChatWish
     model: str
     num_prompt_tokens: int
     reader: Reader | None
     count: Callable[[str], int]  # tokens of a text
-    remember: Callable[[Event, Event], None]
+    remember: Callable[[Event, Message], None]
     id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(16)}")
 
     def __post_init__(self) -> None:
@@ -70,18 +70,22 @@ class ResponseForm:
 
     # --- events
 
+    @property
+    def is_streamed(self) -> bool:
+        return self.body.stream
+
     def opening(self) -> list[Event]:
         shown = self._response(_OPEN)
         return [self._event(f"response.{name}", response=shown) for name in ("created", _OPEN)]
 
-    def add(self, index: int, word: Piece | Done) -> list[Event]:
-        """The events that a word makes."""
-        is_last = isinstance(word, Done)
+    def add(self, index: int, output: Piece | Done) -> list[Event]:
+        """The events that an output makes."""
+        is_last = isinstance(output, Done)
         events = []
-        for found in self._split(word.delta.text if isinstance(word, Piece) else "", is_last):
+        for found in self._split(output.delta.text if isinstance(output, Piece) else "", is_last):
             events += self._found(found)
-        if isinstance(word, Done):
-            self._done = word
+        if isinstance(output, Done):
+            self._done = output
             if not self._items:  # a response has something, if only an empty message
                 events += self._begin(_Item("message", _id("msg")))
             events += self._end()
@@ -115,16 +119,16 @@ class ResponseForm:
                 return self._called(Call(found.id, found.name, found.arguments), is_whole=False)
             return self._continued(found)
         is_thought = isinstance(found, Thought)
-        words = found.text if isinstance(found, Thought) else found
+        text = found.text if isinstance(found, Thought) else found
         kind = "reasoning" if is_thought else "message"
         events: list[Event] = []
         if not (self._is_open and self._items[-1].kind == kind):
             events += self._end()
             events += self._begin(_Item(kind, _id("rs" if is_thought else "msg")))
         item = self._items[-1]
-        item.text += words
+        item.text += text
         more: Event = {"logprobs": []} if kind == "message" else {}
-        return [*events, self._part_event(f"{_DELTAS[kind]}.delta", delta=words, **more)]
+        return [*events, self._part_event(f"{_DELTAS[kind]}.delta", delta=text, **more)]
 
     def _begin(self, item: _Item) -> list[Event]:
         self._items.append(item)
@@ -135,7 +139,7 @@ class ResponseForm:
         return events
 
     def _called(self, call: Call, *, is_whole: bool) -> list[Event]:
-        if sum(item.call is not None for item in self._items) >= self.asked.most_calls:
+        if sum(item.call is not None for item in self._items) >= self.body.most_calls:
             return []
         events = [*self._end(), *self._begin(_Item("function_call", _id("fc"), call=call))]
         events.append(self._call_event("delta", delta=call.arguments))
@@ -182,12 +186,12 @@ class ResponseForm:
 
     @property
     def _status(self) -> str:
-        assert self._done is not None, "all is said"
+        assert self._done is not None, "it is complete"
         return _COMPLETE if shapes.finish_reason(self._done) == "stop" else _CUT
 
     def _finished(self) -> Event:
         shown = self._response(self._status)
-        self.remember(shown, self._message())
+        self.remember(shown, ChatMessage.model_validate(self._message()).shown())
         return shown
 
     def _message(self) -> Event:
@@ -203,7 +207,7 @@ class ResponseForm:
         return message
 
     def _response(self, status: str) -> Event:
-        body, sampling = self.body, self.asked.wish.sampling
+        body = self.body
         form = body.text.format.model_dump(by_alias=True)
         return {
             "id": self.id, "object": "response", "created_at": self._created, "status": status,
@@ -212,10 +216,10 @@ class ResponseForm:
             "instructions": body.instructions, "max_output_tokens": body.max_output_tokens,
             "model": self.model, "metadata": body.metadata,
             "output": [item.shown(self._status) for item in self._items] if self._done else [],
-            "parallel_tool_calls": self.asked.most_calls > 1,
+            "parallel_tool_calls": self.body.most_calls > 1,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning.effort, "summary": None},
-            "store": body.store, "temperature": sampling.temperature, "top_p": sampling.top_p,
+            "store": body.store, "temperature": body.temperature, "top_p": body.top_p,
             "text": {"format": form if form["type"] == "json_schema" else {"type": form["type"]}},
             "tool_choice": body.tool_choice or "auto", "truncation": "disabled",
             "tools": [{"type": "function", "strict": True, "parameters": None, **t["function"]}

@@ -1,11 +1,14 @@
-"""From answers to the JSON of OpenAI, and the fields that vLLM and llama.cpp add to it."""
+"""Write completions in the JSON of OpenAI, with the fields that vLLM and llama.cpp add to it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from duodec.core.logprobs import Logprob
 from duodec.core.round import Stats
 from duodec.scheduler.outputs import Counts, Done
 from duodec.server.api.tools.call import Call
@@ -20,10 +23,10 @@ def finish_reason(done: Done, calls: Sequence[Call] = ()) -> str:
     return "tool_calls" if calls and not is_cut else reason
 
 
-def usage(num_prompt_tokens: int, answers: Sequence[Done]) -> dict[str, Any]:
-    """Tokens of all answers of a request; a prompt counts once, however many answer it."""
-    num_new = sum(done.finished.stats.num_new_tokens for done in answers)
-    cached = max((done.num_cached for done in answers), default=0)
+def usage(num_prompt_tokens: int, completions: Sequence[Done]) -> dict[str, Any]:
+    """Tokens of all completions of a request; a prompt counts once, however many complete it."""
+    num_new = sum(done.finished.stats.num_new_tokens for done in completions)
+    cached = max((done.num_cached for done in completions), default=0)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_new,
@@ -32,12 +35,12 @@ def usage(num_prompt_tokens: int, answers: Sequence[Done]) -> dict[str, Any]:
     }
 
 
-def extras(answers: Sequence[Done], max_draft: int | None) -> dict[str, Any]:
-    """What an answer cost: vLLM's ``metrics``, llama.cpp's ``timings`` and our own; null for
-    several answers, which have no common clock."""
-    if len(answers) != 1:
+def extras(completions: Sequence[Done], max_draft: int | None) -> dict[str, Any]:
+    """What a completion cost: vLLM's ``metrics``, llama.cpp's ``timings`` and our own; null for
+    several completions, which have no common clock."""
+    if len(completions) != 1:
         return {"metrics": None, "timings": None}
-    (done,) = answers
+    (done,) = completions
     stats = done.finished.stats
     return {
         "metrics": metrics(done, max_draft),
@@ -115,7 +118,7 @@ def timings(done: Done) -> dict[str, Any]:
 
 
 def progress(counts: Counts) -> dict[str, Any]:
-    """How far an answer is, with the names of `timings`."""
+    """How far a completion is, with the names of `timings`."""
     return {
         "predicted_n": counts.num_tokens,
         "draft_n": counts.num_drafted,
@@ -124,18 +127,18 @@ def progress(counts: Counts) -> dict[str, Any]:
     }
 
 
-def facts(num_prompt_tokens: int, answers: Sequence[Done]) -> dict[str, Any]:
-    """For the log: how much was answered, how fast."""
-    stats = [done.finished.stats for done in answers]
+def facts(num_prompt_tokens: int, completions: Sequence[Done]) -> dict[str, Any]:
+    """For the log: how many tokens, how fast."""
+    stats = [done.finished.stats for done in completions]
     found: dict[str, Any] = {
         "prompt_tokens": num_prompt_tokens,
         "tokens": sum(s.num_new_tokens for s in stats),
         "drafted": sum(s.num_draft_tokens for s in stats),
         "accepted": sum(s.num_accepted_tokens for s in stats),
-        "finish": ",".join(done.finished.finish_reason for done in answers) or "none",
+        "finish": ",".join(done.finished.finish_reason for done in completions) or "none",
     }
-    if len(answers) == 1:
-        (done,) = answers
+    if len(completions) == 1:
+        (done,) = completions
         found["ttft_s"] = round(stats[0].first_s - done.arrive_s, 4)
         found["tokens_per_second"] = number(round(stats[0].tokens_per_second, 1))
     return found
@@ -155,3 +158,39 @@ def tool_call(call: Call, index: int | None = None) -> dict[str, Any]:
     place: Mapping[str, int] = {} if index is None else {"index": index}
     function = {"name": call.name, "arguments": call.arguments}
     return {**place, "id": call.id, "type": "function", "function": function}
+
+
+# --- logprobs
+
+Piece = Callable[[int], bytes]
+"""The bytes that a token adds to the text."""
+
+
+def chat_logprobs(logprobs: Sequence[Logprob], piece: Piece) -> dict[str, Any]:
+    """``choices[].logprobs`` of a chat completion."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = piece(token)
+        return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+    content = [
+        {**entry(m.token, m.logprob), "top_logprobs": [entry(t, value) for t, value in m.tops]}
+        for m in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(logprobs: Sequence[Logprob], piece: Piece, offset: int) -> dict[str, Any]:
+    """``choices[].logprobs`` of a text completion whose logprobs begin at ``offset`` characters."""
+
+    def text_of(token: int) -> str:
+        return piece(token).decode("utf-8", "replace")
+
+    texts = [text_of(m.token) for m in logprobs]
+    starts = np.cumsum([offset, *map(len, texts)]).tolist()[: len(texts)]
+    return {
+        "tokens": texts,
+        "token_logprobs": [m.logprob for m in logprobs],
+        "top_logprobs": [{text_of(t): value for t, value in m.tops} for m in logprobs],
+        "text_offset": starts,
+    }

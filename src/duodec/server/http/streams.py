@@ -1,4 +1,4 @@
-"""Answers to clients: whole, or as server-sent events; and the moment when a client leaves.
+"""Send responses: whole, or as server-sent events; and notice when a client leaves.
 
 A ping is a comment of one line, since some clients take an empty line for an event, and no event
 is ever empty or named.
@@ -21,7 +21,7 @@ from duodec.server.logs import log, note
 from duodec.server.models.feed import Feed
 
 _T = TypeVar("_T")
-_LAST_WORDS_S = 5.0  # that a client may take to read why its answer ended
+_LAST_WORDS_S = 5.0  # that a client may take to read why its response ended
 _PING = b": ping\n"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _DONE = b"data: [DONE]\n\n"
@@ -32,51 +32,59 @@ _HEADERS = [
 ]
 
 
-class Form(Protocol):
-    """A response in the making, told as JSON."""
+class Writer(Protocol):
+    """Writes a response as JSON: whole, or as events."""
+
+    @property
+    def is_streamed(self) -> bool:
+        """The client wants events."""
 
     def opening(self) -> Sequence[dict[str, Any]]:
-        """Events before the first word."""
+        """Events before the first output."""
 
-    def add(self, index: int, word: Piece | Done) -> Sequence[dict[str, Any]]:
-        """The events that a word of a choice makes."""
+    def add(self, index: int, output: Piece | Done) -> Sequence[dict[str, Any]]:
+        """The events that an output of a choice makes."""
 
     def ending(self) -> Sequence[dict[str, Any]]:
-        """Events after the last word."""
+        """Events after the last output."""
 
     def whole(self) -> dict[str, Any]:
-        """The response, when all is said."""
+        """The response, once it is complete."""
 
     def facts(self) -> dict[str, Any]:
-        """For the log: how much was answered, how fast."""
+        """For the log: how many tokens, how fast."""
+
+
+Prepared = tuple[Writer, Feed]
+"""A request that is with the scheduler, and what writes its response."""
 
 
 class ClientGone(Exception):
-    """The client closed the connection before it had its answer."""
+    """The client closed the connection before it had its response."""
 
 
-async def whole(form: Form, feed: Feed, receive: Receive) -> dict[str, Any]:
-    """The complete answer. Raises what ended it, and ClientGone."""
+async def whole(writer: Writer, feed: Feed, receive: Receive) -> dict[str, Any]:
+    """The complete response. Raises what ended it, and ClientGone."""
     try:
-        return await or_gone(receive, _collected(form, feed))
+        return await or_gone(receive, _collected(writer, feed))
     finally:
-        feed.leave()
-        note(**form.facts())
+        feed.close()
+        note(**writer.facts())
 
 
-async def _collected(form: Form, feed: Feed) -> dict[str, Any]:
+async def _collected(writer: Writer, feed: Feed) -> dict[str, Any]:
     while not feed.is_over:
-        for index, word in await feed.next(inf):
-            form.add(index, word)
-    return form.whole()
+        for index, output in await feed.next(inf):
+            writer.add(index, output)
+    return writer.whole()
 
 
 class EventStream:
-    """An ASGI answer of events, as they come. The feed is left with its last word, whenever the
-    client reads it."""
+    """An ASGI response of events, as they come. The feed is closed after its last output, whenever
+    the client reads that."""
 
-    def __init__(self, form: Form, feed: Feed, ping_s: float) -> None:
-        self._form, self._feed, self._ping_s = form, feed, ping_s
+    def __init__(self, writer: Writer, feed: Feed, ping_s: float) -> None:
+        self._writer, self._feed, self._ping_s = writer, feed, ping_s
         self._unsent = bytearray()
         self._news = asyncio.Event()  # there is more to send, or never will be
         self._is_complete = False
@@ -93,11 +101,11 @@ class EventStream:
         finally:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
-            self._feed.leave()
-            note(**self._form.facts())
+            self._feed.close()
+            note(**self._writer.facts())
 
     async def _make(self) -> None:
-        """Take what is said as it is said, so that the model is free when all is."""
+        """Take outputs as they come, so that the model is free after the last one."""
         try:
             async for data in self._events():
                 self._unsent += data
@@ -105,7 +113,7 @@ class EventStream:
         finally:
             self._is_complete = True
             self._news.set()
-            self._feed.leave()
+            self._feed.close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -118,18 +126,18 @@ class EventStream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        said_s = perf_counter()
+        sent_s = perf_counter()
         try:
-            for chunk in self._form.opening():
+            for chunk in self._writer.opening():
                 yield event(chunk)
             while not self._feed.is_over:
-                # words may be held back for long, as those of a call are
-                words = await self._feed.next(max(0.0, said_s + self._ping_s - perf_counter()))
-                chunks = [chunk for index, word in words for chunk in self._form.add(index, word)]
-                if chunks or perf_counter() - said_s >= self._ping_s:
+                # text may be held back for long, as that of a call is
+                outputs = await self._feed.next(max(0.0, sent_s + self._ping_s - perf_counter()))
+                chunks = [chunk for output in outputs for chunk in self._writer.add(*output)]
+                if chunks or perf_counter() - sent_s >= self._ping_s:
                     yield b"".join(map(event, chunks)) or _PING
-                    said_s = perf_counter()
-            yield b"".join(map(event, self._form.ending()))
+                    sent_s = perf_counter()
+            yield b"".join(map(event, self._writer.ending()))
         except Exception as error:  # noqa: BLE001  what began must be ended in the same shape
             told = api_error(error)
             if told is not error and told.status >= 500:

@@ -1,7 +1,7 @@
 """Hand a request's outputs to the event loop, one after the other.
 
 Text for people need not come a token at a time, and waking the loop costs what a forward could
-have used: after the first word, those of a short interval are told together.
+have used: after the first output, those of a short interval are outputs together.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from duodec.scheduler.task import Task
 from duodec.server.errors import timed_out
 from duodec.server.models.scheduler_thread import SchedulerThread
 
-Told = tuple[int, Piece | Done]
-"""A word, and which of the choices says it."""
+Numbered = tuple[int, Piece | Done]
+"""An output, and the choice that it belongs to."""
 
 
 class Feed:
-    """Submits the tasks; raises ApiError where there is no room. Pieces are told every
-    ``interval_s`` seconds at most. The owner calls `leave` when all is told, or nobody listens any
-    more, once or again; it calls ``on_leave``."""
+    """Submits the tasks; raises ApiError where there is no room. Pieces are handed out every
+    ``interval_s`` seconds at most. The owner calls `close` after the last output, or when nobody
+    listens any more, once or again; it calls ``on_close``."""
 
     def __init__(
         self,
@@ -34,28 +34,28 @@ class Feed:
         timeout_s: float,
         interval_s: float = 0.0,
         begin_s: float | None = None,
-        on_leave: Callable[[], None] = lambda: None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
         self._loop = asyncio.get_running_loop()
-        self._words: deque[tuple[int, Output]] = deque()
-        self._news: asyncio.Future[None] | None = None  # somebody waits for a word
-        self._is_listening = False  # a piece is news, not only what ends an answer
+        self._outputs: deque[tuple[int, Output]] = deque()
+        self._news: asyncio.Future[None] | None = None  # somebody waits for an output
+        self._is_listening = False  # a piece is news, not only what ends a completion
         self._timeout_s = timeout_s
         self._end_s = (perf_counter() if begin_s is None else begin_s) + timeout_s
         self._interval_s = interval_s
         self._quiet_s = 0.0  # until then, pieces are no news
         self._tasks = tasks
-        self._on_leave = on_leave
+        self._on_close = on_close
         for i, task in enumerate(tasks):
-            task.say = partial(self._say, i)
+            task.say = partial(self._put, i)
         self._num_open = len(tasks)
         self.num_choices = len(tasks)
         scheduler.submit(tasks)
 
     @property
     def is_over(self) -> bool:
-        """Every answer has come to its end."""
+        """Every completion has come to its end."""
         return not self._num_open
 
     @property
@@ -63,43 +63,43 @@ class Feed:
         """Until the request has taken as long as it may."""
         return self._end_s - perf_counter()
 
-    async def next(self, wait_s: float) -> list[Told]:
-        """The next words, pieces of a choice as one; none when there were none for so long.
-        Raises what ended an answer, and ApiError when the request takes too long."""
+    async def next(self, wait_s: float) -> list[Numbered]:
+        """The next outputs, pieces of a choice as one; none when there were none for so long.
+        Raises what ended a completion, and ApiError when the request takes too long."""
         if (left_s := self.left_s) <= 0:
             raise timed_out(self._timeout_s)
         await self._hear(min(wait_s, left_s))
-        if self._words and isinstance(failed := self._words[0][1], Failed):
+        if self._outputs and isinstance(failed := self._outputs[0][1], Failed):
             raise failed.error
-        told = list(_joined(self._taken()))
-        if told:
+        outputs = list(_joined(self._taken()))
+        if outputs:
             self._quiet_s = perf_counter() + self._interval_s
-        self._num_open -= sum(isinstance(word, Done) for _, word in told)
-        return told
+        self._num_open -= sum(isinstance(output, Done) for _, output in outputs)
+        return outputs
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Nobody listens any more: what is still in work ends."""
         for task in self._tasks:
             self._scheduler.abort(task)
         self._tasks = ()  # they know this feed: what they hold is freed now, not some time later
-        self._on_leave()
+        self._on_close()
 
-    def _taken(self) -> Iterator[Told]:
+    def _taken(self) -> Iterator[Numbered]:
         """What there is, up to a failure."""
-        while self._words:
-            index, word = self._words[0]
-            if isinstance(word, Failed):
+        while self._outputs:
+            index, output = self._outputs[0]
+            if isinstance(output, Failed):
                 return
-            yield index, word
-            self._words.popleft()
+            yield index, output
+            self._outputs.popleft()
 
     async def _hear(self, seconds: float) -> None:
         """Until there is something to tell, or for so long."""
         end_s = perf_counter() + seconds
-        if self._quiet_s > perf_counter() and not (self._words and _ends(self._words[-1][1])):
+        if self._quiet_s > perf_counter() and not (self._outputs and _ends(self._outputs[-1][1])):
             await self._wait(min(end_s, self._quiet_s))
         self._is_listening = True
-        if not self._words:
+        if not self._outputs:
             await self._wait(end_s)
         self._is_listening = False
 
@@ -117,26 +117,26 @@ class Feed:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    def _say(self, index: int, word: Output) -> None:
+    def _put(self, index: int, output: Output) -> None:
         """From a slot's thread."""
-        self._words.append((index, word))
-        if self._is_listening or _ends(word):
+        self._outputs.append((index, output))
+        if self._is_listening or _ends(output):
             with suppress(RuntimeError):  # the loop is closed: the server has ended
                 self._loop.call_soon_threadsafe(self._wake)
 
 
-def _ends(word: Output) -> bool:
-    return not isinstance(word, Piece)
+def _ends(output: Output) -> bool:
+    return not isinstance(output, Piece)
 
 
-def _joined(words: Iterator[Told]) -> Iterator[Told]:
+def _joined(outputs: Iterator[Numbered]) -> Iterator[Numbered]:
     """The pieces of each choice as one, before what ends it."""
     pieces: dict[int, Piece] = {}
-    for index, word in words:
-        if isinstance(word, Piece):
-            pieces[index] = pieces[index].plus(word) if index in pieces else word
+    for index, output in outputs:
+        if isinstance(output, Piece):
+            pieces[index] = pieces[index].plus(output) if index in pieces else output
             continue
         if index in pieces:
             yield index, pieces.pop(index)
-        yield index, word
+        yield index, output
     yield from pieces.items()

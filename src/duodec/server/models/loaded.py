@@ -1,9 +1,10 @@
-"""Serve one loaded model: its scheduler's thread, the bounds of its prompts, who uses it."""
+"""Serve one loaded model: its scheduler's thread, the limits of its prompts, who uses it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import fields, replace
 from threading import Lock
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
@@ -12,12 +13,15 @@ from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
+from duodec.methods.method import Method
 from duodec.methods.registry import DEFAULT_METHOD
+from duodec.server.api.bodies import Speculation
 from duodec.server.api.shapes import progress
+from duodec.server.api.tools.chat_format import ChatFormat
 from duodec.server.errors import unavailable
 from duodec.server.http.intake import Intake
 from duodec.server.metrics import Meters
-from duodec.server.models.prompt_limits import PromptBounds
+from duodec.server.models.prompt_limits import PromptLimits
 from duodec.server.models.scheduler_thread import SchedulerThread
 from duodec.server.settings import Settings
 
@@ -31,8 +35,8 @@ UNLOADED: dict[str, Any] = {
 """The properties of a model that is not loaded."""
 
 
-class Served:
-    """A model that has completed a request of our own: clients find it warm. ``turns`` is held
+class LoadedModel:
+    """A model that has completed a request of our own: clients find it warm. ``lock`` is held
     while it computes."""
 
     def __init__(
@@ -43,37 +47,38 @@ class Served:
         settings: Settings,
         intake: Intake,
         meters: Meters,
-        turns: AbstractContextManager[None] | None = None,
+        lock: AbstractContextManager[None] | None = None,
     ) -> None:
         self.name, self.llm = name, llm
+        self.chat_format = ChatFormat.of(llm.tokenizer)
         self.method = method  # where a request names none; None: the default
-        self.num_held = 0  # requests that use it, from their preparation to their last word
+        self.num_leases = 0  # requests that use it, from their preparation to their last output
         self.used_s = monotonic()
         self.mapped_bytes = _mapped_bytes(llm)
         self._lock = Lock()
         self._num_calls = 0  # of other threads, which go on when their request has ended
         self._is_over = False
-        turns = turns or nullcontext()
+        lock = lock or nullcontext()
         llm.num_chunk = 128 if llm.shares_cores else 512
         tokens = llm.tokens_of([0])
         params = SamplingParams(logit_bias=_without_ends(llm), max_tokens=_WARM_TOKENS)
-        with turns:
+        with lock:
             llm.generate([tokens], params, method=method)
         with suppress(BadOption):  # a model that has no grammars refuses them when one is asked for
             llm.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
-        self.bounds = PromptBounds.of(
+        self.prompt_limits = PromptLimits.of(
             llm.tokenizer, llm.num_context, parse_special=llm.parse_special
         )
         llm.scheduler.on_end = meters.ended
         if llm.shares_cores:
             llm.scheduler.is_crowded = lambda: intake.is_preparing_large
-        self.scheduler = SchedulerThread(llm.scheduler, num_queued=settings.num_queued, turns=turns)
+        self.scheduler = SchedulerThread(llm.scheduler, num_queued=settings.num_queued, lock=lock)
 
     @property
     def is_busy(self) -> bool:
         """Somebody uses it."""
         num_there = self.scheduler.num_running + self.scheduler.num_waiting
-        return self.num_held + self._num_calls + num_there > 0
+        return self.num_leases + self._num_calls + num_there > 0
 
     def end(self) -> bool:
         """Whether nobody uses it; then nobody can from now on."""
@@ -98,19 +103,33 @@ class Served:
 
         return made
 
+    def method_for(self, speculation: Speculation) -> Method:
+        """The method that a request is decoded with. Raises BadOption."""
+        method = self.llm.method(speculation.method_name or self.method)
+        if (most := speculation.most_drafted) is None:
+            return method
+        if "num_tokens" not in [field.name for field in fields(method)]:  # type: ignore[arg-type]
+            raise BadOption(f"method '{method.name}' takes no max_draft; leave it out")
+        # what it has learned is shared with the one that it is a copy of
+        return replace(method, num_tokens=most)  # type: ignore[type-var]
+
     @property
     def num_restarts(self) -> int:
         """Starts of its drafter after the first."""
         return self.llm.drafter.restarts if self.llm.drafter else 0
 
-    def hold(self) -> Hold:
-        """Keep it in memory until the hold is released."""
-        self.num_held += 1
-        return Hold(self)
+    def lease(self) -> ModelLease:
+        """Keep it in memory until the lease is released."""
+        self.num_leases += 1
+        return ModelLease(self)
 
     def close(self, wait_s: float | None = None) -> bool:
         """End the scheduler's thread: whether it has ended by then."""
         return self.scheduler.close(wait_s)
+
+    def num_tokens(self, text: str) -> int:
+        """Of a text that is no prompt."""
+        return len(self.llm.tokenizer.tokenize(text, is_templated=False))
 
     # --- what it is
 
@@ -130,7 +149,7 @@ class Served:
         }
 
     def slots(self) -> list[dict[str, Any]]:
-        """What each slot works at; texts are nobody's business."""
+        """What each slot works at; texts are not shown."""
         return [
             {
                 "id": i, "is_processing": task is not None, "n_cached": num_cached,
@@ -140,19 +159,19 @@ class Served:
         ]  # fmt: skip
 
 
-class Hold:
+class ModelLease:
     """A request's use of a model; on the event loop only."""
 
-    def __init__(self, served: Served) -> None:
-        self.served = served
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
         self._is_open = True
 
     def release(self) -> None:
         """The model may be unloaded, as far as this request goes. Can be called twice."""
         if self._is_open:
             self._is_open = False
-            self.served.num_held -= 1
-            self.served.used_s = monotonic()
+            self.model.num_leases -= 1
+            self.model.used_s = monotonic()
 
 
 def _mapped_bytes(llm: LLM) -> int:

@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class PromptBounds:
+class PromptLimits:
     """The limits of one model. ``longest``: bytes of the longest token; ``parse_special``: control
     tokens that texts spell are control tokens."""
 
@@ -40,7 +40,7 @@ class PromptBounds:
     parse_special: bool
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, num_context: int, *, parse_special: bool) -> PromptBounds:
+    def of(cls, tokenizer: Tokenizer, num_context: int, *, parse_special: bool) -> PromptLimits:
         """Reads the vocabulary: a second for the largest."""
         tokens = range(tokenizer.num_vocab)
         sizes = (max(len(tokenizer.piece(t)), len(tokenizer.token_text(t))) for t in tokens)

@@ -10,9 +10,9 @@ from duodec.errors import DuodecError
 from duodec.llm import LLM
 from duodec.machine.cores import available_cores, keep_to
 from duodec.server.errors import FINAL, ApiError
-from duodec.server.http.workers import Workers
+from duodec.server.http.intake import Workers
 from duodec.server.logs import log
-from duodec.server.models.loaded import Hold, Served
+from duodec.server.models.loaded import LoadedModel, ModelLease
 
 _LOOK_S = 0.02  # between two looks at whether a model's last request has ended
 
@@ -41,14 +41,14 @@ class Models:
         self,
         sources: Mapping[str, Source],
         most: int,
-        serve: Callable[[str, LLM, str | None], Served],
+        serve: Callable[[str, LLM, str | None], LoadedModel],
     ) -> None:
         self._sources = dict(sources)
         self._most = most
         self._serve = serve
-        self._loaded: dict[str, Served] = {}
+        self._loaded: dict[str, LoadedModel] = {}
         self._leaving: str | None = None  # it takes no new requests
-        self._waiting: dict[str, list[asyncio.Future[Hold]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[ModelLease]]] = {}
         self._work: asyncio.Task[None] | None = None
         self._worker = Workers("duodec-load", 1)
         self._has_begun = False  # the first model was loaded once
@@ -59,7 +59,7 @@ class Models:
         return tuple(self._sources)
 
     @property
-    def loaded(self) -> tuple[Served, ...]:
+    def loaded(self) -> tuple[LoadedModel, ...]:
         return tuple(self._loaded.values())
 
     @property
@@ -70,14 +70,14 @@ class Models:
     @property
     def num_forwards(self) -> int:
         """Forward passes, those of unloaded models included."""
-        return self._past[0] + sum(served.scheduler.num_forwards for served in self.loaded)
+        return self._past[0] + sum(model.scheduler.num_forwards for model in self.loaded)
 
     @property
     def num_restarts(self) -> int:
         """Starts of drafters after each one's first, those of unloaded models included."""
-        return self._past[1] + sum(served.num_restarts for served in self.loaded)
+        return self._past[1] + sum(model.num_restarts for model in self.loaded)
 
-    def get(self, name: str) -> Served | None:
+    def get(self, name: str) -> LoadedModel | None:
         """The model, if it is loaded."""
         return self._loaded.get(name)
 
@@ -94,12 +94,12 @@ class Models:
         self._loaded[name] = self._started(name, llm)
         self._has_begun = True
 
-    async def hold(self, name: str) -> Hold:
-        """A use of this model, once it is loaded. Raises ApiError if it cannot be loaded."""
-        served = self._loaded.get(name)
-        if served is not None and name != self._leaving:
-            return served.hold()
-        future: asyncio.Future[Hold] = asyncio.get_running_loop().create_future()
+    async def lease(self, name: str) -> ModelLease:
+        """A lease of this model, once it is loaded. Raises ApiError if it cannot be loaded."""
+        model = self._loaded.get(name)
+        if model is not None and name != self._leaving:
+            return model.lease()
+        future: asyncio.Future[ModelLease] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, []).append(future)
         if self._work is None or self._work.done():
             self._work = asyncio.ensure_future(self._bring_all())
@@ -125,7 +125,7 @@ class Models:
                 if future.done():
                     continue
                 if error is None:
-                    future.set_result(self._loaded[name].hold())
+                    future.set_result(self._loaded[name].lease())
                 else:
                     future.set_exception(error)
 
@@ -145,53 +145,53 @@ class Models:
 
     @property
     def _taken_bytes(self) -> int:
-        return sum(served.mapped_bytes for served in self.loaded)
+        return sum(model.mapped_bytes for model in self.loaded)
 
     async def _unload_for(self, name: str) -> None:
         """Unload the model that has been idle for the longest, once there is one; until then the
         one that was used the longest ago takes nothing new."""
         try:
             while True:
-                served = min(self.loaded, key=lambda served: (served.is_busy, served.used_s))
-                self._leaving = served.name
+                model = min(self.loaded, key=lambda model: (model.is_busy, model.used_s))
+                self._leaving = model.name
                 if not self._is_awaited(name):
                     return
-                if served.end():
+                if model.end():
                     break
                 await asyncio.sleep(_LOOK_S)
         finally:
             self._leaving = None
-        del self._loaded[served.name]
+        del self._loaded[model.name]
         self._past = (
-            self._past[0] + served.scheduler.num_forwards,
-            self._past[1] + served.num_restarts,
+            self._past[0] + model.scheduler.num_forwards,
+            self._past[1] + model.num_restarts,
         )
-        await self._worker.run(_unloaded, served)
+        await self._worker.run(_unloaded, model)
 
-    def _started(self, name: str, llm: LLM | None = None) -> Served:
+    def _started(self, name: str, llm: LLM | None = None) -> LoadedModel:
         cores = available_cores()
         llm = llm or self._sources[name].load(self._taken_bytes)
         try:
-            served = self._serve(name, llm, self._sources[name].method)
+            model = self._serve(name, llm, self._sources[name].method)
         except BaseException:
             llm.close()
             raise
         finally:
             keep_to(cores)  # a GPU's launching thread keeps to few, and this one loads others
-        return served
+        return model
 
     # --- the end
 
     def free(self) -> None:
         """Free all models; their threads have ended."""
-        for served in self.loaded:
-            served.llm.close()
+        for model in self.loaded:
+            model.llm.close()
 
 
-def _unloaded(served: Served) -> None:
-    served.close()
-    served.llm.close()
-    log.info("unloaded", extra={"facts": {"model": served.name}})
+def _unloaded(model: LoadedModel) -> None:
+    model.close()
+    model.llm.close()
+    log.info("unloaded", extra={"facts": {"model": model.name}})
 
 
 def _not_loaded(name: str, problem: Exception) -> ApiError:

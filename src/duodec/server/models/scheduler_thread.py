@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from threading import Thread
+from threading import Condition, Thread
+from types import TracebackType
 
 from duodec.errors import BadOption
 from duodec.scheduler.outputs import Failed
@@ -15,7 +16,7 @@ from duodec.server.errors import busy, unavailable
 
 class SchedulerThread:
     """Steps a scheduler while there is work. As many requests run at once as there are slots;
-    ``num_queued`` more may wait. ``turns`` is held during each step. All methods may be called from
+    ``num_queued`` more may wait. ``lock`` is held during each step. All methods may be called from
     any thread."""
 
     def __init__(
@@ -23,10 +24,10 @@ class SchedulerThread:
         scheduler: Scheduler,
         *,
         num_queued: int,
-        turns: AbstractContextManager[None] | None = None,
+        lock: AbstractContextManager[None] | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._turns = turns or nullcontext()
+        self._lock = lock or nullcontext()
         self._num_queued = num_queued
         self._is_draining = False
         self._is_closed = False
@@ -68,7 +69,7 @@ class SchedulerThread:
             most = self.num_slots + self._num_queued
             if len(tasks) > most:
                 raise BadOption(
-                    f"{len(tasks)} completions are asked for at once, and this server takes "
+                    f"{len(tasks)} completions are requested at once, and this server takes "
                     f"{most}; ask for fewer"
                 )
             if len(tasks) > most - self.num_running - self.num_waiting:
@@ -126,5 +127,30 @@ class SchedulerThread:
                     scheduler.close(error)
 
     def _step(self) -> bool:
-        with self._turns:
+        with self._lock:
             return self._scheduler.step()
+
+
+class FairLock:
+    """A lock whose owner cannot take it again before those who wait: forward passes of several
+    models alternate, and their threads never exceed the cores."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._num_taken = self._num_done = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            own = self._num_taken
+            self._num_taken += 1
+            self._changed.wait_for(lambda: self._num_done == own)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._num_done += 1
+            self._changed.notify_all()
