@@ -23,8 +23,8 @@ from duodec.backends.table import TableModel, TableTarget  # noqa: E402
 from duodec.core.protocols import Datastore, Drafter, Query, Scores, Target  # noqa: E402
 from duodec.drafting.inline import InlineDrafter  # noqa: E402
 from duodec.llm import LLM  # noqa: E402
-from duodec.server.models import Source  # noqa: E402
-from duodec.server.running import Server, listen  # noqa: E402
+from duodec.server.models.registry import Source  # noqa: E402
+from duodec.server.process import Server, listen  # noqa: E402
 from duodec.server.service import Service  # noqa: E402
 from duodec.server.settings import Settings  # noqa: E402
 

@@ -32,7 +32,7 @@ from duodec.scheduler.scheduler import Ended, Scheduler
 from duodec.scheduler.slots import Slot
 from duodec.scheduler.task import Task
 from duodec.server.errors import ApiError
-from duodec.server.scheduling import SchedulerThread
+from duodec.server.models.scheduler_thread import SchedulerThread
 
 TABLE = TableModel(num_vocab=32, seed=7)
 PROMPTS = [(3, 1, 4, 1, 5), (9, 2, 6), (5, 3, 5, 8, 9, 7), (9, 3), (2, 3, 8, 4), (6, 2, 6, 4, 3),

@@ -29,11 +29,12 @@ from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar
 from duodec.core.parameters import fields_of
 from duodec.errors import BadOption
-from duodec.server import jsons, service
-from duodec.server.connections import allow_open_files
+from duodec.server import service
+from duodec.server.api.tools.chat_format import ChatFormat
+from duodec.server.http import json_limits
+from duodec.server.http.connections import allow_open_files
+from duodec.server.metrics import Watchdog
 from duodec.server.settings import Settings
-from duodec.server.speech import Speech
-from duodec.server.watchdog import Watchdog
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
 
@@ -510,14 +511,14 @@ def test_bodies_are_parsed_rendered_and_understood_in_other_threads(
 
         monkeypatch.setattr(owner, name, call)
 
-    watched(jsons, "parse")
-    watched(service, "parse_chat")
-    watched(Speech, "prompt")
-    watched(Speech, "grammar")
+    watched(json_limits, "parse")
+    watched(service, "validated")
+    watched(ChatFormat, "prompt")
+    watched(ChatFormat, "grammar")
     with running() as server:
         assert server.chat("hi", max_tokens=2).status_code == 200
         assert server.chat("b" * 20_000, max_tokens=2).status_code == 400
-    assert set(threads) == {"parse", "parse_chat", "prompt", "grammar"}
+    assert set(threads) == {"parse", "validated", "prompt", "grammar"}
     assert all(name.startswith("duodec-prepare") for name in set().union(*threads.values()))
 
 
@@ -594,15 +595,15 @@ def test_depth_and_number_are_counted_outside_of_texts(value: Any) -> None:
         return 1 + max(map(depth, inner), default=0) if isinstance(item, dict | list) else 0
 
     data = json.dumps(value).encode()
-    assert jsons.parse(data) == value
+    assert json_limits.parse(data) == value
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsons, "_PART", 3)
-        patch.setattr(jsons, "MAX_DEPTH", depth(value))
-        jsons.parse(data)
-        patch.setattr(jsons, "MAX_DEPTH", depth(value) - 1)
+        patch.setattr(json_limits, "_PART", 3)
+        patch.setattr(json_limits, "MAX_DEPTH", depth(value))
+        json_limits.parse(data)
+        patch.setattr(json_limits, "MAX_DEPTH", depth(value) - 1)
         if depth(value):
             with pytest.raises(ValueError, match="deeply"):
-                jsons.parse(data)
+                json_limits.parse(data)
 
 
 def test_a_bias_has_so_many_tokens_at_most() -> None:

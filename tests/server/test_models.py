@@ -25,12 +25,12 @@ from duodec.llm import LLM
 from duodec.loading import load
 from duodec.models import targets
 from duodec.models.config import EngineConfig
-from duodec.server.intake import Intake
-from duodec.server.meters import Meters
-from duodec.server.models import Source
-from duodec.server.served import Served
+from duodec.server.http.intake import Intake
+from duodec.server.metrics import Meters
+from duodec.server.models.loaded import LoadedModel
+from duodec.server.models.registry import Source
+from duodec.server.models.scheduler_thread import FairLock
 from duodec.server.settings import Settings
-from duodec.server.turns import Turns
 
 DRAFT = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
 SEEDS = {MODEL: 7, "one": 8, "two": 9}
@@ -225,7 +225,7 @@ def test_models_in_memory_compute_in_turn() -> None:
 
 
 def test_turns_are_taken_in_the_order_of_asking() -> None:
-    turns, order = Turns(), list[int]()
+    turns, order = FairLock(), list[int]()
 
     def work(number: int) -> None:
         for _ in range(3):
@@ -279,7 +279,7 @@ def test_streams_name_the_model_that_speaks() -> None:
 
 def test_one_model_needs_no_turns() -> None:
     with running(engine_on_tables()) as server:
-        assert server.service._turns is None
+        assert server.service._lock is None
         assert states(server) == {MODEL: "loaded"}
 
 
@@ -292,7 +292,7 @@ def test_memory_is_estimated_with_the_weights_of_those_that_are_loaded(
         target=str(DRAFT), draft="none", context=512, device="cpu", no_repack=True
     )
     with load(config) as llm:
-        served = Served(MODEL, llm, None, Settings(MODEL), Intake(Settings(MODEL)), Meters())
+        served = LoadedModel(MODEL, llm, None, Settings(MODEL), Intake(Settings(MODEL)), Meters())
         taken = served.mapped_bytes
         assert served.close()
         assert taken == llm.tokenizer.num_bytes > 20 << 20  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from duodec.server.settings import Settings
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
-    from duodec.server.models import Source
+    from duodec.server.models.registry import Source
 
 _SERVER = "Server"
 
@@ -88,7 +88,7 @@ def serve(
     Nothing is sent anywhere: no telemetry, no update checks.
     """
     try:
-        from duodec.server import logs, running
+        from duodec.server import logs, process
         from duodec.server.service import Service
     except ImportError as error:
         raise BackendUnavailable(
@@ -100,7 +100,7 @@ def serve(
     models = {settings.model: config, **other_models(also or [], config, settings.model)}
     sources = {name: _source(name, models, method) for name in models}
     logs.set_up(_log_format(log_format))
-    sock = running.listen(settings)
+    sock = process.listen(settings)
     service = Service(settings, sources)
     say(f"serving {', '.join(models)} at {_url(sock.getsockname())}, loading; Ctrl-C ends it")
     if not settings.is_loopback and not settings.api_keys:
@@ -108,7 +108,7 @@ def serve(
             f"anybody who reaches {settings.host} can use this server; require a key with --api-key"
         )
     with announced(settings.model, _url(sock.getsockname())):
-        running.serve(service, sock)
+        process.serve(service, sock)
 
 
 def _source(name: str, models: Mapping[str, EngineConfig], method: str) -> Source:
@@ -116,7 +116,7 @@ def _source(name: str, models: Mapping[str, EngineConfig], method: str) -> Sourc
     from duodec import loading
     from duodec.models import resolve
     from duodec.models.targets import fits
-    from duodec.server.models import Source
+    from duodec.server.models.registry import Source
 
     config = opening.with_datastore(models[name], method)
     chosen = opening.method_or_none(method, config.draft)
