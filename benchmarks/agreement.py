@@ -27,7 +27,8 @@ from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.draft import Draft
 from duodec.core.protocols import RowQuery
 from duodec.core.sampling import SamplingParams
-from duodec.loading import EngineConfig, load
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
 from duodec.models import resolve
 
 _FIRST = (1, 4)

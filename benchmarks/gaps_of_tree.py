@@ -23,9 +23,9 @@ from duodec.backends.curves import CostCurve
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.beds import Parts, ReplayBed, answered, on_cores, replay_stage
 from duodec.bench.recording import Turn
-from duodec.core.protocols import Launched, Query, Scores
+from duodec.core.protocols import Launched, Query, Scores, Target
 from duodec.core.sampling import SamplingParams
-from duodec.loading import EngineConfig
+from duodec.loading.config import EngineConfig
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.planning.costs import Costs
@@ -57,7 +57,7 @@ class Gaps:
 
 
 @dataclass
-class Watched:
+class Watched(Target):
     """A target at which gaps are noted."""
 
     target: ReplayTarget

@@ -32,8 +32,8 @@ from duodec.core.events import Finished
 from duodec.core.protocols import Query
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams, Tokens
-from duodec.llm import LLM
-from duodec.loading import EngineConfig, load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
 
 TEMPERATURES = (0.0, 0.7, 1.2)
 

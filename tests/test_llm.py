@@ -16,7 +16,6 @@ from fakes import ROOT
 from fakes.decoding import LETTERS, Letters, plain_text
 from fakes.mutants import Mutant
 
-import duodec
 from duodec import LLM, Completion, Delta, Finished, SamplingParams
 from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
@@ -27,7 +26,7 @@ from duodec.core.sampling import Context, Draw
 from duodec.core.traits import TargetTraits
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
-from duodec.machine.cores import available_cores, keep_to
+from duodec.machine.cores import CoreSharing, available_cores, keep_to
 from duodec.methods.registry import METHODS
 from duodec.methods.request import Request
 from duodec.planning.budget import BatchBudget
@@ -297,14 +296,6 @@ def test_who_left_in_flight_is_no_company_any_more() -> None:
     assert not model.scheduler.budget._rows
 
 
-def test_the_engine_of_before_warns_and_works() -> None:
-    with pytest.deprecated_call(match="duodec.LLM"):
-        engine = duodec.Engine(TableTarget(TABLE), Letters(), 200)
-    *_, last = engine.generate(PROMPTS[0], SamplingParams(temperature=0.8, seed=3), max_tokens=20)
-    assert isinstance(last, Finished)
-    assert list(last.tokens) == expected(PROMPTS[0])
-
-
 def test_the_page_of_the_api_is_that_of_the_docstrings() -> None:
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
@@ -337,7 +328,7 @@ KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
 @pytest.mark.parametrize("name", KEYED)
 def test_no_timing_of_the_drafter_changes_a_text(name: str, period: int, num_slots: int) -> None:
     model = LLM(TableTarget(TABLE), Letters(), 200, Hesitant(period), num_slots=num_slots)
-    model.num_chunk = 2  # prompts are read in parts, too
+    model.scheduler.num_chunk = 2  # prompts are read in parts, too
     found = model.generate(PROMPTS, PARAMS, method=name)
     assert [list(one.tokens) for one in found] == [expected(prompt) for prompt in PROMPTS]
 
@@ -389,7 +380,7 @@ def test_long_prompts_are_read_in_turns() -> None:
             return super().score(queries)
 
     model = LLM(Noted(TABLE), Letters(), 200, num_slots=2)
-    model.num_chunk = 4
+    model.scheduler.num_chunk = 4
     prompts = [[3, 1] * 8, [5, 2] * 8]
     found = model.generate(prompts, PARAMS, method="ar")
     assert [list(one.tokens) for one in found] == [expected(prompt) for prompt in prompts]
@@ -485,7 +476,7 @@ def test_a_caller_has_all_its_cores_while_it_holds_a_piece(is_whole: bool) -> No
         pinned.append(is_drafting)
         keep_to(every[:1] if is_drafting else every)
 
-    model = replace(llm(), prepare=prepare)
+    model = replace(llm(), cores=CoreSharing(prepare=prepare))
     try:
         for number, event in enumerate(model.stream(PROMPTS[0], PARAMS, method="stream")):
             assert available_cores() == every, event

@@ -81,7 +81,7 @@ class Caches(Target):
         target = (self.alone or self.shared) if is_alone and slot == 0 else self.shared
         target = (self.trees or self.shared) if reads_off_path else target
         number = next(i for i, own in enumerate(self._targets) if own is target)
-        return TargetCache(number, target.traits.has_branches)
+        return TargetCache(number, target.traits)
 
     @property
     def _targets(self) -> list[Target]:

@@ -9,16 +9,17 @@ from dataclasses import dataclass, replace
 import pytest
 from fakes.decoding import Letters
 
-from duodec import loading, profiling
+from duodec import llm
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
 from duodec.errors import BadOption
 from duodec.llm import LLM
+from duodec.loading import config
+from duodec.loading import profile as profiling
+from duodec.loading.config import EngineConfig
+from duodec.loading.profile import Forward, Profile, Step
 from duodec.machine import busy
 from duodec.machine.busy import SpareCores
-from duodec.models import config
-from duodec.models.config import EngineConfig
-from duodec.profiling import Forward, Profile, Step
 
 
 @dataclass
@@ -184,8 +185,7 @@ def test_a_flawed_profile_is_shown_and_not_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = LLM(TableTarget(TableModel()), Letters(), 400)
-    monkeypatch.setattr(loading, "load", lambda config, on_warning: engine)
-    monkeypatch.setattr(loading, "profile_key", lambda config: "key")
+    monkeypatch.setattr(llm, "load", lambda pair, on_warning: engine)
     monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (SOUND, "it cannot be"))
     monkeypatch.setattr(Profile, "write", lambda profile: pytest.fail("it was kept"))
     assert run(["profile", "--draft", "none"]) == 3

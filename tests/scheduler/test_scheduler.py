@@ -113,7 +113,8 @@ def served(
     on_end: Ended = lambda task, reason: None,
 ) -> Iterator[Serving]:  # fmt: skip
     llm.target = Caches(target or llm.target, alone=lone, trees=trees)
-    llm.num_slots, llm.num_chunk = num_slots, num_chunk
+    llm.num_slots = num_slots
+    llm.scheduler.num_chunk = num_chunk
     llm.scheduler.on_end = on_end
     serving = Serving(llm, num_queued)
     try:

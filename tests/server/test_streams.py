@@ -24,10 +24,9 @@ from duodec.core.grammar import Grammar
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams, Tokens
 from duodec.errors import BadOption, ContextExceeded
-from duodec.llm import LLM
-from duodec.loading import load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
 from duodec.models import resolve
-from duodec.models.config import EngineConfig
 from duodec.scheduler.outputs import Done, Failed, Output
 from duodec.server.service import Service
 from duodec.server.settings import Settings

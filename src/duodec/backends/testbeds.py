@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from time import perf_counter, sleep
 
@@ -106,9 +107,7 @@ class ReplayTarget(Target):
     """What the target held likely, by the position of the token that it then drew."""
     _reader: _Reader = field(default_factory=_Reader)
 
-    @property
-    def traits(self) -> TargetTraits:
-        return TargetTraits(launches=True, has_ready_candidates=True)
+    traits = TargetTraits(launches=True, has_ready_candidates=True)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         start = perf_counter()
@@ -192,12 +191,24 @@ class PacedTarget(Target):
     target: Target
     curve: CostCurve
 
-    @property
+    @cached_property
     def traits(self) -> TargetTraits:
-        return replace(self.target.traits, launches=True, pace_s=self.curve.forward_s)
+        return self._paced(self.target.traits)
+
+    @property
+    def on_chunk(self) -> Callable[[], None]:
+        return self.target.on_chunk
+
+    @on_chunk.setter
+    def on_chunk(self, hook: Callable[[], None]) -> None:
+        self.target.on_chunk = hook
 
     def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
-        return self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
+        cache = self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
+        return replace(cache, traits=self._paced(cache.traits))
+
+    def _paced(self, traits: TargetTraits) -> TargetTraits:
+        return replace(traits, launches=True, pace_s=self.curve.forward_s)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         start, seconds = perf_counter(), self.curve.seconds(num_rows(queries))

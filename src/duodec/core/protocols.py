@@ -136,6 +136,10 @@ class Launched(Protocol):
 class Target(Protocol):
     """The model whose text is generated. A subclass has at least `score`."""
 
+    on_chunk: Callable[[], None] = staticmethod(lambda: None)
+    """Called between two chunks of a long text that it prefills, where its traits say so; may raise
+    to abandon the text."""
+
     @property
     def traits(self) -> TargetTraits:
         """What it can do."""
@@ -155,7 +159,7 @@ class Target(Protocol):
     def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
         """Which cache computes a slot's request whose method reads rows off the text's path or not,
         and which has no company or some."""
-        return TargetCache(has_branches=self.traits.has_branches)
+        return TargetCache(traits=self.traits)
 
 
 @dataclass(frozen=True)

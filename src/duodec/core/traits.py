@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class TargetTraits:
     has_ready_candidates: bool = False  # come with the draws, and outlive the next forward pass
     num_rows: int = 1  # that a forward pass is padded to a multiple of
     is_recurrent: bool = False  # some of its layers keep a state, which has no branches
+    reads_in_chunks: bool = False  # calls ``on_chunk`` between two chunks of a text it prefills
     pace_s: float = 0.0  # that each forward pass is slowed to, for a demo; 0: it is not
     num_mapped_bytes: int = 0  # of its weights, which look like free memory
 
@@ -26,7 +27,7 @@ class TargetCache:
     each has costs of its own."""
 
     number: int = 0  # 0 computes a request that is alone
-    has_branches: bool = True
+    traits: TargetTraits = field(default_factory=TargetTraits)  # what the target does with it
 
 
 @dataclass(frozen=True)

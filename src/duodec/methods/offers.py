@@ -142,7 +142,7 @@ class Offers:
     def _offer(self, place: Place, others: Sequence[Source], remaining: int) -> Offer:
         """The likeliest candidates, the text being at a place, with room for so many tokens."""
         planner = self._planner
-        planner.has_branches = self._request.cache.has_branches
+        planner.has_branches = self._request.traits.has_branches
         own = TreeSource(place.tree, planner.acceptance, place.node)
         agreement, width = self._texts.memory.agreement, self._request.max_width
         selection = planner.select([own, *others], agreement, width, remaining - 1)

@@ -20,12 +20,13 @@ from duodec.core.protocols import (
     Drafter,
     DraftRequest,
     Plan,
+    Query,
     Scores,
 )
 from duodec.core.round import Round
 from duodec.core.sampling import Sampler, Tokens
 from duodec.core.text import TextStream
-from duodec.core.traits import TargetCache, TargetTraits
+from duodec.core.traits import TargetTraits
 from duodec.core.verify import Verdict
 from duodec.drafting.plans import Chain
 from duodec.drafting.turns import InTurns
@@ -105,8 +106,8 @@ class Request:
 
     ``prompt`` are tokens, ``capacity`` the length that the text may reach, ``sampler`` holds the
     sampling parameters and ``slot`` names the target's memory of this text. The scheduler sets
-    what depends on the company in a batch: ``slot``, ``costs``, the
-    target's ``traits`` and its ``cache``.
+    what depends on the company in a batch: ``slot``, ``costs`` and the
+    target's ``traits``.
     """
 
     prompt: Sequence[int]
@@ -120,7 +121,6 @@ class Request:
     takes_turns: bool = False  # and the drafter rests while the target computes
     max_width: int = 80  # draft tokens that one forward pass may score
     traits: TargetTraits = field(default_factory=TargetTraits)
-    cache: TargetCache = field(default_factory=TargetCache)
     clock: Callable[[], float] = perf_counter
     is_end: Callable[[int], bool] = lambda token: False
     """Whether a token ends the completion."""
@@ -309,6 +309,10 @@ class Request:
             self.logprobs.append(logprob(scores, node + 1, token, self.num_logprobs))
 
     # --- what the scheduler does
+
+    def query(self, need: Score) -> Query:
+        """What the target is to score."""
+        return Query(self.slot, self.text, need.draft, self.sampler, need.num_candidates)
 
     def run_deferred(self) -> None:
         """Do the work that need not stand between two forward passes."""

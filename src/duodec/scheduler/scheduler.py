@@ -250,7 +250,7 @@ class Scheduler:
             self._end(task, "abort")
             return
         request = task.request
-        request.traits, request.cache = self.target.traits, task.slot.cache
+        request.traits = task.slot.cache.traits
         num_rounds = request.num_rounds
         need = None
         try:

@@ -20,9 +20,9 @@ from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
 from duodec.backends.llamacpp.streams import MAX_ROWS
 from duodec.core.events import Finished
 from duodec.errors import BadOption
-from duodec.loading import load
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
 from duodec.methods.registry import METHODS
-from duodec.models.config import EngineConfig
 
 NUM_TOKENS = 200
 TEMPERATURES = (0.0, 0.8)

@@ -482,7 +482,8 @@ def test_mutants_of_the_target_are_caught(
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signals) -> None:
     warnings: list[str] = []
-    from duodec.loading import EngineConfig, load
+    from duodec.llm import load
+    from duodec.loading.config import EngineConfig
 
     # at a pace, so that a draft pays however busy the machine is
     with load(EngineConfig(pace=0.03), on_warning=warnings.append) as engine:
@@ -562,12 +563,8 @@ def test_reading_a_prompt_can_be_abandoned_by_the_engines_hook(engine: LLM) -> N
         raise InterruptedError
 
     prompt = engine.tokens_of("The harbour was quiet that morning. " * 200)
-    engine.on_chunk = stop
-    try:
-        with pytest.raises(InterruptedError):
-            list(engine.stream(prompt, SamplingParams(max_tokens=2), method="ar"))
-    finally:
-        engine.on_chunk = lambda: None
+    with engine.checked_by(stop), pytest.raises(InterruptedError):
+        list(engine.stream(prompt, SamplingParams(max_tokens=2), method="ar"))
     assert answer(engine, chat(QUESTIONS[0]), "ar", n=8).tokens
 
 

@@ -35,12 +35,12 @@ from duodec.core.protocols import Query, RowQuery
 from duodec.core.sampling import SamplingParams
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ModelUnreadable
-from duodec.llm import LLM
-from duodec.loading import load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
+from duodec.loading.load import load_target
+from duodec.loading.resolve import resolve_target
 from duodec.machine.cores import CorePlan
 from duodec.models import resolve
-from duodec.models.config import EngineConfig
-from duodec.models.targets import load_target
 
 WORDS = Grammar("regex", "( (one|two|three|four)){70,90}")  # so that drafts come true at times
 
@@ -268,7 +268,7 @@ def test_methods_that_score_branches_are_refused(model: LlamaModel) -> None:
 
 
 def test_a_hybrid_is_loaded_as_a_target_that_has_no_branches(path: Path) -> None:
-    loaded = load_target(EngineConfig(target=str(path), draft=None, num_slots=2))
+    loaded = load_target(resolve_target(EngineConfig(target=str(path), draft=None, num_slots=2)))
     with closing(loaded.model):
         plan = CorePlan.make((0,), target_is_on_cpu=True)
         with closing(loaded.start(128, plan)) as target:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ def model() -> Iterator[LlamaModel]:
 
 def test_company_and_branches_choose_the_cache(model: LlamaModel) -> None:
     with closing(LlamaTarget(model, num_slots=3, num_context=64, num_threads=1)) as target:
-        trees, chains = TargetCache(0), TargetCache(1, has_branches=False)
+        trees = TargetCache(0, target.traits)
+        chains = TargetCache(1, replace(target.traits, has_branches=False))
         found = {
             (slot, off_path, is_alone): target.cache_for(
                 slot, reads_off_path=off_path, is_alone=is_alone
@@ -44,7 +46,8 @@ def test_company_and_branches_choose_the_cache(model: LlamaModel) -> None:
         assert set(found.values()) == {trees, chains}
         assert target.traits.has_branches
     with closing(LlamaTarget(model, num_context=64, num_threads=1)) as target:
-        assert target.cache_for(0, reads_off_path=False, is_alone=False) == trees
+        alone = target.cache_for(0, reads_off_path=False, is_alone=False)
+        assert alone == TargetCache(0, target.traits)
 
 
 def test_rows_are_the_same_in_every_cache_and_company(model: LlamaModel) -> None:

@@ -15,7 +15,7 @@ from duodec.backends.llamacpp.trees import LlamaTrees
 from duodec.core.protocols import InThisThread, Launched, Query, Scores, Target
 from duodec.core.traits import TargetCache, TargetTraits
 
-_TREES, _CHAINS = TargetCache(0), TargetCache(1, has_branches=False)
+_CHAINS = 1  # the number of the cache for several slots
 
 
 class LlamaTarget(Target):
@@ -29,8 +29,6 @@ class LlamaTarget(Target):
     request that is alone is scored as trees, and so is one whose method needs branches, in a
     context of its slot's own, which is opened when it is first needed. ``pass_rows`` are as of
     `LlamaStreams`. ``most_threads`` tells how many threads may compute now, if that changes.
-
-    ``on_chunk`` is called between the chunks of a long text; may raise to abandon it.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class LlamaTarget(Target):
         most_threads: Callable[[], int] | None = None,
     ) -> None:
         """Raises BadOption and ModelUnreadable."""
-        self.on_chunk: Callable[[], None] = lambda: None
+        self.on_chunk = lambda: None
         self._model, self._num_context, self._num_slots = model, num_context, num_slots
         self._num_threads, self._is_width_exact = num_threads, is_width_exact
         self._most_threads = most_threads
@@ -72,7 +70,9 @@ class LlamaTarget(Target):
                     self._chains = LlamaStreams(
                         model, is_width_exact=is_width_exact, pass_rows=pass_rows, **options
                     )
-            _ = self.traits  # what a recurrent model can do is tried before there are texts
+            # what a recurrent model can do is tried now, before there are texts
+            only_chains = replace(self.traits, has_branches=False)
+            self._caches = TargetCache(0, self.traits), TargetCache(_CHAINS, only_chains)
         except BaseException:
             self.close()
             raise
@@ -81,7 +81,7 @@ class LlamaTarget(Target):
     def traits(self) -> TargetTraits:
         traits = TargetTraits() if self._trees or not self._chains else self._chains.traits
         num_mapped = 0 if self._model.is_read else self._model.num_bytes
-        return replace(traits, num_mapped_bytes=num_mapped)
+        return replace(traits, reads_in_chunks=True, num_mapped_bytes=num_mapped)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Raises ContextExceeded and ComputeFailed."""
@@ -102,10 +102,10 @@ class LlamaTarget(Target):
         return InThisThread(self, queries)
 
     def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
-        if not (self._trees and self._chains):
-            return TargetCache(has_branches=self.traits.has_branches)
-        # others than the first slot would each need a context of their own
-        return _TREES if reads_off_path or (is_alone and slot == 0) else _CHAINS
+        is_only_one = not (self._trees and self._chains)
+        # other slots than the first would each need a context of their own
+        is_first = is_only_one or reads_off_path or (is_alone and slot == 0)
+        return self._caches[0 if is_first else _CHAINS]
 
     def use_threads(self, num_threads: int) -> None:
         """Threads of every forward pass. Where there is one slot, a prompt is read by all that it
@@ -128,7 +128,7 @@ class LlamaTarget(Target):
     # --- parts
 
     def _is_chained(self, query: Query) -> bool:
-        return not self._trees or query.cache == _CHAINS.number
+        return not self._trees or query.cache == _CHAINS
 
     def _open_trees(self, slot: int) -> LlamaTrees:
         trees = self._trees[slot] = LlamaTrees(

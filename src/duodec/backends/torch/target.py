@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ class TorchTarget(Target):
     ) -> None:
         if num_threads is not None:
             self.use_threads(num_threads)
-        self.on_chunk: Callable[[], None] = lambda: None
+        self.on_chunk = lambda: None
         self.num_context = num_context
         if is_width_exact:
             network.check_rowwise()
@@ -164,11 +165,14 @@ class TorchTarget(Target):
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         return self.queued(queries).result()
 
-    @property
+    @cached_property
     def traits(self) -> TargetTraits:
         num_rows = self._widths[0] if self._is_exact else 1
         return TargetTraits(
-            launches=self._queue.is_cuda, has_ready_candidates=True, num_rows=num_rows
+            launches=self._queue.is_cuda,
+            has_ready_candidates=True,
+            num_rows=num_rows,
+            reads_in_chunks=True,
         )
 
     def launch(self, queries: Sequence[Query]) -> Launched:

@@ -10,7 +10,7 @@ import typer
 from duodec.cli.help import Group
 from duodec.cli.options import CONTEXT_SETTINGS, Options, derived, register
 from duodec.cli.output import put, put_table, say_dim, size
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 EPILOG = {
     "list": "Examples:\nduodec list\nduodec list --json\n\n`duodec models` is the same.",
@@ -112,12 +112,12 @@ def drafts(
     """List what can draft for a target: files on this machine, and what its family publishes."""
     from dataclasses import asdict, replace
 
+    from duodec.loading.resolve import resolve_target
     from duodec.models.discovery import candidates
     from duodec.models.families import family_of
     from duodec.models.summary import Summary
-    from duodec.models.targets import target_file
 
-    path = target_file(replace(config, target=target)).path
+    path = resolve_target(replace(config, target=target)).file.path
     summary = Summary.of(path)
     family = family_of(summary.architecture, summary.name, path.name, target)
     found = candidates(path)

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,8 +19,8 @@ from duodec.cli.output import say, warn
 from duodec.cli.spelling import UsageError
 from duodec.core.parameters import fields_of
 from duodec.errors import BackendUnavailable, BadOption
+from duodec.loading.config import EngineConfig
 from duodec.models import check_reference
-from duodec.models.config import EngineConfig
 from duodec.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -113,24 +114,19 @@ def serve(
 
 def _source(name: str, models: Mapping[str, EngineConfig], method: str) -> Source:
     """Where one of the models comes from."""
-    from duodec import loading
-    from duodec.models import resolve
-    from duodec.models.targets import fits
+    from duodec import llm
+    from duodec.loading.load import fits
     from duodec.server.models.registry import Source
 
     config = opening.with_datastore(models[name], method)
     chosen = opening.method_or_none(method, config.draft)
+    pair = cache(partial(opening.resolve_for, config, chosen))
 
     def load(taken: int) -> LLM:
-        draft = opening.draft_reference(config, chosen)
-        own = replace(config, draft=config.draft if draft else None)
-        return loading.load(own, on_warning=warn, taken_bytes=taken)
+        return llm.load(pair(), on_warning=warn, taken_bytes=taken)
 
     def may_load(taken: int) -> bool:
-        is_enough = fits(config, taken)
-        if (draft := opening.draft_reference(config, chosen)) is not None:
-            resolve(draft, offline=config.offline)
-        return is_enough
+        return fits(pair(), taken)
 
     return Source(load, may_load, chosen)
 

@@ -59,7 +59,7 @@ class LoadedModel:
         self._num_calls = 0  # of other threads, which go on when their request has ended
         self._is_over = False
         lock = lock or nullcontext()
-        llm.num_chunk = 128 if llm.shares_cores else 512
+        llm.scheduler.num_chunk = 128 if llm.shares_cores else 512
         tokens = llm.tokens_of([0])
         params = SamplingParams(logit_bias=_without_ends(llm), max_tokens=_WARM_TOKENS)
         with lock:

@@ -6,7 +6,6 @@ with it; without a profile the planner learns the same while it decodes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,26 +13,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from duodec.backends.cpu import cpu_key
 from duodec.backends.step_time import StepTime
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafter, DraftRequest, Plan, Query, Target
+from duodec.core.protocols import Drafter, DraftRequest, Plan, Query, Target, Vocabulary
 from duodec.core.round import median
 from duodec.core.sampling import Sampler, Tokens
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain, Comb
 from duodec.machine.busy import NOTABLE, OtherPrograms
-from duodec.machine.cores import available_cores
 from duodec.machine.files import replacing
-from duodec.models import cache_folder
+from duodec.models.cache import cache_folder
 from duodec.planning.costs import Costs
-
-if TYPE_CHECKING:
-    from duodec.llm import LLM
 
 VERSION = 3
 WIDTHS = (0, 1, 3, 7, 15, 31, 63)
@@ -48,6 +42,21 @@ ATTENTION_TEXTS, ATTENTION_LEAVES = (64, 1024), (1, 4, 8)
 _TRIES = 2  # for the whole measurement
 _PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # by which less work may seem to take longer: noise
 _AS_MANY = 3  # observations that one measured median counts as
+
+
+class Pair(Protocol):
+    """What is measured: a loaded pair, or an `LLM` of it."""
+
+    @property
+    def target(self) -> Target: ...
+    @property
+    def tokenizer(self) -> Vocabulary: ...
+    @property
+    def num_context(self) -> int: ...
+    @property
+    def drafter(self) -> Drafter | None: ...
+    @property
+    def prepare(self) -> Callable[[bool], None]: ...
 
 
 @dataclass(frozen=True)
@@ -182,29 +191,22 @@ class Profile:
             return None
 
 
-def key_of(target: Path, draft: Path | None, settings: Sequence[object] = ()) -> str:
-    """A key of this machine, these files and the other settings that affect speed."""
-    files = [(path.name, path.stat().st_size) for path in (target, draft) if path]
-    parts = [cpu_key(), len(available_cores()), files, list(settings)]
-    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
-
-
 def place(key: str) -> Path:
     """The file of a profile."""
     return cache_folder() / "profiles" / f"{key}.json"
 
 
 def measure(
-    engine: LLM,
+    pair: Pair,
     key: str,
     names: tuple[str, str | None],
     on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
 ) -> Profile:
-    """Measure an engine's pair. Takes a minute at most for models that suit the machine."""
+    """Measure a pair. Takes a minute at most for models that suit the machine."""
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, engine.tokenizer.num_vocab, max(CONTEXTS) + 1).astype(np.int32)
-    contexts = [context for context in CONTEXTS if context + max(WIDTHS) < engine.num_context]
-    drafter = engine.drafter
+    tokens = rng.integers(0, pair.tokenizer.num_vocab, max(CONTEXTS) + 1).astype(np.int32)
+    contexts = [context for context in CONTEXTS if context + max(WIDTHS) < pair.num_context]
+    drafter = pair.drafter
     total = len(contexts) * (len(WIDTHS) + (len(LEAVES) if drafter else 0))
     forwards: list[Forward] = []
     steps: list[Step] = []
@@ -215,14 +217,14 @@ def measure(
                 if (seconds := step_s(drafter, text, leaves)) is not None:
                     steps.append(Step(context, leaves, seconds))
                 on_progress("measuring", len(forwards) + len(steps), total)
-        for forward in _forwards(engine, text):
+        for forward in _forwards(pair, text):
             forwards.append(forward)
             on_progress("measuring", len(forwards) + len(steps), total)
     return Profile(key, *names, tuple(forwards), tuple(steps))
 
 
 def measure_soundly(
-    engine: LLM,
+    pair: Pair,
     key: str,
     names: tuple[str, str | None],
     on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
@@ -230,7 +232,7 @@ def measure_soundly(
     """`measure`, repeated if the result is implausible, and the flaw that remains, if any."""
     for _ in range(_TRIES):
         others = OtherPrograms()
-        found = measure(engine, key, names, on_progress)
+        found = measure(pair, key, names, on_progress)
         flaw = found.flaw
         if flaw is None and (num_cores := others.num_cores) >= NOTABLE:
             flaw = f"other programs kept {num_cores:.1f} of these cores busy"
@@ -239,17 +241,17 @@ def measure_soundly(
     return found, flaw
 
 
-def _forwards(engine: LLM, text: Tokens) -> Iterator[Forward]:
-    engine.target.score([Query(_SLOT, text)])
+def _forwards(pair: Pair, text: Tokens) -> Iterator[Forward]:
+    pair.target.score([Query(_SLOT, text)])
     for width in WIDTHS:
         draft = Draft.chain([int(token) for token in text[:width]])
-        engine.prepare(False)
-        alone_s = median(_timed(engine.target, text, draft, None))
+        pair.prepare(False)
+        alone_s = median(_timed(pair.target, text, draft, None))
         beside_s = None
-        if engine.drafter:
-            engine.prepare(True)  # never more busy threads than cores
-            beside_s = median(_timed(engine.target, text, draft, engine.drafter))
-            engine.drafter.cancel(_SLOT)
+        if pair.drafter:
+            pair.prepare(True)  # never more busy threads than cores
+            beside_s = median(_timed(pair.target, text, draft, pair.drafter))
+            pair.drafter.cancel(_SLOT)
         yield Forward(len(text), width, alone_s, beside_s)
 
 

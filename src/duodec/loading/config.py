@@ -17,7 +17,6 @@ from duodec.errors import BadOption
 from duodec.machine.cores import available_cores
 
 DEFAULT_TARGET = "smollm2"
-TORCH_CONTEXT = 8192  # tokens by default in torch, if the model was trained for so many
 LLAMA_CPP, TORCH = "llama.cpp", "torch"
 BACKENDS = ("auto", LLAMA_CPP, TORCH)
 DTYPES = {
