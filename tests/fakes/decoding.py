@@ -23,6 +23,7 @@ from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQ
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.core.special_tokens import NO_TOKENS
 from duodec.drafting.inline import InlineDrafter
 from duodec.methods.method import Method
 from duodec.methods.registry import method
@@ -528,6 +529,8 @@ class FakeCells:
 class FakeTokenizer:
     """Tokens are pieces of bytes; -1 where there is no such token."""
 
+    controls = NO_TOKENS
+
     pieces: tuple[bytes, ...] = tuple(bytes([i]) for i in range(32))
     chat_template: str | None = None
     bos: int = -1
@@ -558,6 +561,8 @@ TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}a"
 class Letters:
     """A vocabulary of letters, and an end token that is never drawn on its own account."""
 
+    controls = NO_TOKENS
+
     num_vocab: int = len(LETTERS) + 1
     chat_template: str | None = TEMPLATE
     bos: int = -1
@@ -580,6 +585,8 @@ class Letters:
 @dataclass(frozen=True)
 class Printable:
     """A vocabulary of ASCII's letters and signs, and a token that ends the answer."""
+
+    controls = NO_TOKENS
 
     chat_template: str | None = TEMPLATE
     bos: int = -1
