@@ -250,6 +250,9 @@ HostCosts = Annotated[
 
 # Output
 
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object instead.", rich_help_panel=_OUTPUT)
+]
 ShowDraft = Annotated[
     bool,
     typer.Option(

@@ -67,7 +67,10 @@ def chat(
     ],
     sampling: Annotated[SamplingParams, options.Options()],
 ) -> None:
-    """Talk with a model: the history is kept, Ctrl-C stops a response and not the chat."""
+    """Talk with a model in the terminal.
+
+    The history is kept; Ctrl-C stops a response and not the chat.
+    """
     opening.check_length(max_tokens, ())
     config = opening.with_datastore(config, method)
     chosen = opening.method_or_none(method, config.draft)

@@ -49,7 +49,7 @@ def demo(
         int, typer.Option("--max-tokens", "-n", min=8, help="Most tokens of each completion.")
     ] = 128,
 ) -> None:
-    """Decode a prompt twice, plainly and as duodec does, and compare speed and text.
+    """Decode a prompt plainly and with drafts, and compare both.
 
     Target and drafts share this processor, on real clocks. Where drafts do not pay there, the
     target is slowed down: a stand-in for a larger one on a GPU, whose drafts are made in real

@@ -115,7 +115,10 @@ def distill(
         options.Options(only=("temperature", "top_p", "top_k", "seed"), defaults={"seed": 0}),
     ],
 ) -> None:
-    """Make a draft for a target: record what it says, train a small model on that, judge it."""
+    """Make a draft for a target, and keep it if it is better.
+
+    Record what the target says, train a small model on that, judge it.
+    """
     from duodec.distill.recipe import Distillation
 
     path = output or Path(f"{_stem(target)}-draft.gguf")

@@ -50,16 +50,16 @@ def doctor(
             rich_help_panel="Machine",
         ),
     ] = False,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
-    ] = False,
+    json: options.Json = False,
     config: Annotated[
         EngineConfig,
         options.Options(without=("datastore", "draft_window", "pace", *options.GRAMMAR_LIMITS)),
     ],
 ) -> None:
-    """Check a target and a draft before use: files, vocabularies, cores, memory, speed."""
+    """Check whether a target and a draft work here, and pay.
+
+    Files, vocabularies, cores, memory, speed.
+    """
     from duodec.loading import draft_for
     from duodec.models import resolve
     from duodec.models.targets import target_file

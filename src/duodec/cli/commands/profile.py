@@ -53,16 +53,16 @@ def profile(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
-    ] = False,
+    json: options.Json = False,
     config: Annotated[
         EngineConfig,
         options.Options(without=("datastore", "draft_window", "pace", *options.GRAMMAR_LIMITS)),
     ],
 ) -> None:
-    """Measure the curves T(n) and d(k) of a pair and keep them for the planner."""
+    """Measure what forward passes and draft steps cost, and keep it.
+
+    The planner starts with the curves T(n) and d(k) of this pair on this machine.
+    """
     from duodec.loading import profile_key
 
     if plot and not plot.resolve().parent.is_dir():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duodec.bench.results import RESULTS
+from duodec.cli.options import Json
 from duodec.cli.output import one_line, put, put_rich_table, say_dim
 from duodec.errors import BackendUnavailable, BadOption, ResultsUnreadable
 
@@ -86,12 +87,12 @@ def report(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
-    ] = False,
+    json: Json = False,
 ) -> None:
-    """Show what a benchmark measured, or compare runs: tables here, figures with --output."""
+    """Show what a benchmark measured, or compare runs.
+
+    Tables here, figures with --output.
+    """
     check_installed()
     if len(files) > 1 and (csv or latex or figures):
         raise BadOption("--csv, --latex and --figures are of one run; name one file")

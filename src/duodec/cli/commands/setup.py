@@ -29,7 +29,7 @@ def setup(
         typer.Option("--gpu", metavar="NAME", help="Build for a GPU: cuda, rocm, vulkan or metal."),
     ] = None,
 ) -> None:
-    """Build llama.cpp for this processor, once, and check that it computes faithfully.
+    """Build llama.cpp for this processor, once, and check it.
 
     Only its library is built, with a bar that tells the time left; later environments of this
     machine take the same build. CMAKE_ARGS adds options.
