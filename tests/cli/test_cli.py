@@ -704,10 +704,12 @@ def test_doctor_finds_the_default_pair_usable() -> None:
     assert run.returncode == 0, run.stderr
     record = json.loads(run.stdout)
     assert record["is_usable"]
-    assert record["speed"]["verify_s"] > record["speed"]["draft_s"] > 0
     names = {check["name"] for check in record["checks"]}
     assert names >= {"target", "draft", "vocabularies", "chat template", "context", "cores",
-                     "memory", "llama.cpp", "plain decoding", "drafts"}  # fmt: skip
+                     "memory", "llama.cpp", "idle"}  # fmt: skip
+    assert (record["speed"] is None) == ("drafts" not in names), "a busy machine is not judged"
+    if record["speed"]:
+        assert record["speed"]["verify_s"] > record["speed"]["draft_s"] > 0
 
 
 @pytest.mark.slow

@@ -248,6 +248,19 @@ HostCosts = Annotated[
     ),
 ]
 
+# Measurements
+
+Wait = Annotated[
+    float,
+    typer.Option(
+        "--wait",
+        help="Most seconds to wait for other programs that use the cores; nothing is measured "
+        "while they do.",
+        metavar="SECONDS",
+        rich_help_panel="Machine",
+    ),
+]
+
 # Output
 
 Json = Annotated[

@@ -12,7 +12,6 @@ from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.header import Header, ggml
 from duodec.cli.checks.check import Check
 from duodec.errors import BackendUnavailable
-from duodec.machine.busy import NOTABLE
 from duodec.machine.cores import CorePlan
 from duodec.models.config import LLAMA_CPP, TORCH
 
@@ -109,10 +108,10 @@ def gpu_is_there() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def check_idle(num_cores_busy: float) -> Check:
-    """Other programs' share of the cores while the speed was measured."""
-    words = f"other programs kept {num_cores_busy:.1f} cores busy during the measurement"
-    if num_cores_busy < NOTABLE:
-        return Check("idle", "ok", words)
-    remedy = "the times below are unreliable: stop them, or leave them cores with --threads"
-    return Check("idle", "warn", words, remedy)
+IDLE = Check("idle", "ok", "no other program used the cores during the measurement")
+
+
+def busy(words: str) -> Check:
+    """Instead of times and estimates, which other programs would make nonsense of."""
+    remedy = "stop them, or let --wait 120 wait until they are done"
+    return Check("idle", "warn", f"{words}; no speed is estimated", remedy)

@@ -50,6 +50,7 @@ def doctor(
             rich_help_panel="Machine",
         ),
     ] = False,
+    wait: options.Wait = 0.0,
     json: options.Json = False,
     config: Annotated[
         EngineConfig,
@@ -73,7 +74,7 @@ def doctor(
     if draft_name:
         files["draft"] = resolve(draft_name, offline=config.offline)
     with status("looking at the models and measuring"):
-        checks, speed = _examine(config, files)
+        checks, speed = _examine(config, files, wait)
     _report(checks, speed, config.target, draft_name, json)
 
 
@@ -110,7 +111,9 @@ def _examine_vllm(target: str, draft: str | None, offline: bool) -> list[Check]:
     return checks(target, settings, offline=offline)
 
 
-def _examine(config: EngineConfig, files: dict[str, ModelFile]) -> tuple[list[Check], Speed | None]:
+def _examine(
+    config: EngineConfig, files: dict[str, ModelFile], wait_s: float
+) -> tuple[list[Check], Speed | None]:
     """All possible checks, and the measurement if the pair is sound."""
     from duodec.loading import core_plan
 
@@ -128,7 +131,7 @@ def _examine(config: EngineConfig, files: dict[str, ModelFile]) -> tuple[list[Ch
             found += _check_rows(target, plan)
             if any(check.verdict == "fail" for check in found):
                 return found, None
-            speed = _check_payoff(config, target, files, plan, found)
+            speed = _check_payoff(config, target, files, plan, found, wait_s)
         except DuodecError as error:
             return [*found, failed(error)], None
     return found, speed
@@ -140,11 +143,12 @@ def _check_payoff(
     files: dict[str, ModelFile],
     plan: CorePlan,
     found: list[Check],
-) -> Speed:
-    """Whether the draft pays, or which of this machine's files does. Raises what is wrong with a
-    draft."""
+    wait_s: float,
+) -> Speed | None:
+    """Whether the draft pays, or which of this machine's files does; None where other programs
+    spoil the measurement. Raises what is wrong with a draft."""
     from duodec.cli.checks import payoff
-    from duodec.machine.busy import OtherPrograms
+    from duodec.machine.busy import NOTABLE, OtherPrograms, wait_until_idle
     from duodec.models.discovery import Candidate, candidates
 
     known = candidates(files["target"].path) if config.draft == "auto" else []
@@ -153,10 +157,16 @@ def _check_payoff(
     chosen = files["draft"].path.resolve() if "draft" in files else None
     if chosen and chosen not in drafts:
         drafts[chosen] = Candidate(files["draft"].path, files["draft"].reference, "chosen")
+    if busy := wait_until_idle(wait_s):
+        found.append(machine.busy(busy))
+        return None
     others = OtherPrograms()
     measured = payoff.try_target(target, plan)
     tried = {path: payoff.try_draft(target, one, measured, plan) for path, one in drafts.items()}
-    found.append(machine.check_idle(others.num_cores))
+    if (num_cores := others.num_cores) >= NOTABLE:
+        found.append(machine.busy(f"other programs kept {num_cores:.1f} cores busy meanwhile"))
+        return None
+    found.append(machine.IDLE)
     own = tried.get(chosen) if chosen else None
     speed = own.speed if own else payoff.Speed(measured.plain_s, measured.verify_s, None, None)
     agreement = own.agreement if own else None

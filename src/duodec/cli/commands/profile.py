@@ -14,6 +14,7 @@ from duodec.cli.checks.payoff import Speed, check_speed
 from duodec.cli.opening import open_engine
 from duodec.cli.output import progress_bar, put, put_table, say_dim, warn
 from duodec.errors import BackendUnavailable, BadOption
+from duodec.machine.busy import wait_until_idle
 from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def profile(
             show_default=False,
         ),
     ] = None,
+    wait: options.Wait = 0.0,
     json: options.Json = False,
     config: Annotated[
         EngineConfig,
@@ -65,6 +67,9 @@ def profile(
     """
     from duodec.loading import profile_key
 
+    if busy := wait_until_idle(wait):
+        warn(f"{busy}; stop them, or let --wait 120 wait until they are done")
+        raise typer.Exit(_NOT_KEPT)
     if plot and not plot.resolve().parent.is_dir():
         raise BadOption(f"--plot {plot}: there is no such folder; create it first")
     with open_engine(config, on_warning=warn) as engine:
@@ -87,7 +92,8 @@ def profile(
                 found = replace(found, threads=swept)
             if engine.drafter:
                 found = replace(found, attention=_attention(config, found, on_progress))
-    path = None if flaw else found.write()
+    held = _plausible(found) if found.flaw else found
+    path = held.write() if held.forwards and (flaw is None or found.flaw) else None
     if plot:
         _write_plot(found, plot)
     if json:
@@ -97,10 +103,30 @@ def profile(
         _show(found)
         for check in [] if flaw else check_speed(Speed.of(found), shares_cores=shares_cores):
             put(f"{check.name}: {check.words}\n")
+    if flaw:
+        part = "the other contexts are kept" if path else "not kept"
+        warn(f"{part}: {flaw}; measure again on a quiet machine")
     if path is None:
-        warn(f"not kept: {flaw}; measure again on a quiet machine")
         raise typer.Exit(_NOT_KEPT)
     say_dim(f"kept in {path}")
+
+
+def _plausible(found: Profile) -> Profile:
+    """The contexts of a profile whose own figures are plausible."""
+    parts = [
+        replace(
+            found,
+            forwards=tuple(f for f in found.forwards if f.context == context),
+            steps=tuple(s for s in found.steps if s.context == context),
+        )
+        for context in sorted({f.context for f in found.forwards})
+    ]
+    held = [part for part in parts if part.flaw is None]
+    return replace(
+        found,
+        forwards=tuple(f for part in held for f in part.forwards),
+        steps=tuple(s for part in held for s in part.steps),
+    )
 
 
 def _attention(
