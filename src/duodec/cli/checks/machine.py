@@ -13,9 +13,8 @@ from duodec.backends.llamacpp.header import Header, ggml
 from duodec.cli.checks.check import Check
 from duodec.errors import BackendUnavailable
 from duodec.machine.cores import CorePlan
+from duodec.machine.install import extra_command
 from duodec.models.config import LLAMA_CPP, TORCH
-
-TORCH_SETUP = "make setup-torch, or pip install 'duodec[torch]'"
 
 
 def check_cores(plan: CorePlan, num_cores: int) -> Check:
@@ -89,7 +88,9 @@ def check_torch(backend: str, *, has_gpu: bool) -> Check:
     try:
         words = f"torch {version('torch')}, transformers {version('transformers')}"
     except PackageNotFoundError:
-        return Check(TORCH, "ok", "not installed; targets in safetensors need it", TORCH_SETUP)
+        return Check(
+            TORCH, "ok", "not installed; targets in safetensors need it", extra_command("torch")
+        )
     if backend != TORCH and not has_gpu:  # loading it would take seconds
         return Check(TORCH, "ok", f"{words}; not needed for this target")
     try:

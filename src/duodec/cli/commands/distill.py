@@ -37,7 +37,7 @@ held-out prompts on a virtual clock; the file is kept at --output only if the ta
 forward passes with it.
 
 Ctrl-C at any time: the same command goes on where it stopped. All work is in OUTPUT.distill, which
-you may delete afterwards. It needs torch: `make setup-torch`. See docs/distill.md.
+you may delete afterwards. It needs torch. See docs/distill.md.
 
 Exit status:
 0: a better draft was written. 1: it is not better, the disk is full, or a device failed. 2: bad \

@@ -15,6 +15,7 @@ from duodec.cli.opening import open_engine
 from duodec.cli.output import progress_bar, put, put_table, say_dim, warn
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.machine.busy import wait_until_idle
+from duodec.machine.install import install_command
 from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -212,6 +213,6 @@ def _write_plot(found: Profile, path: Path) -> None:
         from duodec.bench.figures.costs import costs_figure
     except ImportError:
         raise BackendUnavailable(
-            "a plot needs matplotlib, which is not installed; `pip install 'duodec[bench]'`"
+            f"a plot needs matplotlib, which is not installed; run: {install_command('matplotlib')}"
         ) from None
     path.write_text(costs_figure(found), encoding="utf-8")

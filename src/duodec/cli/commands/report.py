@@ -17,6 +17,7 @@ from duodec.bench.results import RESULTS
 from duodec.cli.options import Json
 from duodec.cli.output import one_line, put, put_rich_table, say_dim
 from duodec.errors import BackendUnavailable, BadOption, ResultsUnreadable
+from duodec.machine.install import install_command
 
 if TYPE_CHECKING:
     from duodec.bench.results import Results
@@ -141,7 +142,7 @@ def check_installed() -> None:
     for library in ("scipy", "matplotlib"):
         if find_spec(library) is None:
             raise BackendUnavailable(
-                f"a report needs {library}, which is not installed; `pip install 'duodec[bench]'`"
+                f"a report needs {library}, which is not installed; run: {install_command(library)}"
             )
 
 

@@ -18,6 +18,7 @@ from duodec.cli.output import say, warn
 from duodec.cli.spelling import UsageError
 from duodec.core.parameters import fields_of
 from duodec.errors import BackendUnavailable, BadOption
+from duodec.machine.install import install_command
 from duodec.models import check_reference
 from duodec.models.config import EngineConfig
 from duodec.server.settings import Settings
@@ -92,7 +93,8 @@ def serve(
         from duodec.server.service import Service
     except ImportError as error:
         raise BackendUnavailable(
-            f"the server needs {error.name}, which is not installed; pip install 'duodec[server]'"
+            f"the server needs {error.name}, which is not installed; run: "
+            f"{install_command(error.name or 'uvicorn')}"
         ) from error
 
     config = replace(config, num_slots=settings.num_slots)

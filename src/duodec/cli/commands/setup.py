@@ -15,7 +15,7 @@ from duodec.errors import BackendUnavailable
 
 EPILOG = """
 Examples:
-duodec setup  # once after pip install duodec; uv and pipx environments, too
+duodec setup  # once after the installation; in uv's and pipx's environments, too
 duodec setup --gpu cuda  # for an NVIDIA GPU; rocm: AMD, metal: Apple, vulkan: any of them
 """
 

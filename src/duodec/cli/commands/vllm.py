@@ -15,6 +15,7 @@ import typer
 
 from duodec.cli.output import say
 from duodec.errors import BackendUnavailable
+from duodec.machine.install import install_command
 
 _DRAFTER = "Drafter"
 PROPOSER = "duodec.integrations.vllm.DuoProposer"
@@ -119,5 +120,7 @@ def _program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise BackendUnavailable(f"no program {name} next to {sys.executable}; pip install vllm")
+        raise BackendUnavailable(
+            f"no program {name} next to {sys.executable}; run: {install_command('vllm')}"
+        )
     return found
