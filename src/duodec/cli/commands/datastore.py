@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duodec.cli.help import Group
-from duodec.cli.options import CONTEXT_SETTINGS, Json, Options, derived, register
+from duodec.cli.options import CONTEXT_SETTINGS, Json, Options, derived, option, register
 from duodec.cli.output import is_terminal, put, put_table, say_dim, size, warn
 from duodec.errors import DatastoreUnreadable
 from duodec.models.config import EngineConfig
@@ -62,13 +62,7 @@ def build(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Where to write it; by default where the method rest finds it.",
-            metavar="PATH",
-            show_default=False,
-        ),
+        option("--output -o PATH", "Where to write it; by default where the method rest finds it."),
     ] = None,
     config: Annotated[EngineConfig, Options(only=("target", "offline"))],
 ) -> None:

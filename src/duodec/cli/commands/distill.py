@@ -58,41 +58,31 @@ def distill(
     ],
     origin: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            help="The small model to start from: a GGUF file, hf:owner/repo or an alias. By "
-            "default the draft known for the target, else a copy of the target itself.",
-            metavar="DRAFT",
-            show_default=False,
-            rich_help_panel="Models",
+        options.option(
+            "--from DRAFT",
+            "The small model to start from: a GGUF file, hf:owner/repo or an alias. By default the "
+            "draft known for the target, else a copy of the target itself.",
+            "Models",
         ),
     ] = None,
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--prompts",
-            help="Files or folders of prompts: chats (.jsonl, .json), or text with a prompt a "
+        options.option(
+            "--prompts FILE",
+            "Files or folders of prompts: chats (.jsonl, .json), or text with a prompt a "
             "paragraph; may be given several times. By default our own.",
-            metavar="FILE",
-            show_default=False,
-            rich_help_panel="Distillation",
+            "Distillation",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="The new draft's file; by default TARGET-draft.gguf in this folder.",
-            metavar="FILE",
-            show_default=False,
-            rich_help_panel="Output",
+        options.option(
+            "--output -o FILE",
+            "The new draft's file; by default TARGET-draft.gguf in this folder.",
+            "Output",
         ),
     ] = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object on stdout.", rich_help_panel="Output"),
-    ] = False,
+    json: Annotated[bool, options.option("--json", "One JSON object on stdout.", "Output")] = False,
     quiet: options.Quiet = False,
     settings: Annotated[DistillSettings, options.Options()],
     config: Annotated[

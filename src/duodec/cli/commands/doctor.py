@@ -43,11 +43,11 @@ def doctor(
     *,
     vllm: Annotated[
         bool,
-        typer.Option(
+        options.option(
             "--vllm",
-            help="For vLLM: its version, the vocabularies and cores. The target is the model that "
-            "it serves, settings are those of docs/vllm.md.",
-            rich_help_panel="Machine",
+            "For vLLM: its version, the vocabularies and cores. The target is the model that it "
+            "serves, settings are those of docs/vllm.md.",
+            "Machine",
         ),
     ] = False,
     wait: options.Wait = 0.0,

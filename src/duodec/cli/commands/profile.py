@@ -47,13 +47,7 @@ def profile(
     *,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot",
-            help="Also draw the curves into this SVG file.",
-            metavar="FILE.svg",
-            rich_help_panel="Output",
-            show_default=False,
-        ),
+        options.option("--plot FILE.svg", "Also draw the curves into this SVG file.", "Output"),
     ] = None,
     wait: options.Wait = 0.0,
     json: options.Json = False,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duodec.bench.results import RESULTS
-from duodec.cli.options import Json
+from duodec.cli.options import Json, option
 from duodec.cli.output import one_line, put, put_rich_table, say_dim
 from duodec.errors import BackendUnavailable, BadOption, ResultsUnreadable
 from duodec.machine.install import install_command
@@ -49,44 +49,29 @@ def report(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write one HTML page there, with all figures and tables.",
-            metavar="FILE.html",
-            rich_help_panel="Output",
-            show_default=False,
+        option(
+            "--output -o FILE.html",
+            "Write one HTML page there, with all figures and tables.",
+            "Output",
         ),
     ] = None,
     csv: Annotated[
         Path | None,
-        typer.Option(
-            "--csv",
-            help="Write every figure there: a row for each method and task.",
-            metavar="FILE.csv",
-            rich_help_panel="Output",
-            show_default=False,
+        option(
+            "--csv FILE.csv", "Write every figure there: a row for each method and task.", "Output"
         ),
     ] = None,
     latex: Annotated[
         Path | None,
-        typer.Option(
-            "--latex",
-            help="Write the tables there, for booktabs; the captions name models, hashes, machine.",
-            metavar="FILE.tex",
-            rich_help_panel="Output",
-            show_default=False,
+        option(
+            "--latex FILE.tex",
+            "Write the tables there, for booktabs; the captions name models, hashes, machine.",
+            "Output",
         ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(
-            "--figures",
-            help="Write the figures there, each as SVG and PDF.",
-            metavar="FOLDER",
-            rich_help_panel="Output",
-            show_default=False,
-        ),
+        option("--figures FOLDER", "Write the figures there, each as SVG and PDF.", "Output"),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from duodec.cli.options import option
 from duodec.cli.output import say_dim, warn
 from duodec.errors import BackendUnavailable
 
@@ -21,12 +20,9 @@ duodec setup --gpu cuda  # for an NVIDIA GPU; rocm: AMD, metal: Apple, vulkan: a
 
 
 def setup(
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Build again, even if a build works.")
-    ] = False,
+    rebuild: Annotated[bool, option("--rebuild", "Build again, even if a build works.")] = False,
     gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", metavar="NAME", help="Build for a GPU: cuda, rocm, vulkan or metal."),
+        str | None, option("--gpu NAME", "Build for a GPU: cuda, rocm, vulkan or metal.")
     ] = None,
 ) -> None:
     """Build llama.cpp for this processor, once, and check it.
