@@ -74,6 +74,16 @@ def test_help_all_shows_every_option(
         assert "Decode autoregressively" in shown
 
 
+def test_the_commands_have_a_line_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in ROOT.commands:
+        assert re.search(rf"^  {name} +\w.*\n(  \S|\n)", shown, re.MULTILINE), name
+
+
 def test_every_command_has_the_common_options() -> None:
     for names in ALL:
         command = command_of(names)

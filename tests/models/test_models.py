@@ -43,6 +43,7 @@ from duodec.models import (
     resolve,
 )
 from duodec.models.hub import forget
+from duodec.models.removal import remove
 from tests.models.weights import MIRRORS, join, weights
 
 
@@ -685,6 +686,42 @@ def test_the_listing_shows_aliases_and_the_hubs_files(
     assert listed["hf:o/r/m.gguf"].source == "hub o/r@0123456789ab"
     resolve("toy")
     assert {model.name for model in cached_models() if model.is_present} >= {"toy"}
+
+
+# Removing
+
+
+def test_what_was_fetched_is_removed(alias: Alias, hub: FakeHub) -> None:
+    path = resolve("toy").path
+    assert remove(resolve("toy", offline=True)) == len(CONTENT)
+    assert not path.exists()
+    found = resolve("hf:o/r")
+    assert remove(found) == len(CONTENT)
+    assert not found.path.exists()
+
+
+def test_what_another_revision_uses_stays(tmp_path: Path) -> None:
+    repo = tmp_path / "models--o--r"
+    blob = write_gguf(repo / "blobs" / "b10b")
+    names = [repo / "snapshots" / revision / "m.gguf" for revision in ("1", "2")]
+    for name in names:
+        name.parent.mkdir(parents=True)
+        name.symlink_to(blob)
+    files = [models.ModelFile(name, "hf:o/r", "hub o/r@1", None, None) for name in names]
+    assert remove(files[0]) == 0
+    assert blob.exists()
+    assert remove(files[1]) == len(CONTENT)
+    assert not blob.exists()
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "snapshots/1/m.gguf", "smollm2-draft"])
+def test_nothing_of_the_users_or_the_packages_is_removed(tmp_path: Path, name: str) -> None:
+    if "/" in name or "." in name:
+        write_gguf(tmp_path / name)
+    found = resolve(name, offline=True)
+    with pytest.raises(ModelNotFound, match="was not fetched"):
+        remove(found)
+    assert found.path.exists()
 
 
 def test_the_cache_folder_follows_the_environment(

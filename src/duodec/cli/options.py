@@ -114,46 +114,39 @@ def _panel(parameter: inspect.Parameter) -> str | None:
     return next((info.rich_help_panel for info in infos), None)
 
 
+def option(spelled: str, words: str, panel: str | None = None, **more: Any) -> Any:
+    """An option, spelled as its help shows it: its flags, then the name of its value."""
+    flags = [word for word in spelled.split() if word.startswith("-")]
+    metavar = spelled.split()[-1] if len(flags) < len(spelled.split()) else None
+    return typer.Option(*flags, help=words, metavar=metavar, rich_help_panel=panel, **more)
+
+
 # Decoding
 
 MethodName = Annotated[
     str,
-    typer.Option(
-        "--method",
-        help="How to decode; auto: what pays on this machine and text, plain decoding "
-        "included; stream where you name a draft. All of them are listed below.",
-        metavar="NAME",
-        rich_help_panel=_DECODING,
+    option(
+        "--method NAME",
+        "How to decode; auto: what pays on this machine and text, plain decoding included; "
+        "stream where you name a draft. All of them are listed below.",
+        _DECODING,
     ),
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(
-        "--stop",
-        help="End before this text; may be given several times.",
-        metavar="TEXT",
-        rich_help_panel=_DECODING,
-        show_default=False,
-    ),
+    option("--stop TEXT", "End before this text; may be given several times.", _DECODING),
 ]
 System = Annotated[
-    str | None,
-    typer.Option(
-        "--system",
-        help="Instructions that come before the prompt.",
-        metavar="TEXT",
-        rich_help_panel=_DECODING,
-        show_default=False,
-    ),
+    str | None, option("--system TEXT", "Instructions that come before the prompt.", _DECODING)
 ]
 
 ParseSpecial = Annotated[
     bool,
-    typer.Option(
+    option(
         "--parse-special",
-        help="Read control tokens spelled in prompts and messages (<|im_end|>) as control tokens; "
+        "Read control tokens spelled in prompts and messages (<|im_end|>) as control tokens; "
         "otherwise they are text, and only the chat template writes control tokens.",
-        rich_help_panel=_DECODING,
+        _DECODING,
     ),
 ]
 
@@ -161,42 +154,29 @@ ParseSpecial = Annotated[
 
 Prompt = Annotated[
     str | None,
-    typer.Option(
-        "--prompt",
-        "-p",
-        help="The prompt as an option; it follows the text of --file, if both are given.",
-        metavar="PROMPT",
-        show_default=False,
+    option(
+        "--prompt -p PROMPT",
+        "The prompt as an option; it follows the text of --file, if both are given.",
     ),
 ]
 PromptFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--file",
-        "-f",
-        help="A file whose text is the prompt, or comes before it.",
-        metavar="FILE",
-        show_default=False,
-    ),
+    Path | None, option("--file -f FILE", "A file whose text is the prompt, or comes before it.")
 ]
 Tasks = Annotated[
     str,
-    typer.Option(
-        "--tasks",
-        help="Tasks, comma-separated: mt_bench, translation, summarization, qa, math_reasoning, "
-        "rag, humaneval; or all.",
-        metavar="A,B,...",
-        rich_help_panel=_PROMPTS,
+    option(
+        "--tasks A,B,...",
+        "Tasks, comma-separated: mt_bench, translation, summarization, qa, math_reasoning, rag, "
+        "humaneval; or all.",
+        _PROMPTS,
     ),
 ]
 PromptFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--data",
-        help="A folder of prompts in Spec-Bench's format; without it, our own.",
-        metavar="FOLDER",
-        show_default=False,
-        rich_help_panel=_PROMPTS,
+    option(
+        "--data FOLDER",
+        "A folder of prompts in Spec-Bench's format; without it, our own.",
+        _PROMPTS,
     ),
 ]
 
@@ -213,63 +193,64 @@ and of the rows' arithmetic, at 4.5 bits a weight; a fourth part, such as 16bit,
 
 DraftCosts = Annotated[
     str | None,
-    typer.Option(
-        "--draft-ms",
-        help="Time of a forward pass of the draft model in a simulation, by its tokens: "
-        "TOKENS:MS, comma-separated; measured at the start if absent.",
-        metavar="1:1.3,4:2.5,...",
-        show_default=False,
-        rich_help_panel="Benchmark",
+    option(
+        "--draft-ms 1:1.3,4:2.5,...",
+        "Time of a forward pass of the draft model in a simulation, by its tokens: TOKENS:MS, "
+        "comma-separated; measured at the start if absent.",
+        "Benchmark",
     ),
 ]
 
 SimulateAs = Annotated[
     str,
-    typer.Option(
-        "--simulate-as",
-        help="The shape of the target's forward pass in a simulation: tree (up to 80 tokens, as "
-        "many rows), chain (the same, without branches), torch (trees, 32 rows a pass), llama.cpp "
-        "(on a device: what it chooses for these costs, chains in passes of one number of rows, or "
+    option(
+        "--simulate-as NAME",
+        "The shape of the target's forward pass in a simulation: tree (up to 80 tokens, as many "
+        "rows), chain (the same, without branches), torch (trees, 32 rows a pass), llama.cpp (on "
+        "a device: what it chooses for these costs, chains in passes of one number of rows, or "
         "trees); torch:64 and llama.cpp:8 say the rows.",
-        metavar="NAME",
-        rich_help_panel="Benchmark",
+        "Benchmark",
     ),
 ]
 HostCosts = Annotated[
     str | None,
-    typer.Option(
-        "--host-us",
-        help="Microseconds of the host's work in a simulation: of a row copied from the device, "
-        "drawn from, searched for its likeliest tokens, and of a draft selected; 0: none. Measured "
-        "at the start if absent.",
-        metavar="copy:8,draw:120,candidates:60,selection:40",
-        show_default=False,
-        rich_help_panel="Benchmark",
+    option(
+        "--host-us copy:8,draw:120,candidates:60,selection:40",
+        "Microseconds of the host's work in a simulation: of a row copied from the device, drawn "
+        "from, searched for its likeliest tokens, and of a draft selected; 0: none. Measured at "
+        "the start if absent.",
+        "Benchmark",
+    ),
+]
+
+# Measurements
+
+Wait = Annotated[
+    float,
+    option(
+        "--wait SECONDS",
+        "Most seconds to wait for other programs that use the cores; nothing is measured while "
+        "they do.",
+        "Machine",
     ),
 ]
 
 # Output
 
+Json = Annotated[bool, option("--json", "One JSON object instead.", _OUTPUT)]
 ShowDraft = Annotated[
     bool,
-    typer.Option(
-        "--show-draft",
-        help="Tint and underline accepted draft text; on a terminal only.",
-        rich_help_panel=_OUTPUT,
-    ),
+    option("--show-draft", "Tint and underline accepted draft text; on a terminal only.", _OUTPUT),
 ]
 Plain = Annotated[
     bool,
-    typer.Option(
+    option(
         "--plain",
-        help="The text as the model writes it; on a terminal, Markdown is rendered otherwise.",
-        rich_help_panel=_OUTPUT,
+        "The text as the model writes it; on a terminal, Markdown is rendered otherwise.",
+        _OUTPUT,
     ),
 ]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="No closing lines; warnings stay.", rich_help_panel=_OUTPUT),
-]
+Quiet = Annotated[bool, option("--quiet -q", "No closing lines; warnings stay.", _OUTPUT)]
 
 # Of every command
 

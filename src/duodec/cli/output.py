@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,11 +65,19 @@ def put(text: str) -> None:
 
 
 def put_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns to stdout; the last one is not padded."""
+    """Aligned columns to stdout; the last one is not padded. Where a terminal is too narrow, the
+    first cell of a row has a line of its own."""
     lines = [head, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
+    longest = max(sum(widths) + 2 * len(widths) + len(line[-1]) for line in lines)
+    is_folded = is_terminal(sys.stdout) and longest > shutil.get_terminal_size().columns
+    if is_folded:
+        widths[0] = 2
     for line in lines:
         cells = [f"{cell:<{width}}" for cell, width in zip(line, widths, strict=False)]
+        if is_folded:
+            put(f"{line[0]}\n")
+            cells[0] = " " * widths[0]
         put("  ".join([*cells, line[-1]]).rstrip() + "\n")
 
 

@@ -15,6 +15,7 @@ from duodec.backends.llamacpp.caches import CACHE_TYPES
 from duodec.core.parameters import Parameter, check, shown, whole
 from duodec.errors import BadOption
 from duodec.machine.cores import available_cores
+from duodec.models.modelfile import Modelfile
 
 DEFAULT_TARGET = "smollm2"
 LLAMA_CPP, TORCH = "llama.cpp", "torch"
@@ -37,7 +38,7 @@ class EngineConfig:
         str,
         Parameter(
             "The model whose text is generated: a GGUF file, a folder of safetensors, "
-            "hf:owner/repo[:quant], or an alias (see `duodec models`).",
+            "hf:owner/repo[:quant], an alias (see `duodec models`), or a Modelfile of Ollama.",
             "Models",
             ("--target", "-m"),
             "MODEL",
@@ -269,6 +270,10 @@ class EngineConfig:
         with suppress(ValueError, TypeError):  # the command line gives a text
             object.__setattr__(self, "pace", float(self.pace))
         check(self)
+        if modelfile := Modelfile.read(self.target):
+            object.__setattr__(self, "target", modelfile.target)
+            if self.draft == "auto" and modelfile.draft:
+                object.__setattr__(self, "draft", modelfile.draft)
         object.__setattr__(self, "num_slots", whole("num_slots", self.num_slots))
         if self.num_slots < 1:
             raise BadOption(f"num_slots is {shown(self.num_slots)}; use 1 or more")

@@ -13,10 +13,8 @@ from duodec.backends.llamacpp.header import Header, ggml
 from duodec.cli.checks.check import Check
 from duodec.errors import BackendUnavailable
 from duodec.loading.config import LLAMA_CPP, TORCH
-from duodec.machine.busy import NOTABLE
 from duodec.machine.cores import CorePlan
-
-TORCH_SETUP = "make setup-torch, or pip install 'duodec[torch]'"
+from duodec.machine.install import extra_command
 
 
 def check_cores(plan: CorePlan, num_cores: int) -> Check:
@@ -90,7 +88,9 @@ def check_torch(backend: str, *, has_gpu: bool) -> Check:
     try:
         words = f"torch {version('torch')}, transformers {version('transformers')}"
     except PackageNotFoundError:
-        return Check(TORCH, "ok", "not installed; targets in safetensors need it", TORCH_SETUP)
+        return Check(
+            TORCH, "ok", "not installed; targets in safetensors need it", extra_command("torch")
+        )
     if backend != TORCH and not has_gpu:  # loading it would take seconds
         return Check(TORCH, "ok", f"{words}; not needed for this target")
     try:
@@ -109,10 +109,10 @@ def gpu_is_there() -> bool:
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def check_idle(num_cores_busy: float) -> Check:
-    """Other programs' share of the cores while the speed was measured."""
-    words = f"other programs kept {num_cores_busy:.1f} cores busy during the measurement"
-    if num_cores_busy < NOTABLE:
-        return Check("idle", "ok", words)
-    remedy = "the times below are unreliable: stop them, or leave them cores with --threads"
-    return Check("idle", "warn", words, remedy)
+IDLE = Check("idle", "ok", "no other program used the cores during the measurement")
+
+
+def busy(words: str) -> Check:
+    """Instead of times and estimates, which other programs would make nonsense of."""
+    remedy = "stop them, or let --wait 120 wait until they are done"
+    return Check("idle", "warn", f"{words}; no speed is estimated", remedy)

@@ -209,7 +209,7 @@ def bench(
         options.Options(only=("temperature", "top_p", "seed"), defaults={"seed": 0}),
     ],
 ) -> None:
-    """Compare methods: speed, acceptance, overlap, and whether the text is the same.
+    """Compare methods: speed, acceptance, overlap, identity of the text.
 
     Prompts are cold, methods take turns in an order that rotates, and every completion is compared
     with plain decoding. Raw times are kept.

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Annotated
 
-import typer
-
 from duodec.cli import opening, options
 from duodec.cli.chat import slash
 from duodec.cli.chat.conversation import Conversation, as_messages, as_text
@@ -41,20 +39,18 @@ def chat(
     method: options.MethodName = "auto",
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--max-tokens",
-            "-n",
-            help="Most tokens of a response; by default as many as the context holds.",
-            rich_help_panel="Decoding",
-            show_default=False,
+        options.option(
+            "--max-tokens -n",
+            "Most tokens of a response; by default as many as the context holds.",
+            "Decoding",
         ),
     ] = None,
     raw: Annotated[
         bool,
-        typer.Option(
+        options.option(
             "--raw",
-            help="Continue the text as it is, without the model's chat template: for base models.",
-            rich_help_panel="Decoding",
+            "Continue the text as it is, without the model's chat template: for base models.",
+            "Decoding",
         ),
     ] = False,
     system: options.System = None,
@@ -67,7 +63,10 @@ def chat(
     ],
     sampling: Annotated[SamplingParams, options.Options()],
 ) -> None:
-    """Talk with a model: the history is kept, Ctrl-C stops a response and not the chat."""
+    """Talk with a model in the terminal.
+
+    The history is kept; Ctrl-C stops a response and not the chat.
+    """
     opening.check_length(max_tokens, ())
     config = opening.with_datastore(config, method)
     chosen = opening.method_or_none(method, config.draft)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duodec.cli.help import Group
-from duodec.cli.options import CONTEXT_SETTINGS, Options, derived, register
+from duodec.cli.options import CONTEXT_SETTINGS, Json, Options, derived, option, register
 from duodec.cli.output import is_terminal, put, put_table, say_dim, size, warn
 from duodec.errors import DatastoreUnreadable
 from duodec.loading.config import EngineConfig
@@ -44,7 +44,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def datastore(context: typer.Context) -> None:
-    """Build and list datastores: your own text, which the method `rest` drafts from."""
+    """Build and list datastores of text, which `rest` drafts from."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -62,13 +62,7 @@ def build(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Where to write it; by default where the method rest finds it.",
-            metavar="PATH",
-            show_default=False,
-        ),
+        option("--output -o PATH", "Where to write it; by default where the method rest finds it."),
     ] = None,
     config: Annotated[EngineConfig, Options(only=("target", "offline"))],
 ) -> None:
@@ -99,7 +93,7 @@ def info(
         Path | None,
         typer.Argument(help="A datastore; all in the default folder if absent."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    json: Json = False,
 ) -> None:
     """Show what a datastore was built from."""
     found = _headers(path)

@@ -10,6 +10,7 @@ import typer
 from duodec.cli.completion import Answer, answer
 from duodec.cli.interrupts import Interruption, Stopped
 from duodec.cli.opening import open_engine, resolve_for
+from duodec.cli.options import option
 from duodec.cli.output import AnswerWriter, put, say, say_dim, warn
 from duodec.cli.summary import rate
 from duodec.core.sampling import SamplingParams
@@ -38,18 +39,17 @@ def demo(
     prompt: Annotated[str, typer.Argument(help="What to complete.")] = PROMPT,
     pace: Annotated[
         str | None,
-        typer.Option(
-            "--pace",
-            help="Least seconds of a forward pass of the target, or a curve as in `duodec bench "
+        option(
+            "--pace SECONDS",
+            "Least seconds of a forward pass of the target, or a curve as in `duodec bench "
             "--help`; by default real clocks, or 0.05 where drafts do not pay on this processor.",
-            metavar="SECONDS",
         ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=8, help="Most tokens of each completion.")
+        int, option("--max-tokens -n", "Most tokens of each completion.", min=8)
     ] = 128,
 ) -> None:
-    """Decode a prompt twice, plainly and as duodec does, and compare speed and text.
+    """Decode a prompt plainly and with drafts, and compare both.
 
     Target and drafts share this processor, on real clocks. Where drafts do not pay there, the
     target is slowed down: a stand-in for a larger one on a GPU, whose drafts are made in real

@@ -37,7 +37,7 @@ held-out prompts on a virtual clock; the file is kept at --output only if the ta
 forward passes with it.
 
 Ctrl-C at any time: the same command goes on where it stopped. All work is in OUTPUT.distill, which
-you may delete afterwards. It needs torch: `make setup-torch`. See docs/distill.md.
+you may delete afterwards. It needs torch. See docs/distill.md.
 
 Exit status:
 0: a better draft was written. 1: it is not better, the disk is full, or a device failed. 2: bad \
@@ -58,41 +58,31 @@ def distill(
     ],
     origin: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            help="The small model to start from: a GGUF file, hf:owner/repo or an alias. By "
-            "default the draft known for the target, else a copy of the target itself.",
-            metavar="DRAFT",
-            show_default=False,
-            rich_help_panel="Models",
+        options.option(
+            "--from DRAFT",
+            "The small model to start from: a GGUF file, hf:owner/repo or an alias. By default the "
+            "draft known for the target, else a copy of the target itself.",
+            "Models",
         ),
     ] = None,
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--prompts",
-            help="Files or folders of prompts: chats (.jsonl, .json), or text with a prompt a "
+        options.option(
+            "--prompts FILE",
+            "Files or folders of prompts: chats (.jsonl, .json), or text with a prompt a "
             "paragraph; may be given several times. By default our own.",
-            metavar="FILE",
-            show_default=False,
-            rich_help_panel="Distillation",
+            "Distillation",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="The new draft's file; by default TARGET-draft.gguf in this folder.",
-            metavar="FILE",
-            show_default=False,
-            rich_help_panel="Output",
+        options.option(
+            "--output -o FILE",
+            "The new draft's file; by default TARGET-draft.gguf in this folder.",
+            "Output",
         ),
     ] = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object on stdout.", rich_help_panel="Output"),
-    ] = False,
+    json: Annotated[bool, options.option("--json", "One JSON object on stdout.", "Output")] = False,
     quiet: options.Quiet = False,
     settings: Annotated[DistillSettings, options.Options()],
     config: Annotated[
@@ -115,7 +105,10 @@ def distill(
         options.Options(only=("temperature", "top_p", "top_k", "seed"), defaults={"seed": 0}),
     ],
 ) -> None:
-    """Make a draft for a target: record what it says, train a small model on that, judge it."""
+    """Make a draft for a target, and keep it if it is better.
+
+    Record what the target says, train a small model on that, judge it.
+    """
     from duodec.distill.recipe import Distillation
 
     path = output or Path(f"{_stem(target)}-draft.gguf")

@@ -43,23 +43,24 @@ def doctor(
     *,
     vllm: Annotated[
         bool,
-        typer.Option(
+        options.option(
             "--vllm",
-            help="For vLLM: its version, the vocabularies and cores. The target is the model that "
-            "it serves, settings are those of docs/vllm.md.",
-            rich_help_panel="Machine",
+            "For vLLM: its version, the vocabularies and cores. The target is the model that it "
+            "serves, settings are those of docs/vllm.md.",
+            "Machine",
         ),
     ] = False,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
-    ] = False,
+    wait: options.Wait = 0.0,
+    json: options.Json = False,
     config: Annotated[
         EngineConfig,
         options.Options(without=("datastore", "draft_window", "pace", *options.GRAMMAR_LIMITS)),
     ],
 ) -> None:
-    """Check a target and a draft before use: files, vocabularies, cores, memory, speed."""
+    """Check whether a target and a draft work here, and pay.
+
+    Files, vocabularies, cores, memory, speed.
+    """
     from duodec.loading.resolve import resolve_pair
 
     if vllm:
@@ -70,7 +71,7 @@ def doctor(
     if resolved.no_draft:
         raise resolved.no_draft
     with status("looking at the models and measuring"):
-        checks, speed = _examine(resolved)
+        checks, speed = _examine(resolved, wait)
     _report(checks, speed, config.target, resolved.draft_name, json)
 
 
@@ -107,7 +108,7 @@ def _examine_vllm(target: str, draft: str | None, offline: bool) -> list[Check]:
     return checks(target, settings, offline=offline)
 
 
-def _examine(resolved: ResolvedPair) -> tuple[list[Check], Speed | None]:
+def _examine(resolved: ResolvedPair, wait_s: float) -> tuple[list[Check], Speed | None]:
     """All possible checks, and the measurement if the pair is sound."""
     from duodec.loading.load import core_plan
 
@@ -125,7 +126,7 @@ def _examine(resolved: ResolvedPair) -> tuple[list[Check], Speed | None]:
             found += _check_rows(target, plan)
             if any(check.verdict == "fail" for check in found):
                 return found, None
-            speed = _check_payoff(resolved, target, plan, found)
+            speed = _check_payoff(resolved, target, plan, found, wait_s)
         except DuodecError as error:
             return [*found, failed(error)], None
     return found, speed
@@ -136,11 +137,12 @@ def _check_payoff(
     target: LoadedTarget,
     plan: CorePlan,
     found: list[Check],
-) -> Speed:
-    """Whether the draft pays, or which of this machine's files does. Raises what is wrong with a
-    draft."""
+    wait_s: float,
+) -> Speed | None:
+    """Whether the draft pays, or which of this machine's files does; None where other programs
+    spoil the measurement. Raises what is wrong with a draft."""
     from duodec.cli.checks import payoff
-    from duodec.machine.busy import OtherPrograms
+    from duodec.machine.busy import NOTABLE, OtherPrograms, wait_until_idle
     from duodec.models.discovery import Candidate, candidates
 
     known = candidates(resolved.file.path) if resolved.config.draft == "auto" else []
@@ -150,10 +152,16 @@ def _check_payoff(
     chosen = draft.path.resolve() if draft else None
     if draft and chosen and chosen not in drafts:
         drafts[chosen] = Candidate(draft.path, draft.reference, "chosen")
+    if busy := wait_until_idle(wait_s):
+        found.append(machine.busy(busy))
+        return None
     others = OtherPrograms()
     measured = payoff.try_target(target, plan)
     tried = {path: payoff.try_draft(target, one, measured, plan) for path, one in drafts.items()}
-    found.append(machine.check_idle(others.num_cores))
+    if (num_cores := others.num_cores) >= NOTABLE:
+        found.append(machine.busy(f"other programs kept {num_cores:.1f} cores busy meanwhile"))
+        return None
+    found.append(machine.IDLE)
     own = tried.get(chosen) if chosen else None
     speed = own.speed if own else payoff.Speed(measured.plain_s, measured.verify_s, None, None)
     agreement = own.agreement if own else None

@@ -59,52 +59,38 @@ def generate(
     file: options.PromptFile = None,
     method: options.MethodName = "auto",
     max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            "-n",
-            help="Most tokens of the completion.",
-            rich_help_panel="Decoding",
-        ),
+        int | None, options.option("--max-tokens -n", "Most tokens of the completion.", "Decoding")
     ] = 256,
     stop: options.Stop = None,
     raw: Annotated[
         bool,
-        typer.Option(
-            "--raw",
-            help="Continue the text as it is, without the model's chat template.",
-            rich_help_panel="Decoding",
+        options.option(
+            "--raw", "Continue the text as it is, without the model's chat template.", "Decoding"
         ),
     ] = False,
     system: options.System = None,
     json_schema: Annotated[
         str | None,
-        typer.Option(
-            "--json-schema",
-            help="Complete in JSON of this schema: a file, or the schema itself; {} for any JSON.",
-            metavar="SCHEMA",
-            rich_help_panel="Decoding",
-            show_default=False,
+        options.option(
+            "--json-schema SCHEMA",
+            "Complete in JSON of this schema: a file, or the schema itself; {} for any JSON.",
+            "Decoding",
         ),
     ] = None,
     regex: Annotated[
         str | None,
-        typer.Option(
-            "--regex",
-            help="Complete with a text that this regular expression matches as a whole.",
-            metavar="EXPRESSION",
-            rich_help_panel="Decoding",
-            show_default=False,
+        options.option(
+            "--regex EXPRESSION",
+            "Complete with a text that this regular expression matches as a whole.",
+            "Decoding",
         ),
     ] = None,
     show_draft: options.ShowDraft = False,
     plain: options.Plain = False,
     json: Annotated[
         bool,
-        typer.Option(
-            "--json",
-            help="After the text, one JSON object as the last line of stdout.",
-            rich_help_panel="Output",
+        options.option(
+            "--json", "After the text, one JSON object as the last line of stdout.", "Output"
         ),
     ] = False,
     quiet: options.Quiet = False,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json as json_format
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from duodec.cli.help import Group
-from duodec.cli.options import CONTEXT_SETTINGS, Options, derived, register
+from duodec.cli.options import CONTEXT_SETTINGS, Json, Options, derived, register
 from duodec.cli.output import put, put_table, say_dim, size
 from duodec.loading.config import EngineConfig
+
+if TYPE_CHECKING:
+    from duodec.models import ModelFile
 
 EPILOG = {
     "list": "Examples:\nduodec list\nduodec list --json\n\n`duodec models` is the same.",
@@ -21,6 +24,8 @@ duodec pull hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:q8_0
 
 `duodec models pull` is the same.
 """,
+    "show": "Examples:\nduodec show smollm2\nduodec show MODEL.gguf --json",
+    "rm": "Examples:\nduodec rm qwen2.5-coder-1.5b",
     "drafts": """
 Examples:
 duodec models drafts smollm2
@@ -41,17 +46,15 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def models(
     context: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    json: Json = False,
 ) -> None:
-    """List the models known by name and the GGUF files in the hub's cache."""
+    """List known models and the GGUF files in the hub's cache."""
     if context.invoked_subcommand is None:
         list_models(json=json)
 
 
-def list_models(
-    *, json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False
-) -> None:
-    """List the models known by name and the GGUF files in the hub's cache."""
+def list_models(*, json: Json = False) -> None:
+    """List known models and the GGUF files in the hub's cache."""
     from duodec.models import cached_models
 
     found = cached_models()
@@ -71,14 +74,13 @@ def list_models(
         put(f"{json_format.dumps(record, ensure_ascii=False)}\n")
         return
     put_table(
-        ("NAME", "SIZE", "LICENCE", "SOURCE", "PATH"),
+        ("NAME", "SIZE", "LICENCE", "HERE"),
         [
             (
                 model.name,
                 size(model.num_bytes),
                 model.license or "?",
-                model.source,
-                str(model.path) if model.path else f"absent: duodec models pull {model.name}",
+                "yes" if model.path else f"no: duodec pull {model.name}",
             )
             for model in found
         ],
@@ -103,13 +105,76 @@ def pull(
 
 
 @derived
+def show(
+    *,
+    name: Annotated[str, typer.Argument(help="An alias, hf:owner/repo, a file or a folder.")],
+    json: Json = False,
+) -> None:
+    """Show what a model is: size, format, vocabulary, licence, file."""
+    from duodec.models.summary import Summary
+
+    file = _on_disk(name)
+    found = Summary.of(file.path)
+    record = {
+        "name": found.name,
+        "architecture": found.architecture,
+        "num_params": found.num_params or None,
+        "quantisation": found.quantisation or None,
+        "num_bytes": found.num_bytes,
+        "num_context": found.num_context or None,
+        "num_vocab": len(found.tokens),
+        "license": file.license,
+        "source": file.source,
+        "path": str(file.path),
+    }
+    if json:
+        put(f"{json_format.dumps({'schema_version': _SCHEMA_VERSION, **record})}\n")
+        return
+    shown = {
+        "model": found.name,
+        "architecture": found.architecture,
+        "parameters": f"{found.num_params / 1e6:.0f} M" if found.num_params else "?",
+        "quantisation": found.quantisation or "?",
+        "size": size(found.num_bytes),
+        "context": f"{found.num_context} tokens" if found.num_context else "?",
+        "vocabulary": f"{len(found.tokens)} tokens",
+        "licence": file.license or "?",
+        "source": file.source,
+        "file": str(file.path),
+    }
+    for word, value in shown.items():
+        put(f"{word:<12}  {value}\n")
+
+
+def remove(
+    *, name: Annotated[str, typer.Argument(help="An alias, or hf:owner/repo[:quant].")]
+) -> None:
+    """Remove a model that was fetched from this machine."""
+    from duodec.models.removal import remove as delete
+
+    file = _on_disk(name)
+    say_dim(f"removed {file.path}, {size(delete(file))} freed")
+
+
+def _on_disk(name: str) -> ModelFile:
+    """Raises ModelNotFound and DownloadFailed for what is not on this machine."""
+    from duodec.models import format_of, resolve, resolve_folder
+
+    is_folder = format_of(name, offline=True) == "safetensors"
+    return (resolve_folder if is_folder else resolve)(name, offline=True)
+
+
+@derived
 def drafts(
     *,
     target: Annotated[str, typer.Argument(help="A file, a folder, an alias or hf:owner/repo.")],
-    json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    json: Json = False,
     config: Annotated[EngineConfig, Options(only=("offline",))],
 ) -> None:
-    """List what can draft for a target: files on this machine, and what its family publishes."""
+    """List what can draft for a target.
+
+    Files on this machine, and what its family publishes.
+    """
     from dataclasses import asdict, replace
 
     from duodec.loading.resolve import resolve_target
@@ -153,4 +218,4 @@ def drafts(
         say_dim(f"measure: duodec doctor --target {target} --draft auto")
 
 
-register(app, [("pull", pull), ("drafts", drafts)])
+register(app, [("pull", pull), ("show", show), ("rm", remove), ("drafts", drafts)])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from duodec.cli import options
 from duodec.cli.commands.report import check_installed, show_run
 from duodec.cli.options import CURVES
@@ -36,48 +34,29 @@ def plan(
     *,
     target_ms: Annotated[
         str,
-        typer.Option(
-            "--target-ms",
-            help="Time of a forward pass of the target there.",
-            metavar="CURVE",
-            rich_help_panel=_PANEL,
-        ),
+        options.option("--target-ms CURVE", "Time of a forward pass of the target there.", _PANEL),
     ],
     prefill_ms: Annotated[
-        float,
-        typer.Option(
-            "--prefill-ms",
-            help="Prefill time of a prompt token.",
-            metavar="MS",
-            rich_help_panel=_PANEL,
-        ),
+        float, options.option("--prefill-ms MS", "Prefill time of a prompt token.", _PANEL)
     ] = 0.1,
     methods: Annotated[
-        str,
-        typer.Option(
-            "--methods", help="Methods, comma-separated.", metavar="A,B,...", rich_help_panel=_PANEL
-        ),
+        str, options.option("--methods A,B,...", "Methods, comma-separated.", _PANEL)
     ] = "ar,sps:2,sps:4,duo,stream,auto",
     tasks: options.Tasks = "all",
     data: options.PromptFolder = None,
-    limit: Annotated[
-        int, typer.Option("--limit", help="Prompts a task.", rich_help_panel=_PANEL)
-    ] = 2,
+    limit: Annotated[int, options.option("--limit", "Prompts a task.", _PANEL)] = 2,
     max_tokens: Annotated[
-        int,
-        typer.Option(
-            "--max-tokens", "-n", help="Most tokens of a completion.", rich_help_panel=_PANEL
-        ),
+        int, options.option("--max-tokens -n", "Most tokens of a completion.", _PANEL)
     ] = 96,
     draft_ms: options.DraftCosts = None,
     simulate_as: options.SimulateAs = "tree",
     host_us: options.HostCosts = None,
     draft_speed: Annotated[
         float,
-        typer.Option(
+        options.option(
             "--draft-speed",
-            help="How many times faster the draft model is there; inf: it takes no time.",
-            rich_help_panel=_PANEL,
+            "How many times faster the draft model is there; inf: it takes no time.",
+            _PANEL,
         ),
     ] = 1.0,
     quiet: options.Quiet = False,

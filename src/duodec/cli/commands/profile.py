@@ -16,6 +16,8 @@ from duodec.cli.opening import open_engine, resolve_for
 from duodec.cli.output import progress_bar, put, put_table, say_dim, warn
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.loading.config import EngineConfig
+from duodec.machine.busy import wait_until_idle
+from duodec.machine.install import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,24 +49,23 @@ def profile(
     *,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot",
-            help="Also draw the curves into this SVG file.",
-            metavar="FILE.svg",
-            rich_help_panel="Output",
-            show_default=False,
-        ),
+        options.option("--plot FILE.svg", "Also draw the curves into this SVG file.", "Output"),
     ] = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
-    ] = False,
+    wait: options.Wait = 0.0,
+    json: options.Json = False,
     config: Annotated[
         EngineConfig,
         options.Options(without=("datastore", "draft_window", "pace", *options.GRAMMAR_LIMITS)),
     ],
 ) -> None:
-    """Measure the curves T(n) and d(k) of a pair and keep them for the planner."""
+    """Measure what forward passes and draft steps cost, and keep it.
+
+    The planner starts with the curves T(n) and d(k) of this pair on this machine.
+    """
+
+    if busy := wait_until_idle(wait):
+        warn(f"{busy}; stop them, or let --wait 120 wait until they are done")
+        raise typer.Exit(_NOT_KEPT)
     if plot and not plot.resolve().parent.is_dir():
         raise BadOption(f"--plot {plot}: there is no such folder; create it first")
     pair = resolve_for(config, None)
@@ -96,7 +97,8 @@ def profile(
                 found = replace(found, threads=swept)
             if engine.drafter:
                 found = replace(found, attention=_attention(measured, found, on_progress))
-    path = None if flaw else found.write()
+    held = _plausible(found) if found.flaw else found
+    path = held.write() if held.forwards and (flaw is None or found.flaw) else None
     if plot:
         _write_plot(found, plot)
     if json:
@@ -106,10 +108,30 @@ def profile(
         _show(found)
         for check in [] if flaw else check_speed(Speed.of(found), shares_cores=shares_cores):
             put(f"{check.name}: {check.words}\n")
+    if flaw:
+        part = "the other contexts are kept" if path else "not kept"
+        warn(f"{part}: {flaw}; measure again on a quiet machine")
     if path is None:
-        warn(f"not kept: {flaw}; measure again on a quiet machine")
         raise typer.Exit(_NOT_KEPT)
     say_dim(f"kept in {path}")
+
+
+def _plausible(found: Profile) -> Profile:
+    """The contexts of a profile whose own figures are plausible."""
+    parts = [
+        replace(
+            found,
+            forwards=tuple(f for f in found.forwards if f.context == context),
+            steps=tuple(s for s in found.steps if s.context == context),
+        )
+        for context in sorted({f.context for f in found.forwards})
+    ]
+    held = [part for part in parts if part.flaw is None]
+    return replace(
+        found,
+        forwards=tuple(f for part in held for f in part.forwards),
+        steps=tuple(s for part in held for s in part.steps),
+    )
 
 
 def _attention(pair: ResolvedPair, found: Profile, on_progress: OnProgress) -> tuple[StepTime, ...]:
@@ -191,6 +213,6 @@ def _write_plot(found: Profile, path: Path) -> None:
         from duodec.bench.figures.costs import costs_figure
     except ImportError:
         raise BackendUnavailable(
-            "a plot needs matplotlib, which is not installed; `pip install 'duodec[bench]'`"
+            f"a plot needs matplotlib, which is not installed; run: {install_command('matplotlib')}"
         ) from None
     path.write_text(costs_figure(found), encoding="utf-8")

@@ -13,17 +13,19 @@ from typing import Annotated, Any
 
 import typer
 
+from duodec.cli.options import Json
 from duodec.cli.output import put, put_table, say_dim
+from duodec.errors import BadOption
 from duodec.models.cache import cache_folder
 
-EPILOG = """
-Examples:
-duodec ps
-duodec ps --json
-"""
+EPILOG = {
+    "ps": "Examples:\nduodec ps\nduodec ps --json",
+    "stop": "Examples:\nduodec stop\nduodec stop smollm2",
+}
 
 _SCHEMA_VERSION = 1
 _PATIENCE_S = 2.0  # for a server's word on how it is
+_STOPPING_S = 5.0  # to wait for the end of one
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,7 @@ def _state(serving: Serving) -> str:
     return "ready" if status == "ok" else status
 
 
-def ps(
-    *, json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False
-) -> None:
+def ps(*, json: Json = False) -> None:
     """List the servers of `duodec serve` that run on this machine."""
     found = [(serving, _state(serving)) for serving in servers()]
     if json:
@@ -120,6 +120,32 @@ def ps(
             for one, state in found
         ],
     )
+
+
+def stop(
+    *,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="The name that it serves; needed if several servers run."),
+    ] = None,
+) -> None:
+    """Stop a server of `duodec serve` on this machine, as Ctrl-C does."""
+    import psutil
+
+    found = [one for one in servers() if model in (None, one.model)]
+    names = ", ".join(one.model for one in servers())
+    if not found:
+        raise BadOption(f"no server of {model or 'any model'} runs; {names or 'none'} does")
+    if len(found) > 1:
+        raise BadOption(f"several servers run: {names}; name one, or end its process (`duodec ps`)")
+    process = psutil.Process(found[0].pid)
+    process.terminate()
+    try:
+        process.wait(_STOPPING_S)
+    except psutil.TimeoutExpired:
+        say_dim(f"{found[0].model} finishes its requests and ends then")
+        return
+    say_dim(f"stopped {found[0].model} at {found[0].url}")
 
 
 def _age(seconds: float) -> str:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duodec.bench.results import RESULTS
+from duodec.cli.options import Json, option
 from duodec.cli.output import one_line, put, put_rich_table, say_dim
 from duodec.errors import BackendUnavailable, BadOption, ResultsUnreadable
+from duodec.machine.install import install_command
 
 if TYPE_CHECKING:
     from duodec.bench.results import Results
@@ -47,51 +49,36 @@ def report(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write one HTML page there, with all figures and tables.",
-            metavar="FILE.html",
-            rich_help_panel="Output",
-            show_default=False,
+        option(
+            "--output -o FILE.html",
+            "Write one HTML page there, with all figures and tables.",
+            "Output",
         ),
     ] = None,
     csv: Annotated[
         Path | None,
-        typer.Option(
-            "--csv",
-            help="Write every figure there: a row for each method and task.",
-            metavar="FILE.csv",
-            rich_help_panel="Output",
-            show_default=False,
+        option(
+            "--csv FILE.csv", "Write every figure there: a row for each method and task.", "Output"
         ),
     ] = None,
     latex: Annotated[
         Path | None,
-        typer.Option(
-            "--latex",
-            help="Write the tables there, for booktabs; the captions name models, hashes, machine.",
-            metavar="FILE.tex",
-            rich_help_panel="Output",
-            show_default=False,
+        option(
+            "--latex FILE.tex",
+            "Write the tables there, for booktabs; the captions name models, hashes, machine.",
+            "Output",
         ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(
-            "--figures",
-            help="Write the figures there, each as SVG and PDF.",
-            metavar="FOLDER",
-            rich_help_panel="Output",
-            show_default=False,
-        ),
+        option("--figures FOLDER", "Write the figures there, each as SVG and PDF.", "Output"),
     ] = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object instead.", rich_help_panel="Output"),
-    ] = False,
+    json: Json = False,
 ) -> None:
-    """Show what a benchmark measured, or compare runs: tables here, figures with --output."""
+    """Show what a benchmark measured, or compare runs.
+
+    Tables here, figures with --output.
+    """
     check_installed()
     if len(files) > 1 and (csv or latex or figures):
         raise BadOption("--csv, --latex and --figures are of one run; name one file")
@@ -140,7 +127,7 @@ def check_installed() -> None:
     for library in ("scipy", "matplotlib"):
         if find_spec(library) is None:
             raise BackendUnavailable(
-                f"a report needs {library}, which is not installed; `pip install 'duodec[bench]'`"
+                f"a report needs {library}, which is not installed; run: {install_command(library)}"
             )
 
 

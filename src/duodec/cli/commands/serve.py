@@ -20,6 +20,7 @@ from duodec.cli.spelling import UsageError
 from duodec.core.parameters import fields_of
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.loading.config import EngineConfig
+from duodec.machine.install import install_command
 from duodec.models import check_reference
 from duodec.server.settings import Settings
 
@@ -50,33 +51,24 @@ def serve(
     *,
     alias: Annotated[
         str | None,
-        typer.Option(
-            "--alias",
-            "-a",
-            "--served-model-name",
-            help="The name that clients use; by default the target's.",
-            metavar="NAME",
-            show_default=False,
-            rich_help_panel=_SERVER,
+        options.option(
+            "--alias -a --served-model-name NAME",
+            "The name that clients use; by default the target's.",
+            _SERVER,
         ),
     ] = None,
     also: Annotated[
         list[str] | None,
-        typer.Option(
-            "--also",
-            help="Another model, loaded when a client asks for it; NAME= is the name that clients "
-            "use, and options of the model may follow: 'coder=qwen2.5-coder-1.5b -c 16384'. May be "
+        options.option(
+            "--also [NAME=]MODEL",
+            "Another model, loaded when a client asks for it; NAME= is the name that clients use, "
+            "and options of the model may follow: 'coder=qwen2.5-coder-1.5b -c 16384'. May be "
             "given several times.",
-            metavar="[NAME=]MODEL",
-            show_default=False,
-            rich_help_panel=_SERVER,
+            _SERVER,
         ),
     ] = None,
     log_format: Annotated[
-        str,
-        typer.Option(
-            "--log-format", help="text or json, one line an event.", rich_help_panel=_SERVER
-        ),
+        str, options.option("--log-format", "text or json, one line an event.", _SERVER)
     ] = "text",
     method: options.MethodName = "auto",
     config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
@@ -93,7 +85,8 @@ def serve(
         from duodec.server.service import Service
     except ImportError as error:
         raise BackendUnavailable(
-            f"the server needs {error.name}, which is not installed; pip install 'duodec[server]'"
+            f"the server needs {error.name}, which is not installed; run: "
+            f"{install_command(error.name or 'uvicorn')}"
         ) from error
 
     config = replace(config, num_slots=settings.num_slots)

@@ -8,28 +8,24 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from duodec.cli.options import option
 from duodec.cli.output import say_dim, warn
 from duodec.errors import BackendUnavailable
 
 EPILOG = """
 Examples:
-duodec setup  # once after pip install duodec; uv and pipx environments, too
+duodec setup  # once after the installation; in uv's and pipx's environments, too
 duodec setup --gpu cuda  # for an NVIDIA GPU; rocm: AMD, metal: Apple, vulkan: any of them
 """
 
 
 def setup(
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Build again, even if a build works.")
-    ] = False,
+    rebuild: Annotated[bool, option("--rebuild", "Build again, even if a build works.")] = False,
     gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", metavar="NAME", help="Build for a GPU: cuda, rocm, vulkan or metal."),
+        str | None, option("--gpu NAME", "Build for a GPU: cuda, rocm, vulkan or metal.")
     ] = None,
 ) -> None:
-    """Build llama.cpp for this processor, once, and check that it computes faithfully.
+    """Build llama.cpp for this processor, once, and check it.
 
     Only its library is built, with a bar that tells the time left; later environments of this
     machine take the same build. CMAKE_ARGS adds options.

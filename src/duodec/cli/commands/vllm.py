@@ -13,8 +13,10 @@ from typing import Annotated
 
 import typer
 
+from duodec.cli.options import option
 from duodec.cli.output import say
 from duodec.errors import BackendUnavailable
+from duodec.machine.install import install_command
 
 _DRAFTER = "Drafter"
 PROPOSER = "duodec.integrations.vllm.DuoProposer"
@@ -37,13 +39,11 @@ def vllm(
     ] = None,
     draft: Annotated[
         str,
-        typer.Option(
-            "--draft",
-            "-md",
-            help="The model that drafts for it: a GGUF file, hf:owner/repo[:quant], or an alias; "
-            "none: drafts from earlier text only.",
-            metavar="MODEL",
-            rich_help_panel=_DRAFTER,
+        option(
+            "--draft -md MODEL",
+            "The model that drafts for it: a GGUF file, hf:owner/repo[:quant], or an alias; none: "
+            "drafts from earlier text only.",
+            _DRAFTER,
         ),
     ] = "none",
     cores: Annotated[
@@ -70,23 +70,13 @@ def vllm(
     ] = 32,
     num_speculative_tokens: Annotated[
         int,
-        typer.Option(
-            "--num-speculative-tokens", "-k", min=1, help="Most draft tokens of a request.",
-            rich_help_panel=_DRAFTER,
-        ),
+        option("--num-speculative-tokens -k", "Most draft tokens of a request.", _DRAFTER, min=1),
     ] = 5,
     on_fault: Annotated[
-        str,
-        typer.Option(
-            "--on-fault",
-            help="If the drafter fails: continue, or refuse to start.",
-            rich_help_panel=_DRAFTER,
-        ),
+        str, option("--on-fault", "If the drafter fails: continue, or refuse to start.", _DRAFTER)
     ] = "continue",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command and run nothing.")
-    ] = False,
-) -> None:  # fmt: skip
+    dry_run: Annotated[bool, option("--dry-run", "Print the command and run nothing.")] = False,
+) -> None:
     """Serve a model with vLLM while this machine's CPUs draft for it."""
     from duodec.integrations.vllm.opening import check_version
     from duodec.integrations.vllm.settings import Settings, parse_cores
@@ -119,5 +109,7 @@ def _program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise BackendUnavailable(f"no program {name} next to {sys.executable}; pip install vllm")
+        raise BackendUnavailable(
+            f"no program {name} next to {sys.executable}; run: {install_command('vllm')}"
+        )
     return found
