@@ -29,6 +29,7 @@ from duodec.core.protocols import (
 )
 from duodec.core.sampling import Tokens
 from duodec.errors import ComputeFailed
+from duodec.methods.prompt_logprobs import decode
 from duodec.methods.request import Forward, Score, Wait
 from duodec.planning.budget import BatchBudget
 from duodec.planning.costs import Costs
@@ -230,13 +231,15 @@ class Scheduler:
         self._settle()
         self._use_target(task)
         task.start_s = self.clock()
-        task.num_cached = min(slot.num_known(request.text), len(request.prompt) - 1)
+        is_scored = request.num_prompt_logprobs is not None  # then every row is computed
+        num_known = 0 if is_scored else slot.num_known(request.text)
+        task.num_cached = min(num_known, len(request.prompt) - 1)
         task.num_restarts = request.drafter.restarts
         if self.num_slots > 1:
             request.costs = self.budget.costs(slot.number)
         self.budget.begin(slot.number)
         try:
-            task.loop = task.method.decode(request)
+            task.loop = decode(task.method, request)
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(task, error)
         else:

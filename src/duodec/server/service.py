@@ -205,13 +205,16 @@ class Service:
             for prompt in own.prompt:
                 await self._run(model, model.prompt_limits.check_text, prompt)
             tasks: list[Task] = []
+            echoes: list[tuple[str, list[int]]] = []
             for prompt in own.prompt:
                 tokens = await self._run(model, llm.tokens_of, prompt)
                 tasks += await self._tasks(model, own, params, tokens)
+                if own.echo:
+                    text = await self._run(model, _text, llm, prompt)
+                    echoes += [(text, tokens)] * own.n
             writer = TextWriter(own, model.name, *_counted(tasks), self._piece(lease))
             if own.echo:
-                texts = [await self._run(model, _text, llm, prompt) for prompt in own.prompt]
-                writer.begin_with([text for text in texts for _ in range(own.n)])
+                writer.begin_with(echoes)
             return writer, self._feed(lease, tasks, own)
 
     # --- parts of requests

@@ -148,6 +148,11 @@ class Body(Object):
         return None
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives to each token of the prompt; None: no logprobs of it."""
+        return None
+
+    @property
     def format(self) -> ResponseFormat:
         """What the text of a completion must be."""
         return ResponseFormat()
@@ -170,6 +175,7 @@ class Body(Object):
                 max_tokens=self.most_tokens,
                 stop=tuple(self.stop),
                 logprobs=self.num_logprobs,
+                prompt_logprobs=self.num_prompt_logprobs,
             )
         )
 
@@ -337,6 +343,14 @@ class CompletionsBody(Body):
     n: Annotated[Whole, between(1, MAX_CHOICES)] = 1
     response_format: ResponseFormat = ResponseFormat()
     timings_per_token: StrictBool = False
+    prompt_logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] | None = None
+
+    @field_validator("prompt_logprobs", mode="after")
+    @classmethod
+    def _whole(cls, number: int | None, info: ValidationInfo) -> int | None:
+        if number is not None and info.data.get("stream"):
+            raise refused("comes with whole responses only; leave out stream, or use echo")
+        return number
 
     @property
     def num_choices(self) -> int:
@@ -345,6 +359,10 @@ class CompletionsBody(Body):
     @property
     def format(self) -> ResponseFormat:
         return self.response_format
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
 
     @property
     def includes_usage(self) -> bool:
@@ -415,7 +433,7 @@ class CompletionBody(CompletionsBody):
     """Of ``/v1/completions``."""
 
     prompt: Annotated[Any, AfterValidator(_prompts)]  # texts, or lists of tokens
-    max_tokens: Limit = _COMPLETION_TOKENS
+    max_tokens: Annotated[Whole, between(0)] = _COMPLETION_TOKENS
     logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] | None = None
     suffix: StrictStr = ""
     best_of: Limit = 1
@@ -425,6 +443,11 @@ class CompletionBody(CompletionsBody):
     def _served(self) -> CompletionBody:
         if self.suffix:
             raise bad_field("suffix", "suffix is not served; leave it out")
+        if not self.max_tokens and self.num_prompt_logprobs is None:
+            raise bad_field(
+                "max_tokens", "max_tokens is 0; use 1 or more, or 0 with prompt_logprobs, or with "
+                "echo and logprobs",
+            )  # fmt: skip
         if self.best_of > self.n:
             raise bad_field("best_of", "best_of is not served; ask for n answers")
         return self
@@ -436,3 +459,9 @@ class CompletionBody(CompletionsBody):
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Those of a text that is echoed, too."""
+        given = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in given if number is not None), default=None)
