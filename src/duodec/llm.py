@@ -433,13 +433,17 @@ class LLM:
             takes_turns=self.takes_turns,
             max_width=min(Request.max_width, max_draft(self.target)),
             clock=self.clock,
-            is_end=self.tokenizer.is_end,
+            is_end=self._is_end(params.stop_token_ids),
             stream=TextStream(self._piece(shown), tuple(params.stop)),
             num_logprobs=params.logprobs,
             num_prompt_logprobs=params.prompt_logprobs,
         )
         full: FinishReason = "length" if wanted <= self.num_context else "context"
         return Task(request, chosen, say, full=full, should_stop=should_stop)
+
+    def _is_end(self, tokens: Sequence[int]) -> Callable[[int], bool]:
+        is_end = self.tokenizer.is_end
+        return (lambda token: token in tokens or is_end(token)) if tokens else is_end
 
     def _piece(self, shown: Collection[int]) -> Callable[[int], bytes]:
         """The bytes that a token adds to a text which has these control tokens."""

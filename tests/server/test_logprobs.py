@@ -152,3 +152,20 @@ def test_each_chunk_of_a_stream_has_those_of_its_text(
             parts = [one for one in told if one]
             for name, values in choice["logprobs"].items():
                 assert [value for one in parts for value in one[name]] == values
+
+
+def test_responses_have_those_of_their_text(server: Running) -> None:
+    body = {"input": "hi", "max_output_tokens": 30, "seed": 1, "top_logprobs": 2,
+            "include": ["message.output_text.logprobs"]}  # fmt: skip
+    (item,) = server.post("/v1/responses", body).json()["output"]
+    (part,) = item["content"]
+    assert "".join(one["token"] for one in part["logprobs"]) == part["text"]
+    assert all(len(one["top_logprobs"]) == 2 for one in part["logprobs"])
+    stream = events(server.post("/v1/responses", {**body, "stream": True}).text)
+    deltas = [one for one in stream if one["type"] == "response.output_text.delta"]
+    for delta in deltas:
+        assert "".join(one["token"] for one in delta["logprobs"]) == delta["delta"]
+    assert [one for delta in deltas for one in delta["logprobs"]] == part["logprobs"]
+    del body["include"], body["top_logprobs"]
+    (item,) = server.post("/v1/responses", body).json()["output"]
+    assert item["content"][0]["logprobs"] == []

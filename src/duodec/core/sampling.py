@@ -132,6 +132,7 @@ class SamplingParams:
     ] = None
     max_tokens: int | None = None  # of the completion; None: as many as the context holds
     stop: Sequence[str] = ()  # texts that end the completion and are not part of it
+    stop_token_ids: Sequence[int] = ()  # tokens that end it, besides the model's own
     logprobs: int | None = None  # alternatives to each token, reported with its log probability
     prompt_logprobs: int | None = None  # the same for each token of the prompt
 
@@ -139,6 +140,8 @@ class SamplingParams:
         check(self, by_name)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "stop", _stops(self.stop))
+        ends = tuple(whole("a token of stop_token_ids", token) for token in self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", ends)
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise BadOption(f"grammar is {shown(self.grammar)}; give a Grammar, or None")
         for name in ("max_tokens", "logprobs", "prompt_logprobs"):

@@ -231,9 +231,7 @@ class Scheduler:
         self._settle()
         self._use_target(task)
         task.start_s = self.clock()
-        is_scored = request.num_prompt_logprobs is not None  # then every row is computed
-        num_known = 0 if is_scored else slot.num_known(request.text)
-        task.num_cached = min(num_known, len(request.prompt) - 1)
+        task.num_cached = min(slot.num_known(request.text), len(request.prompt) - 1)
         task.num_restarts = request.drafter.restarts
         if self.num_slots > 1:
             request.costs = self.budget.costs(slot.number)

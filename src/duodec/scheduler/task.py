@@ -145,7 +145,8 @@ class Task:
             self.method.name,
             request.sampler.seed,
             self._new_logprobs(len(request.logprobs)),
-            self.num_cached,
+            # with a prompt's logprobs, each of its rows is computed
+            self.num_cached if request.num_prompt_logprobs is None else 0,
             self.arrive_s,
             self.start_s,
             self._prompt_logprobs(),

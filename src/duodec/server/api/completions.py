@@ -32,7 +32,8 @@ class _ChoiceState:
     calls: list[Call] = field(default_factory=list)
     done: Done | None = None
     reader: Reader | None = None
-    prompt: Sequence[int] = ()  # where the choice repeats it
+    prompt: Sequence[int] = ()
+    is_echoed: bool = False  # the choice repeats its prompt
     prompt_logprobs: Sequence[Logprob | None] = ()
     offsets: TextOffsets = field(default_factory=TextOffsets)  # of chunks
 
@@ -60,18 +61,17 @@ class CompletionsWriter(ABC):
         self,
         body: CompletionsBody,
         model: str,
-        num_choices: int,
-        num_prompt_tokens: int,
+        prompts: Sequence[Sequence[int]],
         piece: Callable[[int], bytes],
     ) -> None:
         self._body = body
         self.is_streamed = body.stream
         self._model = model
-        self._num_prompt_tokens = num_prompt_tokens
+        self._num_prompt_tokens = sum(map(len, prompts[:: body.num_choices]))
         self._piece = piece
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
-        self._choices = [_ChoiceState() for _ in range(num_choices)]
+        self._choices = [_ChoiceState(prompt=prompt) for prompt in prompts]  # of each choice
         self._most_calls = sys.maxsize
 
     # --- in chunks
@@ -177,6 +177,7 @@ class CompletionsWriter(ABC):
             **self._content(state),
             "logprobs": self._all_logprobs(state) if has_logprobs else None,
             "finish_reason": shapes.finish_reason(state.done, state.calls),
+            **({"token_ids": state.done.finished.tokens} if self._body.return_token_ids else {}),
         }
 
     def _all_logprobs(self, state: _ChoiceState) -> dict[str, Any]:
@@ -188,6 +189,10 @@ class CompletionsWriter(ABC):
             return {}
         told = shapes.prompt_logprobs(state.prompt_logprobs, self._piece, num_tops)
         return {"prompt_logprobs": told}
+
+    def _prompt_tokens(self, state: _ChoiceState) -> dict[str, Any]:
+        """vLLM's field, where it was requested."""
+        return {"prompt_token_ids": list(state.prompt)} if self._body.return_token_ids else {}
 
     def _completions(self) -> list[Done]:
         return [state.done for state in self._choices if state.done is not None]
@@ -267,7 +272,8 @@ class ChatWriter(CompletionsWriter):
         return shapes.chat_logprobs(new, self._piece)
 
     def whole(self) -> dict[str, Any]:
-        return {**super().whole(), **self._prompt_logprobs(self._choices[0])}
+        first = self._choices[0]
+        return {**super().whole(), **self._prompt_logprobs(first), **self._prompt_tokens(first)}
 
 
 class TextWriter(CompletionsWriter):
@@ -275,10 +281,10 @@ class TextWriter(CompletionsWriter):
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def begin_with(self, prompts: Sequence[tuple[str, Sequence[int]]]) -> None:
-        """Each choice repeats its prompt first, a text of these tokens."""
-        for state, (text, tokens) in zip(self._choices, prompts, strict=True):
-            state.text, state.prompt = text, tokens
+    def begin_with(self, texts: Sequence[str]) -> None:
+        """Each choice repeats its prompt first."""
+        for state, text in zip(self._choices, texts, strict=True):
+            state.text, state.is_echoed = text, True
             state.offsets = self._prompt_offsets(state)
 
     def _prompt_offsets(self, state: _ChoiceState) -> TextOffsets:
@@ -297,14 +303,14 @@ class TextWriter(CompletionsWriter):
 
     def add(self, index: int, output: Piece | Done) -> list[dict[str, Any]]:
         state = self._choices[index]
-        if not (state.prompt and output.prompt_logprobs and self._body.num_logprobs is not None):
+        if not (state.is_echoed and output.prompt_logprobs and self._body.num_logprobs is not None):
             return super().add(index, output)
         echo = self._text(index, state.text)
         echo["logprobs"] = self._echoed(state, output.prompt_logprobs, (), state.offsets)
         return [self._chunk([echo]), *super().add(index, output)]
 
     def _all_logprobs(self, state: _ChoiceState) -> dict[str, Any]:
-        if not state.prompt:
+        if not state.is_echoed:
             return super()._all_logprobs(state)
         offsets = self._prompt_offsets(state)
         return self._echoed(state, state.prompt_logprobs, state.logprobs, offsets)
@@ -335,7 +341,8 @@ class TextWriter(CompletionsWriter):
         return self._text(index, "")
 
     def _content(self, state: _ChoiceState) -> dict[str, Any]:
-        return {"text": state.text, **self._prompt_logprobs(state)}
+        own = {**self._prompt_logprobs(state), **self._prompt_tokens(state)}
+        return {"text": state.text, **own}
 
     def _logprobs(self, new: Sequence[Logprob], offsets: TextOffsets) -> dict[str, Any]:
         tokens = [one.token for one in new]

@@ -179,6 +179,12 @@ def chat_logprobs(logprobs: Sequence[Logprob], piece: Piece) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
+def response_logprobs(logprobs: Sequence[Logprob], piece: Piece) -> list[dict[str, Any]]:
+    """``logprobs`` of a text of ``/v1/responses``."""
+    found: list[dict[str, Any]] = chat_logprobs(logprobs, piece)["content"]
+    return found
+
+
 class TextOffsets:
     """Where each token begins in a text, in characters; bytes of one character may be several
     tokens'."""
