@@ -166,6 +166,7 @@ class Body(Object):
     seed: Annotated[Whole, between(-1, (1 << 64) - 1)] | None = None
     speculation: Annotated[Speculation, BeforeValidator(_speculation)] = Speculation()
     structured_outputs: StructuredOutputs = StructuredOutputs()
+    schema_objects: Annotated[StrictStr, one_of(("closed", "open"))] = "closed"
 
     @property
     def num_choices(self) -> int:
