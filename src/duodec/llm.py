@@ -55,7 +55,8 @@ class Completion:
 
     ``text`` ends before a stop string or end token, ``tokens`` hold the end token if one was drawn.
     ``finish_reason`` is ``stop`` (end token or stop string), ``length`` (``max_tokens``) or
-    ``context`` (the context was full). ``logprobs`` is None unless requested.
+    ``context`` (the context was full). ``logprobs`` and ``prompt_logprobs`` are None unless
+    requested; the prompt's first token, which follows nothing, has none.
     """
 
     text: str
@@ -65,6 +66,7 @@ class Completion:
     method: str
     seed: int
     logprobs: tuple[Logprob, ...] | None = None
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
 
 
 @dataclass
@@ -288,7 +290,7 @@ class LLM:
                 f"{len(several)} prompts and {len(each)} params; give one for all, or one for each"
             )
         each_params = [params_of(own) for own in each]
-        outputs: list[_Outputs] = [_Outputs(own.logprobs) for own in each_params]
+        outputs: list[_Outputs] = [_Outputs(own) for own in each_params]
         tasks = [
             self.task(prompt, own, method=method, say=output)
             for prompt, own, output in zip(several, each_params, outputs, strict=True)
@@ -464,12 +466,17 @@ class LLM:
             takes_turns=self.cores.takes_turns,
             max_width=min(Request.max_width, self.target.traits.max_draft),
             clock=self.clock,
-            is_end=self.tokenizer.is_end,
+            is_end=self._is_end(params.stop_token_ids),
             stream=TextStream(self._piece(shown), tuple(params.stop)),
             num_logprobs=params.logprobs,
+            num_prompt_logprobs=params.prompt_logprobs,
         )
         full: FinishReason = "length" if wanted <= self.num_context else "context"
         return Task(request, chosen, say, full=full, should_stop=should_stop)
+
+    def _is_end(self, tokens: Sequence[int]) -> Callable[[int], bool]:
+        is_end = self.tokenizer.is_end
+        return (lambda token: token in tokens or is_end(token)) if tokens else is_end
 
     def _piece(self, shown: Collection[int]) -> Callable[[int], bytes]:
         """The bytes that a token adds to a text which has these control tokens."""
@@ -598,13 +605,15 @@ class _Use:
 class _Outputs:
     """Collects the output of a request."""
 
-    num_logprobs: int | None = None  # that were requested; None: no logprobs
+    params: SamplingParams
     last: Done | Failed | None = None
     logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: tuple[Logprob | None, ...] = ()
 
     def __call__(self, output: Output) -> None:
         if not isinstance(output, Failed):
             self.logprobs += output.logprobs
+            self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         if not isinstance(output, Piece):
             self.last = output
 
@@ -616,5 +625,6 @@ class _Outputs:
         end = self.last.finished
         return Completion(
             end.text, end.tokens, end.finish_reason, end.stats, self.last.method, self.last.seed,
-            None if self.num_logprobs is None else tuple(self.logprobs),
+            None if self.params.logprobs is None else tuple(self.logprobs),
+            None if self.params.prompt_logprobs is None else self.prompt_logprobs,
         )  # fmt: skip

@@ -25,6 +25,7 @@ from duodec.core.protocols import (
 )
 from duodec.core.sampling import Tokens
 from duodec.errors import ComputeFailed
+from duodec.methods.prompt_logprobs import decode
 from duodec.methods.request import Forward, Score, Wait
 from duodec.planning.budget import BatchBudget
 from duodec.planning.costs import Costs
@@ -226,7 +227,7 @@ class Scheduler:
             request.costs = self.budget.costs(slot.number)
         self.budget.begin(slot.number)
         try:
-            task.loop = task.method.decode(request)
+            task.loop = decode(task.method, request)
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(task, error)
         else:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from duodec.core.events import Delta, Finished, FinishReason
+from duodec.core.logprobs import Logprob
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query
 from duodec.core.round import Stats
@@ -50,6 +51,7 @@ class Task:
         self.first_s: float | None = None
         self.finish_s = self.arrive_s
         self._num_said = 0  # logprobs that pieces have told
+        self._has_said_prompt = False
 
     def abort(self) -> None:
         """Nobody waits for it any more: its slot is free within a round."""
@@ -70,8 +72,11 @@ class Task:
     def is_long(self, num_chunk: int | None) -> bool:
         """Whether more of its text is unread than one part of ``num_chunk`` tokens; then it is
         cut."""
-        text, self.part = self.request.text, None
-        if num_chunk is None or len(text) <= num_chunk:
+        self.part = None
+        if num_chunk is None:
+            return False
+        text = self.query().text
+        if len(text) <= num_chunk:
             return False
         num_known = self.slot.num_known(text)
         if len(text) - num_known <= num_chunk:
@@ -94,9 +99,24 @@ class Task:
         request = self.request
         if not (segments := request.take_segments()):
             return None
-        new = tuple(request.logprobs[self._num_said :])
-        self._num_said += len(new)
-        return Piece(Delta(segments), new, self.counts)
+        num_released = request.stream.num_released if request.stream is not None else 0
+        new = self._new_logprobs(num_released)
+        return Piece(Delta(segments), new, self.counts, self._prompt_logprobs())
+
+    def _new_logprobs(self, end: int) -> tuple[Logprob, ...]:
+        """Those up to the token at ``end`` that nobody was told yet: they come with their text. An
+        end token has none, and no logprob."""
+        request = self.request
+        new = request.logprobs[self._num_said : end]
+        self._num_said = max(self._num_said, end)
+        return tuple(one for one in new if not request.is_end(one.token))
+
+    def _prompt_logprobs(self) -> tuple[Logprob | None, ...]:
+        """With the first output only."""
+        if self._has_said_prompt:
+            return ()
+        self._has_said_prompt = True
+        return tuple(self.request.prompt_logprobs)
 
     def finished(self) -> Finished:
         """The whole completion."""
@@ -121,16 +141,17 @@ class Task:
         """What ends it: text that was held back, and how it went."""
         request = self.request
         outputs: list[Output] = []
-        if segments := request.take_segments():
-            outputs.append(Piece(Delta(segments), (), self.counts))
-        logprobs = request.logprobs[self._num_said :]
+        if piece := self.text_so_far():
+            outputs.append(piece)
         done = Done(
             finished,
             self.method.name,
             request.sampler.seed,
-            tuple(one for one in logprobs if not request.is_end(one.token)),
-            self.num_cached,
+            self._new_logprobs(len(request.logprobs)),
+            # with a prompt's logprobs, each of its rows is computed
+            self.num_cached if request.num_prompt_logprobs is None else 0,
             self.arrive_s,
             self.start_s,
+            self._prompt_logprobs(),
         )
         return [*outputs, done]

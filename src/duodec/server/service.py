@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -170,7 +171,7 @@ class Service:
         chat = await self._validated(ChatBody, body, "messages")
         async with self._leased(chat) as lease:
             tasks, readers = await self._chat_tasks(lease.model, chat, chat.shown)
-            writer = ChatWriter(chat, lease.model.name, *_counted(tasks), self._piece(lease))
+            writer = ChatWriter(chat, lease.model.name, _prompts(tasks), self._piece(lease))
             writer.read_with(readers, chat.most_calls)
             return writer, self._feed(lease, tasks, chat)
 
@@ -190,7 +191,7 @@ class Service:
         async with self._leased(own) as lease:
             tasks, readers = await self._chat_tasks(lease.model, own, [*own.system, *messages])
             writer = ResponseWriter(
-                own, lease.model.name, _counted(tasks)[1], readers[0],
+                own, lease.model.name, len(tasks[0].request.prompt), readers[0], self._piece(lease),
                 lease.model.num_tokens, remember,
             )  # fmt: skip
             return writer, self._feed(lease, tasks, own)
@@ -208,7 +209,7 @@ class Service:
             for prompt in own.prompt:
                 tokens = await self._run(model, llm.tokens_of, prompt)
                 tasks += await self._tasks(model, own, params, tokens)
-            writer = TextWriter(own, model.name, *_counted(tasks), self._piece(lease))
+            writer = TextWriter(own, model.name, _prompts(tasks), self._piece(lease))
             if own.echo:
                 texts = [await self._run(model, _text, llm, prompt) for prompt in own.prompt]
                 writer.begin_with([text for text in texts for _ in range(own.n)])
@@ -273,6 +274,9 @@ class Service:
         """The requests of a prompt, one a choice; a new grammar that takes long is compiled where
         only others of its kind wait."""
         grammar, llm = params.grammar, model.llm
+        if body.ignores_end:
+            bans = dict.fromkeys(model.ends, -inf)
+            params = replace(params, logit_bias={**params.logit_bias, **bans})
 
         def made() -> list[Task]:
             method = model.method_for(body.speculation)
@@ -301,10 +305,9 @@ class Service:
         return lease.model.llm.tokenizer.piece
 
 
-def _counted(tasks: Sequence[Task]) -> tuple[int, int]:
-    """Choices, and tokens of prompts: each counts once, however many choices complete it."""
-    prompts = [task.request.prompt for task in tasks if task.request.sampler.choice == 0]
-    return len(tasks), sum(map(len, prompts))
+def _prompts(tasks: Sequence[Task]) -> list[Sequence[int]]:
+    """Of each choice."""
+    return [task.request.prompt for task in tasks]
 
 
 def _unheard(output: Output) -> None:
