@@ -36,9 +36,9 @@ from duodec.native import library as native
 from duodec.planning.costs import Costs
 from duodec.scheduler import rehearsal
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
-from duodec.scheduler.practice import Practice
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.task import Task
+from duodec.scheduler.warm_up import WarmUp
 
 NUM_VOCAB = 16
 END = NUM_VOCAB - 1
@@ -352,7 +352,7 @@ class Guest:
     """A wish on its way, and all that was said to it."""
 
     wish: Wish
-    task: Task
+    task: ScheduledRequest
     said: list[Output]
     num_said_at_abort: list[int] = field(default_factory=list)
 
@@ -408,7 +408,7 @@ class Company:
             num_slots=chance.randint(1, 6),
             cores_for_target=chance.choice([1, 2]) if self.shares_cores else None,
             num_chunk=self.num_chunk,
-            practise=Practice(Scheduler),
+            warm_up=WarmUp(Scheduler),
             clock=self.clock,
         )
         self.datastore = FakeDatastore([
@@ -472,7 +472,7 @@ class Company:
                 self.record.num_shared += len(scheduler.running) > 1
                 if scheduler.launch():
                     self._abort_some(guests, p_abort)
-                    scheduler.land()
+                    scheduler.finish_forward()
         except Exception as error:  # noqa: BLE001  it is what this looks for
             self.record.deaths.append(f"company {self.seed}: out of the scheduler: {error!r}")
         for guest in guests:
@@ -506,7 +506,9 @@ class Company:
         )
         limit = wish.stop_after
         should_stop = None if limit is None else lambda: request.num_rounds >= limit
-        return Guest(wish, Task(request, method, said.append, should_stop=should_stop), said)
+        return Guest(
+            wish, ScheduledRequest(request, method, said.append, should_stop=should_stop), said
+        )
 
     # --- what became of them
 

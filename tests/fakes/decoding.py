@@ -32,9 +32,9 @@ from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.selection import Selection
 from duodec.scheduler.outputs import Failed, Output
-from duodec.scheduler.practice import Practice
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.task import Task
+from duodec.scheduler.warm_up import WarmUp
 
 # properties: the same examples in every run, however slow the machine
 proven = settings(
@@ -342,7 +342,7 @@ def Session(  # noqa: N802  one completion and what computes it
     capacity: int,
     *args: Any,
     prepare: Callable[[bool], None] = lambda is_drafting: None,
-    practise: Callable[[], None] | None = None,
+    warm_up: Callable[[], None] | None = None,
     **options: Any,
 ) -> Request:
     """A request, with a scheduler of its own for `decode_rounds`."""
@@ -351,7 +351,7 @@ def Session(  # noqa: N802  one completion and what computes it
         target,
         request.costs,
         prepare=prepare,
-        practise=practise or Practice(Scheduler),
+        warm_up=warm_up or WarmUp(Scheduler),
         clock=request.clock,
     )
     return request
@@ -361,13 +361,13 @@ def decode_rounds(method: Method, request: Request) -> Iterator[Round]:
     """The rounds of a request, each as soon as its text is given out."""
     scheduler: Scheduler = vars(request)["scheduler"]
     outputs: list[Output] = []
-    scheduler.submit([Task(request, method, outputs.append)])
+    scheduler.submit([ScheduledRequest(request, method, outputs.append)])
     num_given = 0
     try:
         while scheduler.launch():
             yield from request.rounds[num_given:]
             num_given = request.num_rounds
-            scheduler.land()
+            scheduler.finish_forward()
             if any(isinstance(task.need, Wait) for task in scheduler.running):
                 yield from request.rounds[num_given:]
                 num_given = request.num_rounds

@@ -28,9 +28,9 @@ from duodec.llm import LLM
 from duodec.methods.registry import METHODS
 from duodec.methods.request import NoDrafter, Request, Score, Wait
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Ended, Scheduler
 from duodec.scheduler.slots import Slot
-from duodec.scheduler.task import Task
 from duodec.server.errors import ApiError
 from duodec.server.models.scheduler_thread import SchedulerThread
 
@@ -69,7 +69,7 @@ class Ask:
 class Listener:
     """Hears what a request says."""
 
-    task: Task
+    task: ScheduledRequest
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -516,14 +516,14 @@ def test_after_an_abort_nothing_is_said(method: str, num_tokens: int) -> None:
         task = engine.task(PROMPTS[0], params, method=method, say=said.append)
         engine.scheduler.submit([task])
         for _ in range(num_launched):
-            engine.scheduler.land()
+            engine.scheduler.finish_forward()
             if not engine.scheduler.launch():
                 break
         if task.is_over:
             continue
         num_said = len(said)
         task.abort()
-        engine.scheduler.land()
+        engine.scheduler.finish_forward()
         assert not engine.scheduler.launch()
         assert len(said) == num_said, "the forward pass in flight said more"
     assert "abort" in ended
@@ -577,7 +577,7 @@ def test_who_is_ready_waits_no_longer_the_more_wait_for_drafts() -> None:
     scheduler = Scheduler(TableTarget(TABLE), num_slots=64, clock=clock)
     for slot in range(64):
         request = Request([1, 2], 9, drafter=Slow(), slot=slot, clock=clock)
-        task = Task(request, METHODS["ar"](), lambda output: None)
+        task = ScheduledRequest(request, METHODS["ar"](), lambda output: None)
         task.need, task.deadline_s = (Wait(1.0), clock() + 1.0) if slot else (Score(), 0.0)
         scheduler.running.append(task)
     patience_s, begin_s = scheduler.budget.patience_s(), clock()

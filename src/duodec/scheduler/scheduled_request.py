@@ -17,7 +17,7 @@ from duodec.scheduler.outputs import Counts, Done, Output, Piece
 from duodec.scheduler.slots import Slot
 
 
-class Task:
+class ScheduledRequest:
     """A request with its method. ``say`` is called with `Piece`s and then with one `Done` or
     `Failed`, from the thread that steps the scheduler; after `abort` with nothing more. `abort`
     may be called from any thread."""

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from duodec.backends.llamacpp.chains import NOTHING, LlamaChains, chain_of
 from duodec.backends.llamacpp.context import logits
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.streams import NOTHING, LlamaStreams, chain_of
 from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.prefix import common_prefix
@@ -35,7 +35,7 @@ _SHOWN_STEP = 256  # cells by which llama.cpp shows a forward pass more of a str
 _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
 
 
-class LlamaFixedRows(LlamaStreams):
+class LlamaPadded(LlamaChains):
     """A target on a device for the texts of ``num_slots`` slots; its scores hold until the next
     `launch` or `score`.
 
@@ -191,7 +191,7 @@ class _Pass:
 class _Flight:
     """The forward passes of some queries, of which the first is in flight."""
 
-    target: LlamaFixedRows
+    target: LlamaPadded
     queries: Sequence[Query]
     first: _Pass
     due_s: float = math.inf

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from fakes.tiny_models import write_dense
 
-from duodec.backends.llamacpp.fixed_rows import NUM_PIECE, LlamaFixedRows
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.padded import NUM_PIECE, LlamaPadded
 from duodec.backends.llamacpp.row_choice import RowChoice
 from duodec.backends.llamacpp.row_trial import RowTrial, try_rows
 from duodec.cli.checks.pair import check_rows
@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
 
 @pytest.mark.parametrize("num_rows", [1, 8, 32, 64])
 def test_a_pass_crosses_no_step_of_the_cells(num_rows: int) -> None:
-    target = LlamaFixedRows.__new__(LlamaFixedRows)
+    target = LlamaPadded.__new__(LlamaPadded)
     target.num_rows = num_rows
 
     def shown(position: int) -> int:
@@ -46,17 +46,17 @@ def test_every_pass_has_one_number_of_rows_and_prompts_begin_at_multiples(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int, int]] = []  # first position, tokens, rows
-    decode = LlamaFixedRows._decode
+    decode = LlamaPadded._decode
 
-    def spy(target: LlamaFixedRows, entries: list) -> None:  # type: ignore[type-arg]
+    def spy(target: LlamaPadded, entries: list) -> None:  # type: ignore[type-arg]
         rows = sum(entry.row is not None for entry in entries)
         seen.append((entries[0].position, len(entries), rows))
         decode(target, entries)
 
-    monkeypatch.setattr(LlamaFixedRows, "_decode", spy)
+    monkeypatch.setattr(LlamaPadded, "_decode", spy)
     text = np.random.default_rng(0).integers(0, 512, 2 * NUM_PIECE + 30).astype(np.int32)
     sampler = replace(Sampler(), num_prompt_tokens=NUM_PIECE + 20)
-    with closing(LlamaFixedRows(model, num_rows=8, num_context=640, num_threads=1)) as target:
+    with closing(LlamaPadded(model, num_rows=8, num_context=640, num_threads=1)) as target:
         for length, draft in ((NUM_PIECE + 20, (1, 2, 3)), (NUM_PIECE + 22, ()), (len(text), ())):
             target.score([Query(0, text[:length], Draft.chain(draft), sampler)])
         again = replace(sampler, num_prompt_tokens=len(text))

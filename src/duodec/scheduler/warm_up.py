@@ -1,7 +1,7 @@
 """Decode a token of a text of its own, shortly before a forward pass of the target ends.
 
 While a target computes elsewhere, the host's core sleeps or runs other code. What then stands
-between two forward passes runs from cold caches and takes several times as long. A practice runs
+between two forward passes runs from cold caches and takes several times as long. A warm-up runs
 the same code over one forward pass: a scheduler, a request of plain decoding, `verify`, its output.
 """
 
@@ -20,30 +20,30 @@ from duodec.core.traits import TargetTraits
 from duodec.errors import DistributionUnavailable
 from duodec.methods.ar import Autoregressive
 from duodec.methods.request import Request
-from duodec.scheduler.task import Task
+from duodec.scheduler.scheduled_request import ScheduledRequest
 
 _NUM_TOKENS = 512  # of a text, before another one is begun
 _TOKEN = 0
 
 
 class Steps(Protocol):
-    """What a practice needs of a scheduler."""
+    """What a warm-up needs of a scheduler."""
 
-    def submit(self, tasks: Sequence[Task]) -> None: ...
+    def submit(self, tasks: Sequence[ScheduledRequest]) -> None: ...
     def step(self) -> bool: ...
 
 
-class Practice:
+class WarmUp:
     """Call it to decode a token. ``scheduler`` makes a scheduler for a target."""
 
     def __init__(self, scheduler: Callable[[Target], Steps]) -> None:
         self._scheduler = scheduler(_Drawn())
-        self._task: Task | None = None
+        self._task: ScheduledRequest | None = None
 
     def __call__(self) -> None:
         if self._task is None or self._task.is_over:
             request = Request((_TOKEN,), _NUM_TOKENS, stream=TextStream(lambda token: b"a"))
-            self._task = Task(request, Autoregressive(), lambda output: None)
+            self._task = ScheduledRequest(request, Autoregressive(), lambda output: None)
             self._scheduler.submit([self._task])
         self._scheduler.step()
 
@@ -83,7 +83,7 @@ class _OneToken:
         return Candidates()
 
     def distribution(self, row: int) -> Distribution:
-        raise DistributionUnavailable("a practice draws from no distribution")
+        raise DistributionUnavailable("a warm-up draws from no distribution")
 
     def row_logits(self, row: int) -> Row:
-        raise DistributionUnavailable("a practice computes no logits")
+        raise DistributionUnavailable("a warm-up computes no logits")

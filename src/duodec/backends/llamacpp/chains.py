@@ -83,7 +83,7 @@ def num_passes(lengths: Sequence[int]) -> int:
     return found
 
 
-class LlamaStreams(Target):
+class LlamaChains(Target):
     """A target for the texts of ``num_slots`` slots; its scores hold until the next `score`.
 
     One more pass over the weights costs as much as ``pass_rows`` rows of a forward: next to nothing
