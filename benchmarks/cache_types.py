@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from benchmarks import RESULTS
 from duodec.backends.llamacpp.caches import CacheTypes
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.bench.card import environment
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query

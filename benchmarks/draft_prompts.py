@@ -31,8 +31,8 @@ from rich.progress import track
 from duodec import SamplingParams
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.distill.builtin import conversations
-from duodec.loading import load
-from duodec.models.config import EngineConfig
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
 from tests.models.weights import weights
 
 SEED = 0

@@ -18,8 +18,9 @@ import typer
 from rich.console import Console
 
 from benchmarks import RESULTS
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.bench.card import environment
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery

@@ -28,7 +28,9 @@ from duodec.bench.card import environment
 from duodec.bench.recording import record
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.sampling import SamplingParams
-from duodec.loading import EngineConfig, draft_for, load
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
+from duodec.loading.resolve import draft_for
 
 _ROOT = Path(__file__).parents[1]
 Figures = dict[str, dict[str, dict[str, float]]]  # by latency, method and what it is

@@ -39,7 +39,6 @@ from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
 from duodec.scheduler.task import Task
 
 STEPS = StepTable.parse("1:2.2,4:4,8:7,16:9.8,32:16,128:34")
@@ -124,7 +123,7 @@ def rounds(
         clock=clock,
         shares_cores=shares_cores,
     )
-    scheduler = Scheduler(Targets(bed), request.costs, clock=clock)
+    scheduler = Scheduler(bed, request.costs, clock=clock)
     scheduler.submit([Task(request, method or method_named("auto"), lambda output: None)])
     while scheduler.step():
         pass

@@ -22,7 +22,7 @@ import typer
 
 from benchmarks import RESULTS
 from benchmarks.attackers import explosive
-from duodec.__main__ import INTERRUPTED
+from duodec.machine.signals import INTERRUPTED
 from tests.models.weights import weights
 
 _MOST_S = 1.0

@@ -23,14 +23,13 @@ from rich.console import Console
 from benchmarks import RESULTS
 from duodec.bench.card import environment
 from duodec.bench.plan import BenchPlan
-from duodec.bench.simulation import simulate
+from duodec.bench.run import simulate
 from duodec.bench.tasks import read_prompts
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams
-from duodec.llm import LLM
-from duodec.loading import load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
 from duodec.methods.registry import METHODS
-from duodec.models.config import EngineConfig
 from tests.models.weights import weights
 
 TEMPERATURES = (0.0, 0.8)

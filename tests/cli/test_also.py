@@ -9,7 +9,7 @@ import pytest
 import duodec
 from duodec.cli.commands.serve import other_models
 from duodec.errors import BadOption, ModelNotFound
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 DRAFT = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
 FIRST = EngineConfig(

@@ -17,16 +17,18 @@ from pathlib import Path
 import pytest
 from fakes.decoding import LETTERS, Letters, noisy_text
 
-from duodec import loading
+from duodec import llm
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli import app, output
 from duodec.cli.commands import chat
 from duodec.cli.summary import comparison, draft_line, end_line, speed_line
-from duodec.core.protocols import Query, Scores
+from duodec.core.protocols import Query, Scores, Target
 from duodec.core.round import Round, Stats
+from duodec.core.traits import TargetTraits
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
-from duodec.loading import EngineConfig
+from duodec.loading.config import EngineConfig
+from duodec.loading.resolve import ResolvedPair
 from duodec.methods.registry import METHODS
 from duodec.models import resolve
 
@@ -34,9 +36,10 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass
-class Watched:
+class Watched(Target):
     """A target that calls `on_forward` with the number of each forward pass."""
 
+    traits = TargetTraits(reads_in_chunks=True)
     target: TableTarget
     on_forward: Callable[[int], None] = lambda number: None
     num_forwards: int = 0
@@ -59,12 +62,13 @@ class Cli:
     engine: LLM | None = None
     tokenizer: Letters = field(default_factory=Letters)
 
-    def load(self, config: EngineConfig, *, on_warning: Callable[[str], None]) -> LLM:
+    def load(self, pair: ResolvedPair, *, on_warning: Callable[[str], None]) -> LLM:
+        config = pair.config
         self.configs.append(config)
         model = TableModel(num_vocab=len(LETTERS) + 1)
         target = Watched(TableTarget(model), self.on_forward)
         draft = TableModel(num_vocab=model.num_vocab, noise=0.2).load()
-        drafter = InlineDrafter(draft) if loading.draft_for(config) else None
+        drafter = InlineDrafter(draft) if pair.draft else None
         store = noisy_text(len(LETTERS)) if config.datastore else None
         self.engine = LLM(
             target, self.tokenizer, config.context or self.num_context, drafter, store
@@ -90,7 +94,7 @@ class Cli:
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     cli = Cli(capsys, monkeypatch)
-    monkeypatch.setattr(loading, "load", cli.load)
+    monkeypatch.setattr(llm, "load", cli.load)
     before = signal.getsignal(signal.SIGINT)
     yield cli
     assert signal.getsignal(signal.SIGINT) is before, "the handler of Ctrl-C was left behind"
@@ -283,7 +287,7 @@ def test_interruption_while_the_prompt_is_read(cli: Cli) -> None:
     def read_chunks(number: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert cli.engine is not None
-        cli.engine.on_chunk()
+        cli.engine.target.on_chunk()
 
     cli.on_forward = read_chunks
     status, out, err = cli("generate", "hello")

@@ -33,7 +33,6 @@ from duodec.planning.selection import Selection
 from duodec.scheduler.outputs import Failed, Output
 from duodec.scheduler.practice import Practice
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
 from duodec.scheduler.task import Task
 
 # properties: the same examples in every run, however slow the machine
@@ -348,10 +347,10 @@ def Session(  # noqa: N802  one completion and what computes it
     """A request, with a scheduler of its own for `decode_rounds`."""
     request = Request(prompt, capacity, *args, **options)
     vars(request)["scheduler"] = Scheduler(
-        Targets(target),
+        target,
         request.costs,
         prepare=prepare,
-        practise=practise or Practice(lambda target: Scheduler(Targets(target))),
+        practise=practise or Practice(Scheduler),
         clock=request.clock,
     )
     return request

@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 from fakes.decoding import Letters
 
-from duodec import loading, profiling
+from duodec import llm
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
 from duodec.cli.commands import profile
 from duodec.errors import BadOption
 from duodec.llm import LLM
+from duodec.loading import config
+from duodec.loading import profile as profiling
+from duodec.loading.config import EngineConfig
+from duodec.loading.profile import Forward, Profile, Step
 from duodec.machine import busy
 from duodec.machine.busy import SpareCores
-from duodec.models import config
-from duodec.models.config import EngineConfig
-from duodec.profiling import Forward, Profile, Step
 
 
 @dataclass
@@ -188,8 +189,7 @@ def test_what_cannot_be_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> No
 def profiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """`duodec profile` of a table on a quiet machine; the folder of what is kept."""
     engine = LLM(TableTarget(TableModel()), Letters(), 400)
-    monkeypatch.setattr(loading, "load", lambda config, on_warning: engine)
-    monkeypatch.setattr(loading, "profile_key", lambda config: "key")
+    monkeypatch.setattr(llm, "load", lambda pair, on_warning: engine)
     monkeypatch.setattr(profile, "wait_until_idle", lambda wait: None)
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
     return tmp_path / "profiles"
@@ -199,7 +199,7 @@ def test_a_flawed_profile_is_shown_and_not_kept(
     profiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (SOUND, "it cannot be"))
-    assert run(["profile", "--draft", "none"]) == 3
+    assert run(["profile", "-m", "smollm2-draft", "--draft", "none"]) == 3
     shown = capsys.readouterr()
     assert "not kept: it cannot be; measure again on a quiet machine" in shown.err
     assert "draft tokens" in shown.out
@@ -213,7 +213,7 @@ def test_what_held_of_a_flawed_profile_is_kept(
     wild = (Forward(512, 0, 0.410, None), Forward(512, 3, 0.078, None))
     part = replace(SOUND, forwards=(*SOUND.forwards, *wild))
     monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (part, part.flaw))
-    assert run(["profile", "--draft", "none"]) == 0
+    assert run(["profile", "-m", "smollm2-draft", "--draft", "none"]) == 0
     assert "the other contexts are kept: a forward pass of 0 draft" in capsys.readouterr().err
     assert Profile.read("key") == SOUND
 

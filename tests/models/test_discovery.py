@@ -10,14 +10,14 @@ import pytest
 from fakes.gguf_files import write_model
 
 from duodec.cli.checks.payoff import Speed
-from duodec.loading import draft_for
+from duodec.loading.config import EngineConfig
+from duodec.loading.profile import Forward, Profile, Step
+from duodec.loading.resolve import draft_for
 from duodec.models import ALIASES
-from duodec.models.config import EngineConfig
 from duodec.models.discovery import best_for, candidates
 from duodec.models.families import FAMILIES, family_of
 from duodec.models.references import parse_hub
 from duodec.models.summary import Summary
-from duodec.profiling import Forward, Profile, Step
 
 TOKENS = [f"token{i}" for i in range(400)]
 OTHERS = [f"other{i}" for i in range(400)]

@@ -8,7 +8,7 @@ import pytest
 from fakes.hub import write_gguf
 
 from duodec.errors import ModelUnreadable
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 from duodec.models.modelfile import Modelfile
 
 TEXT = '''# made by `ollama show --modelfile`

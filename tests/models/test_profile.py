@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 from fakes.decoding import FakeClock, FakeTokenizer
 
-from duodec import profiling
 from duodec.backends import table
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
 from duodec.drafting import inline
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
+from duodec.loading import profile as profiling
+from duodec.loading import resolve
+from duodec.loading.profile import Profile, place
+from duodec.loading.resolve import key_of
 from duodec.machine import busy
-from duodec.profiling import Profile, key_of, place
 
 MODEL = TableModel(num_vocab=64, seed=3)
 DRAFT = replace(MODEL, noise=0.3, seconds=0.002)
@@ -105,7 +107,7 @@ def test_a_key_names_machine_files_and_settings(
     keys = {key_of(target, draft), key_of(target, None), key_of(target, draft, (2,))}
     draft.write_bytes(b"y" * 6)
     keys.add(key_of(target, draft))
-    monkeypatch.setattr(profiling, "cpu_key", lambda: "another processor")
+    monkeypatch.setattr(resolve, "cpu_key", lambda: "another processor")
     keys.add(key_of(target, draft))
     assert len(keys) == 5
     assert place("k").name == "k.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from time import perf_counter, sleep
 
 import pytest
@@ -22,6 +23,7 @@ from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, Drafter, Launched, Query, Scores, Target
 from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.traits import TargetTraits
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain
 from duodec.methods.offers import Offers
@@ -32,7 +34,6 @@ from duodec.planning.planner import Planner
 from duodec.scheduler.practice import Practice
 from duodec.scheduler.rehearsal import _Lead
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
 
 KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
 TABLE = TableModel(seed=7)
@@ -41,7 +42,7 @@ WARM = SamplingParams(temperature=0.8, seed=5)
 NUM_TOKENS = 40
 
 
-class Elsewhere:
+class Elsewhere(Target):
     """A target that computes at once, and whose result is there after a moment. Like a device's,
     its scores end with the next forward pass, unless its candidates are ready."""
 
@@ -59,6 +60,10 @@ class Elsewhere:
         self.number = 0
         self.is_flying = False
 
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(launches=True, has_ready_candidates=self._are_ready)
+
     def launch(self, queries: Sequence[Query]) -> Launched:
         assert not self.is_flying, "two forward passes at once"
         self.is_flying = True
@@ -74,6 +79,8 @@ class Elsewhere:
 
 
 class _Arriving:
+    due_s = inf
+
     def __init__(self, owner: Elsewhere, scores: list[Scores], due_s: float) -> None:
         self._owner, self._scores, self._due_s = owner, scores, due_s
 
@@ -87,11 +94,11 @@ class _Arriving:
 class _Scores:
     def __init__(self, scores: Scores, owner: Elsewhere, number: int, are_ready: bool) -> None:
         self._scores, self._owner, self._number = scores, owner, number
-        self.candidates_are_ready = are_ready
+        self._are_ready = are_ready
 
     def __getattr__(self, name: str) -> object:
         is_latest = self._number == self._owner.number
-        assert is_latest or self.candidates_are_ready, "read after the next forward pass"
+        assert is_latest or self._are_ready, "read after the next forward pass"
         return getattr(self._scores, name)
 
 
@@ -243,7 +250,7 @@ def test_a_practice_goes_on_from_text_to_text() -> None:
     schedulers: list[Scheduler] = []
 
     def made(target: Target) -> Scheduler:
-        schedulers.append(Scheduler(Targets(target)))
+        schedulers.append(Scheduler(target))
         return schedulers[0]
 
     practise = Practice(made)

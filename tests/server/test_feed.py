@@ -17,7 +17,7 @@ from duodec.methods.request import Request
 from duodec.scheduler.outputs import Counts, Done, Failed, Piece
 from duodec.scheduler.task import Task
 from duodec.server.errors import ApiError
-from duodec.server.feed import Feed, Told
+from duodec.server.models.feed import Feed, Numbered
 
 LONG_S = 30.0
 
@@ -48,7 +48,7 @@ def piece(text: str, num_tokens: int = 1) -> Piece:
 DONE = Done(cast(Finished, None), "ar", 0, (), 0, 0.0, 0.0)
 
 
-def texts(told: Sequence[Told]) -> list[tuple[int, str]]:
+def texts(told: Sequence[Numbered]) -> list[tuple[int, str]]:
     return [(i, word.delta.text) for i, word in told if isinstance(word, Piece)]
 
 

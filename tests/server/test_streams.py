@@ -16,17 +16,17 @@ pytest.importorskip("prometheus_client")
 
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.streams import LlamaStreams, chain_of, num_passes
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams, Tokens
 from duodec.errors import BadOption, ContextExceeded
-from duodec.llm import LLM
-from duodec.loading import load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
 from duodec.models import resolve
-from duodec.models.config import EngineConfig
 from duodec.scheduler.outputs import Done, Failed, Output
 from duodec.server.service import Service
 from duodec.server.settings import Settings

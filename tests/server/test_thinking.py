@@ -12,9 +12,9 @@ from fakes.tags import Tags, random_model, willing_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duodec.server.calls.call import Thought
-from duodec.server.harmony import Messages
-from duodec.server.thinking import THINKING, State, Thoughts, WithoutThoughts
+from duodec.server.api.tools.call import Thought
+from duodec.server.api.tools.harmony import Messages
+from duodec.server.api.tools.reasoning import THINKING, State, Thoughts, WithoutThoughts
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from duodec.__main__ import INTERRUPTED, ended_quietly, is_server, leave
 from duodec.backends.interrupts import listen
 from duodec.cli.commands import (
     bench,
@@ -37,6 +36,7 @@ from duodec.cli.help import Group
 from duodec.cli.interrupts import Deadline
 from duodec.cli.options import CONTEXT_SETTINGS, register
 from duodec.cli.output import say_dim
+from duodec.machine.signals import INTERRUPTED, ended_quietly, is_server, leave
 
 
 class _Commands(Group):

@@ -48,13 +48,12 @@ def answer(
 ) -> Answer:
     """Stream the completion of a tokenised prompt. Raises Stopped, OutputClosed and what
     `LLM.stream` raises."""
-    llm.on_chunk = interruption.check
     chosen = llm.method(method)
     params = replace(sampling, max_tokens=max_tokens, stop=tuple(stop))
     events = llm.stream(
         prompt, params, method=chosen, choice=choice, should_stop=lambda: interruption.is_asked
     )
-    with interruption, closing(cast(Any, events)):
+    with interruption, llm.checked_by(interruption.check), closing(cast(Any, events)):
         for event in events:
             if isinstance(event, Delta):
                 writer.write(event.segments)
@@ -75,7 +74,6 @@ def plain_seconds(llm: LLM, done: Answer, sampling: SamplingParams) -> float | N
         return None
     text = [*done.prompt, *done.finished.tokens][: -len(tail)]
     num_rounds, end_s = count(1), perf_counter() + _PROBE_S
-    llm.on_chunk = lambda: None
     *_, last = llm.stream(
         text,
         replace(sampling, max_tokens=len(tail), stop=()),

@@ -13,8 +13,8 @@ import threading
 from threading import Timer, current_thread, main_thread
 from types import FrameType
 
-from duodec.__main__ import end_now
 from duodec.backends.interrupts import listen
+from duodec.machine.signals import end_now
 
 SECONDS = 0.6  # of the second that is promised; waking up takes time on a busy machine
 

@@ -135,14 +135,14 @@ class Offers:
         lessons: Iterable[Lesson] = ()
         if scores is not None:
             lessons = self._lessons(self._text, offer.draft, scores, end)
-            if not getattr(scores, "candidates_are_ready", False):
+            if not self._request.traits.has_ready_candidates:
                 lessons = list(lessons)  # the scores do not outlive the next forward pass
         self._request.defer(partial(self._learn, offer, place, tokens, lessons))
 
     def _offer(self, place: Place, others: Sequence[Source], remaining: int) -> Offer:
         """The likeliest candidates, the text being at a place, with room for so many tokens."""
         planner = self._planner
-        planner.has_branches = self._request.has_branches
+        planner.has_branches = self._request.traits.has_branches
         own = TreeSource(place.tree, planner.acceptance, place.node)
         agreement, width = self._texts.memory.agreement, self._request.max_width
         selection = planner.select([own, *others], agreement, width, remaining - 1)

@@ -10,7 +10,7 @@ we did not create are never changed or deleted.
 from duodec.models.aliases import ALIASES, Bundled
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.cache import cache_folder
-from duodec.models.folders import check_folder, folder_bytes, is_model_folder
+from duodec.models.folders import check_folder, is_model_folder
 from duodec.models.hub import Hub, choose_gguf
 from duodec.models.packages import Package
 from duodec.models.pip import pip_download
@@ -40,7 +40,6 @@ __all__ = [
     "check_folder",
     "check_reference",
     "choose_gguf",
-    "folder_bytes",
     "format_of",
     "is_model_folder",
     "parse_hub",

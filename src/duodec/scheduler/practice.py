@@ -13,8 +13,10 @@ from math import inf
 from typing import Protocol
 
 from duodec.core.protocols import Candidates, Launched, Query, Scores, Target
+from duodec.core.rows import Row
 from duodec.core.sampling import Distribution, Draw
 from duodec.core.text import TextStream
+from duodec.core.traits import TargetTraits
 from duodec.errors import DistributionUnavailable
 from duodec.methods.ar import Autoregressive
 from duodec.methods.request import Request
@@ -46,8 +48,10 @@ class Practice:
         self._scheduler.step()
 
 
-class _Drawn:
+class _Drawn(Target):
     """A target that computes nothing: each row draws the same token."""
+
+    traits = TargetTraits(launches=True, has_ready_candidates=True)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         return _Ready(tuple(_OneToken() for _ in queries))
@@ -61,6 +65,7 @@ class _Ready:
     """A forward pass that is over."""
 
     scores: tuple[Scores, ...]
+    due_s: float = inf
 
     def result(self) -> list[Scores]:
         return list(self.scores)
@@ -69,7 +74,6 @@ class _Ready:
 class _OneToken:
     """Scores of one row."""
 
-    candidates_are_ready = True
     num_rows = 1
 
     def draw(self, row: int) -> Draw:
@@ -80,3 +84,6 @@ class _OneToken:
 
     def distribution(self, row: int) -> Distribution:
         raise DistributionUnavailable("a practice draws from no distribution")
+
+    def row_logits(self, row: int) -> Row:
+        raise DistributionUnavailable("a practice computes no logits")

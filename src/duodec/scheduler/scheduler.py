@@ -8,9 +8,8 @@ server's thirty-two run the same loop; a server runs it in a thread of its own.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +18,10 @@ from time import perf_counter, process_time
 
 from duodec.core.protocols import (
     Drafted,
-    InThisThread,
     Launched,
     Query,
     Scores,
     Target,
-    has_branches,
-    launch,
 )
 from duodec.core.sampling import Tokens
 from duodec.errors import ComputeFailed
@@ -34,7 +30,7 @@ from duodec.planning.budget import BatchBudget
 from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Failed
 from duodec.scheduler.rehearsal import Rehearsal
-from duodec.scheduler.slots import Slot, Targets, best_slot
+from duodec.scheduler.slots import Slot, best_slot
 from duodec.scheduler.task import Task
 
 _POLL_S = 0.0005  # of waiting for one slot's draft, before others are looked at
@@ -48,23 +44,18 @@ class _Flight:
     """One forward pass on its way."""
 
     start_s: float
-    tasks: list[Task] = field(default_factory=list)
-    queries: list[Query] = field(default_factory=list)
-    launched: list[Launched] = field(default_factory=list)  # one a target
-    targets: list[int] = field(default_factory=list)  # their numbers
-    is_here: bool = True  # computed in this thread, when its result is wanted
-
-    @property
-    def due_s(self) -> float:
-        """When its result is there, where that is known; never, where it is not."""
-        return max((getattr(one, "due_s", math.inf) for one in self.launched), default=math.inf)
+    tasks: Sequence[Task]
+    queries: Sequence[Query]
+    caches: Set[int]  # that compute it
+    launched: Launched
+    is_here: bool  # computed in this thread, when its result is wanted
 
 
 @dataclass
 class Scheduler:
     """Use `submit`, then `launch` and `land` in turn while `launch` is true (`step` does both)."""
 
-    targets: Targets
+    target: Target
     costs: Costs = field(default_factory=Costs)
     num_slots: int = 1
     cores_for_target: int | None = None
@@ -81,12 +72,10 @@ class Scheduler:
     clock: Callable[[], float] = perf_counter
 
     def __post_init__(self) -> None:
-        shared = self.targets.number(self.targets.shared)
+        cache_for = partial(self.target.cache_for, reads_off_path=False)
+        shared = cache_for(0, is_alone=False).number
         self.budget = BatchBudget(self.costs, self.cores_for_target, shared=shared)
-        self.slots = [
-            Slot(i, self.targets.of(i, reads_off_path=False, is_alone=True))
-            for i in range(self.num_slots)
-        ]
+        self.slots = [Slot(i, cache_for(i, is_alone=True)) for i in range(self.num_slots)]
         self.changed = Condition()  # of what waits and what runs
         self.waiting: deque[Task] = deque()
         self.running: list[Task] = []  # by slot
@@ -150,11 +139,12 @@ class Scheduler:
         begin_s = self.clock()
         if flight.is_here:
             flight.start_s = begin_s
-        late_s = max(0.0, begin_s - flight.due_s)
+        due_s = flight.launched.due_s
+        late_s = max(0.0, begin_s - due_s)
         try:
             if len(flight.tasks) == 1 and not flight.is_here:
                 self._rehearse(flight)
-            scores = [s for launched in flight.launched for s in launched.result()]
+            scores = flight.launched.result()
         except Exception as error:  # noqa: BLE001  whoever caused it is told
             self._blame(flight.tasks, error)
             return
@@ -165,7 +155,7 @@ class Scheduler:
         if late_s:  # the caller's time, not the target's
             for task in flight.tasks:
                 task.request.outside_s += late_s
-        self._landed(flight, scores, flight.due_s if late_s else self.clock())
+        self._landed(flight, scores, due_s if late_s else self.clock())
 
     @property
     def is_computing_elsewhere(self) -> bool:
@@ -228,7 +218,7 @@ class Scheduler:
     def _begin(self, task: Task) -> None:
         request, slot = task.request, task.slot
         self._settle()
-        self._use_target(task)
+        self._choose_cache(task)
         task.start_s = self.clock()
         task.num_cached = min(slot.num_known(request.text), len(request.prompt) - 1)
         task.num_restarts = request.drafter.restarts
@@ -242,15 +232,15 @@ class Scheduler:
         else:
             self._advance(task, None)
 
-    def _use_target(self, task: Task) -> None:
-        """Compute a request with the target for it, in the company that it has now."""
-        target = self.targets.of(
-            task.slot.number,
+    def _choose_cache(self, task: Task) -> None:
+        """Compute a request in the cache for it, in the company that it has now."""
+        slot = task.slot
+        slot.cache = self.target.cache_for(
+            slot.number,
             reads_off_path=task.method.reads_off_path,
             is_alone=len(self.running) == 1,
         )
-        task.slot.use(target)
-        self.budget.use(task.slot.number, self.targets.number(target))
+        self.budget.use(slot.number, slot.cache.number)
 
     # --- needs
 
@@ -260,7 +250,7 @@ class Scheduler:
             self._end(task, "abort")
             return
         request = task.request
-        request.has_branches = has_branches(task.slot.target)
+        request.traits = task.slot.cache.traits
         num_rounds = request.num_rounds
         need = None
         try:
@@ -322,7 +312,7 @@ class Scheduler:
         for task in self.running:
             if isinstance(task.need, Score):
                 if len(self.running) > 1:
-                    self._use_target(task)
+                    self._choose_cache(task)
                 (prefills if task.is_long(self.num_chunk) else batch).append(task)
         if prefills:
             later = [task for task in prefills if task.request.slot > self._last_prefill]
@@ -332,18 +322,15 @@ class Scheduler:
         return batch
 
     def _launched(self, batch: Sequence[Task]) -> _Flight:
-        flight = _Flight(start_s=self.clock())
-        groups: dict[int, tuple[Target, list[Task]]] = {}
-        for task in batch:
-            groups.setdefault(id(task.slot.target), (task.slot.target, []))[1].append(task)
-        for target, tasks in groups.values():
-            queries = [task.query() for task in tasks]
-            flight.tasks += tasks
-            flight.queries += queries
-            flight.launched.append(launch(target, queries))
-            flight.targets.append(self.targets.number(target))
-        flight.is_here = any(isinstance(one, InThisThread) for one in flight.launched)
-        return flight
+        start_s, queries = self.clock(), [task.query() for task in batch]
+        return _Flight(
+            start_s,
+            batch,
+            queries,
+            {query.cache for query in queries},
+            self.target.launch(queries),
+            is_here=not self.target.traits.launches,
+        )
 
     def _rehearse(self, flight: _Flight) -> None:
         """Prepare what follows a lone request's forward pass."""
@@ -414,7 +401,7 @@ class Scheduler:
         self.budget.ended(num_running, end_s, process_time(), is_plain_work=is_plain_work)
         if is_plain_work and not any(task.request.is_contended for task in flight.tasks):
             by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))
-            self.budget.observe(by_slot, end_s - flight.start_s, flight.targets)
+            self.budget.observe(by_slot, end_s - flight.start_s, flight.caches)
 
     def _note_round(self, task: Task, number: int, now_s: float) -> None:
         done = task.request.rounds[number]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from duodec.core.events import Delta, Finished, FinishReason
 from duodec.core.prefix import common_prefix
@@ -60,9 +61,11 @@ class Task:
         """What the next forward pass scores of it."""
         request, need = self.request, self.need
         assert isinstance(need, Score)
+        query = request.query(need)
         if self.part is not None:
-            return Query(request.slot, self.part, sampler=request.sampler)
-        return request.query(need)
+            query = Query(request.slot, self.part, sampler=request.sampler)
+        cache = self.slot.cache.number
+        return replace(query, cache=cache) if cache else query
 
     def is_long(self, num_chunk: int | None) -> bool:
         """Whether more of its text is unread than one part of ``num_chunk`` tokens; then it is

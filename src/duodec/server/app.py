@@ -14,25 +14,23 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from duodec.errors import DuodecError
-from duodec.server.asking import Wish
 from duodec.server.errors import ApiError, api_error
-from duodec.server.feed import Feed
-from duodec.server.guard import guarded, too_large
-from duodec.server.jsons import parse_object
+from duodec.server.http.guard import guarded, too_large
+from duodec.server.http.json_limits import parse_object
+from duodec.server.http.streams import ClientGone, EventStream, Prepared, Writer, or_gone, whole
 from duodec.server.logs import log
-from duodec.server.meters import CONTENT_TYPE
+from duodec.server.metrics import CONTENT_TYPE
+from duodec.server.models.feed import Feed
 from duodec.server.page import chat_page, content_policy
 from duodec.server.service import Service
-from duodec.server.stream import ClientGone, EventStream, Form, or_gone, whole
 
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
-Prepared = tuple[Wish, Form, Feed]
 Prepare = Callable[[Mapping[str, Any]], Awaitable[Prepared]]
 
 
 class Routes:
-    """What each path answers."""
+    """The handlers of each path."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -94,17 +92,17 @@ class Routes:
         late: list[Feed] = []  # that nobody waited for any more
 
         def drop(found: Prepared) -> None:
-            found[2].leave()
-            late.append(found[2])
+            found[1].close()
+            late.append(found[1])
 
-        prepared = intake.prepared(len(data), self._service.room, work(), drop)
+        prepared = intake.prepared(len(data), self._service.num_free, work(), drop)
         try:
             found = await or_gone(request.receive, prepared)
         except ClientGone:
             if not late:  # else it ends, and is counted, as others are
                 self._service.meters.dropped()
             raise
-        return await self._answer(request, *found)
+        return await self._response(request, *found)
 
     async def _body(self, request: Request) -> bytes:
         """What the client sends. Raises ApiError of what is too large or too slow."""
@@ -128,11 +126,11 @@ class Routes:
                     raise too_large(most)
         return bytes(data)
 
-    async def _answer(self, request: Request, wish: Wish, form: Form, feed: Feed) -> Response:
-        if wish.is_streamed:
-            stream: Any = EventStream(form, feed, self._service.settings.ping_s)
+    async def _response(self, request: Request, writer: Writer, feed: Feed) -> Response:
+        if writer.is_streamed:
+            stream: Any = EventStream(writer, feed, self._service.settings.ping_s)
             return stream  # type: ignore[no-any-return]
-        return JSONResponse(await whole(form, feed, request.receive))
+        return JSONResponse(await whole(writer, feed, request.receive))
 
 
 def make_app(service: Service) -> ASGIApp:

@@ -14,7 +14,7 @@ from duodec.backends.llamacpp.fixed_rows import NUM_PIECE, LlamaFixedRows
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.row_choice import RowChoice
 from duodec.backends.llamacpp.row_trial import RowTrial, try_rows
-from duodec.cli.checks import check_rows
+from duodec.cli.checks.pair import check_rows
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler

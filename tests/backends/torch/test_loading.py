@@ -46,7 +46,8 @@ from duodec.errors import (
     DuodecError,
     ModelUnreadable,
 )
-from duodec.loading import EngineConfig, load
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
 from duodec.models.pairing import difference
 
 

@@ -13,6 +13,7 @@ A branch of a tree would lie in other cells than the text that it becomes, so dr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,11 +22,12 @@ import numpy as np
 from duodec.backends.llamacpp.context import logits
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.streams import NOTHING, LlamaStreams, chain_of
-from duodec.backends.llamacpp.target import LlamaScores
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Launched, Query, Scores
 from duodec.core.rows import Row
+from duodec.core.traits import TargetTraits
 
 MOST_ROWS = 64
 NUM_PIECE = 256  # tokens of a prompt that are read at once
@@ -52,6 +54,7 @@ class LlamaFixedRows(LlamaStreams):
         num_slots: int = 1,
         num_piece: int = NUM_PIECE,
         uses_flash_attention: bool | None = None,
+        on_chunk: Callable[[], None] = lambda: None,
     ) -> None:
         assert 1 <= num_rows <= MOST_ROWS, "room behind a text for as many"
         super().__init__(
@@ -62,9 +65,13 @@ class LlamaFixedRows(LlamaStreams):
             uses_flash_attention=uses_flash_attention,
         )
         self.num_rows = num_rows
-        self.on_chunk: Callable[[], None] = lambda: None
+        self.on_chunk = on_chunk
         self._num_piece = num_piece
         self._num_read: dict[int, int] = {}  # by slot, tokens that pieces of its prompt hold
+
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(has_branches=False, launches=True, num_rows=self.num_rows)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Raises ContextExceeded and ComputeFailed; then what the slot held is forgotten."""
@@ -74,10 +81,6 @@ class LlamaFixedRows(LlamaStreams):
         """Start the first query's forward pass, after what its text lacks: a device computes it
         while the caller goes on. Raises what `score` raises."""
         return _Flight(self, queries, self.begin(queries[0]))
-
-    def use_threads(self, num_threads: int) -> None:
-        """Threads of every forward pass, where some layers are computed by the CPU."""
-        self.use_threads_throughout(num_threads)
 
     def begin(self, query: Query) -> _Pass:
         """Start the forward pass of a query. The rows of the one before are lost."""
@@ -191,6 +194,7 @@ class _Flight:
     target: LlamaFixedRows
     queries: Sequence[Query]
     first: _Pass
+    due_s: float = math.inf
 
     def result(self) -> list[Scores]:
         found: list[Scores] = []

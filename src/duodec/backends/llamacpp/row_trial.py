@@ -10,7 +10,8 @@ import numpy as np
 
 from duodec.backends.llamacpp.fixed_rows import LlamaFixedRows
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
 from duodec.core.rows import Row

@@ -15,12 +15,13 @@ import numpy as np
 from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.context import NO_CELLS, STOPPED, Batch, Threads, logits
 from duodec.backends.llamacpp.model import LlamaModel, open_context
-from duodec.backends.llamacpp.target import MAX_WIDTH, LlamaScores
+from duodec.backends.llamacpp.trees import MAX_WIDTH, LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Query, Scores
+from duodec.core.protocols import Query, Scores, Target
 from duodec.core.sampling import Tokens
+from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 NUM_BATCH = 512  # tokens of a forward
@@ -82,14 +83,12 @@ def num_passes(lengths: Sequence[int]) -> int:
     return found
 
 
-class LlamaStreams:
+class LlamaStreams(Target):
     """A target for the texts of ``num_slots`` slots; its scores hold until the next `score`.
 
     One more pass over the weights costs as much as ``pass_rows`` rows of a forward: next to nothing
     on a CPU, most of a forward on a GPU. There chains of different lengths are made even.
     """
-
-    has_branches = False
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class LlamaStreams:
                 f"parallel is {num_slots} and llama.cpp keeps {most} texts; use {most} or fewer"
             )
         self.num_slots = num_slots
-        self.num_threads = num_threads
+        self.num_threads = num_threads  # of every forward pass
         self._pass_rows = pass_rows
         self._model = model
         self._lib = model.lib
@@ -130,6 +129,10 @@ class LlamaStreams:
         self._threads = Threads(self._lib, self._handle)
         self._batch = Batch(self._lib, NUM_BATCH, 1)
         self._held: dict[int, Tokens] = {}  # by slot, the tokens in its cells
+
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(has_branches=False)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Raises ContextExceeded and ComputeFailed; then what these slots held is forgotten."""
@@ -156,10 +159,6 @@ class LlamaStreams:
             self._held[slot] = work.held
             begin = end
         return [answers[query.slot] for query in queries]
-
-    def use_threads_throughout(self, num_threads: int) -> None:
-        """Threads of every forward: others' drafts may be made while a prompt is read."""
-        self.num_threads = num_threads
 
     def close(self) -> None:
         if self._handle:

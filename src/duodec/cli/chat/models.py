@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from duodec.cli import opening
-from duodec.cli.opening import open_engine
 from duodec.errors import BadOption, DuodecError
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
+    from duodec.loading.resolve import ResolvedPair
 
 
 @dataclass
@@ -37,37 +37,33 @@ class Models:
     def open(self, target: str) -> None:
         """Load a target and its draft. Raises what loading raises, and BadOption for a base model
         in a chat that needs turns."""
-        from duodec.loading import draft_for
+        self._load(self._resolved(target))
 
+    def _resolved(self, target: str) -> ResolvedPair:
         # the draft that was named suits the target that was named
         draft = self.config.draft if target == self.config.target else "auto"
-        wanted = replace(self.config, target=target, draft=draft)
         # loaded even if it may not pay: `/draft on` uses it, and until then it sleeps
-        name = (
-            draft_for(wanted)
-            if self.method is None
-            else opening.draft_reference(wanted, self.method)
-        )
-        wanted = replace(wanted, draft=wanted.draft if name else None)
-        llm = open_engine(wanted, on_warning=self.on_warning, is_quiet=self.is_quiet)
+        return opening.resolve_for(replace(self.config, target=target, draft=draft), self.method)
+
+    def _load(self, pair: ResolvedPair) -> None:
+        target = pair.config.target
+        llm = opening.open_engine(pair, on_warning=self.on_warning, is_quiet=self.is_quiet)
         if llm.tokenizer.chat_template is None and not self.is_raw:
             llm.close()
             raise BadOption(
                 f"{target} has no chat template: it is a base model, which continues text; start "
                 "with --raw for that, or choose a model tuned for chats"
             )
-        self._llm, self.target, self.draft = llm, target, name
+        self._llm, self.target, self.draft = llm, target, pair.draft_name
 
     def switch(self, target: str) -> None:
         """Exchange the models; the one before is freed first, as both may not fit. If the new one
         cannot be loaded, the one before is loaded again. Raises BadOption."""
-        from duodec.models.targets import target_file
-
         before = self.target
         try:
-            target_file(replace(self.config, target=target))
+            pair = self._resolved(target)
             self.close()
-            self.open(target)
+            self._load(pair)
         except DuodecError as error:
             if self._llm is None:
                 self.open(before)

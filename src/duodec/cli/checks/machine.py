@@ -12,9 +12,9 @@ from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.header import Header, ggml
 from duodec.cli.checks.check import Check
 from duodec.errors import BackendUnavailable
+from duodec.loading.config import LLAMA_CPP, TORCH
 from duodec.machine.cores import CorePlan
 from duodec.machine.install import extra_command
-from duodec.models.config import LLAMA_CPP, TORCH
 
 
 def check_cores(plan: CorePlan, num_cores: int) -> Check:
@@ -40,7 +40,7 @@ def check_native(*, is_used: bool) -> Check:
 
 def check_llama(lib: Any, backend: str, *, has_gpu: bool) -> Check:
     """llama.cpp's build; one for another processor never gets this far."""
-    from duodec.models.targets import GPU_BUILD
+    from duodec.backends.llamacpp.load import GPU_BUILD
 
     info = lib.llama_print_system_info().decode("utf-8", "replace")
     parts = [part.split(":")[-1].partition("=") for part in info.split("|")]

@@ -15,7 +15,7 @@ from duodec.models.pairing import difference
 
 if TYPE_CHECKING:
     from duodec.backends.llamacpp.row_trial import RowTrial
-    from duodec.models.targets import LoadedTarget, TargetModel
+    from duodec.backends.loaded import LoadedTarget, TargetModel
 
 _TIGHT = 0.9  # share of the free memory above which a warning is due
 
@@ -28,11 +28,9 @@ NO_DRAFT = Check(
 
 
 def check_model(role: str, file: ModelFile, model: TargetModel) -> Check:
-    from duodec.models.targets import file_bytes
-
     terms = file.license or model.license or "unknown"
     kind = f"{model.architecture}, {model.num_params / 1e6:.0f} M parameters"
-    words = f"{kind}, {size(file_bytes(file))}, licence {terms}, from {file.source}: {file.path}"
+    words = f"{kind}, {size(file.num_bytes)}, licence {terms}, from {file.source}: {file.path}"
     return Check(role, "ok", words)
 
 

@@ -20,15 +20,15 @@ from duodec.core.protocols import Query, RowQuery
 from duodec.core.round import median
 from duodec.core.rows import check_finite
 from duodec.core.sampling import Tokens
-from duodec.drafts import recipe_for
 from duodec.errors import BadOption
+from duodec.loading.drafter import recipe_for
 from duodec.machine.cores import CorePlan
 from duodec.models.discovery import Candidate
 
 if TYPE_CHECKING:
+    from duodec.backends.loaded import LoadedTarget
     from duodec.core.protocols import Target
-    from duodec.models.targets import LoadedTarget
-    from duodec.profiling import Profile
+    from duodec.loading.profile import Profile
 
 NUM_SCORED = 7  # draft tokens of the measured verification
 NUM_LEAVES = 4  # leaves of the measured wide draft step

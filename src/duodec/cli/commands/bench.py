@@ -18,8 +18,8 @@ from duodec.cli.options import CURVES
 from duodec.cli.output import progress_bar, say, say_dim
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
+from duodec.loading.config import EngineConfig
 from duodec.methods.registry import METHODS
-from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
     from duodec.bench.plan import BenchPlan
@@ -322,10 +322,10 @@ def _methods(names: str, config: EngineConfig, targets: list[str]) -> tuple[str,
 def _has_datastore(config: EngineConfig) -> bool:
     """Raises BadOption for a named one that cannot be used."""
     from duodec.datastores import open_for
-    from duodec.models.targets import open_vocabulary
+    from duodec.loading.resolve import resolve_target
 
     named = None if config.datastore in (None, "auto") else Path(config.datastore)
-    with closing(open_vocabulary(config)) as vocabulary:
+    with closing(resolve_target(config).open_vocabulary()) as vocabulary:
         try:
             open_for(vocabulary, named)
         except BadOption:

@@ -15,7 +15,7 @@ from duodec.cli.markdown import writer_for
 from duodec.cli.output import say_dim, warn
 from duodec.core.sampling import SamplingParams, seeded
 from duodec.errors import BadOption, ContextExceeded
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 EPILOG = """
 Inside:

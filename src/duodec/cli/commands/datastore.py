@@ -17,7 +17,7 @@ from duodec.cli.help import Group
 from duodec.cli.options import CONTEXT_SETTINGS, Json, Options, derived, option, register
 from duodec.cli.output import is_terminal, put, put_table, say_dim, size, warn
 from duodec.errors import DatastoreUnreadable
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 if TYPE_CHECKING:
     from duodec.datastores import Progress
@@ -68,10 +68,10 @@ def build(
 ) -> None:
     """Build a datastore of text and chats, in the target's tokens; its path to stdout."""
     from duodec import datastores
-    from duodec.models.targets import open_vocabulary
+    from duodec.loading.resolve import resolve_target
 
     begin_s = time.perf_counter()
-    with closing(open_vocabulary(config)) as vocabulary:
+    with closing(resolve_target(config).open_vocabulary()) as vocabulary:
         place = output or datastores.default_path(datastores.fingerprint(vocabulary))
         with _progress() as on_progress:
             built = datastores.build(files, vocabulary, place, on_progress=on_progress)

@@ -9,7 +9,7 @@ import typer
 
 from duodec.cli.completion import Answer, answer
 from duodec.cli.interrupts import Interruption, Stopped
-from duodec.cli.opening import open_engine
+from duodec.cli.opening import open_engine, resolve_for
 from duodec.cli.options import option
 from duodec.cli.output import AnswerWriter, put, say, say_dim, warn
 from duodec.cli.summary import rate
@@ -70,13 +70,13 @@ def demo(
 
 def _compare(prompt: str, max_tokens: int, pace: str | None) -> float:
     """Decode plainly and with drafts, and print both and the result; the ratio of their speeds."""
-    from duodec.models.config import EngineConfig
+    from duodec.loading.config import EngineConfig
 
     config = EngineConfig(pace=pace) if pace else EngineConfig()
     curve = config.pace_curve
     if pace is not None and (curve is None or curve.forward_s < _LEAST_PACE_S):
         raise BadOption(f"pace is {pace}; use {_LEAST_PACE_S} seconds or more")
-    with open_engine(config, on_warning=warn) as engine:
+    with open_engine(resolve_for(config, None), on_warning=warn) as engine:
         if curve is not None:
             slowed = (
                 curve.words if isinstance(config.pace, str) else f"{curve.forward_s * 1e3:.0f} ms"

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duodec.__main__ import INTERRUPTED
 from duodec.cli import options
 from duodec.cli.output import OnProgress, is_terminal, progress_bar, put, put_table, say, say_dim
 from duodec.core.sampling import SamplingParams
 from duodec.distill.settings import DistillSettings
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
+from duodec.machine.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from duodec.distill.recipe import Result

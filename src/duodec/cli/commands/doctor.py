@@ -6,7 +6,6 @@ import json as json_format
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,14 +14,15 @@ from duodec.cli import options
 from duodec.cli.checks import Check, failed, machine, pair
 from duodec.cli.output import coloured, put, status
 from duodec.errors import DuodecError
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 if TYPE_CHECKING:
     from duodec.backends.llamacpp.model import LlamaModel
+    from duodec.backends.loaded import LoadedTarget
     from duodec.cli.checks.payoff import Speed
+    from duodec.loading.resolve import ResolvedPair
     from duodec.machine.cores import CorePlan
     from duodec.models import ModelFile
-    from duodec.models.targets import LoadedTarget
 
 EPILOG = """
 Examples:
@@ -61,21 +61,18 @@ def doctor(
 
     Files, vocabularies, cores, memory, speed.
     """
-    from duodec.loading import draft_for
-    from duodec.models import resolve
-    from duodec.models.targets import target_file
+    from duodec.loading.resolve import resolve_pair
 
     if vllm:
         checks = _examine_vllm(config.target, config.draft, config.offline)
         _report(checks, None, config.target, config.draft, json)
         return
-    draft_name = draft_for(config)
-    files = {"target": target_file(config)}
-    if draft_name:
-        files["draft"] = resolve(draft_name, offline=config.offline)
+    resolved = resolve_pair(config)
+    if resolved.no_draft:
+        raise resolved.no_draft
     with status("looking at the models and measuring"):
-        checks, speed = _examine(config, files, wait)
-    _report(checks, speed, config.target, draft_name, json)
+        checks, speed = _examine(resolved, wait)
+    _report(checks, speed, config.target, resolved.draft_name, json)
 
 
 def _report(
@@ -111,36 +108,33 @@ def _examine_vllm(target: str, draft: str | None, offline: bool) -> list[Check]:
     return checks(target, settings, offline=offline)
 
 
-def _examine(
-    config: EngineConfig, files: dict[str, ModelFile], wait_s: float
-) -> tuple[list[Check], Speed | None]:
+def _examine(resolved: ResolvedPair, wait_s: float) -> tuple[list[Check], Speed | None]:
     """All possible checks, and the measurement if the pair is sound."""
-    from duodec.loading import core_plan
+    from duodec.loading.load import core_plan
 
     found: list[Check] = []
     with ExitStack() as stack:
         try:
-            target = _open_target(config, files["target"], found, stack)
-            draft = _open_draft(files["draft"], found, stack) if "draft" in files else None
+            target = _open_target(resolved, found, stack)
+            draft = _open_draft(resolved.draft, found, stack) if resolved.draft else None
             if draft:
                 found.append(pair.check_vocabularies(target.model, draft))
             else:
                 found.append(pair.NO_DRAFT)
-            plan = core_plan(config, target)
-            found += _check_use(config, target, draft, plan, files["target"].path)
+            plan = core_plan(resolved, target)
+            found += _check_use(resolved, target, draft, plan)
             found += _check_rows(target, plan)
             if any(check.verdict == "fail" for check in found):
                 return found, None
-            speed = _check_payoff(config, target, files, plan, found, wait_s)
+            speed = _check_payoff(resolved, target, plan, found, wait_s)
         except DuodecError as error:
             return [*found, failed(error)], None
     return found, speed
 
 
 def _check_payoff(
-    config: EngineConfig,
+    resolved: ResolvedPair,
     target: LoadedTarget,
-    files: dict[str, ModelFile],
     plan: CorePlan,
     found: list[Check],
     wait_s: float,
@@ -151,12 +145,13 @@ def _check_payoff(
     from duodec.machine.busy import NOTABLE, OtherPrograms, wait_until_idle
     from duodec.models.discovery import Candidate, candidates
 
-    known = candidates(files["target"].path) if config.draft == "auto" else []
+    known = candidates(resolved.file.path) if resolved.config.draft == "auto" else []
     drafts = {one.path.resolve(): one for one in known if not one.fault}
     drafts = dict(list(drafts.items())[:_MOST_TRIED])
-    chosen = files["draft"].path.resolve() if "draft" in files else None
-    if chosen and chosen not in drafts:
-        drafts[chosen] = Candidate(files["draft"].path, files["draft"].reference, "chosen")
+    draft = resolved.draft
+    chosen = draft.path.resolve() if draft else None
+    if draft and chosen and chosen not in drafts:
+        drafts[chosen] = Candidate(draft.path, draft.reference, "chosen")
     if busy := wait_until_idle(wait_s):
         found.append(machine.busy(busy))
         return None
@@ -172,26 +167,24 @@ def _check_payoff(
     agreement = own.agreement if own else None
     found += payoff.check_speed(speed, agreement, shares_cores=plan.shares_cores)
     if known:
-        found += payoff.check_trials(config.target, list(tried.values()))
+        found += payoff.check_trials(resolved.config.target, list(tried.values()))
     found += payoff.check_skipped(known)
     return speed
 
 
 def _check_use(
-    config: EngineConfig,
+    resolved: ResolvedPair,
     target: LoadedTarget,
     draft: LlamaModel | None,
     plan: CorePlan,
-    path: Path,
 ) -> list[Check]:
     """Check a sound pair against this machine. Raises ContextExceeded."""
     from duodec.backends.llamacpp.library import load
     from duodec.inner_loops import use_native
     from duodec.machine.cores import available_cores
-    from duodec.models.targets import backend_of
 
-    num_context = target.num_context
-    backend, has_gpu = backend_of(config), machine.gpu_is_there()
+    num_context, path = target.num_context, resolved.file.path
+    backend, has_gpu = resolved.backend, machine.gpu_is_there()
     return [
         pair.check_template(target.model),
         pair.check_context(target.model, draft, num_context),
@@ -219,16 +212,14 @@ def _check_rows(target: LoadedTarget, plan: CorePlan) -> list[Check]:
     return [pair.check_rows(trial, num_rows)]
 
 
-def _open_target(
-    config: EngineConfig, file: ModelFile, found: list[Check], stack: ExitStack
-) -> LoadedTarget:
+def _open_target(resolved: ResolvedPair, found: list[Check], stack: ExitStack) -> LoadedTarget:
     """Open the target; the stack closes it. Raises what is wrong with it."""
-    from duodec.models.targets import load_target
+    from duodec.loading.load import draft_bytes, load_target
 
-    target = load_target(config)
+    target = load_target(resolved, taken_bytes=draft_bytes(resolved))
     stack.callback(target.model.close)
     found += [
-        pair.check_model("target", file, target.model),
+        pair.check_model("target", resolved.file, target.model),
         Check("computed by", "ok", target.place),
     ]
     return target
@@ -237,7 +228,7 @@ def _open_target(
 def _open_draft(file: ModelFile, found: list[Check], stack: ExitStack) -> LlamaModel:
     """Open the draft model; the stack closes it. Raises what is wrong with it."""
     from duodec.backends.llamacpp.model import LlamaModel
-    from duodec.models.vetting import vetted
+    from duodec.loading.vetting import vetted
 
     model = LlamaModel(vetted(file).path, num_gpu_layers=0)
     stack.callback(model.close)

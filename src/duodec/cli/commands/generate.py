@@ -28,8 +28,8 @@ from duodec.cli.summary import (
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams, seeded
 from duodec.errors import BadOption
+from duodec.loading.config import EngineConfig
 from duodec.machine.busy import NOTABLE, OtherPrograms
-from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
@@ -107,12 +107,12 @@ def generate(
     opening.check_length(max_tokens, stop or ())
     config = opening.with_datastore(config, method)
     chosen = opening.method_or_none(method, config.draft)
-    draft_name = opening.draft_reference(config, chosen)
-    if draft_name is None and config.draft not in ("auto", "none"):
-        warn(f"method '{method}' uses no draft model: --draft {config.draft} is not loaded")
     if raw and system is not None:
         raise BadOption("--system needs the chat template that --raw leaves out; choose one")
     text = _prompt_text(prompt, prompt_option, file)
+    pair = opening.resolve_for(config, chosen)
+    if pair.draft is None and config.draft not in ("auto", "none"):
+        warn(f"method '{method}' uses no draft model: --draft {config.draft} is not loaded")
 
     writer = writer_for(show_draft=show_draft, is_plain=plain or raw or json)
     if show_draft and not is_terminal(sys.stdout):
@@ -121,7 +121,7 @@ def generate(
         with (
             closing(writer),
             open_engine(
-                replace(config, draft=config.draft if draft_name else None),
+                pair,
                 on_warning=writer.warn,
                 is_quiet=quiet,
             ) as engine,
@@ -143,13 +143,13 @@ def generate(
                 line = to_json(
                     done,
                     target=config.target,
-                    draft=draft_name,
+                    draft=pair.draft_name,
                     seed=sampling.seed,
                     pace_s=engine.pace_s,
                 )
                 put(f"{line}\n")
             if not quiet:
-                _close(engine, done, sampling, draft_name)
+                _close(engine, done, sampling, pair.draft_name)
                 if not (json or done.is_interrupted or done.method == "ar"):
                     _compare(engine, done, sampling, others)
     except (Stopped, KeyboardInterrupt):

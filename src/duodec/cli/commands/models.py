@@ -10,7 +10,7 @@ import typer
 from duodec.cli.help import Group
 from duodec.cli.options import CONTEXT_SETTINGS, Json, Options, derived, register
 from duodec.cli.output import put, put_table, say_dim, size
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 if TYPE_CHECKING:
     from duodec.models import ModelFile
@@ -177,12 +177,12 @@ def drafts(
     """
     from dataclasses import asdict, replace
 
+    from duodec.loading.resolve import resolve_target
     from duodec.models.discovery import candidates
     from duodec.models.families import family_of
     from duodec.models.summary import Summary
-    from duodec.models.targets import target_file
 
-    path = target_file(replace(config, target=target)).path
+    path = resolve_target(replace(config, target=target)).file.path
     summary = Summary.of(path)
     family = family_of(summary.architecture, summary.name, path.name, target)
     found = candidates(path)

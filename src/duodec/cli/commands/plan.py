@@ -9,7 +9,7 @@ from duodec.cli.commands.report import check_installed, show_run
 from duodec.cli.options import CURVES
 from duodec.cli.output import progress_bar
 from duodec.core.sampling import SamplingParams
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 EPILOG = f"""
 Examples:
@@ -79,7 +79,7 @@ def plan(
     """Forecast the speed of methods for a target of a given latency."""
     from duodec.backends.curves import CostCurve
     from duodec.bench.plan import BenchPlan
-    from duodec.bench.simulation import simulate
+    from duodec.bench.run import simulate
     from duodec.bench.tasks import read_prompts, tasks_named
 
     check_installed()

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json as json_format
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from duodec.cli import options
 from duodec.cli.checks.payoff import Speed, check_speed
-from duodec.cli.opening import open_engine
+from duodec.cli.opening import open_engine, resolve_for
 from duodec.cli.output import progress_bar, put, put_table, say_dim, warn
 from duodec.errors import BackendUnavailable, BadOption
+from duodec.loading.config import EngineConfig
 from duodec.machine.busy import wait_until_idle
 from duodec.machine.install import install_command
-from duodec.models.config import EngineConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from duodec.backends.step_time import StepTime
-    from duodec.profiling import Profile
+    from duodec.loading.profile import Profile
+    from duodec.loading.resolve import ResolvedPair
 
     OnProgress = Callable[[str, int, int], None]
 
@@ -60,33 +62,40 @@ def profile(
 
     The planner starts with the curves T(n) and d(k) of this pair on this machine.
     """
-    from duodec.loading import profile_key
-
     if busy := wait_until_idle(wait):
         warn(f"{busy}; stop them, or let --wait 120 wait until they are done")
         raise typer.Exit(_NOT_KEPT)
     if plot and not plot.resolve().parent.is_dir():
         raise BadOption(f"--plot {plot}: there is no such folder; create it first")
-    with open_engine(config, on_warning=warn) as engine:
-        from duodec import profiling
-        from duodec.loading import draft_for, drafter_with
+    pair = resolve_for(config, None)
+    with open_engine(pair, on_warning=warn) as engine:
+        from duodec.backends.loaded import TargetModel
+        from duodec.loading import profile as profiling
+        from duodec.loading.load import another_drafter
         from duodec.machine.cores import available_cores
 
         shares_cores = engine.shares_cores
-        key = profile_key(config if engine.drafter else replace(config, draft=None))
+        measured = pair if engine.drafter else pair.without_draft()
         with progress_bar(is_quiet=False) as on_progress:
-            names = (config.target, draft_for(config) if engine.drafter else None)
-            found, flaw = profiling.measure_soundly(engine, key, names, on_progress)
+            names = (config.target, measured.draft_name)
+            found, flaw = profiling.measure_soundly(
+                engine, measured.profile_key, names, on_progress
+            )
             if engine.drafter and not engine.shares_cores and config.draft_threads is None:
                 engine.prepare(False)  # all cores are ours again
                 swept = profiling.sweep_threads(
-                    lambda count: drafter_with(config, engine, count),
+                    partial(
+                        another_drafter,
+                        pair,
+                        cast(TargetModel, engine.tokenizer),
+                        engine.num_context,
+                    ),
                     profiling.thread_counts(len(available_cores()) - 1),
                     engine.tokenizer.num_vocab,
                 )
                 found = replace(found, threads=swept)
             if engine.drafter:
-                found = replace(found, attention=_attention(config, found, on_progress))
+                found = replace(found, attention=_attention(measured, found, on_progress))
     held = _plausible(found) if found.flaw else found
     path = held.write() if held.forwards and (flaw is None or found.flaw) else None
     if plot:
@@ -124,29 +133,25 @@ def _plausible(found: Profile) -> Profile:
     )
 
 
-def _attention(
-    config: EngineConfig, found: Profile, on_progress: OnProgress
-) -> tuple[StepTime, ...]:
+def _attention(pair: ResolvedPair, found: Profile, on_progress: OnProgress) -> tuple[StepTime, ...]:
     """Draft steps with flash attention and without, on as many threads as the drafter has; none of
     a recurrent model, which drafts without it."""
     from contextlib import closing
 
-    from duodec import profiling
     from duodec.backends.llamacpp.model import LlamaModel
     from duodec.backends.llamacpp.steps import step_times
-    from duodec.models import resolve
+    from duodec.loading import profile as profiling
 
-    assert found.draft is not None, "there is a drafter"
+    assert pair.draft is not None, "there is a drafter"
     times: list[StepTime] = []
     total = 2 * len(profiling.ATTENTION_TEXTS) * len(profiling.ATTENTION_LEAVES)
-    path = resolve(found.draft, offline=config.offline).path
-    with closing(LlamaModel(path, num_gpu_layers=0)) as model:
+    with closing(LlamaModel(pair.draft.path, num_gpu_layers=0)) as model:
         if model.is_recurrent:
             return ()
         for uses_flash_attention in (True, False):
             for time in step_times(
                 model,
-                num_threads=found.draft_threads or config.draft_threads or 1,
+                num_threads=found.draft_threads or pair.config.draft_threads or 1,
                 uses_flash_attention=uses_flash_attention,
                 texts=profiling.ATTENTION_TEXTS,
                 leaves=profiling.ATTENTION_LEAVES,

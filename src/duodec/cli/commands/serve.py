@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,14 +19,14 @@ from duodec.cli.output import say, warn
 from duodec.cli.spelling import UsageError
 from duodec.core.parameters import fields_of
 from duodec.errors import BackendUnavailable, BadOption
+from duodec.loading.config import EngineConfig
 from duodec.machine.install import install_command
 from duodec.models import check_reference
-from duodec.models.config import EngineConfig
 from duodec.server.settings import Settings
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
-    from duodec.server.models import Source
+    from duodec.server.models.registry import Source
 
 _SERVER = "Server"
 
@@ -80,7 +81,7 @@ def serve(
     Nothing is sent anywhere: no telemetry, no update checks.
     """
     try:
-        from duodec.server import logs, running
+        from duodec.server import logs, process
         from duodec.server.service import Service
     except ImportError as error:
         raise BackendUnavailable(
@@ -93,7 +94,7 @@ def serve(
     models = {settings.model: config, **other_models(also or [], config, settings.model)}
     sources = {name: _source(name, models, method) for name in models}
     logs.set_up(_log_format(log_format))
-    sock = running.listen(settings)
+    sock = process.listen(settings)
     service = Service(settings, sources)
     say(f"serving {', '.join(models)} at {_url(sock.getsockname())}, loading; Ctrl-C ends it")
     if not settings.is_loopback and not settings.api_keys:
@@ -101,29 +102,24 @@ def serve(
             f"anybody who reaches {settings.host} can use this server; require a key with --api-key"
         )
     with announced(settings.model, _url(sock.getsockname())):
-        running.serve(service, sock)
+        process.serve(service, sock)
 
 
 def _source(name: str, models: Mapping[str, EngineConfig], method: str) -> Source:
     """Where one of the models comes from."""
-    from duodec import loading
-    from duodec.models import resolve
-    from duodec.models.targets import fits
-    from duodec.server.models import Source
+    from duodec import llm
+    from duodec.loading.load import fits
+    from duodec.server.models.registry import Source
 
     config = opening.with_datastore(models[name], method)
     chosen = opening.method_or_none(method, config.draft)
+    pair = cache(partial(opening.resolve_for, config, chosen))
 
     def load(taken: int) -> LLM:
-        draft = opening.draft_reference(config, chosen)
-        own = replace(config, draft=config.draft if draft else None)
-        return loading.load(own, on_warning=warn, taken_bytes=taken)
+        return llm.load(pair(), on_warning=warn, taken_bytes=taken)
 
     def may_load(taken: int) -> bool:
-        is_enough = fits(config, taken)
-        if (draft := opening.draft_reference(config, chosen)) is not None:
-            resolve(draft, offline=config.offline)
-        return is_enough
+        return fits(pair(), taken)
 
     return Source(load, may_load, chosen)
 

@@ -32,6 +32,7 @@ def setup(
     """
     from duodec.backends.cpu import cpu_key
     from duodec.backends.llamacpp import build, native, self_test, toolchains
+    from duodec.machine.pip import PipMissing, pip_command
 
     cmake_args = os.environ.get("CMAKE_ARGS", "").strip()
     if not (rebuild or cmake_args or gpu):
@@ -44,7 +45,7 @@ def setup(
             say_dim(f"llama.cpp ({native.PACKAGE} {native.VERSION}) is installed and works")
             return
     try:
-        with native.pip_command() as pip:
+        with pip_command() as pip:
             wheel = None
             if gpu == "cuda" and not toolchains.has_nvcc():
                 wheel = native.fetch(pip, toolchains.cuda_wheels(), warn)
@@ -58,7 +59,7 @@ def setup(
                     native.forget(cpu_key(), cmake_args)
                 wheel = native.find_or_build(pip, cpu_key(), cmake_args, warn)
             native.install(wheel, pip)
-    except (native.BuildFailed, toolchains.ToolchainMissing) as error:
+    except (PipMissing, native.BuildFailed, toolchains.ToolchainMissing) as error:
         raise BackendUnavailable(str(error)) from None
     (Path(sys.prefix) / build.NOTE).write_text(f"{cpu_key()}\n", encoding="utf-8")
     importlib.invalidate_caches()

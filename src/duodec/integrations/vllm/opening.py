@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.drafter.window import DEFAULT_WINDOW
+from duodec.backends.llamacpp.draft import NUM_EXTRA_CELLS
 from duodec.backends.llamacpp.recipe import LlamaRecipe
-from duodec.backends.llamacpp.target import MAX_WIDTH, NUM_EXTRA_CELLS
+from duodec.backends.llamacpp.trees import MAX_WIDTH
 from duodec.backends.translation.recipe import TranslatedRecipe
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded
 from duodec.integrations.vllm.settings import PREFIX, Settings

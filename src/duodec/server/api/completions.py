@@ -1,0 +1,299 @@
+"""Write chat completions and text completions, whole or in chunks."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from duodec.core.logprobs import Logprob
+from duodec.scheduler.outputs import Done, Piece
+from duodec.server.api import shapes
+from duodec.server.api.bodies import CompletionsBody
+from duodec.server.api.tools.call import Call, Found, Fragment, Thought
+from duodec.server.api.tools.splitting import Reader
+
+Choice = dict[str, Any]
+
+
+@dataclass
+class _ChoiceState:
+    """One choice so far."""
+
+    text: str = ""
+    reasoning: str = ""
+    logprobs: list[Logprob] = field(default_factory=list)
+    num_told: int = 0  # of them, that chunks of a stream have told: text may be held back
+    calls: list[Call] = field(default_factory=list)
+    done: Done | None = None
+    reader: Reader | None = None
+
+    def told(self) -> list[Logprob]:
+        """What the next chunk tells."""
+        new = self.logprobs[self.num_told :]
+        self.num_told = len(self.logprobs)
+        return new
+
+    def split(self, text: str, *, is_last: bool = False) -> list[Found]:
+        """Text, reasoning and calls that are certain now."""
+        if self.reader is None:
+            return [text] if text else []
+        return [*self.reader.push(text), *(self.reader.finish() if is_last else ())]
+
+
+class CompletionsWriter(ABC):
+    """Writes the response to one request: see `duodec.server.http.streams.Writer`."""
+
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(
+        self,
+        body: CompletionsBody,
+        model: str,
+        num_choices: int,
+        num_prompt_tokens: int,
+        piece: Callable[[int], bytes],
+    ) -> None:
+        self._body = body
+        self.is_streamed = body.stream
+        self._model = model
+        self._num_prompt_tokens = num_prompt_tokens
+        self._piece = piece
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+        self._choices = [_ChoiceState() for _ in range(num_choices)]
+        self._most_calls = sys.maxsize
+
+    # --- in chunks
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Chunks before the first text."""
+        return []
+
+    def add(self, index: int, output: Piece | Done) -> list[dict[str, Any]]:
+        """The chunks that an output of a choice makes."""
+        track = self._choices[index]
+        track.logprobs += output.logprobs
+        text = output.delta.text if isinstance(output, Piece) else ""
+        is_last = isinstance(output, Done)
+        choices = []
+        for found in track.split(text, is_last=is_last):
+            choices += self._found(index, found)
+        if choices and not is_last and (new := track.told()):
+            choices[0]["logprobs"] = self._logprobs(index, new)
+        chunks = [self._chunk([choice]) for choice in choices]
+        if isinstance(output, Done):
+            track.done = output
+            return [*chunks, self._closing(index, output)]
+        for chunk in chunks:
+            if self._body.speculation.show_drafted and track.reader is None:
+                chunk["choices"][0]["segments"] = [
+                    {"text": s.text, "is_drafted": s.is_drafted} for s in output.delta.segments
+                ]
+            if self._body.timings_per_token or self._body.speculation.show_drafted:
+                chunk["timings"] = shapes.progress(output.counts)
+        return chunks
+
+    def _found(self, index: int, found: Found) -> list[Choice]:
+        """The choices of chunks that a part of the response makes."""
+        track = self._choices[index]
+        if isinstance(found, Thought):
+            track.reasoning += found.text
+            return [self._thought(index, found)]
+        if isinstance(found, str):
+            choice = self._text(index, found)
+            track.text += found
+            return [choice]
+        if isinstance(found, Fragment) and found.name is None:
+            return self._continued(index, found)
+        if len(track.calls) >= self._most_calls:
+            return []
+        call = Call(found.id, found.name or "", found.arguments)
+        track.calls.append(call)
+        return [self._called(index, call, len(track.calls) - 1)]
+
+    def _continued(self, index: int, found: Fragment) -> list[Choice]:
+        """More of the last call's arguments; nothing of a call beyond those that are wanted."""
+        calls = self._choices[index].calls
+        if not calls or calls[-1].id != found.id:
+            return []
+        calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + found.arguments)
+        return [self._argued(index, found.arguments, len(calls) - 1)]
+
+    def ending(self) -> list[dict[str, Any]]:
+        """Chunks after the last completion."""
+        if not self._body.includes_usage:
+            return []
+        chunk = self._chunk([])
+        chunk["usage"] = shapes.usage(self._num_prompt_tokens, self._completions())
+        return [
+            {**chunk, **shapes.extras(self._completions(), self._body.speculation.most_drafted)}
+        ]
+
+    def _closing(self, index: int, done: Done) -> dict[str, Any]:
+        reason = shapes.finish_reason(done, self._choices[index].calls)
+        choice = self._ended(index)
+        choice["finish_reason"] = reason
+        if new := self._choices[index].told():
+            choice["logprobs"] = self._logprobs(index, new)
+        chunk = self._chunk([choice])
+        if self._body.includes_usage:
+            return chunk
+        if len(self._choices) > 1:
+            return chunk
+        # clients that do not ask for usage find what it cost here
+        return {**chunk, **shapes.extras([done], self._body.speculation.most_drafted)}
+
+    def _chunk(self, choices: list[Choice]) -> dict[str, Any]:
+        chunk = self._head(self.chunk_kind)
+        chunk["choices"] = choices
+        if self._body.includes_usage:
+            chunk["usage"] = None
+        return chunk
+
+    # --- as a whole
+
+    def whole(self) -> dict[str, Any]:
+        """The response, once every choice is complete."""
+        body = self._head(self.kind)
+        body["choices"] = [self._choice(i, track) for i, track in enumerate(self._choices)]
+        body["usage"] = shapes.usage(self._num_prompt_tokens, self._completions())
+        return {**body, **shapes.extras(self._completions(), self._body.speculation.most_drafted)}
+
+    def _choice(self, index: int, track: _ChoiceState) -> Choice:
+        assert track.done is not None, "it is complete"
+        has_logprobs = self._body.num_logprobs is not None
+        return {
+            "index": index,
+            **self._content(track),
+            "logprobs": self._logprobs(index, track.logprobs) if has_logprobs else None,
+            "finish_reason": shapes.finish_reason(track.done, track.calls),
+        }
+
+    def _completions(self) -> list[Done]:
+        return [track.done for track in self._choices if track.done is not None]
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": kind, "created": self._created, "model": self._model,
+            "system_fingerprint": None,
+        }  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """For the log: how many tokens, how fast."""
+        return shapes.facts(self._num_prompt_tokens, self._completions())
+
+    # --- what the forms differ in
+
+    @abstractmethod
+    def _text(self, index: int, text: str) -> Choice: ...
+    @abstractmethod
+    def _thought(self, index: int, thought: Thought) -> Choice: ...
+    @abstractmethod
+    def _called(self, index: int, call: Call, number: int) -> Choice: ...
+    @abstractmethod
+    def _argued(self, index: int, arguments: str, number: int) -> Choice: ...
+    @abstractmethod
+    def _ended(self, index: int) -> Choice: ...
+    @abstractmethod
+    def _content(self, track: _ChoiceState) -> dict[str, Any]: ...
+    @abstractmethod
+    def _logprobs(self, index: int, new: Sequence[Logprob]) -> dict[str, Any]: ...
+
+
+class ChatWriter(CompletionsWriter):
+    """``/v1/chat/completions``."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def read_with(self, readers: Sequence[Reader | None], most_calls: int) -> None:
+        """Tell reasoning and calls from text, by a reader a choice, and no more calls than that."""
+        self._most_calls = most_calls
+        for choice, reader in zip(self._choices, readers, strict=True):
+            choice.reader = reader
+
+    def opening(self) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        return [self._chunk([self._delta(i, delta)]) for i in range(len(self._choices))]
+
+    def _text(self, index: int, text: str) -> Choice:
+        return self._delta(index, {"content": text})
+
+    def _thought(self, index: int, thought: Thought) -> Choice:
+        return self._delta(index, {"reasoning_content": thought.text})
+
+    def _called(self, index: int, call: Call, number: int) -> Choice:
+        return self._delta(index, {"tool_calls": [shapes.tool_call(call, number)]})
+
+    def _argued(self, index: int, arguments: str, number: int) -> Choice:
+        more = {"index": number, "function": {"arguments": arguments}}
+        return self._delta(index, {"tool_calls": [more]})
+
+    def _ended(self, index: int) -> Choice:
+        return self._delta(index, {})
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> Choice:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _content(self, track: _ChoiceState) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": track.text, "refusal": None}
+        if track.reasoning:
+            message["reasoning_content"] = track.reasoning
+        if track.calls:
+            message["content"] = track.text or None
+            message["tool_calls"] = [shapes.tool_call(call) for call in track.calls]
+        return {"message": message}
+
+    def _logprobs(self, index: int, new: Sequence[Logprob]) -> dict[str, Any]:
+        return shapes.chat_logprobs(new, self._piece)
+
+
+class TextWriter(CompletionsWriter):
+    """``/v1/completions``."""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def begin_with(self, texts: Sequence[str]) -> None:
+        """Each choice repeats its prompt first."""
+        for track, text in zip(self._choices, texts, strict=True):
+            track.text = text
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [
+            self._chunk([self._text(i, track.text)])
+            for i, track in enumerate(self._choices)
+            if track.text
+        ]
+
+    def _text(self, index: int, text: str) -> Choice:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def _thought(self, index: int, thought: Thought) -> Choice:
+        raise AssertionError("texts have no reasoning")
+
+    def _called(self, index: int, call: Call, number: int) -> Choice:
+        raise AssertionError("texts call no tools")
+
+    def _argued(self, index: int, arguments: str, number: int) -> Choice:
+        raise AssertionError("texts call no tools")
+
+    def _ended(self, index: int) -> Choice:
+        return self._text(index, "")
+
+    def _content(self, track: _ChoiceState) -> dict[str, Any]:
+        return {"text": track.text}
+
+    def _logprobs(self, index: int, new: Sequence[Logprob]) -> dict[str, Any]:
+        track = self._choices[index]
+        num_before = len(track.logprobs) - len(new)
+        offset = sum(
+            len(self._piece(one.token).decode("utf-8", "replace"))
+            for one in track.logprobs[:num_before]
+        )
+        return shapes.completion_logprobs(new, self._piece, offset)
