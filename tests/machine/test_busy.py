@@ -199,7 +199,7 @@ def test_a_flawed_profile_is_shown_and_not_kept(
     profiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (SOUND, "it cannot be"))
-    assert run(["profile", "--draft", "none"]) == 3
+    assert run(["profile", "-m", "smollm2-draft", "--draft", "none"]) == 3
     shown = capsys.readouterr()
     assert "not kept: it cannot be; measure again on a quiet machine" in shown.err
     assert "draft tokens" in shown.out
@@ -213,7 +213,7 @@ def test_what_held_of_a_flawed_profile_is_kept(
     wild = (Forward(512, 0, 0.410, None), Forward(512, 3, 0.078, None))
     part = replace(SOUND, forwards=(*SOUND.forwards, *wild))
     monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (part, part.flaw))
-    assert run(["profile", "--draft", "none"]) == 0
+    assert run(["profile", "-m", "smollm2-draft", "--draft", "none"]) == 0
     assert "the other contexts are kept: a forward pass of 0 draft" in capsys.readouterr().err
     assert Profile.read("key") == SOUND
 

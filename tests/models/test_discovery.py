@@ -16,8 +16,8 @@ from duodec.loading.resolve import draft_for
 from duodec.models import ALIASES
 from duodec.models.discovery import best_for, candidates
 from duodec.models.families import FAMILIES, family_of
+from duodec.models.metadata import ModelMetadata
 from duodec.models.references import parse_hub
-from duodec.models.summary import Summary
 
 TOKENS = [f"token{i}" for i in range(400)]
 OTHERS = [f"other{i}" for i in range(400)]
@@ -74,7 +74,7 @@ def test_every_tools_cache_is_searched(home: Path, target: Path) -> None:
     places = four_tools(home, tokens=TOKENS)
     beside = write_model(target.with_name("tiny.gguf"), tokens=TOKENS, num_params=DRAFT - 1)
     found = {one.path: one for one in candidates(target)}
-    for place, path in {**places, "beside the target": beside}.items():
+    for place, path in {**places, "next to the target": beside}.items():
         assert found[path].place == place
         assert found[path].is_same
         assert not found[path].fault
@@ -126,9 +126,9 @@ def test_what_does_not_suit_is_named_and_skipped(home: Path, target: Path) -> No
 def test_a_few_unequal_tokens_and_padding_are_the_same_vocabulary(target: Path) -> None:
     renamed = ["<think>", *TOKENS[1:], *(f"[PAD{i}]" for i in range(64))]
     path = write_model(target.with_name("q.gguf"), tokens=renamed, num_params=DRAFT)
-    assert Summary.of(path).has_vocabulary_of(Summary.of(target))
-    assert not Summary.of(path).has_vocabulary_of(
-        Summary("llama", "x", 1, 1, tuple(token.encode() for token in OTHERS))
+    assert ModelMetadata.of(path).has_vocabulary_of(ModelMetadata.of(target))
+    assert not ModelMetadata.of(path).has_vocabulary_of(
+        ModelMetadata("llama", "x", 1, 1, tuple(token.encode() for token in OTHERS))
     )
 
 

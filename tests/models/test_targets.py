@@ -20,7 +20,7 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import draft_for, resolve_pair, resolve_target
 from duodec.machine.cores import CorePlan, available_cores, keep_to, memory_nodes
 from duodec.models import check_folder, format_of, resolve, resolve_folder
-from duodec.models.hub import Hub, forget
+from duodec.models.hub import HubFile, forget
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -224,7 +224,7 @@ def test_every_file_of_a_split_model_is_fetched(hub: FakeHub) -> None:
 
 def test_a_typed_repository_without_files_is_still_one_line(hub: FakeHub) -> None:
     hub.files = ["README.md"]
-    assert Hub("o/r").names(offline=False) == ["README.md"]
+    assert HubFile("o/r").names(offline=False) == ["README.md"]
     with pytest.raises(ModelNotFound, match="holds no GGUF file"):
         resolve_target(EngineConfig(target="hf:o/r"))
 

@@ -16,7 +16,7 @@ from duodec.errors import DuodecError
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import resolve_pair
 from duodec.models.base import ModelFile
-from duodec.models.summary import Summary
+from duodec.models.metadata import ModelMetadata
 
 _PATIENCE_S = 20.0
 
@@ -35,7 +35,7 @@ def models_of(config: EngineConfig) -> dict[str, dict[str, Any]]:
 
 
 def _model(file: ModelFile) -> dict[str, Any]:
-    summary = Summary.of(file.path)
+    summary = ModelMetadata.of(file.path)
     return {
         "sha256": file.sha256 or digest(file.path),
         "quantisation": summary.quantisation or "?",

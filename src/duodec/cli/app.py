@@ -31,7 +31,7 @@ from duodec.cli.commands import (
     vllm,
 )
 from duodec.cli.commands import run as run_verb
-from duodec.cli.errors import told
+from duodec.cli.errors import report_error
 from duodec.cli.help import Group
 from duodec.cli.interrupts import Deadline
 from duodec.cli.options import CONTEXT_SETTINGS, register
@@ -135,7 +135,7 @@ def run(arguments: Sequence[str]) -> int:
             if deadline.is_interrupted:  # of which something made another exception
                 say_dim("interrupted")
                 return INTERRUPTED
-            return told(error, arguments, dict(_COMMANDS))
+            return report_error(error, arguments, dict(_COMMANDS))
     return status if isinstance(status, int) else 0
 
 

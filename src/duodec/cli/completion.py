@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from duodec.cli.interrupts import Interruption
-from duodec.cli.output import AnswerWriter
+from duodec.cli.output import CompletionWriter
 from duodec.core.events import Delta, Finished
 from duodec.core.round import median
 from duodec.core.sampling import SamplingParams
@@ -25,7 +25,7 @@ _FEWEST = 3  # rounds that make a median
 
 
 @dataclass(frozen=True)
-class Answer:
+class StreamedCompletion:
     """The completion of a prompt."""
 
     method: str
@@ -34,18 +34,18 @@ class Answer:
     is_interrupted: bool
 
 
-def answer(
+def stream_completion(
     llm: LLM,
     prompt: Sequence[int],
     sampling: SamplingParams,
     *,
     method: str | None,
     max_tokens: int | None,
-    writer: AnswerWriter,
+    writer: CompletionWriter,
     interruption: Interruption,
     stop: Sequence[str] = (),
     choice: int = 0,
-) -> Answer:
+) -> StreamedCompletion:
     """Stream the completion of a tokenised prompt. Raises Stopped, OutputClosed and what
     `LLM.stream` raises."""
     chosen = llm.method(method)
@@ -59,11 +59,11 @@ def answer(
                 writer.write(event.segments)
             elif isinstance(event, Finished):
                 is_cut = interruption.is_asked and event.finish_reason != "stop"
-                return Answer(chosen.name, prompt, event, is_cut)
+                return StreamedCompletion(chosen.name, prompt, event, is_cut)
     raise AssertionError("a completion ends with Finished")
 
 
-def plain_seconds(llm: LLM, done: Answer, sampling: SamplingParams) -> float | None:
+def plain_seconds(llm: LLM, done: StreamedCompletion, sampling: SamplingParams) -> float | None:
     """Seconds a token of plain decoding on this machine, at the end of this text.
 
     The completion's last tokens are decoded again: one seed, one text. None if it is too short.

@@ -14,7 +14,7 @@ from duodec.errors import BadOption, DuodecError
 _CLOSED = 141  # as a shell reports SIGPIPE
 
 
-def told(error: Exception, arguments: Sequence[str], commands: Collection[str]) -> int:
+def report_error(error: Exception, arguments: Sequence[str], commands: Collection[str]) -> int:
     """The exit status of an error that users can cause, once they are told; raises any other."""
     if isinstance(error, DuodecError):
         warn(_words(error, arguments))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING, TextIO
 
-from duodec.cli.output import AnswerWriter, is_terminal, put
+from duodec.cli.output import CompletionWriter, is_terminal, put
 from duodec.core.events import Segment
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ _REFRESH_S = 0.06  # between two drawings of the block that is being written
 _MARGIN = 2  # lines of the terminal that it never fills
 
 
-def writer_for(*, show_draft: bool, is_plain: bool) -> AnswerWriter:
+def writer_for(*, show_draft: bool, is_plain: bool) -> CompletionWriter:
     """Rendered on a terminal; as it is in a pipe, on request, and where drafts are tinted."""
     if is_plain or show_draft or not is_terminal(sys.stdout):
-        return AnswerWriter(show_draft=show_draft)
+        return CompletionWriter(show_draft=show_draft)
     return MarkdownWriter(sys.stdout)
 
 
@@ -52,7 +52,7 @@ def markdown(text: str) -> Markdown:
     return found
 
 
-class MarkdownWriter(AnswerWriter):
+class MarkdownWriter(CompletionWriter):
     """Prints each block once it is complete, and redraws the one that is being written."""
 
     def __init__(self, stream: TextIO) -> None:

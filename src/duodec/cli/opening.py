@@ -38,7 +38,7 @@ def _no_draft(method: str | None, why: str) -> BadOption:
     )
 
 
-def open_engine(
+def open_llm(
     pair: ResolvedPair, *, on_warning: Callable[[str], None], is_quiet: bool = False
 ) -> LLM:
     """Open a command's engine; the caller closes it."""

@@ -93,7 +93,7 @@ def status(words: str, *, is_quiet: bool = False) -> Iterator[None]:
         yield
 
 
-class AnswerWriter:
+class CompletionWriter:
     """Streams a completion to stdout; with ``show_draft`` accepted drafts are tinted."""
 
     def __init__(self, *, show_draft: bool = False) -> None:

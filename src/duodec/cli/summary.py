@@ -10,7 +10,7 @@ import math
 from itertools import pairwise
 from statistics import fmean
 
-from duodec.cli.completion import Answer
+from duodec.cli.completion import StreamedCompletion
 from duodec.core.events import FinishReason
 from duodec.core.round import Round, Stats
 
@@ -143,7 +143,12 @@ def _count(number: int, noun: str) -> str:
 
 
 def to_json(
-    done: Answer, *, target: str, draft: str | None, seed: int | None, pace_s: float = 0.0
+    done: StreamedCompletion,
+    *,
+    target: str,
+    draft: str | None,
+    seed: int | None,
+    pace_s: float = 0.0,
 ) -> str:
     """One line; what is not a number is null. A target slowed for a demo is marked as such."""
     finished = done.finished

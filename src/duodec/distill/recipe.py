@@ -29,7 +29,7 @@ from duodec.loading.vetting import vetted
 from duodec.machine.cores import available_cores
 from duodec.machine.memory import available_bytes
 from duodec.models import resolve
-from duodec.models.pairing import difference
+from duodec.models.vocabularies import difference
 
 _VERSION = 1
 _FOLDER_VERSION = 2  # of the shards in it

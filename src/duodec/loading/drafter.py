@@ -19,7 +19,7 @@ from duodec.loading.profile import Profile
 from duodec.loading.resolve import ResolvedPair
 from duodec.loading.vetting import vetted
 from duodec.machine.cores import CorePlan, available_cores
-from duodec.models.pairing import difference
+from duodec.models.vocabularies import difference
 
 _SAMPLED_STRIDE = 16  # tokens compared at load; `duodec doctor` compares all of them
 _CACHE_TOKENS = 1 << 14  # for all texts together

@@ -22,7 +22,7 @@ from duodec.backends.llamacpp.gguf_checks import check_header
 from duodec.backends.llamacpp.load_probe import REFUSED
 from duodec.errors import DuodecError, ModelUnreadable
 from duodec.models import ModelFile
-from duodec.models.contents import Note
+from duodec.models.contents import CachedCheck
 from duodec.models.hub import parts_of
 
 _LEAST_S, _BYTES_PER_S = 15.0, 10e6  # the limit of a trial
@@ -46,7 +46,7 @@ def vetted(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
         return file
     parts = [path for path in parts_of(file.path) if path.is_file()]
     finding = "vocabulary" if vocabulary_only else "model"
-    note = Note(f"tried-{finding}", file.path, f"survived {_versions()}", tuple(parts))
+    note = CachedCheck(f"tried-{finding}", file.path, f"survived {_versions()}", tuple(parts))
     if note.holds():
         return file
     for path in parts:

@@ -56,7 +56,7 @@ class Source(Protocol):
     """A place that an alias comes from."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The place, in words for people."""
 
     def cached(self, alias: Alias) -> Path | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from duodec.errors import DownloadFailed, ModelNotFound, ModelUnreadable
 from duodec.models.base import WEIGHTS, ModelFile
-from duodec.models.hub import Hub
+from duodec.models.hub import HubFile
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -130,7 +130,7 @@ def _check_weights(path: Path) -> None:
 
 
 def fetch_folder(
-    hub: Hub, reference: str, *, offline: bool, check: Callable[[Path], object]
+    hub: HubFile, reference: str, *, offline: bool, check: Callable[[Path], object]
 ) -> ModelFile:
     """A repository's folder in the hub's cache, fetched if needed. Before its weights are fetched,
     ``check`` gets the folder with the other files, and may raise.
@@ -145,15 +145,16 @@ def fetch_folder(
     if not hub.has_cached(wanted):
         check(first.parent)
     hub.find(lambda _: [name for name in wanted if name not in small], offline=offline)
-    return ModelFile(check_folder(first.parent), reference, hub.words_of(first), terms, None)
+    return ModelFile(check_folder(first.parent), reference, hub.description_of(first), terms, None)
 
 
-def _check_is_cached(hub: Hub) -> None:
+def _check_is_cached(hub: HubFile) -> None:
     """Raises DownloadFailed if an earlier download failed or did not finish."""
     names = hub.names(offline=True)
     try:
         choose_files(names, hub.repo)
     except ModelNotFound as error:
         raise DownloadFailed(
-            f"{hub.words} is incomplete in the cache and the network is off; fetch it once online"
+            f"{hub.description} is incomplete in the cache and the network is off; "
+            "fetch it once online"
         ) from error

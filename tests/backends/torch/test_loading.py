@@ -48,7 +48,7 @@ from duodec.errors import (
 )
 from duodec.llm import load
 from duodec.loading.config import EngineConfig
-from duodec.models.pairing import difference
+from duodec.models.vocabularies import difference
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from duodec.integrations.vllm.opening import Engine, Host, OpenDrafter, draft_co
 from duodec.integrations.vllm.settings import PREFIX, Settings
 from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
 from duodec.models import resolve
-from duodec.models.pairing import difference
+from duodec.models.vocabularies import difference
 from duodec.native import library as native
 
 TABLE = TableModel(seed=7)

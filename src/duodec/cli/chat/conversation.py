@@ -8,16 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from duodec.cli.completion import Answer, answer
+from duodec.cli.completion import StreamedCompletion, stream_completion
 from duodec.cli.interrupts import Interruption, Stopped
-from duodec.cli.output import AnswerWriter, is_terminal, say, say_dim, warn
+from duodec.cli.output import CompletionWriter, is_terminal, say, say_dim, warn
 from duodec.cli.summary import draft_line, rate
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption, ContextExceeded
 from duodec.methods.registry import method as method_named
 
 if TYPE_CHECKING:
-    from duodec.cli.chat.models import Models
+    from duodec.cli.chat.models import ChatModels
     from duodec.inputs import Prompt
     from duodec.llm import LLM
 
@@ -38,8 +38,8 @@ def as_text(messages: list[dict[str, Any]]) -> Prompt:
 class Conversation:
     """Every response sees all earlier messages; the engine's memo makes that cheap."""
 
-    models: Models
-    writer: AnswerWriter
+    models: ChatModels
+    writer: CompletionWriter
     sampling: SamplingParams
     method: str | None = None
     max_tokens: int | None = None
@@ -48,7 +48,7 @@ class Conversation:
     prompt_of: Callable[[list[dict[str, Any]]], Prompt] = as_messages
     messages: list[dict[str, Any]] = field(default_factory=list)
     attachment: str = ""  # text that goes before the next message
-    last: Answer | None = None
+    last: StreamedCompletion | None = None
     _num_regenerated: int = 0
 
     @property
@@ -72,7 +72,7 @@ class Conversation:
         prompt = self.prompt_of(self.all_messages())
         return len(self.engine.tokens_of(prompt)) if self.messages else 0
 
-    def draft_of(self, done: Answer) -> str | None:
+    def draft_of(self, done: StreamedCompletion) -> str | None:
         """The draft model used for a response."""
         method = method_named(done.method)
         takes_one = method.needs_draft_model or method.uses_draft_model
@@ -118,7 +118,7 @@ class Conversation:
         done = None
         interruption = Interruption(_HARD_PATIENCE)
         with suppress(Stopped):
-            done = answer(
+            done = stream_completion(
                 self.engine,
                 self.engine.tokens_of(self.prompt_of(self.all_messages())),
                 self.sampling,
@@ -140,7 +140,7 @@ class Conversation:
             self.last = done
             self._close(done)
 
-    def _close(self, done: Answer) -> None:
+    def _close(self, done: StreamedCompletion) -> None:
         if done.finished.finish_reason == "context" and not done.is_interrupted:
             warn(
                 f"the context of {self.engine.num_context} tokens is full; /clear forgets the "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Models:
+class ChatModels:
     """One target and its draft at a time; the options of the command line hold for each."""
 
     config: EngineConfig
@@ -47,7 +47,7 @@ class Models:
 
     def _load(self, pair: ResolvedPair) -> None:
         target = pair.config.target
-        llm = opening.open_engine(pair, on_warning=self.on_warning, is_quiet=self.is_quiet)
+        llm = opening.open_llm(pair, on_warning=self.on_warning, is_quiet=self.is_quiet)
         if llm.tokenizer.chat_template is None and not self.is_raw:
             llm.close()
             raise BadOption(
@@ -75,7 +75,7 @@ class Models:
             self._llm.close()
             self._llm = None
 
-    def __enter__(self) -> Models:
+    def __enter__(self) -> ChatModels:
         return self
 
     def __exit__(self, *_: object) -> None:

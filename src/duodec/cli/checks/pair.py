@@ -11,7 +11,7 @@ from duodec.cli.output import size
 from duodec.errors import BadOption
 from duodec.machine.memory import available_bytes
 from duodec.models import ModelFile
-from duodec.models.pairing import difference
+from duodec.models.vocabularies import difference
 
 if TYPE_CHECKING:
     from duodec.backends.llamacpp.row_trial import RowTrial
@@ -130,7 +130,7 @@ def _cache_bytes(models: Sequence[TargetModel], num_context: int) -> int:
 def check_rows(trial: RowTrial, num_rows: int | None) -> Check:
     """Whether a seed has one text on this device, whatever is drafted."""
     if trial.is_exact:
-        rows = f"{num_rows} rows a forward pass" if num_rows else "rows as many as are asked for"
+        rows = f"{num_rows} rows a forward pass" if num_rows else "as many rows as are requested"
         return Check("exactness", "ok", f"no bit depends on drafts or other requests: {rows}")
     what, most = trial.worst
     words = f"logits move by up to {most:.2g} with {what}: near ties, texts depend on drafts"

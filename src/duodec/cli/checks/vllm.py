@@ -20,7 +20,7 @@ def checks(target: str, settings: Settings, *, offline: bool) -> list[Check]:
     from duodec.machine.cores import available_cores
     from duodec.models import resolve, resolve_folder
     from duodec.models.folders import read_json
-    from duodec.models.pairing import difference
+    from duodec.models.vocabularies import difference
 
     found: list[Check] = []
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from duodec.cli import opening, options
 from duodec.cli.chat import slash
 from duodec.cli.chat.conversation import Conversation, as_messages, as_text
-from duodec.cli.chat.models import Models
+from duodec.cli.chat.models import ChatModels
 from duodec.cli.markdown import writer_for
 from duodec.cli.output import say_dim, warn
 from duodec.core.sampling import SamplingParams, seeded
@@ -73,7 +73,7 @@ def chat(
     if raw and system is not None:
         raise BadOption("--system needs the chat template that --raw leaves out; choose one")
     writer = writer_for(show_draft=show_draft, is_plain=plain or raw)
-    with closing(writer), Models(config, chosen, writer.warn, quiet, raw) as models:
+    with closing(writer), ChatModels(config, chosen, writer.warn, quiet, raw) as models:
         models.open(config.target)
         conversation = Conversation(
             models=models,
@@ -141,7 +141,7 @@ def _terminal_reader() -> ReadLine:
     from prompt_toolkit.history import InMemoryHistory
     from prompt_toolkit.output import create_output
 
-    from duodec.cli.chat.completing import SlashCompleter
+    from duodec.cli.chat.slash_completer import SlashCompleter
 
     session: PromptSession[str] = PromptSession(
         history=InMemoryHistory(),

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duodec.cli.completion import Answer, answer
+from duodec.cli.completion import StreamedCompletion, stream_completion
 from duodec.cli.interrupts import Interruption, Stopped
-from duodec.cli.opening import open_engine, resolve_for
+from duodec.cli.opening import open_llm, resolve_for
 from duodec.cli.options import option
-from duodec.cli.output import AnswerWriter, put, say, say_dim, warn
+from duodec.cli.output import CompletionWriter, put, say, say_dim, warn
 from duodec.cli.summary import rate
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
@@ -76,7 +76,7 @@ def _compare(prompt: str, max_tokens: int, pace: str | None) -> float:
     curve = config.pace_curve
     if pace is not None and (curve is None or curve.forward_s < _LEAST_PACE_S):
         raise BadOption(f"pace is {pace}; use {_LEAST_PACE_S} seconds or more")
-    with open_engine(resolve_for(config, None), on_warning=warn) as engine:
+    with open_llm(resolve_for(config, None), on_warning=warn) as engine:
         if curve is not None:
             slowed = (
                 curve.words if isinstance(config.pace, str) else f"{curve.forward_s * 1e3:.0f} ms"
@@ -106,7 +106,7 @@ def _compare(prompt: str, max_tokens: int, pace: str | None) -> float:
     return fast.tokens_per_second / slow.tokens_per_second
 
 
-def result_line(plain: Answer, drafted: Answer, num_busy: float) -> str:
+def result_line(plain: StreamedCompletion, drafted: StreamedCompletion, num_busy: float) -> str:
     """Both speeds and their ratio, or why the ratio is missing."""
     slow, fast = plain.finished.stats, drafted.finished.stats
     same = f"the same {len(plain.finished.tokens)} tokens"
@@ -122,9 +122,9 @@ def result_line(plain: Answer, drafted: Answer, num_busy: float) -> str:
     )
 
 
-def _decode(engine: LLM, prompt: str, method: str | None, max_tokens: int) -> Answer:
-    writer = AnswerWriter(show_draft=True)
-    done = answer(
+def _decode(engine: LLM, prompt: str, method: str | None, max_tokens: int) -> StreamedCompletion:
+    writer = CompletionWriter(show_draft=True)
+    done = stream_completion(
         engine,
         engine.tokens_of([{"role": "user", "content": prompt}]),
         SamplingParams(seed=1),

@@ -31,7 +31,7 @@ duodec distill smollm2 --from smollm2 --layers 6  # a copy of the target with si
 duodec distill qwen2.5-coder-1.5b --from smollm2  # another vocabulary: it gets the target's
 
 What happens:
-1. The target answers prompts at --temperature. Its likeliest tokens are recorded. 2. A copy of \
+1. The target completes prompts at --temperature. Its likeliest tokens are recorded. 2. A copy of \
 --from is trained to say what the target says. 3. The copy is written as GGUF. 4. Both draft for \
 held-out prompts on a virtual clock; the file is kept at --output only if the target needs fewer \
 forward passes with it.

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duodec.cli import opening, options
-from duodec.cli.completion import Answer, answer, plain_seconds
+from duodec.cli.completion import StreamedCompletion, plain_seconds, stream_completion
 from duodec.cli.interrupts import Interruption, Stopped
 from duodec.cli.markdown import writer_for
-from duodec.cli.opening import open_engine
+from duodec.cli.opening import open_llm
 from duodec.cli.output import is_terminal, put, say, say_dim, warn
 from duodec.cli.summary import (
     busy_line,
@@ -120,7 +120,7 @@ def generate(
     try:
         with (
             closing(writer),
-            open_engine(
+            open_llm(
                 pair,
                 on_warning=writer.warn,
                 is_quiet=quiet,
@@ -128,7 +128,7 @@ def generate(
         ):
             tokens = engine.tokens_of(text if raw else messages(text, system))
             others = OtherPrograms()
-            done = answer(
+            done = stream_completion(
                 engine,
                 tokens,
                 sampling,
@@ -186,7 +186,9 @@ def messages(text: str, system: str | None) -> list[dict[str, Any]]:
     return [*first, {"role": "user", "content": text}]
 
 
-def _close(engine: LLM, done: Answer, sampling: SamplingParams, draft: str | None) -> None:
+def _close(
+    engine: LLM, done: StreamedCompletion, sampling: SamplingParams, draft: str | None
+) -> None:
     """The closing lines."""
     stats = done.finished.stats
     words = [speed_line(stats), f"seed {sampling.seed}"]
@@ -204,7 +206,9 @@ def _close(engine: LLM, done: Answer, sampling: SamplingParams, draft: str | Non
     say_dim(draft_line(stats, done.method, draft))
 
 
-def _compare(engine: LLM, done: Answer, sampling: SamplingParams, others: OtherPrograms) -> None:
+def _compare(
+    engine: LLM, done: StreamedCompletion, sampling: SamplingParams, others: OtherPrograms
+) -> None:
     """Print how it compares with plain decoding, which is timed for that."""
     try:
         plain_s = plain_seconds(engine, done, sampling)
@@ -217,14 +221,14 @@ def _compare(engine: LLM, done: Answer, sampling: SamplingParams, others: OtherP
 
 
 def _prompt_text(prompt: str | None, option: str | None, file: Path | None) -> str:
-    """The prompt: a file's text and what is asked of it, from standard input if there is neither.
+    """The prompt: a file's text and the question about it, from standard input if there is neither.
     Raises BadOption."""
     if prompt is not None and option is not None:
         raise BadOption("a prompt and --prompt are given; leave one out")
-    asked = option if prompt is None else prompt
-    if asked == _READ_FROM_STDIN or (asked is None and file is None):
-        asked = _standard_input()
-    parts = [*([_file_text(file)] if file else []), *([asked] if asked is not None else [])]
+    question = option if prompt is None else prompt
+    if question == _READ_FROM_STDIN or (question is None and file is None):
+        question = _standard_input()
+    parts = [*([_file_text(file)] if file else []), *([question] if question is not None else [])]
     text = "\n\n".join(parts)
     if not text.strip():
         raise BadOption("the prompt is empty; write something to complete")

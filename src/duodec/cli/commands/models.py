@@ -111,10 +111,10 @@ def show(
     json: Json = False,
 ) -> None:
     """Show what a model is: size, format, vocabulary, licence, file."""
-    from duodec.models.summary import Summary
+    from duodec.models.metadata import ModelMetadata
 
     file = _on_disk(name)
-    found = Summary.of(file.path)
+    found = ModelMetadata.of(file.path)
     record = {
         "name": found.name,
         "architecture": found.architecture,
@@ -180,10 +180,10 @@ def drafts(
     from duodec.loading.resolve import resolve_target
     from duodec.models.discovery import candidates
     from duodec.models.families import family_of
-    from duodec.models.summary import Summary
+    from duodec.models.metadata import ModelMetadata
 
     path = resolve_target(replace(config, target=target)).file.path
-    summary = Summary.of(path)
+    summary = ModelMetadata.of(path)
     family = family_of(summary.architecture, summary.name, path.name, target)
     found = candidates(path)
     if json:

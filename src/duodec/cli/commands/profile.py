@@ -12,7 +12,7 @@ import typer
 
 from duodec.cli import options
 from duodec.cli.checks.payoff import Speed, check_speed
-from duodec.cli.opening import open_engine, resolve_for
+from duodec.cli.opening import open_llm, resolve_for
 from duodec.cli.output import progress_bar, put, put_table, say_dim, warn
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.loading.config import EngineConfig
@@ -62,14 +62,13 @@ def profile(
 
     The planner starts with the curves T(n) and d(k) of this pair on this machine.
     """
-
     if busy := wait_until_idle(wait):
         warn(f"{busy}; stop them, or let --wait 120 wait until they are done")
         raise typer.Exit(_NOT_KEPT)
     if plot and not plot.resolve().parent.is_dir():
         raise BadOption(f"--plot {plot}: there is no such folder; create it first")
     pair = resolve_for(config, None)
-    with open_engine(pair, on_warning=warn) as engine:
+    with open_llm(pair, on_warning=warn) as engine:
         from duodec.backends.loaded import TargetModel
         from duodec.loading import profile as profiling
         from duodec.loading.load import another_drafter

@@ -29,7 +29,7 @@ _STOPPING_S = 5.0  # to wait for the end of one
 
 
 @dataclass(frozen=True)
-class Serving:
+class RunningServer:
     """A server of this user."""
 
     model: str
@@ -49,7 +49,7 @@ def announced(model: str, url: str) -> Iterator[None]:
     reason not to serve."""
     import psutil
 
-    serving = Serving(model, url, os.getpid(), psutil.Process().create_time())
+    serving = RunningServer(model, url, os.getpid(), psutil.Process().create_time())
     file = folder() / f"{serving.pid}.json"
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
@@ -61,12 +61,12 @@ def announced(model: str, url: str) -> Iterator[None]:
             file.unlink(missing_ok=True)
 
 
-def servers() -> list[Serving]:
+def servers() -> list[RunningServer]:
     """The servers that run, oldest first; what killed ones left behind is removed."""
     found = []
     for file in folder().glob("*.json"):
         try:
-            serving = Serving(**json_format.loads(file.read_text("utf-8")))
+            serving = RunningServer(**json_format.loads(file.read_text("utf-8")))
         except (OSError, ValueError, TypeError):
             continue  # being written, or not ours
         if _runs(serving):
@@ -77,7 +77,7 @@ def servers() -> list[Serving]:
     return sorted(found, key=lambda serving: serving.started_s)
 
 
-def _runs(serving: Serving) -> bool:
+def _runs(serving: RunningServer) -> bool:
     """Whether this process lives; its number may be another's by now."""
     import psutil
 
@@ -87,7 +87,7 @@ def _runs(serving: Serving) -> bool:
         return False
 
 
-def _state(serving: Serving) -> str:
+def _state(serving: RunningServer) -> str:
     """What the server says of itself: ok, loading, or nothing."""
     from urllib.error import HTTPError
     from urllib.request import urlopen

@@ -48,8 +48,8 @@ def _run(
     **shared: Any,
 ) -> None:
     """Chat with a model, or complete one prompt."""
-    asked = (prompt, prompt_option, file)
-    if asked == (None, None, None) and sys.stdin is not None and sys.stdin.isatty():
+    given = (prompt, prompt_option, file)
+    if given == (None, None, None) and sys.stdin is not None and sys.stdin.isatty():
         chat.chat(target=model, **shared)
         return
     own = inspect.signature(generate.generate).parameters

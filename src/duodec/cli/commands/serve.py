@@ -90,8 +90,8 @@ def serve(
         ) from error
 
     config = replace(config, num_slots=settings.num_slots)
-    settings = replace(settings, model=alias or name_of(config.target))
-    models = {settings.model: config, **other_models(also or [], config, settings.model)}
+    settings = replace(settings, model=alias or served_name(config.target))
+    models = {settings.model: config, **additional_models(also or [], config, settings.model)}
     sources = {name: _source(name, models, method) for name in models}
     logs.set_up(_log_format(log_format))
     sock = process.listen(settings)
@@ -147,7 +147,7 @@ _ITS_OWN = (  # some of which a model of another backend does not have
 _OF_THE_SERVER = ("target", "exact", "fast", "parse_special", *options.GRAMMAR_LIMITS)
 
 
-def other_models(
+def additional_models(
     given: list[str], first: EngineConfig, name_of_first: str
 ) -> dict[str, EngineConfig]:
     """The models of ``--also`` by name; what concerns the machine is as for the first model, unless
@@ -161,7 +161,7 @@ def other_models(
     return found
 
 
-def name_of(target: str) -> str:
+def served_name(target: str) -> str:
     """A target's name without its folders."""
     path = Path(target).expanduser()
     return path.name if "/" in target and path.exists() else target
@@ -173,7 +173,7 @@ def _model(words: str, first: EngineConfig) -> tuple[str, EngineConfig]:
     except ValueError as error:
         raise BadOption(f"also is '{words}'; name a model, as in coder=MODEL -c 16384") from error
     named = _NAMED.fullmatch(model)
-    name, target = named.groups() if named else (name_of(model), model)
+    name, target = named.groups() if named else (served_name(model), model)
     check_reference(target)
     default = EngineConfig()
     shared = replace(first, datastore="auto", **{own: getattr(default, own) for own in _ITS_OWN})

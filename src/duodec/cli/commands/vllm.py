@@ -106,8 +106,8 @@ def command(target: str, num_tokens: int, arguments: list[str]) -> list[str]:
 
 def _program(name: str) -> str:
     """The program in this environment, or else on the user's path."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    neighbour = Path(sys.executable).parent / name
+    found = str(neighbour) if neighbour.exists() else shutil.which(name)
     if found is None:
         raise BackendUnavailable(
             f"no program {name} next to {sys.executable}; run: {install_command('vllm')}"

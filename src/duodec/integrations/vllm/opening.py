@@ -22,7 +22,7 @@ from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
 from duodec.machine.cores import MOST_DRAFT_THREADS, Cores, available_cores, memory_nodes
 from duodec.machine.install import install_command
 from duodec.models import resolve
-from duodec.models.pairing import difference
+from duodec.models.vocabularies import difference
 
 if TYPE_CHECKING:
     from duodec.backends.torch.tokenizer import FolderTokenizer

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from duodec.chat import jinja
-from duodec.chat.jinja import WRITTEN, Refused
+from duodec.chat.jinja import WRITTEN, TemplateRefused
 from duodec.machine.helper import SIZE, Helper, Late
 
 
-class Renderer:
+class TemplateRenderer:
     """Renders templates. Thread-safe: no thread waits for another's prompt."""
 
     def __init__(self, limit_s: float = 5.0) -> None:
@@ -24,7 +24,7 @@ class Renderer:
         try:
             request = pickle.dumps((template, values))
         except Exception as error:
-            raise Refused(f"its values cannot be passed on: {error}") from error
+            raise TemplateRefused(f"its values cannot be passed on: {error}") from error
         try:
             helper = self._idle.pop()
         except IndexError:
@@ -32,14 +32,14 @@ class Renderer:
         try:
             kind, text = helper.ask(SIZE.pack(len(request)) + request, self._limit_s)
         except Late as error:
-            raise Refused(f"it takes longer than {self._limit_s:g} s") from error
+            raise TemplateRefused(f"it takes longer than {self._limit_s:g} s") from error
         except OSError as error:
-            raise Refused("it ended its process: memory may be short") from error
+            raise TemplateRefused("it ended its process: memory may be short") from error
         finally:
             self._idle.append(helper)
         if kind == WRITTEN:
             return text
-        raise Refused(text)
+        raise TemplateRefused(text)
 
     def close(self) -> None:
         """End the processes; a later template starts another. Can be called twice."""
@@ -47,5 +47,5 @@ class Renderer:
             self._idle.pop().close()
 
 
-RENDERER = Renderer()
-atexit.register(RENDERER.close)
+TEMPLATE_RENDERER = TemplateRenderer()
+atexit.register(TEMPLATE_RENDERER.close)

@@ -34,7 +34,7 @@ _PADDING = 512
 
 
 @dataclass(frozen=True)
-class Summary:
+class ModelMetadata:
     """What a model is. ``num_params`` is 0 where that is unknown."""
 
     architecture: str
@@ -47,11 +47,11 @@ class Summary:
     num_context: int = 0  # tokens of a text that it was trained for; 0 if it does not say
 
     @classmethod
-    def of(cls, path: Path) -> Summary:
+    def of(cls, path: Path) -> ModelMetadata:
         """Of a GGUF file or a folder. Raises ModelUnreadable for a damaged or truncated file."""
         return _of_folder(path) if path.is_dir() else _of_file(check_gguf(path))
 
-    def has_vocabulary_of(self, other: Summary) -> bool:
+    def has_vocabulary_of(self, other: ModelMetadata) -> bool:
         """Whether both number the same tokens, but for a few and for padding."""
         size = min(len(self.tokens), len(other.tokens))
         if not size or abs(len(self.tokens) - len(other.tokens)) > _PADDING:
@@ -60,7 +60,7 @@ class Summary:
         return sum(ours == theirs for ours, theirs in pairs) >= _ALIKE * size
 
 
-def _of_folder(path: Path) -> Summary:
+def _of_folder(path: Path) -> ModelMetadata:
     """A folder of config.json, safetensors and tokenizer.json."""
     try:
         config = json.loads((path / "config.json").read_text("utf-8"))
@@ -81,13 +81,13 @@ def _of_folder(path: Path) -> Summary:
     kind = str(config.get("model_type", "unknown"))
     format_ = str(config.get("dtype") or config.get("torch_dtype") or "")
     num_context = int(config.get("max_position_embeddings") or 0)
-    return Summary(
+    return ModelMetadata(
         kind, path.name, num_bytes // 2, num_bytes, tokens, quantisation=format_,
         num_context=num_context,
     )  # fmt: skip
 
 
-def _of_file(path: Path) -> Summary:
+def _of_file(path: Path) -> ModelMetadata:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).summary(path)
@@ -101,7 +101,7 @@ class _Reader:
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 4
 
-    def summary(self, path: Path) -> Summary:
+    def summary(self, path: Path) -> ModelMetadata:
         version, num_tensors, num_entries = self._unpack("IQQ")
         if version not in (2, 3) or num_entries > 1 << 16 or num_tensors > 1 << 20:
             raise ValueError("no header")
@@ -115,7 +115,7 @@ class _Reader:
         name = _words(entries.get("general.name", b"")) or path.stem
         tokens = entries.get(_TOKENS)
         keys = (f"{architecture}.ssm.state_size", f"{architecture}.wkv.head_size")
-        return Summary(
+        return ModelMetadata(
             architecture,
             name,
             num_params,

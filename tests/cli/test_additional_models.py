@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import duodec
-from duodec.cli.commands.serve import other_models
+from duodec.cli.commands.serve import additional_models
 from duodec.errors import BadOption, ModelNotFound
 from duodec.loading.config import EngineConfig
 
@@ -23,7 +23,7 @@ def test_a_model_shares_the_machine_and_has_options_of_its_own() -> None:
         "coder=qwen2.5-coder-0.5b -c 100 --gpu-layers 0 --cache_type_v q4_0 -ot 'a b=CPU' -td 1",
         f"{DRAFT} --draft none",
     ]
-    coder, other = other_models(given, FIRST, "smollm2").items()
+    coder, other = additional_models(given, FIRST, "smollm2").items()
     assert coder == ("coder", EngineConfig(
         target="qwen2.5-coder-0.5b", draft="auto", context=100, threads=1, draft_threads=1,
         gpu_layers=0, cache_type_v="q4_0", fast=True, num_slots=4, override_tensor=("a b=CPU",),
@@ -49,16 +49,16 @@ def test_a_model_shares_the_machine_and_has_options_of_its_own() -> None:
 )
 def test_what_is_wrong_is_told_with_the_words(words: str, told: str) -> None:
     with pytest.raises(BadOption, match=f"also is '.*{told}") as raised:
-        other_models([words], FIRST, "smollm2")
+        additional_models([words], FIRST, "smollm2")
     assert words[:20] in str(raised.value)
 
 
 @pytest.mark.parametrize("words", ["a=nosuch.gguf", "a=", "nosuch"])
 def test_a_model_that_nobody_has_is_refused_before_anything_is_loaded(words: str) -> None:
     with pytest.raises(ModelNotFound, match="no model"):
-        other_models([words], FIRST, "smollm2")
+        additional_models([words], FIRST, "smollm2")
 
 
 def test_a_name_is_given_once() -> None:
     with pytest.raises(BadOption, match="'a' is taken"):
-        other_models(["a=qwen2.5-coder-0.5b", "a=smollm2"], FIRST, "first")
+        additional_models(["a=qwen2.5-coder-0.5b", "a=smollm2"], FIRST, "first")

