@@ -8,11 +8,13 @@ from pathlib import Path
 
 from duodec.server.api.bodies import ChatBody, CompletionBody
 from duodec.server.api.fields import Object
+from duodec.server.api.message_bodies import MessagesBody
 from duodec.server.api.response_bodies import ResponsesBody
 
 PAGE = Path(__file__).parents[1] / "docs" / "server.md"
 APIS: dict[str, type[Object]] = {
     "chat": ChatBody, "completions": CompletionBody, "responses": ResponsesBody,
+    "messages": MessagesBody,
 }  # fmt: skip
 _PLACE = re.compile(r"(?s)(<!-- fields -->\n).*?(<!-- end of fields -->)")
 

@@ -269,4 +269,4 @@ def test_the_docs_list_every_field() -> None:
     spec.loader.exec_module(module)
     written = (ROOT / "docs" / "server.md").read_text("utf-8")
     assert module.page() == written, "run: python scripts/fields_table.py"
-    assert "| `temperature` | yes | yes | yes |" in written
+    assert "| `temperature` | yes | yes | yes | yes |" in written

@@ -22,10 +22,15 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held: list[Segment] = []
         self.text = ""  # all text released so far
-        self.is_stopped = False
+        self.stop: str | None = None  # the one that ended the text
         self.num_released = 0  # tokens whose text is released as a whole
         self._num_decoded = 0  # characters of all tokens
         self._ends: deque[int] = deque()  # of the text of each token that is not released, in them
+
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string has ended the text."""
+        return self.stop is not None
 
     @property
     def can_stop(self) -> bool:
@@ -53,9 +58,9 @@ class TextStream:
     def _release(self, *, is_last: bool) -> list[Segment]:
         held = "".join(segment.text for segment in self._held)
         # the one that is complete first, so that the segmentation does not matter
-        found = [(at + len(stop), at) for stop in self._stop if (at := held.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stop if (at := held.find(stop)) >= 0]
         if found:
-            self.is_stopped = True
+            self.stop = min(found)[2]
         length = min(found)[1] if found else len(held) - (0 if is_last else self._doubtful(held))
         released: list[Segment] = []
         rest: list[Segment] = []

@@ -55,6 +55,7 @@ class Done:
     arrive_s: float
     start_s: float  # when it left the queue
     prompt_logprobs: tuple[Logprob | None, ...] = ()  # where no `Piece` was
+    stop: str | None = None  # the stop string that ended it
 
 
 @dataclass(frozen=True)

@@ -153,5 +153,6 @@ class ScheduledRequest:
             self.arrive_s,
             self.start_s,
             self._prompt_logprobs(),
+            request.stream.stop if request.stream is not None else None,
         )
         return [*outputs, done]

@@ -244,7 +244,7 @@ def _with_function(value: Any, expected: str) -> dict[str, Any]:
     return checked
 
 
-def _tool(value: Any) -> Tool:
+def tool_of(value: Any) -> Tool:
     return _with_function(value, "{type, function}")
 
 
@@ -304,7 +304,7 @@ class ChatMessage(Object):
         return {**extra, "role": role, "content": self.content, **calls}
 
 
-def _variables(value: dict[str, Any]) -> dict[str, Any]:
+def variables_of(value: dict[str, Any]) -> dict[str, Any]:
     if taken := [name for name in _RESERVED if name in value]:
         raise refused(f"sets {taken[0]}, which the request itself does; leave it out")
     return value
@@ -315,12 +315,12 @@ class Conversation(Body):
     how the model reasons."""
 
     messages: Annotated[list[ChatMessage], FailFast()]
-    tools: Annotated[list[Annotated[Tool, BeforeValidator(_tool)]], FailFast()] = Field(
+    tools: Annotated[list[Annotated[Tool, BeforeValidator(tool_of)]], FailFast()] = Field(
         default_factory=list
     )
     tool_choice: Any = None
     parallel_tool_calls: StrictBool = True
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] = Field(
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(variables_of)] = Field(
         default_factory=dict
     )
 

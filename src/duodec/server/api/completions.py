@@ -17,6 +17,7 @@ from duodec.server.api.bodies import CompletionsBody
 from duodec.server.api.shapes import TextOffsets
 from duodec.server.api.tools.call import Call, Found, Fragment, Thought
 from duodec.server.api.tools.splitting import Reader
+from duodec.server.http.streams import DATA_EVENTS
 
 Choice = dict[str, Any]
 
@@ -53,6 +54,7 @@ class _ChoiceState:
 class CompletionsWriter(ABC):
     """Writes the response to one request: see `duodec.server.http.streams.Writer`."""
 
+    framing = DATA_EVENTS
     prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]

@@ -16,6 +16,7 @@ from duodec.server.api.bodies import ChatMessage
 from duodec.server.api.response_bodies import ResponsesBody
 from duodec.server.api.tools.call import Call, Found, Fragment, Thought
 from duodec.server.api.tools.splitting import Reader
+from duodec.server.http.streams import DATA_EVENTS
 
 Event = dict[str, Any]
 _DELTAS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
@@ -78,6 +79,8 @@ class ResponseWriter:
         self._logprobs: list[Logprob] = []  # of tokens whose text was not told yet
 
     # --- events
+
+    framing = DATA_EVENTS
 
     @property
     def is_streamed(self) -> bool:
