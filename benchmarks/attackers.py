@@ -255,5 +255,7 @@ async def _main(url: str, pause_s: float, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    if hasattr(os, "SCHED_OTHER"):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # whatever the server has
     os.nice(19)
     asyncio.run(_main(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))
