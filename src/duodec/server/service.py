@@ -98,7 +98,7 @@ class Service:
         Raises ApiError while nobody is served."""
         self.check_ready()
         threads = [served.scheduler for served in self.models.loaded]
-        num_there = sum(thread.num_running + thread.num_waiting for thread in threads)
+        num_there = sum(thread.num_taken for thread in threads)
         num_slots = self.settings.num_slots * max(1, len(threads))
         return num_slots + self.settings.num_queued - num_there
 
