@@ -36,7 +36,7 @@ from unittest.mock import ANY
 from benchmarks.damaged_gguf import Map, map_of, mutated
 from benchmarks.fuzzing import ended, keep, kept, publish
 from duodec.__main__ import main as _program
-from duodec.backends.llamacpp import library, trial
+from duodec.backends.llamacpp import library, load_probe
 from duodec.loading import vetting
 from duodec.models import resolve
 
@@ -166,7 +166,7 @@ def tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int,
                 os.dup2(given, own)
             os.environ["DUODEC_LLAMA_LOG"] = "1"
             library._silence(library.load())  # which it is not any more
-            _leave(lambda: trial.main(*arguments))
+            _leave(lambda: load_probe.main(*arguments))
         found = ended(child, most_s)
         if found is None:
             raise subprocess.TimeoutExpired(list(arguments), most_s)

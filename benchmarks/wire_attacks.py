@@ -7,6 +7,7 @@ and reads as little of the answers as it can.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from itertools import cycle, islice, repeat
@@ -20,10 +21,17 @@ _CHUNKED = _CHAT + b"Transfer-Encoding: chunked\r\n\r\n"
 _ASKED = b'{"prompt": "hi", "max_tokens": 1}'
 _COMPLETE = b"POST /v1/completions HTTP/1.1\r\n" + _HOST + b"Content-Length: %d\r\n" % len(_ASKED)
 _NUM_PIPELINED = 2000
+_NUM_VALID = 500
 
 
 def _get(path: str, lines: bytes = b"", version: bytes = b"1.1") -> bytes:
     return b"GET %s HTTP/%s\r\n%s%s\r\n" % (path.encode(), version, _HOST, lines)
+
+
+def _completion(**fields: Any) -> bytes:
+    body = json.dumps({"max_tokens": 1, **fields}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\n" + _HOST + b"Content-Length: %d\r\n\r\n"
+    return head % len(body) + body
 
 
 METRICS = _get("/metrics") * _NUM_PIPELINED
@@ -31,6 +39,13 @@ PATHS = ("/", "/health", "/metrics", "/props", "/slots", "/v1/models", "/v1/resp
 MIXED = b"".join(
     islice(cycle([*map(_get, PATHS), _COMPLETE + b"\r\n" + _ASKED]), _NUM_PIPELINED)
 )  # fmt: skip
+COMPLETIONS = _completion(prompt="hi") * _NUM_PIPELINED
+CHOICES = _completion(prompt="hi", n=16, temperature=1, max_tokens=64) * _NUM_VALID
+PROMPTS = b"".join(_completion(prompt=list(range(1000 + i, 1900 + i))) for i in range(_NUM_VALID))
+COSTLY = _completion(
+    prompt="hi", n=4, max_tokens=32, logprobs=5, temperature=1.5, min_p=0.01, presence_penalty=1,
+    logit_bias={str(token): 0.5 for token in range(1000, 1300)}, stop=["zq", "qz", "xj", "jx"],
+) * _NUM_VALID  # fmt: skip
 UPGRADES = _get("/health", b"Connection: upgrade\r\nUpgrade: websocket\r\n") * _NUM_PIPELINED
 EXPECTING = (_COMPLETE + b"Expect: 100-continue\r\n\r\n" + _ASKED) * _NUM_PIPELINED
 OLD = _get("/metrics", b"Connection: keep-alive\r\n", b"1.0") * _NUM_PIPELINED
@@ -114,6 +129,31 @@ async def upgrades(host: str, port: int) -> str:
 async def expecting(host: str, port: int) -> str:
     """Requests that expect to be told to go on, and do so at once, in one pipeline."""
     return await _sent(host, port, [EXPECTING], _DEAF_S)
+
+
+async def completions(host: str, port: int) -> str:
+    """Completions of a token, in one pipeline."""
+    return await _sent(host, port, [COMPLETIONS], 10 * _DEAF_S)
+
+
+async def many_choices(host: str, port: int) -> str:
+    """Completions of sixteen choices each, in one pipeline."""
+    return await _sent(host, port, [CHOICES], 10 * _DEAF_S)
+
+
+async def long_prompts(host: str, port: int) -> str:
+    """Completions of prompts of 900 tokens that nobody has read before, in one pipeline."""
+    return await _sent(host, port, [PROMPTS], 10 * _DEAF_S)
+
+
+async def costly_sampling(host: str, port: int) -> str:
+    """Completions whose tokens cost more than others to draw and to tell, in one pipeline."""
+    return await _sent(host, port, [COSTLY], 10 * _DEAF_S)
+
+
+async def many_completions(host: str, port: int) -> str:
+    """A pipeline of completions among as many as there is room for."""
+    return await _sent(host, port, [COMPLETIONS], 10 * _DEAF_S)
 
 
 async def old_keep_alive(host: str, port: int) -> str:

@@ -467,7 +467,10 @@ class Company:
                     come = [self._guest() for _ in range(min(left, chance.choice([1, 1, 2, 6])))]
                     left -= len(come)
                     guests += come
-                    scheduler.submit([guest.task for guest in come])
+                    tasks = [guest.task for guest in come]
+                    is_one_request = self.seed % 2 == 1  # and these are its completions
+                    for submission in [tasks] if is_one_request else [[task] for task in tasks]:
+                        scheduler.submit(submission)
                 self._abort_some(guests, p_abort)
                 self.record.num_shared += len(scheduler.running) > 1
                 if scheduler.launch():

@@ -23,7 +23,7 @@ from duodec.core.protocols import Drafted, Drafter, Query, Scores, Target
 from duodec.core.sampling import SamplingParams
 from duodec.core.traits import TargetCache
 from duodec.drafting.inline import InlineDrafter
-from duodec.errors import ComputeFailed
+from duodec.errors import BadOption, ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS
 from duodec.methods.request import NoDrafter, Request, Score, Wait
@@ -286,6 +286,35 @@ def test_who_leaves_the_queue_is_never_answered() -> None:
         assert second.outputs.empty()
 
 
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_a_request_with_many_completions_lets_others_in_between(num_slots: int) -> None:
+    said: list[str] = []
+    is_computing, may_end = Event(), Event()
+
+    def on_score(queries: Sequence[Query]) -> None:
+        is_computing.set()
+        may_end.wait(LONG_S)
+
+    llm = engine_of()
+    params = SamplingParams(seed=1, max_tokens=1)
+
+    def task(name: str) -> Task:
+        return llm.task(PROMPTS[0], params, say=lambda output: said.append(name))
+
+    with served(llm, Counted(llm.target, on_score=on_score), num_slots=num_slots) as pool:
+        pool.thread.submit([task(f"a{i}") for i in range(9)])
+        assert is_computing.wait(LONG_S)
+        for names in (("b",), ("c0", "c1", "c2"), ("d",)):
+            pool.thread.submit([task(name) for name in names])
+        may_end.set()
+        assert pool.thread.drain(LONG_S)
+    order = list(dict.fromkeys(said))
+    assert len(order) == 14
+    i = num_slots  # of a's were there before anybody else
+    others = [f"a{i}", "b", "c0", "d", f"a{i + 1}", "c1", f"a{i + 2}", "c2", f"a{i + 3}"]
+    assert order[i : i + 9] == others
+
+
 def test_beyond_the_queue_clients_are_told_to_come_back() -> None:
     target = Counted(TableTarget(TABLE), 0.01)
     with served(engine_of(), target, num_slots=1, num_queued=1) as pool:
@@ -301,6 +330,36 @@ def test_beyond_the_queue_clients_are_told_to_come_back() -> None:
         listeners[1].result()
     with pytest.raises(ApiError, match="shutting down"):
         pool.submit(listeners[2])
+
+
+def test_a_request_with_many_completions_leaves_places_to_others() -> None:
+    may_end = Event()
+    llm = engine_of()
+    params = SamplingParams(seed=1, max_tokens=1)
+    done: list[int] = []
+
+    def on_score(queries: Sequence[Query]) -> None:
+        may_end.wait(LONG_S)
+
+    def tasks(num: int) -> list[Task]:
+        def say(output: Output) -> None:
+            if isinstance(output, Done):
+                done.append(num)
+
+        return [llm.task(PROMPTS[0], params, say=say) for _ in range(num)]
+
+    with served(llm, Counted(llm.target, on_score=on_score), num_slots=2, num_queued=8) as pool:
+        with pytest.raises(BadOption, match="11 completions are asked for at once"):
+            pool.thread.submit(tasks(11))
+        pool.thread.submit(tasks(10))
+        for _ in range(2):
+            pool.thread.submit(tasks(1))
+        with pytest.raises(ApiError) as caught:
+            pool.thread.submit(tasks(10))
+        assert caught.value.status == 429
+        may_end.set()
+        assert pool.thread.drain(LONG_S)
+    assert sorted(done) == [1] * 2 + [10] * 10
 
 
 def test_one_answer_that_fails_ends_alone() -> None:

@@ -8,7 +8,6 @@ server's thirty-two run the same loop; a server runs it in a thread of its own.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from duodec.methods.request import Forward, Score, Wait
 from duodec.planning.budget import BatchBudget
 from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Failed
+from duodec.scheduler.queue import Queue
 from duodec.scheduler.rehearsal import Rehearsal
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.slots import Slot, best_slot
@@ -79,7 +79,7 @@ class Scheduler:
         self.budget = BatchBudget(self.costs, self.cores_for_target, shared=shared)
         self.slots = [Slot(i, cache_for(i, is_alone=True)) for i in range(self.num_slots)]
         self.changed = Condition()  # of what waits and what runs
-        self.waiting: deque[ScheduledRequest] = deque()
+        self.waiting = Queue()
         self.running: list[ScheduledRequest] = []  # by slot
         self.num_forwards = 0
         self._last_prefill = -1
@@ -95,7 +95,7 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def submit(self, tasks: Sequence[ScheduledRequest]) -> None:
-        """Queue them."""
+        """Queue them; they take turns with those of other calls."""
         with self.changed:
             self.waiting.extend(tasks)
             self.changed.notify_all()
@@ -187,8 +187,8 @@ class Scheduler:
         """End what was aborted in the queue; any thread may call it."""
         with self.changed:
             dropped = [task for task in self.waiting if task.is_aborted]
-            for task in dropped:
-                self.waiting.remove(task)
+            if dropped:
+                self.waiting.drop(dropped)
             self.changed.notify_all()
         for task in dropped:
             self.on_end(task, "abort")
@@ -203,14 +203,14 @@ class Scheduler:
             self._flight = None  # nobody wants what it would compute
 
     def _admit(self) -> None:
-        """Waiting tasks into idle slots, first come, first served."""
+        """Waiting tasks into idle slots, in the order of the queue."""
         while self.waiting and len(self.running) < self.num_slots:
             used = [task.slot for task in self.running]
             idle = [slot for slot in self.slots if slot not in used]
             with self.changed:
                 if not self.waiting:  # aborted meanwhile
                     return
-                task = self.waiting.popleft()
+                task = self.waiting.pop()
                 task.slot = best_slot(idle, task.request.text)
                 task.request.slot = task.slot.number
                 self.running.append(task)
