@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -106,12 +106,21 @@ class VirtualClock:
         self.now_s += seconds
 
 
+@runtime_checkable
+class Learning(Protocol):
+    """A draft model that measures itself while it drafts."""
+
+    def anew(self) -> DraftModel:
+        """The same model, which has measured nothing yet."""
+
+
 class PricedModel:
     """A draft model whose forward passes take the time of a table, on a clock of their own. Where
     it translates another model's vocabulary, each forward pass of that one has its price."""
 
     def __init__(self, model: DraftModel, table: StepTable) -> None:
         self.model = model
+        self._table = table
         self._meter = _Meter(innermost(model), table)
         self._metered = _over(model, self._meter)
 
@@ -128,6 +137,13 @@ class PricedModel:
     def clock(self) -> float:
         """Seconds of work so far, with those of the current forward pass."""
         return self._meter.now_s()
+
+    def anew(self) -> PricedModel:
+        """The same model and table, for drafts of which nothing has been measured yet."""
+        model = innermost(self.model)
+        if isinstance(model, Learning):
+            model = model.anew()
+        return PricedModel(_over(self.model, model), self._table)
 
     def rows(self, query: RowQuery) -> list[Row]:
         return self._metered.rows(query)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -148,6 +149,13 @@ class LlamaDraftModel:
                 else uses_flash_attention
             ),
         )
+
+    def anew(self) -> LlamaDraftModel:
+        """The same model over the same cache, which has measured nothing yet."""
+        other = copy(self)
+        other.window = Window(self.window.most, self.vocabulary.num_params)
+        other._origins, other._tracks = {}, {}
+        return other
 
     @property
     def num_computed(self) -> int:
