@@ -38,7 +38,7 @@ from duodec.planning.costs import Costs
 
 ALL = "all tasks"
 CEILING = "ceiling"
-_DRAFT_MS = "1:2.2,4:4.0,8:7.0,16:9.8,32:16,128:34"  # one core of the development machine
+_DRAFT_MS = "1:1.4,2:1.6,4:1.9,8:2.9,16:5.1,32:10,64:20.5"  # one core of the development machine
 _HOST_US = "copy:8,draw:120,candidates:60,selection:40"  # its host, loaded
 _METHODS = "ar,lookup,recycling,sps:2,pearl,duo,auto"
 _CURVES = ";".join(
