@@ -298,7 +298,7 @@ def test_a_request_with_many_completions_lets_others_in_between(num_slots: int) 
     llm = engine_of()
     params = SamplingParams(seed=1, max_tokens=1)
 
-    def task(name: str) -> Task:
+    def task(name: str) -> ScheduledRequest:
         return llm.task(PROMPTS[0], params, say=lambda output: said.append(name))
 
     with served(llm, Counted(llm.target, on_score=on_score), num_slots=num_slots) as pool:
@@ -341,7 +341,7 @@ def test_a_request_with_many_completions_leaves_places_to_others() -> None:
     def on_score(queries: Sequence[Query]) -> None:
         may_end.wait(LONG_S)
 
-    def tasks(num: int) -> list[Task]:
+    def tasks(num: int) -> list[ScheduledRequest]:
         def say(output: Output) -> None:
             if isinstance(output, Done):
                 done.append(num)
