@@ -12,7 +12,7 @@ import typer
 
 from duodec.cli.spelling import canonical
 from duodec.core.parameters import Field, fields_of
-from duodec.methods.registry import METHODS
+from duodec.methods.registry import METHODS, names
 
 _DECODING, _OUTPUT, _PROMPTS = "Decoding", "Output", "Prompts"
 _PANELS = (  # in the order in which the help shows them
@@ -28,6 +28,8 @@ CONTEXT_SETTINGS = {"token_normalize_func": canonical, "help_option_names": ["-h
 def methods_help() -> str:
     """One line on every method, for the end of a help text."""
     lines = [f"[bold]{name}[/bold]  {_first_line(kind)}" for name, kind in METHODS.items()]
+    lines += [f"[bold]{name}[/bold]  From another package." for name in names()[len(METHODS) :]]
+    lines.append("[bold]module:Class[/bold]  A method of your own: docs/methods.md.")
     return "\n\n".join(["[bold]Methods[/bold]", *lines])
 
 

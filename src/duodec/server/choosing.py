@@ -7,7 +7,7 @@ from dataclasses import replace
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.methods.method import Method
-from duodec.methods.registry import METHODS
+from duodec.methods.registry import METHODS, names
 
 
 def method_for(llm: LLM, name: str | None, max_draft: int | None) -> Method:
@@ -22,11 +22,11 @@ def method_for(llm: LLM, name: str | None, max_draft: int | None) -> Method:
 
 
 def base_name(name: str) -> str:
-    """A method's name without a number; BadOption lists the names there are."""
-    base = name.partition(":")[0]
-    if base != name or base not in METHODS:
+    """A method's name, without a number and without a module: a client names nothing that is then
+    imported. BadOption lists the names there are."""
+    if ":" in name or (name not in METHODS and name not in names()):
         raise BadOption(
-            f"unknown method '{name}'; choose from: {', '.join(METHODS)}, and say how many tokens "
+            f"unknown method '{name}'; choose from: {', '.join(names())}, and say how many tokens "
             "to draft with max_draft"
         )
-    return base
+    return name
