@@ -68,5 +68,5 @@ docs: setup  ## build the documentation site into build/site, without network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
 clean:  ## remove .venv, .venv-vllm, .venv-aiperf and every cache in this folder (models and wheels stay cached)
-	@rm -rf .venv .venv-vllm .venv-aiperf $(SOFTWARE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .venv-vllm .venv-aiperf $(SOFTWARE) src/duodec/native/lib build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,7 +19,6 @@ from duodec.core.protocols import Datastore, Target, Tokenizer, max_draft
 from duodec.datastores import open_for
 from duodec.drafts import recipe_for
 from duodec.errors import DuodecError, warn
-from duodec.inner_loops import use_native
 from duodec.llm import LLM
 from duodec.machine.busy import SpareCores
 from duodec.machine.cores import CorePlan, available_cores, keep_to, memory_nodes
@@ -65,7 +64,6 @@ def load(
     """Load the models of ``config``. ``taken_bytes`` of the memory that looks free are other
     models' weights, mapped from files. Raises what is wrong with the models or the pair."""
     spare = SpareCores(len(available_cores()))  # looks at the cores while the models load
-    use_native()
     with ExitStack() as stack:
         loaded = load_target(config, on_warning, taken_bytes)
         model = loaded.model

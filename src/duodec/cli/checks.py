@@ -118,19 +118,6 @@ def check_cores(plan: CorePlan, num_cores: int) -> Check:
     return Check("cores", "ok", words)
 
 
-def check_native(*, is_used: bool) -> Check:
-    """Whether draft selection is compiled."""
-    if is_used:
-        return Check("selection", "ok", "of drafts: compiled for this machine")
-    return Check(
-        "selection",
-        "warn",
-        "of drafts in Python: up to 0.7 ms more between two forward passes",
-        "install a C++ compiler (g++ or clang++) or name it in the environment's CXX; the folder "
-        "native of the cache must be yours, and writable by nobody else",
-    )
-
-
 def check_rows(trial: RowTrial, num_rows: int | None) -> Check:
     """Whether a seed has one text on this device, whatever is drafted."""
     if trial.is_exact:

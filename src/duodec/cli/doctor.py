@@ -175,7 +175,6 @@ def _check_use(
     """Check a sound pair against this machine. Raises ContextExceeded."""
     from duodec.backends.llamacpp.library import load
     from duodec.cli import checks
-    from duodec.inner_loops import use_native
     from duodec.machine.cores import available_cores
     from duodec.models.targets import backend_of
 
@@ -189,7 +188,6 @@ def _check_use(
         checks.check_llama(load(), backend, has_gpu=has_gpu),
         *([checks.check_kernels(load(), path)] if target.is_on_cpu and path.is_file() else []),
         checks.check_torch(backend, has_gpu=has_gpu),
-        checks.check_native(is_used=use_native()),
     ]
 
 
