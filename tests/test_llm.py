@@ -532,8 +532,8 @@ _FOUND = "P0._launched([A])", "P0._launched([A])"
 _TURN = "B = (C or D)[0]", "B = (C or D)[0]"
 SCHEDULER_MUTANTS = [
     (Scheduler._begin, ("min(A.num_known(B), C)", "min(0 * A.num_known(B), C)")),
-    (Scheduler._landed, ("zip(A, B, P2, strict=True)", "zip(A, B, P2[::-1], strict=True)")),
-    (Scheduler._landed, ("A.part is None and B", "B")),
+    (Scheduler._take_scores, ("zip(A, B, P2, strict=True)", "zip(A, B, P2[::-1], strict=True)")),
+    (Scheduler._take_scores, ("A.part is None and B", "B")),
     (Scheduler._deliver, ("P1.request.run_deferred()", "None")),
     (Scheduler._batch, _TURN, ("A.append(B)", "A.extend(D)")),
     (Scheduler._blame, _FOUND, ("P0._fail(A, B)", "P0._fail(P1[0], B)")),

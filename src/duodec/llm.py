@@ -42,9 +42,9 @@ from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDatastore, NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
-from duodec.scheduler.practice import Practice
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.task import Task
+from duodec.scheduler.warm_up import WarmUp
 
 _CLOSED = "this LLM is closed; load it again, or keep its `with` block open while it is used"
 
@@ -55,7 +55,8 @@ class Completion:
 
     ``text`` ends before a stop string or end token, ``tokens`` hold the end token if one was drawn.
     ``finish_reason`` is ``stop`` (end token or stop string), ``length`` (``max_tokens``) or
-    ``context`` (the context was full). ``logprobs`` is None unless requested.
+    ``context`` (the context was full). ``logprobs`` and ``prompt_logprobs`` are None unless
+    requested; the prompt's first token, which follows nothing, has none.
     """
 
     text: str
@@ -65,6 +66,7 @@ class Completion:
     method: str
     seed: int
     logprobs: tuple[Logprob, ...] | None = None
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
 
 
 @dataclass
@@ -177,7 +179,7 @@ class LLM:
             if self._scheduler is not None:
                 if self._scheduler.is_computing_elsewhere:
                     with suppress(Exception):  # whatever it computes, nobody wants it
-                        self._scheduler.land()
+                        self._scheduler.finish_forward()
                 self._scheduler.close(BadOption(_CLOSED))
         self.resources.close()
 
@@ -185,24 +187,24 @@ class LLM:
         if self._use.is_closed:
             raise BadOption(_CLOSED)
 
-    # one thread at a time computes; what another one launched is landed first
+    # one thread at a time computes; what another one launched is finished first
 
     def _launch(self) -> bool:
         with self._use.turn:
             self._check_open()
             return self.scheduler.launch()
 
-    def _land(self) -> None:
+    def _finish_forward(self) -> None:
         with self._use.turn:
             self._check_open()
-            self.scheduler.land()
+            self.scheduler.finish_forward()
 
     def _step(self) -> bool:
         with self._use.turn:
             self._check_open()
             return self.scheduler.step()
 
-    def _abort(self, tasks: Sequence[Task]) -> None:
+    def _abort(self, tasks: Sequence[ScheduledRequest]) -> None:
         """Remove these requests from the scheduler, whatever ended them."""
         for task in tasks:
             task.abort()
@@ -288,7 +290,7 @@ class LLM:
                 f"{len(several)} prompts and {len(each)} params; give one for all, or one for each"
             )
         each_params = [params_of(own) for own in each]
-        outputs: list[_Outputs] = [_Outputs(own.logprobs) for own in each_params]
+        outputs: list[_Outputs] = [_Outputs(own) for own in each_params]
         tasks = [
             self.task(prompt, own, method=method, say=output)
             for prompt, own, output in zip(several, each_params, outputs, strict=True)
@@ -387,20 +389,20 @@ class LLM:
         run = partial(asyncio.get_running_loop().run_in_executor, self._use.worker)
         heard: list[Output] = []
         make = partial(self.task, prompt, params, method=method, say=heard.append, choice=choice)
-        task: Task = await run(make)
+        task: ScheduledRequest = await run(make)
         yield Started(task.method.name, task.request.sampler.seed, len(task.request.prompt))
         try:
             self.scheduler.submit([task])
             while not task.is_over:
                 # one forward pass at a time: others take turns in the same thread
-                for step in (self._launch, self._land):
+                for step in (self._launch, self._finish_forward):
                     await run(step)
                     for event in self._given_out(heard, task.request):
                         yield event
         finally:
             await run(self._abort, [task])
 
-    def _events(self, task: Task, heard: list[Output]) -> Iterator[Event]:
+    def _events(self, task: ScheduledRequest, heard: list[Output]) -> Iterator[Event]:
         request = task.request
         seed = request.sampler.seed
         yield Started(task.method.name, seed, len(request.prompt))
@@ -408,7 +410,7 @@ class LLM:
             self.scheduler.submit([task])
             while not task.is_over and self._launch():
                 yield from self._given_out(heard, request)
-                self._land()
+                self._finish_forward()
                 yield from self._given_out(heard, request)
             yield from self._given_out(heard, request)
         finally:
@@ -443,7 +445,7 @@ class LLM:
         choice: int = 0,
         should_stop: Callable[[], bool] | None = None,
         shown: Collection[int] = (),
-    ) -> Task:
+    ) -> ScheduledRequest:
         """Make a request for the scheduler. Raises BadOption and ContextExceeded.
 
         ``shown``: control tokens that are part of the text, since somebody reads them there.
@@ -464,12 +466,17 @@ class LLM:
             takes_turns=self.cores.takes_turns,
             max_width=min(Request.max_width, self.target.traits.max_draft),
             clock=self.clock,
-            is_end=self.tokenizer.is_end,
+            is_end=self._is_end(params.stop_token_ids),
             stream=TextStream(self._piece(shown), tuple(params.stop)),
             num_logprobs=params.logprobs,
+            num_prompt_logprobs=params.prompt_logprobs,
         )
         full: FinishReason = "length" if wanted <= self.num_context else "context"
-        return Task(request, chosen, say, full=full, should_stop=should_stop)
+        return ScheduledRequest(request, chosen, say, full=full, should_stop=should_stop)
+
+    def _is_end(self, tokens: Sequence[int]) -> Callable[[int], bool]:
+        is_end = self.tokenizer.is_end
+        return (lambda token: token in tokens or is_end(token)) if tokens else is_end
 
     def _piece(self, shown: Collection[int]) -> Callable[[int], bytes]:
         """The bytes that a token adds to a text which has these control tokens."""
@@ -489,7 +496,7 @@ class LLM:
                     num_slots=self.num_slots,
                     cores_for_target=self.cores.num_for_target if self.shares_cores else None,
                     prepare=self.prepare,
-                    practise=Practice(Scheduler),
+                    warm_up=WarmUp(Scheduler),
                     clock=self.clock,
                 )
         return self._scheduler
@@ -598,13 +605,15 @@ class _Use:
 class _Outputs:
     """Collects the output of a request."""
 
-    num_logprobs: int | None = None  # that were requested; None: no logprobs
+    params: SamplingParams
     last: Done | Failed | None = None
     logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: tuple[Logprob | None, ...] = ()
 
     def __call__(self, output: Output) -> None:
         if not isinstance(output, Failed):
             self.logprobs += output.logprobs
+            self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         if not isinstance(output, Piece):
             self.last = output
 
@@ -616,5 +625,6 @@ class _Outputs:
         end = self.last.finished
         return Completion(
             end.text, end.tokens, end.finish_reason, end.stats, self.last.method, self.last.seed,
-            None if self.num_logprobs is None else tuple(self.logprobs),
+            None if self.params.logprobs is None else tuple(self.logprobs),
+            None if self.params.prompt_logprobs is None else self.prompt_logprobs,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from fakes import oracles
 from fakes.decoding import FakeDatastore
 from fakes.dice import RuleMask
 from fakes.targets import Caches
@@ -28,17 +29,15 @@ from duodec.core.text import TextStream
 from duodec.core.traits import TargetTraits
 from duodec.drafting.growth import Tree
 from duodec.errors import ComputeFailed
-from duodec.inner_loops import use_native
 from duodec.methods.method import Method
 from duodec.methods.registry import METHODS
 from duodec.methods.request import NoDatastore, NoDrafter, Request
-from duodec.native import library as native
 from duodec.planning.costs import Costs
 from duodec.scheduler import rehearsal
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
-from duodec.scheduler.practice import Practice
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.task import Task
+from duodec.scheduler.warm_up import WarmUp
 
 NUM_VOCAB = 16
 END = NUM_VOCAB - 1
@@ -352,7 +351,7 @@ class Guest:
     """A wish on its way, and all that was said to it."""
 
     wish: Wish
-    task: Task
+    task: ScheduledRequest
     said: list[Output]
     num_said_at_abort: list[int] = field(default_factory=list)
 
@@ -408,7 +407,7 @@ class Company:
             num_slots=chance.randint(1, 6),
             cores_for_target=chance.choice([1, 2]) if self.shares_cores else None,
             num_chunk=self.num_chunk,
-            practise=Practice(Scheduler),
+            warm_up=WarmUp(Scheduler),
             clock=self.clock,
         )
         self.datastore = FakeDatastore([
@@ -467,12 +466,15 @@ class Company:
                     come = [self._guest() for _ in range(min(left, chance.choice([1, 1, 2, 6])))]
                     left -= len(come)
                     guests += come
-                    scheduler.submit([guest.task for guest in come])
+                    tasks = [guest.task for guest in come]
+                    is_one_request = self.seed % 2 == 1  # and these are its completions
+                    for submission in [tasks] if is_one_request else [[task] for task in tasks]:
+                        scheduler.submit(submission)
                 self._abort_some(guests, p_abort)
                 self.record.num_shared += len(scheduler.running) > 1
                 if scheduler.launch():
                     self._abort_some(guests, p_abort)
-                    scheduler.land()
+                    scheduler.finish_forward()
         except Exception as error:  # noqa: BLE001  it is what this looks for
             self.record.deaths.append(f"company {self.seed}: out of the scheduler: {error!r}")
         for guest in guests:
@@ -506,7 +508,9 @@ class Company:
         )
         limit = wish.stop_after
         should_stop = None if limit is None else lambda: request.num_rounds >= limit
-        return Guest(wish, Task(request, method, said.append, should_stop=should_stop), said)
+        return Guest(
+            wish, ScheduledRequest(request, method, said.append, should_stop=should_stop), said
+        )
 
     # --- what became of them
 
@@ -582,16 +586,10 @@ def keep_company(
 ) -> Record:
     """So many requests in each of the companies of these seeds."""
     record = Record()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_library", native.library())  # as before, at the end
-        use_native()
-        loops = [
-            native.library(),
-            native.library(),
-            None,
-        ]  # two companies in three, where it can be
-        for seed in seeds:
-            patch.setattr(native, "_library", loops[seed % 3])
+    for seed in seeds:
+        with pytest.MonkeyPatch.context() as patch:
+            if seed % 3 == 2:
+                oracles.use(patch)
             company = of(seed)
             patch.setattr(rehearsal, "sleep", company.clock.advance)
             record = record.plus(company.run(num_requests))

@@ -19,7 +19,7 @@ import pytest
 from fakes.decoding import FakeTokenizer
 
 from duodec import LLM
-from duodec.backends.llamacpp.ranges import check_header
+from duodec.backends.llamacpp.gguf_checks import check_header
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.rows import check_finite
 from duodec.core.sampling import Context, Sampler, SamplingParams

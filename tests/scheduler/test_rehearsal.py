@@ -31,9 +31,9 @@ from duodec.methods.registry import METHODS, method
 from duodec.methods.request import NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.planning.planner import Planner
-from duodec.scheduler.practice import Practice
 from duodec.scheduler.rehearsal import _Lead
 from duodec.scheduler.scheduler import Scheduler
+from duodec.scheduler.warm_up import WarmUp
 
 KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
 TABLE = TableModel(seed=7)
@@ -108,7 +108,7 @@ def decoded(
     drafter: Drafter,
     params: SamplingParams,
     costs: Costs,
-    practise: Callable[[], None] | None = None,
+    warm_up: Callable[[], None] | None = None,
 ) -> list[int]:
     request = Session(
         target=target,
@@ -117,7 +117,7 @@ def decoded(
         drafter=drafter,
         sampler=Sampler(params, 0, len(PROMPT)),
         costs=costs,
-        practise=practise,
+        warm_up=warm_up,
     )
     rounds = list(decode_rounds(method(name), request))
     tokens: list[int] = request.text[len(PROMPT) :].tolist()
@@ -245,7 +245,7 @@ def test_what_is_put_off_is_done_while_the_target_computes() -> None:
 # --- what warms the processor's caches
 
 
-def test_a_practice_goes_on_from_text_to_text() -> None:
+def test_a_warm_up_goes_on_from_text_to_text() -> None:
     """It ends none of them early and leaves nothing in its scheduler."""
     schedulers: list[Scheduler] = []
 
@@ -253,9 +253,9 @@ def test_a_practice_goes_on_from_text_to_text() -> None:
         schedulers.append(Scheduler(target))
         return schedulers[0]
 
-    practise = Practice(made)
+    warm_up = WarmUp(made)
     for _ in range(1200):
-        practise()
+        warm_up()
     (scheduler,) = schedulers
     assert scheduler.num_forwards >= 1190
     assert len(scheduler.running) <= 1
@@ -263,7 +263,7 @@ def test_a_practice_goes_on_from_text_to_text() -> None:
 
 
 @pytest.mark.parametrize("name", ["ar", "stream"])
-def test_long_forward_passes_end_with_a_practice(name: str) -> None:
+def test_long_forward_passes_end_with_a_warm_up(name: str) -> None:
     """Once each, as the last thing before the result; only the prefill and the first one of about
     so many tokens, whose duration nobody knows yet, have none."""
     log: list[str] = []
@@ -276,36 +276,36 @@ def test_long_forward_passes_end_with_a_practice(name: str) -> None:
 
     target = Sized(seconds=0.004, on_result=lambda: log.append("result"))
     drafter = SlowDrafter(DRAFT.load(), 1, 2)
-    practise = lambda: log.append("practice")  # noqa: E731
-    found = decoded(name, target, drafter, WARM, Costs(), practise)
+    warm_up = lambda: log.append("warm_up")  # noqa: E731
+    found = decoded(name, target, drafter, WARM, Costs(), warm_up)
     assert found == plain_text(TABLE, WARM, NUM_TOKENS)
     expected = []
     for number, size in enumerate(sizes):
         is_known = size in sizes[1:number]
-        expected += ["practice", "result"] if is_known else ["result"]
+        expected += ["warm_up", "result"] if is_known else ["result"]
     assert log == expected
 
 
-def test_short_forward_passes_have_no_practice() -> None:
+def test_short_forward_passes_have_no_warm_up() -> None:
     class Quick(Costs):
         def soonest_s(self, num_drafted: int) -> float:
             return 0.001
 
     log: list[str] = []
-    practise = lambda: log.append("practice")  # noqa: E731
-    decoded("ar", Elsewhere(), NoDrafter(), WARM, Quick(), practise)
+    warm_up = lambda: log.append("warm_up")  # noqa: E731
+    decoded("ar", Elsewhere(), NoDrafter(), WARM, Quick(), warm_up)
     assert not log
 
 
-def test_nothing_is_practised_where_this_thread_computes() -> None:
+def test_nothing_is_warm_where_this_thread_computes() -> None:
     """It would take the target's own time."""
     drafter = InlineDrafter(DRAFT.load())
-    practise = lambda: pytest.fail("it practised")  # noqa: E731
-    found = decoded("stream", TableTarget(TABLE), drafter, WARM, FixedBudget(6), practise)
+    warm_up = lambda: pytest.fail("it warmed_up")  # noqa: E731
+    found = decoded("stream", TableTarget(TABLE), drafter, WARM, FixedBudget(6), warm_up)
     assert found == plain_text(TABLE, WARM, NUM_TOKENS)
 
 
-def test_a_practice_that_fails_ends_its_request_alone() -> None:
+def test_a_warm_up_that_fails_ends_its_request_alone() -> None:
     def fail() -> None:
         raise RuntimeError("a mistake of ours")
 
@@ -343,7 +343,7 @@ def test_what_the_drafter_made_is_looked_at_once_shortly_before_the_end() -> Non
     assert request.peek_tree().num_steps == 6  # of another request
 
 
-def test_a_practice_that_was_interrupted_does_not_make_later_ones_early() -> None:
+def test_a_warm_up_that_was_interrupted_does_not_make_later_ones_early() -> None:
     lead, clock = _Lead(0.001), FakeClock()
     for _ in range(20):
         lead.took(0.002)

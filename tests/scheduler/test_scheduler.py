@@ -23,14 +23,14 @@ from duodec.core.protocols import Drafted, Drafter, Query, Scores, Target
 from duodec.core.sampling import SamplingParams
 from duodec.core.traits import TargetCache
 from duodec.drafting.inline import InlineDrafter
-from duodec.errors import ComputeFailed
+from duodec.errors import BadOption, ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS
 from duodec.methods.request import NoDrafter, Request, Score, Wait
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Ended, Scheduler
 from duodec.scheduler.slots import Slot
-from duodec.scheduler.task import Task
 from duodec.server.errors import ApiError
 from duodec.server.models.scheduler_thread import SchedulerThread
 
@@ -69,7 +69,7 @@ class Ask:
 class Listener:
     """Hears what a request says."""
 
-    task: Task
+    task: ScheduledRequest
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -286,6 +286,35 @@ def test_who_leaves_the_queue_is_never_answered() -> None:
         assert second.outputs.empty()
 
 
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_a_request_with_many_completions_lets_others_in_between(num_slots: int) -> None:
+    said: list[str] = []
+    is_computing, may_end = Event(), Event()
+
+    def on_score(queries: Sequence[Query]) -> None:
+        is_computing.set()
+        may_end.wait(LONG_S)
+
+    llm = engine_of()
+    params = SamplingParams(seed=1, max_tokens=1)
+
+    def task(name: str) -> ScheduledRequest:
+        return llm.task(PROMPTS[0], params, say=lambda output: said.append(name))
+
+    with served(llm, Counted(llm.target, on_score=on_score), num_slots=num_slots) as pool:
+        pool.thread.submit([task(f"a{i}") for i in range(9)])
+        assert is_computing.wait(LONG_S)
+        for names in (("b",), ("c0", "c1", "c2"), ("d",)):
+            pool.thread.submit([task(name) for name in names])
+        may_end.set()
+        assert pool.thread.drain(LONG_S)
+    order = list(dict.fromkeys(said))
+    assert len(order) == 14
+    i = num_slots  # of a's were there before anybody else
+    others = [f"a{i}", "b", "c0", "d", f"a{i + 1}", "c1", f"a{i + 2}", "c2", f"a{i + 3}"]
+    assert order[i : i + 9] == others
+
+
 def test_beyond_the_queue_clients_are_told_to_come_back() -> None:
     target = Counted(TableTarget(TABLE), 0.01)
     with served(engine_of(), target, num_slots=1, num_queued=1) as pool:
@@ -301,6 +330,36 @@ def test_beyond_the_queue_clients_are_told_to_come_back() -> None:
         listeners[1].result()
     with pytest.raises(ApiError, match="shutting down"):
         pool.submit(listeners[2])
+
+
+def test_a_request_with_many_completions_leaves_places_to_others() -> None:
+    may_end = Event()
+    llm = engine_of()
+    params = SamplingParams(seed=1, max_tokens=1)
+    done: list[int] = []
+
+    def on_score(queries: Sequence[Query]) -> None:
+        may_end.wait(LONG_S)
+
+    def tasks(num: int) -> list[ScheduledRequest]:
+        def say(output: Output) -> None:
+            if isinstance(output, Done):
+                done.append(num)
+
+        return [llm.task(PROMPTS[0], params, say=say) for _ in range(num)]
+
+    with served(llm, Counted(llm.target, on_score=on_score), num_slots=2, num_queued=8) as pool:
+        with pytest.raises(BadOption, match="11 completions are asked for at once"):
+            pool.thread.submit(tasks(11))
+        pool.thread.submit(tasks(10))
+        for _ in range(2):
+            pool.thread.submit(tasks(1))
+        with pytest.raises(ApiError) as caught:
+            pool.thread.submit(tasks(10))
+        assert caught.value.status == 429
+        may_end.set()
+        assert pool.thread.drain(LONG_S)
+    assert sorted(done) == [1] * 2 + [10] * 10
 
 
 def test_one_answer_that_fails_ends_alone() -> None:
@@ -516,14 +575,14 @@ def test_after_an_abort_nothing_is_said(method: str, num_tokens: int) -> None:
         task = engine.task(PROMPTS[0], params, method=method, say=said.append)
         engine.scheduler.submit([task])
         for _ in range(num_launched):
-            engine.scheduler.land()
+            engine.scheduler.finish_forward()
             if not engine.scheduler.launch():
                 break
         if task.is_over:
             continue
         num_said = len(said)
         task.abort()
-        engine.scheduler.land()
+        engine.scheduler.finish_forward()
         assert not engine.scheduler.launch()
         assert len(said) == num_said, "the forward pass in flight said more"
     assert "abort" in ended
@@ -577,7 +636,7 @@ def test_who_is_ready_waits_no_longer_the_more_wait_for_drafts() -> None:
     scheduler = Scheduler(TableTarget(TABLE), num_slots=64, clock=clock)
     for slot in range(64):
         request = Request([1, 2], 9, drafter=Slow(), slot=slot, clock=clock)
-        task = Task(request, METHODS["ar"](), lambda output: None)
+        task = ScheduledRequest(request, METHODS["ar"](), lambda output: None)
         task.need, task.deadline_s = (Wait(1.0), clock() + 1.0) if slot else (Score(), 0.0)
         scheduler.running.append(task)
     patience_s, begin_s = scheduler.budget.patience_s(), clock()

@@ -18,12 +18,13 @@ _LOWEST = -9999.0  # in place of minus infinity, which JSON lacks
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token of a completion, its log probability, and the likeliest tokens with theirs, best
-    first."""
+    """A token, its log probability, and the likeliest tokens with theirs, best first. ``rank``, of
+    a prompt's tokens, is 1 for the likeliest."""
 
     token: int
     logprob: float
     tops: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 def logprob(scores: Scores, row: int, token: int, num_tops: int) -> Logprob:
@@ -32,6 +33,12 @@ def logprob(scores: Scores, row: int, token: int, num_tops: int) -> Logprob:
     best = top(plain.probs.astype(np.float32), num_tops) if num_tops else ()
     tops = tuple((int(plain.tokens[i]), _log(float(plain.probs[i]))) for i in best)
     return Logprob(token, _log(plain.prob(token)), tops)
+
+
+def rank(scores: Scores, row: int, token: int) -> int:
+    """How many tokens are likelier in a row, and one. Raises DistributionUnavailable."""
+    plain = plain_distribution(scores, row)
+    return 1 + int(np.count_nonzero(plain.probs > plain.prob(token)))
 
 
 def plain_distribution(scores: Scores, row: int) -> Distribution:

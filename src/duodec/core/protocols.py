@@ -21,6 +21,7 @@ from duodec.core.draft import Draft
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.rows import Row, top
 from duodec.core.sampling import Context, Distribution, Draw, Sampler, Tokens
+from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.core.traits import DraftTraits, TargetCache, TargetTraits
 from duodec.errors import BadOption
 
@@ -119,6 +120,12 @@ class Tokenizer(Speller, Protocol):
 
     @property
     def chat_template(self) -> str | None: ...
+    @property
+    def controls(self) -> SpecialTokens:
+        """Tokens that direct the model: no text of a user may spell them."""
+
+    def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
+        """Tokens of a templated text in which these are the only control tokens."""
 
 
 class Launched(Protocol):
@@ -289,6 +296,15 @@ class DraftModel(Protocol):
         where it helps; within tens of milliseconds. Whether anything was computed. With
         ``has_window``."""
         return False
+
+    def anew(self) -> DraftModel:
+        """The same model over the same cache, which has measured nothing of itself yet."""
+        return self
+
+    def use_all_threads(self, is_alone: bool) -> None:
+        """Compute on all cores of this process, or on the draft model's share of them, where it can
+        choose."""
+        return
 
     def mask(self, grammar: Grammar) -> Mask:
         """The grammar on its vocabulary; with ``has_masks``. Raises BadOption."""

@@ -70,6 +70,7 @@ class Score:
 
     draft: Draft = field(default_factory=Draft)
     num_candidates: int = 0  # of each row
+    num_text: int | None = None  # tokens of the text that the draft follows; None: all of them
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Request:
     """Whether a token ends the completion."""
     stream: TextStream | None = None  # makes text of the tokens
     num_logprobs: int | None = None  # alternatives for each token; None: no logprobs
+    num_prompt_logprobs: int | None = None  # the same, of the prompt's tokens
 
     def __post_init__(self) -> None:
         self._buffer = np.empty(self.capacity, dtype=np.int32)
@@ -135,6 +137,7 @@ class Request:
         self.rounds: list[Round] = []
         self.segments: list[Segment] = []  # text that nobody has taken yet
         self.logprobs: list[Logprob] = []
+        self.prompt_logprobs: list[Logprob | None] = []
         self.finish_reason: FinishReason | None = None  # once an end was drawn
         self.is_drafting = False  # the draft model takes part
         self.is_contended = False  # it is at work on the target's cores, against its turn
@@ -312,7 +315,11 @@ class Request:
 
     def query(self, need: Score) -> Query:
         """What the target is to score."""
-        return Query(self.slot, self.text, need.draft, self.sampler, need.num_candidates)
+        if need.num_text is None:
+            return Query(self.slot, self.text, need.draft, self.sampler, need.num_candidates)
+        # nothing is drawn from a prompt's rows
+        plain = Sampler(num_prompt_tokens=len(self.prompt))
+        return Query(self.slot, self.text[: need.num_text], need.draft, plain)
 
     def run_deferred(self) -> None:
         """Do the work that need not stand between two forward passes."""

@@ -8,7 +8,6 @@ server's thirty-two run the same loop; a server runs it in a thread of its own.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,17 +24,19 @@ from duodec.core.protocols import (
 )
 from duodec.core.sampling import Tokens
 from duodec.errors import ComputeFailed
+from duodec.methods.prompt_logprobs import decode
 from duodec.methods.request import Forward, Score, Wait
 from duodec.planning.budget import BatchBudget
 from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Failed
+from duodec.scheduler.queue import Queue
 from duodec.scheduler.rehearsal import Rehearsal
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.slots import Slot, best_slot
-from duodec.scheduler.task import Task
 
 _POLL_S = 0.0005  # of waiting for one slot's draft, before others are looked at
 
-Ended = Callable[[Task, str], None]
+Ended = Callable[[ScheduledRequest, str], None]
 """Told of each task that ends, and how: as OpenAI's finish reasons, ``abort`` or ``error``."""
 
 
@@ -44,7 +45,7 @@ class _Flight:
     """One forward pass on its way."""
 
     start_s: float
-    tasks: Sequence[Task]
+    tasks: Sequence[ScheduledRequest]
     queries: Sequence[Query]
     caches: Set[int]  # that compute it
     launched: Launched
@@ -53,7 +54,8 @@ class _Flight:
 
 @dataclass
 class Scheduler:
-    """Use `submit`, then `launch` and `land` in turn while `launch` is true (`step` does both)."""
+    """Use `submit`, then `launch` and `finish_forward` in turn while `launch` is true; `step` does
+    both."""
 
     target: Target
     costs: Costs = field(default_factory=Costs)
@@ -67,7 +69,7 @@ class Scheduler:
     more threads than cores, those that have a core spin until the others do."""
     num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all
     on_end: Ended = lambda task, reason: None
-    practise: Callable[[], None] = lambda: None
+    warm_up: Callable[[], None] = lambda: None
     """Runs the code between two forward passes once, so that it is in the processor's caches."""
     clock: Callable[[], float] = perf_counter
 
@@ -77,23 +79,23 @@ class Scheduler:
         self.budget = BatchBudget(self.costs, self.cores_for_target, shared=shared)
         self.slots = [Slot(i, cache_for(i, is_alone=True)) for i in range(self.num_slots)]
         self.changed = Condition()  # of what waits and what runs
-        self.waiting: deque[Task] = deque()
-        self.running: list[Task] = []  # by slot
+        self.waiting = Queue()
+        self.running: list[ScheduledRequest] = []  # by slot
         self.num_forwards = 0
         self._last_prefill = -1
         self._flight: _Flight | None = None
         self._is_sharing: bool | None = None  # the cores, by the last forward pass
-        self._rehearsal = Rehearsal(self.practise, self.clock)
+        self._rehearsal = Rehearsal(self.warm_up, self.clock)
         self._accounts: list[Callable[[], None]] = []  # of forward passes, to be settled
 
-    # --- for its owner; `submit` and `Task.abort` also for other threads
+    # --- for its owner; `submit` and `ScheduledRequest.abort` also for other threads
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def submit(self, tasks: Sequence[Task]) -> None:
-        """Queue them."""
+    def submit(self, tasks: Sequence[ScheduledRequest]) -> None:
+        """Queue them; they take turns with those of other calls."""
         with self.changed:
             self.waiting.extend(tasks)
             self.changed.notify_all()
@@ -102,14 +104,14 @@ class Scheduler:
         """One forward pass; False when there is nothing to do."""
         if not self.launch():
             return False
-        self.land()
+        self.finish_forward()
         return True
 
     def launch(self) -> bool:
         """Start the next forward pass, and deliver the last one's text while it runs. False when
         nothing is left to do; then all is delivered."""
         if self._flight is not None:  # somebody else launched
-            self.land()
+            self.finish_forward()
         self.drop_aborted()
         if self.waiting:
             self._admit()
@@ -131,7 +133,7 @@ class Scheduler:
             self._deliver(task)
         return True
 
-    def land(self) -> None:
+    def finish_forward(self) -> None:
         """Wait for the forward pass in flight, if any, and send every request its scores."""
         flight, self._flight = self._flight, None
         if flight is None:
@@ -155,7 +157,7 @@ class Scheduler:
         if late_s:  # the caller's time, not the target's
             for task in flight.tasks:
                 task.request.outside_s += late_s
-        self._landed(flight, scores, due_s if late_s else self.clock())
+        self._take_scores(flight, scores, due_s if late_s else self.clock())
 
     @property
     def is_computing_elsewhere(self) -> bool:
@@ -185,8 +187,8 @@ class Scheduler:
         """End what was aborted in the queue; any thread may call it."""
         with self.changed:
             dropped = [task for task in self.waiting if task.is_aborted]
-            for task in dropped:
-                self.waiting.remove(task)
+            if dropped:
+                self.waiting.drop(dropped)
             self.changed.notify_all()
         for task in dropped:
             self.on_end(task, "abort")
@@ -201,21 +203,21 @@ class Scheduler:
             self._flight = None  # nobody wants what it would compute
 
     def _admit(self) -> None:
-        """Waiting tasks into idle slots, first come, first served."""
+        """Waiting tasks into idle slots, in the order of the queue."""
         while self.waiting and len(self.running) < self.num_slots:
             used = [task.slot for task in self.running]
             idle = [slot for slot in self.slots if slot not in used]
             with self.changed:
                 if not self.waiting:  # aborted meanwhile
                     return
-                task = self.waiting.popleft()
+                task = self.waiting.pop()
                 task.slot = best_slot(idle, task.request.text)
                 task.request.slot = task.slot.number
                 self.running.append(task)
                 self.running.sort(key=lambda task: task.slot.number)
             self._begin(task)
 
-    def _begin(self, task: Task) -> None:
+    def _begin(self, task: ScheduledRequest) -> None:
         request, slot = task.request, task.slot
         self._settle()
         self._choose_cache(task)
@@ -226,13 +228,13 @@ class Scheduler:
             request.costs = self.budget.costs(slot.number)
         self.budget.begin(slot.number)
         try:
-            task.loop = task.method.decode(request)
+            task.loop = decode(task.method, request)
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(task, error)
         else:
             self._advance(task, None)
 
-    def _choose_cache(self, task: Task) -> None:
+    def _choose_cache(self, task: ScheduledRequest) -> None:
         """Compute a request in the cache for it, in the company that it has now."""
         slot = task.slot
         slot.cache = self.target.cache_for(
@@ -244,7 +246,7 @@ class Scheduler:
 
     # --- needs
 
-    def _advance(self, task: Task, result: Forward | Drafted | None) -> None:
+    def _advance(self, task: ScheduledRequest, result: Forward | Drafted | None) -> None:
         """Send a request what it waited for, and take its next need."""
         if task.is_aborted:  # while the target or the drafter was at work for it
             self._end(task, "abort")
@@ -289,7 +291,7 @@ class Scheduler:
                 except Exception as error:  # noqa: BLE001  one request ends, the others go on
                     self._fail(task, error)
 
-    def _poll(self, task: Task) -> None:
+    def _poll(self, task: ScheduledRequest) -> None:
         request, need, begin_s = task.request, task.need, self.clock()
         assert isinstance(need, Wait)
         if len(self.running) == 1:
@@ -305,10 +307,10 @@ class Scheduler:
 
     # --- the forward pass
 
-    def _batch(self) -> list[Task]:
+    def _batch(self) -> list[ScheduledRequest]:
         """All that decode, and one of those that prefill a long text."""
-        batch: list[Task] = []
-        prefills: list[Task] = []
+        batch: list[ScheduledRequest] = []
+        prefills: list[ScheduledRequest] = []
         for task in self.running:
             if isinstance(task.need, Score):
                 if len(self.running) > 1:
@@ -321,7 +323,7 @@ class Scheduler:
             batch.append(prefill)
         return batch
 
-    def _launched(self, batch: Sequence[Task]) -> _Flight:
+    def _launched(self, batch: Sequence[ScheduledRequest]) -> _Flight:
         start_s, queries = self.clock(), [task.query() for task in batch]
         return _Flight(
             start_s,
@@ -342,7 +344,7 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(task, error)
 
-    def _landed(self, flight: _Flight, scores: Sequence[Scores], end_s: float) -> None:
+    def _take_scores(self, flight: _Flight, scores: Sequence[Scores], end_s: float) -> None:
         before = [task.slot.known for task in flight.tasks]
         num_rows = [own.num_rows for own in scores]  # these end with the next forward pass
         account = partial(self._note_forward, flight, num_rows, before, len(self.running), end_s)
@@ -356,7 +358,7 @@ class Scheduler:
         if len(self.running) > 1:
             self._settle()
 
-    def _blame(self, tasks: Sequence[Task], error: Exception) -> None:
+    def _blame(self, tasks: Sequence[ScheduledRequest], error: Exception) -> None:
         """Alone, each of them shows whose fault it was; the others go on."""
         tasks = [task for task in tasks if task in self.running]
         for task in tasks:
@@ -370,7 +372,7 @@ class Scheduler:
             except Exception as own:  # noqa: BLE001  of a target that computes at once
                 self._flight = None
                 self._fail(task, own)
-            self.land()
+            self.finish_forward()
 
     def _share_cores(self) -> None:
         requests = [task.request for task in self.running]
@@ -403,7 +405,7 @@ class Scheduler:
             by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))
             self.budget.observe(by_slot, end_s - flight.start_s, flight.caches)
 
-    def _note_round(self, task: Task, number: int, now_s: float) -> None:
+    def _note_round(self, task: ScheduledRequest, number: int, now_s: float) -> None:
         done = task.request.rounds[number]
         task.counts = task.counts.plus(done)
         self.budget.took(len(done.tokens))
@@ -413,7 +415,7 @@ class Scheduler:
 
     # --- what is said
 
-    def _deliver(self, task: Task) -> None:
+    def _deliver(self, task: ScheduledRequest) -> None:
         """Do what was put off, and say the new text."""
         try:
             task.request.run_deferred()
@@ -423,7 +425,7 @@ class Scheduler:
         if piece := task.text_so_far():
             task.say(piece)
 
-    def _finish(self, task: Task) -> None:
+    def _finish(self, task: ScheduledRequest) -> None:
         """The completion came to its end."""
         self._settle()
         try:
@@ -439,19 +441,19 @@ class Scheduler:
             if not task.is_aborted:  # by whoever was told the one before
                 task.say(output)
 
-    def _fail(self, task: Task, error: Exception) -> None:
+    def _fail(self, task: ScheduledRequest, error: Exception) -> None:
         self._end(task, "error")
         if not task.is_aborted:
             task.say(Failed(error))
 
-    def _end(self, task: Task, reason: str) -> None:
+    def _end(self, task: ScheduledRequest, reason: str) -> None:
         """It does not come to its end."""
         task.is_over = True
         with suppress(Exception):
             self._leave(task)
         self.on_end(task, reason)
 
-    def _leave(self, task: Task) -> None:
+    def _leave(self, task: ScheduledRequest) -> None:
         """Free the task's slot, and let its method put away what it learned."""
         with self.changed:
             if task not in self.running:

@@ -24,9 +24,11 @@ from duodec.server.models.feed import Feed
 from duodec.server.page import chat_page, content_policy
 from duodec.server.service import Service
 
+_ANTHROPIC = "/v1/messages"
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
 Prepare = Callable[[Mapping[str, Any]], Awaitable[Prepared]]
+Compute = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class Routes:
@@ -43,6 +45,18 @@ class Routes:
 
     async def respond(self, request: Request) -> Response:
         return await self._serve(request, self._service.respond)
+
+    async def message(self, request: Request) -> Response:
+        return await self._serve(request, self._service.message)
+
+    async def count_tokens(self, request: Request) -> Response:
+        return await self._computed(request, self._service.count_tokens)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._computed(request, self._service.tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._computed(request, self._service.detokenize)
 
     async def response(self, request: Request) -> Response:
         stored = self._service.store.get(request.path_params["name"])
@@ -104,6 +118,17 @@ class Routes:
             raise
         return await self._response(request, *found)
 
+    async def _computed(self, request: Request, compute: Compute) -> Response:
+        """What needs no completion."""
+        data = await self._body(request)
+        intake = self._service.intake
+
+        async def work() -> dict[str, Any]:
+            return await compute(await intake.run(parse_object, data))
+
+        prepared = intake.prepared(len(data), self._service.num_free, work())
+        return JSONResponse(await or_gone(request.receive, prepared))
+
     async def _body(self, request: Request) -> bytes:
         """What the client sends. Raises ApiError of what is too large or too slow."""
         self._service.check_ready()  # nobody uploads to a server that is not ready
@@ -137,17 +162,18 @@ def make_app(service: Service) -> ASGIApp:
     """The ASGI application over a service, which may still be loading."""
     routes = Routes(service)
 
-    def refusal(error: Exception) -> Response:
+    def refusal(error: Exception, path: str) -> Response:
         if isinstance(error, ClientGone | ClientDisconnect):
             return Response(status_code=_GONE)
         told = _of_http(error) if isinstance(error, HTTPException) else api_error(error)
         if told.status >= 500 and not isinstance(error, ApiError):
             log.error("a request failed", exc_info=error)
         service.meters.refused(told.status)
-        return JSONResponse(told.body, told.status, told.headers)
+        body = told.named if path.startswith(_ANTHROPIC) else told.body
+        return JSONResponse(body, told.status, told.headers)
 
     async def refused(request: Request, error: Exception) -> Response:
-        return refusal(error)
+        return refusal(error, request.url.path)
 
     app = Starlette(
         routes=[
@@ -160,6 +186,10 @@ def make_app(service: Service) -> ASGIApp:
             Route("/v1/models/{name:path}", routes.model),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.complete, methods=["POST"]),
+            Route("/v1/messages", routes.message, methods=["POST"]),
+            Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
+            Route("/tokenize", routes.tokenize, methods=["POST"]),
+            Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/v1/responses", routes.respond, methods=["POST"]),
             Route("/v1/responses/{name}", routes.response, methods=["GET"]),
             Route("/v1/responses/{name}", routes.forget, methods=["DELETE"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -13,14 +14,17 @@ from duodec.chat.template import Message
 from duodec.core.sampling import SamplingParams
 from duodec.llm import LLM
 from duodec.scheduler.outputs import Output
-from duodec.scheduler.task import Task
-from duodec.server.api.bodies import Body, ChatBody, CompletionBody, Conversation
+from duodec.scheduler.scheduled_request import ScheduledRequest
+from duodec.server.api.bodies import Body, ChatBody, CompletionBody, Conversation, Tool
 from duodec.server.api.completions import ChatWriter, TextWriter
-from duodec.server.api.fields import validated
+from duodec.server.api.fields import Object, validated
 from duodec.server.api.formats import expected_of, text_grammar
+from duodec.server.api.message_bodies import CountTokensBody, MessagesBody
+from duodec.server.api.messages import MessageWriter
 from duodec.server.api.response_bodies import ResponsesBody
 from duodec.server.api.response_store import Store, continued, conversation
 from duodec.server.api.responses import ResponseWriter
+from duodec.server.api.tokenizing import DetokenizeBody, TokenizeBody
 from duodec.server.api.tools.splitting import Reader
 from duodec.server.errors import ApiError, unavailable
 from duodec.server.http.intake import Intake
@@ -33,7 +37,7 @@ from duodec.server.models.scheduler_thread import FairLock
 from duodec.server.prompt_log import PromptLog
 from duodec.server.settings import Settings
 
-_B = TypeVar("_B", bound=Body)
+_B = TypeVar("_B", bound=Object)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SHUTTING_DOWN = "the server is shutting down; ask again in a moment"
@@ -97,10 +101,10 @@ class Service:
     @property
     def num_free(self) -> int:
         """Requests that may be with a scheduler or on their way to it, besides those there are.
-        Raises ApiError while nobody is model."""
+        Raises ApiError while no model is loaded."""
         self.check_ready()
         threads = [model.scheduler for model in self.models.loaded]
-        num_there = sum(thread.num_running + thread.num_waiting for thread in threads)
+        num_there = sum(thread.num_taken for thread in threads)
         num_slots = self.settings.num_slots * max(1, len(threads))
         return num_slots + self.settings.num_queued - num_there
 
@@ -168,9 +172,9 @@ class Service:
     async def chat(self, body: Mapping[str, Any]) -> Prepared:
         """A request of ``/v1/chat/completions``. Raises ApiError and what the model refuses."""
         chat = await self._validated(ChatBody, body, "messages")
-        async with self._leased(chat) as lease:
+        async with self._leased(chat.model) as lease:
             tasks, readers = await self._chat_tasks(lease.model, chat, chat.shown)
-            writer = ChatWriter(chat, lease.model.name, *_counted(tasks), self._piece(lease))
+            writer = ChatWriter(chat, lease.model.name, _prompts(tasks), self._piece(lease))
             writer.read_with(readers, chat.most_calls)
             return writer, self._feed(lease, tasks, chat)
 
@@ -187,32 +191,88 @@ class Service:
             if own.store:
                 self.store.add(response, continued(begun, message))
 
-        async with self._leased(own) as lease:
+        async with self._leased(own.model) as lease:
             tasks, readers = await self._chat_tasks(lease.model, own, [*own.system, *messages])
             writer = ResponseWriter(
-                own, lease.model.name, _counted(tasks)[1], readers[0],
+                own, lease.model.name, len(tasks[0].request.prompt), readers[0], self._piece(lease),
                 lease.model.num_tokens, remember,
             )  # fmt: skip
+            return writer, self._feed(lease, tasks, own)
+
+    async def message(self, body: Mapping[str, Any]) -> Prepared:
+        """A request of ``/v1/messages``. Raises ApiError and what the model refuses."""
+        own = await self._validated(MessagesBody, body, "messages")
+        async with self._leased(own.model) as lease:
+            messages = [*own.preamble, *own.shown]
+            tasks, readers = await self._chat_tasks(lease.model, own, messages)
+            num_prompt_tokens = len(tasks[0].request.prompt)
+            writer = MessageWriter(own, lease.model.name, num_prompt_tokens, readers[0])
             return writer, self._feed(lease, tasks, own)
 
     async def complete(self, body: Mapping[str, Any]) -> Prepared:
         """A request of ``/v1/completions``. Raises ApiError and what the model refuses."""
         own = await self._validated(CompletionBody, body, "prompt")
         grammar = text_grammar(own)
-        async with self._leased(own) as lease:
+        async with self._leased(own.model) as lease:
             model, llm = lease.model, lease.model.llm
             params = own.sampling(grammar)
             for prompt in own.prompt:
                 await self._run(model, model.prompt_limits.check_text, prompt)
-            tasks: list[Task] = []
+            tasks: list[ScheduledRequest] = []
             for prompt in own.prompt:
                 tokens = await self._run(model, llm.tokens_of, prompt)
                 tasks += await self._tasks(model, own, params, tokens)
-            writer = TextWriter(own, model.name, *_counted(tasks), self._piece(lease))
+            writer = TextWriter(own, model.name, _prompts(tasks), self._piece(lease))
             if own.echo:
                 texts = [await self._run(model, _text, llm, prompt) for prompt in own.prompt]
                 writer.begin_with([text for text in texts for _ in range(own.n)])
             return writer, self._feed(lease, tasks, own)
+
+    # --- tokens
+
+    async def count_tokens(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a request of ``/v1/messages/count_tokens``. Raises ApiError and what the model
+        refuses."""
+        own = await self._validated(CountTokensBody, body, "messages")
+        async with self._leased(own.model) as lease:
+            messages = [*own.preamble, *own.shown]
+            tokens = await self._prompt(lease.model, messages, own.offered, own.variables)
+            lease.release()
+            return {"input_tokens": len(tokens)}
+
+    async def tokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The tokens of a text or a chat. Raises ApiError and what the model refuses."""
+        own = await self._validated(TokenizeBody, body, "messages")
+        async with self._leased(own.model) as lease:
+            model, llm = lease.model, lease.model.llm
+            text = own.prompt if own.content is None else own.content
+            if text is None:
+                messages = [message.shown() for message in own.messages or ()]
+                tokens = await self._prompt(model, messages, own.tools, own.chat_template_kwargs)
+            else:
+                await self._run(model, model.prompt_limits.check_text, text)
+                tokens = await self._run(model, llm.tokens_of, text)
+                if not own.begins and tokens[:1] == [llm.tokenizer.bos]:
+                    tokens = tokens[1:]
+            lease.release()
+            pieces = [llm.tokenizer.piece(token).decode("utf-8", "replace") for token in tokens]
+            pairs = [{"id": t, "piece": p} for t, p in zip(tokens, pieces, strict=True)]
+            return {
+                "tokens": pairs if own.with_pieces else tokens,
+                "count": len(tokens),
+                "max_model_len": llm.num_context,
+                "token_strs": pieces if own.return_token_strs else None,
+            }
+
+    async def detokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The text of tokens. Raises ApiError."""
+        own = await self._validated(DetokenizeBody, body, "tokens")
+        async with self._leased(own.model) as lease:
+            llm = lease.model.llm
+            tokens = await self._run(lease.model, llm.tokens_of, own.tokens)
+            text = await self._run(lease.model, _text, llm, tokens)
+            lease.release()
+            return {"content": text, "prompt": text}
 
     # --- parts of requests
 
@@ -221,14 +281,14 @@ class Service:
         self.check_ready()
         name = body.get("model")
         model = self.models.get(self.named(name if isinstance(name, str) else None))
-        if model is not None and items != "prompt":
+        if model is not None and items in ("messages", "input"):
             model.prompt_limits.check_number(body.get(items))
         return await self.intake.run(validated, kind, body)
 
     @asynccontextmanager
-    async def _leased(self, body: Body) -> AsyncIterator[ModelLease]:
-        """The model that a body names, loaded; a request that fails holds it no longer."""
-        lease = await self.models.lease(self.named(body.model))
+    async def _leased(self, name: str | None) -> AsyncIterator[ModelLease]:
+        """The model of a request, loaded; a request that fails holds it no longer."""
+        lease = await self.models.lease(self.named(name))
         try:
             yield lease
         except BaseException:
@@ -243,17 +303,11 @@ class Service:
 
     async def _chat_tasks(
         self, model: LoadedModel, body: Conversation, messages: list[Message]
-    ) -> tuple[list[Task], list[Reader | None]]:
+    ) -> tuple[list[ScheduledRequest], list[Reader | None]]:
         """The requests of a chat, and what reads the response to each."""
-        llm, limits, chat_format = model.llm, model.prompt_limits, model.chat_format
-        tools = body.offered
-        limits.check_number(messages)
-        chat_format.check_tools(tools)
+        tools, chat_format = body.offered, model.chat_format
         expected = expected_of(body)
-        await self._run(model, limits.check_chat, messages, tools)
-        tokens = await self._run(
-            model, chat_format.prompt, llm, messages, tools, body.variables, limits.check_rendered
-        )
+        tokens = await self._prompt(model, messages, tools, body.variables)
         if self._prompt_log is not None:
             await self.intake.run(self._prompt_log.write, messages)
         end = chat_format.end_of(tokens)
@@ -262,6 +316,19 @@ class Service:
         is_certain = bool(expected.calls)
         return tasks, [chat_format.reader(tools, end, is_certain=is_certain) for _ in tasks]
 
+    async def _prompt(
+        self, model: LoadedModel, messages: list[Message], tools: list[Tool],
+        variables: Mapping[str, Any],
+    ) -> list[int]:  # fmt: skip
+        """The tokens of a chat."""
+        limits, chat_format = model.prompt_limits, model.chat_format
+        limits.check_number(messages)
+        chat_format.check_tools(tools)
+        await self._run(model, limits.check_chat, messages, tools)
+        return await self._run(
+            model, chat_format.prompt, model.llm, messages, tools, variables, limits.check_rendered
+        )
+
     async def _tasks(
         self,
         model: LoadedModel,
@@ -269,12 +336,15 @@ class Service:
         params: SamplingParams,
         tokens: list[int],
         shown: Collection[int] = (),
-    ) -> list[Task]:
+    ) -> list[ScheduledRequest]:
         """The requests of a prompt, one a choice; a new grammar that takes long is compiled where
         only others of its kind wait."""
         grammar, llm = params.grammar, model.llm
+        if body.ignores_end:
+            bans = dict.fromkeys(model.ends, -inf)
+            params = replace(params, logit_bias={**params.logit_bias, **bans})
 
-        def made() -> list[Task]:
+        def made() -> list[ScheduledRequest]:
             method = model.method_for(body.speculation)
             return [
                 llm.task(tokens, params, method=method, say=_unheard, choice=choice, shown=shown)
@@ -289,7 +359,7 @@ class Service:
         run = self.intake.run if is_quick else self.intake.compile
         return await run(model.guarded(made))
 
-    def _feed(self, lease: ModelLease, tasks: Sequence[Task], body: Body) -> Feed:
+    def _feed(self, lease: ModelLease, tasks: Sequence[ScheduledRequest], body: Body) -> Feed:
         """The model is leased until the response has its last output, read or not."""
         interval_s = self.settings.interval_s if body.stream else inf
         return Feed(
@@ -301,10 +371,9 @@ class Service:
         return lease.model.llm.tokenizer.piece
 
 
-def _counted(tasks: Sequence[Task]) -> tuple[int, int]:
-    """Choices, and tokens of prompts: each counts once, however many choices complete it."""
-    prompts = [task.request.prompt for task in tasks if task.request.sampler.choice == 0]
-    return len(tasks), sum(map(len, prompts))
+def _prompts(tasks: Sequence[ScheduledRequest]) -> list[Sequence[int]]:
+    """Of each choice."""
+    return [task.request.prompt for task in tasks]
 
 
 def _unheard(output: Output) -> None:

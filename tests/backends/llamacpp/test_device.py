@@ -23,8 +23,8 @@ from fakes.tiny_models import write_dense
 from duodec import LLM, SamplingParams
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.llamacpp import devices, library, row_choice, row_trial
-from duodec.backends.llamacpp.fixed_rows import NUM_PIECE, LlamaFixedRows
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.padded import NUM_PIECE, LlamaPadded
 from duodec.backends.placement import Placement
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
@@ -36,7 +36,7 @@ from duodec.loading.resolve import resolve_target
 from duodec.methods.registry import METHODS
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(1800)]  # a busy machine takes its time
-KINDS = ("F16", "Q8_0")  # benchmarks/device_rows.py measures more of them
+KINDS = ("F16", "Q8_0")  # benchmarks/exactness/device_rows.py measures more of them
 NUM_ROWS, NUM_PROMPT, NUM_TEXT = 8, 244, 252  # across the cells that a pass is shown more of
 TEMPERATURES = (0.0, 0.8)
 CASES = [  # the published rule is exact in distribution: its text is plain decoding's at 0 only
@@ -83,18 +83,18 @@ def query(text: Tokens, num_prompt: int, draft: tuple[int, ...] = (), slot: int 
     return Query(slot, text, Draft(draft, tuple(range(-1, len(draft) - 1))), sampler)
 
 
-def open_target(model: LlamaModel, num_slots: int = 1, **more: Any) -> LlamaFixedRows:
-    return LlamaFixedRows(
+def open_target(model: LlamaModel, num_slots: int = 1, **more: Any) -> LlamaPadded:
+    return LlamaPadded(
         model, num_rows=NUM_ROWS, num_context=640, num_threads=1, num_slots=num_slots, **more
     )
 
 
-def rows_of(target: LlamaFixedRows, queries: list[Query]) -> list[list[np.ndarray]]:
+def rows_of(target: LlamaPadded, queries: list[Query]) -> list[list[np.ndarray]]:
     """Copies of the rows of each query."""
     return [[row.copy() for row in scores.rows] for scores in target.score(queries)]  # type: ignore[attr-defined]
 
 
-def plain(target: LlamaFixedRows, text: Tokens, num_prompt: int) -> list[np.ndarray]:
+def plain(target: LlamaPadded, text: Tokens, num_prompt: int) -> list[np.ndarray]:
     """The row after each token from the prompt's last on, one forward pass each."""
     lengths = range(num_prompt, len(text) + 1)
     return [rows_of(target, [query(text[:n], num_prompt)])[0][0] for n in lengths]
@@ -181,7 +181,7 @@ def params(temperature: float) -> SamplingParams:
 @pytest.fixture(scope="module")
 def expected(alone: LLM) -> dict[float, list[tuple[int, ...]]]:
     """What plain decoding says, one request at a time."""
-    assert isinstance(alone.target, LlamaFixedRows)
+    assert isinstance(alone.target, LlamaPadded)
     return {
         t: [alone.generate(prompt, params(t), method="ar")[0].tokens for prompt in PROMPTS]
         for t in TEMPERATURES
@@ -218,7 +218,7 @@ def test_a_killed_drafter_changes_no_text(alone: LLM, expected: dict[float, Any]
 def test_part_of_the_layers_gives_one_text_too(path: Path) -> None:
     """The text of the same split without drafts."""
     with LLM.load(str(path), draft=str(path), exact=True, context=512, gpu_layers=1) as llm:
-        assert isinstance(llm.target, LlamaFixedRows)
+        assert isinstance(llm.target, LlamaPadded)
         assert llm.shares_cores
         assert not llm.cores.takes_turns
         texts = {
@@ -350,7 +350,7 @@ def test_a_failed_pass_ends_one_request(model: LlamaModel, monkeypatch: pytest.M
 
 def test_a_text_longer_than_the_cache_is_one_line(model: LlamaModel) -> None:
     with (
-        closing(LlamaFixedRows(model, num_rows=8, num_context=256, num_threads=1)) as target,
+        closing(LlamaPadded(model, num_rows=8, num_context=256, num_threads=1)) as target,
         pytest.raises(ContextExceeded, match="--context"),
     ):
         target.score([query(words(600), 600)])

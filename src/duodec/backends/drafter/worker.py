@@ -36,6 +36,7 @@ from duodec.core.grammar import Grammar, Mask
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.sampling import Tokens
+from duodec.drafting.turns import InTurns
 from duodec.errors import BadOption
 
 LONG_TEXT = 64  # new tokens from which reading is announced, so that nobody waits for it
@@ -171,6 +172,8 @@ class Worker:
         slot, text = job.request.slot, job.request.text
         job.start_s = perf_counter()
         is_long = len(text) - common_prefix(self._seen.get(slot, _NOTHING), text) > LONG_TEXT
+        # in turns the target waits for it: it is read on all cores, by the first step
+        is_long = is_long and not isinstance(job.request.plan, InTurns)
         if is_long:
             self._tell(Kind.READING, job)
             self._model.rows(RowQuery(slot, text[:-1], Draft(), ()))
@@ -200,7 +203,8 @@ class Worker:
             raise _Abandoned
         if job.steps is None:
             job.read_s = perf_counter() - job.start_s
-        self._tell(Kind.READING, job)
+        if not isinstance(job.request.plan, InTurns):  # its step is waited for
+            self._tell(Kind.READING, job)
 
     def _tell(self, kind: Kind, job: _Job, tree: Draft | CandidateTree | None = None) -> None:
         """A frame about a job, with the nodes of ``tree`` that were not sent yet."""

@@ -17,16 +17,16 @@ from itertools import groupby
 
 import numpy as np
 
-from duodec.backends.llamacpp.context import logits
-from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.streams import (
+from duodec.backends.llamacpp.chains import (
     MAX_ROWS,
     NOTHING,
     NUM_BATCH,
-    LlamaStreams,
+    LlamaChains,
     Work,
     chain_of,
 )
+from duodec.backends.llamacpp.context import logits
+from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
@@ -53,7 +53,7 @@ class _Checkpoint:
     state: ctypes.Array[ctypes.c_uint8]
 
 
-class LlamaRecurrent(LlamaStreams):
+class LlamaRecurrent(LlamaChains):
     """A target whose layers are recurrent, some or all of them; its scores hold until the next
     `score`."""
 

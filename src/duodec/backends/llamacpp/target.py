@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from duodec.backends.llamacpp.fixed_rows import LlamaFixedRows
+from duodec.backends.llamacpp.chains import LlamaChains
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.padded import LlamaPadded
 from duodec.backends.llamacpp.recurrent import LlamaRecurrent
-from duodec.backends.llamacpp.streams import LlamaStreams
 from duodec.backends.llamacpp.trees import LlamaTrees
 from duodec.core.protocols import InThisThread, Launched, Query, Scores, Target
 from duodec.core.traits import TargetCache, TargetTraits
@@ -28,7 +28,7 @@ class LlamaTarget(Target):
     and attention then sums in another order, so that bits would depend on the other requests. So a
     request that is alone is scored as trees, and so is one whose method needs branches, in a
     context of its slot's own, which is opened when it is first needed. ``pass_rows`` are as of
-    `LlamaStreams`. ``most_threads`` tells how many threads may compute now, if that changes.
+    `LlamaChains`. ``most_threads`` tells how many threads may compute now, if that changes.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LlamaTarget(Target):
         self._num_threads, self._is_width_exact = num_threads, is_width_exact
         self._most_threads = most_threads
         self._trees: dict[int, LlamaTrees] = {}  # by slot
-        self._chains: LlamaStreams | None = None
+        self._chains: LlamaChains | None = None
         options: Any = {
             "num_slots": num_slots,
             "num_context": num_context,
@@ -61,13 +61,13 @@ class LlamaTarget(Target):
                     model, is_width_exact=is_width_exact, on_chunk=self._look_up, **options
                 )
             elif num_rows:
-                self._chains = LlamaFixedRows(
+                self._chains = LlamaPadded(
                     model, num_rows=num_rows, on_chunk=self._look_up, **options
                 )
             else:
                 self._open_trees(0)
                 if num_slots > 1:
-                    self._chains = LlamaStreams(
+                    self._chains = LlamaChains(
                         model, is_width_exact=is_width_exact, pass_rows=pass_rows, **options
                     )
             # what a recurrent model can do is tried now, before there are texts

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import (
@@ -22,8 +23,9 @@ from pydantic import (
 from duodec.chat.template import Message
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams, seeded
-from duodec.methods.registry import METHODS
+from duodec.methods.registry import METHODS, names
 from duodec.server.api.fields import (
+    MAX_STOPS,
     Biases,
     Limit,
     Number,
@@ -72,14 +74,14 @@ class Speculation(Object):
 
 
 def _base_name(name: str) -> str:
-    """A method's name without a number."""
-    base = name.partition(":")[0]
-    if base != name or base not in METHODS:
+    """A method's name, without a number and without a module: a client names nothing that is then
+    imported."""
+    if ":" in name or (name not in METHODS and name not in names()):
         raise refused(
-            f"is {name[:200]!r}; choose from: {', '.join(METHODS)}, and say how many tokens to "
+            f"is {name[:200]!r}; choose from: {', '.join(names())}, and say how many tokens to "
             "draft with max_draft"
         )
-    return base
+    return name
 
 
 def _speculation(value: Any) -> Any:
@@ -93,28 +95,61 @@ def _choices(value: list[Any]) -> list[str]:
     return value
 
 
+Choices = Annotated[list[Any], AfterValidator(_choices)]
+
+
 class StructuredOutputs(Object):
     """vLLM's."""
 
     json_schema: Any = Field(default=None, alias="json")
     json_object: StrictBool | None = None
     regex: StrictStr | None = None
-    choice: Annotated[list[Any], AfterValidator(_choices)] | None = None
+    choice: Choices | None = None
+    grammar: StrictStr | None = None
 
 
 class NamedSchema(Object):
+    without_effect = frozenset({"name", "description", "strict"})
+
     json_schema: Any = Field(default=None, alias="schema")
 
 
 class ResponseFormat(Object):
-    """OpenAI's."""
+    """OpenAI's, and llama.cpp's ``schema`` of an object."""
 
     type: Annotated[StrictStr, one_of(_FORMATS)] = "text"
     json_schema: NamedSchema = NamedSchema()
+    own_schema: Any = Field(default=None, alias="schema")
+
+    @property
+    def schema_(self) -> Any:
+        """The JSON schema; None where there is none."""
+        return self.own_schema if self.json_schema.json_schema is None else (
+            self.json_schema.json_schema
+        )  # fmt: skip
+
+
+_HABITS = frozenset({
+    "user", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention",
+    "metadata", "store", "prediction", "request_id", "priority", "cache_prompt", "id_slot",
+})  # fmt: skip
+# of vLLM, llama.cpp and others: the values that change nothing
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,),
+    "min_tokens": (0,), "skip_special_tokens": (True,), "include_stop_str_in_output": (False,),
+    "spaces_between_special_tokens": (True, False), "logprob_token_ids": ([],),
+    "return_tokens_as_token_ids": (False,), "typical_p": (1,), "tfs_z": (1,), "top_a": (0,),
+    "mirostat": (0,), "dynatemp_range": (0,), "xtc_probability": (0,), "dry_multiplier": (0,),
+    "repeat_last_n": (-1,), "n_keep": (0,), "n_discard": (0,), "min_keep": (0,),
+    "post_sampling_probs": (False,), "t_max_predict_ms": (0,),
+}  # fmt: skip
 
 
 class Body(Object):
     """What requests of every API have in common. What one of them lacks has a property here."""
+
+    without_effect = _HABITS
+    neutral = _NEUTRAL
 
     model: StrictStr | None = None
     stream: StrictBool = False
@@ -131,6 +166,7 @@ class Body(Object):
     seed: Annotated[Whole, between(-1, (1 << 64) - 1)] | None = None
     speculation: Annotated[Speculation, BeforeValidator(_speculation)] = Speculation()
     structured_outputs: StructuredOutputs = StructuredOutputs()
+    schema_objects: Annotated[StrictStr, one_of(("closed", "open"))] = "closed"
 
     @property
     def num_choices(self) -> int:
@@ -148,9 +184,29 @@ class Body(Object):
         return None
 
     @property
-    def format(self) -> ResponseFormat:
-        """What the text of a completion must be."""
-        return ResponseFormat()
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives to each token of the prompt; None: no logprobs of it."""
+        return None
+
+    @property
+    def ignores_end(self) -> bool:
+        """The model cannot end a completion."""
+        return False
+
+    @property
+    def end_tokens(self) -> Sequence[int]:
+        """Tokens that end a completion, besides the model's own."""
+        return ()
+
+    @property
+    def formats(self) -> Iterator[tuple[str, str, Any]]:
+        """What the text of a completion must be: a field's name, its kind and its value."""
+        own = self.structured_outputs
+        yield "structured_outputs.json", "json_schema", own.json_schema
+        yield "structured_outputs.json_object", "json_object", own.json_object or None
+        yield "structured_outputs.regex", "regex", own.regex
+        yield "structured_outputs.choice", "choice", own.choice
+        yield "structured_outputs.grammar", "grammar", own.grammar
 
     def sampling(self, grammar: Grammar | None) -> SamplingParams:
         """With a seed, and this grammar. Raises BadOption of values that make no distribution."""
@@ -170,6 +226,8 @@ class Body(Object):
                 max_tokens=self.most_tokens,
                 stop=tuple(self.stop),
                 logprobs=self.num_logprobs,
+                prompt_logprobs=self.num_prompt_logprobs,
+                stop_token_ids=tuple(self.end_tokens),
             )
         )
 
@@ -186,7 +244,7 @@ def _with_function(value: Any, expected: str) -> dict[str, Any]:
     return checked
 
 
-def _tool(value: Any) -> Tool:
+def tool_of(value: Any) -> Tool:
     return _with_function(value, "{type, function}")
 
 
@@ -246,7 +304,7 @@ class ChatMessage(Object):
         return {**extra, "role": role, "content": self.content, **calls}
 
 
-def _variables(value: dict[str, Any]) -> dict[str, Any]:
+def variables_of(value: dict[str, Any]) -> dict[str, Any]:
     if taken := [name for name in _RESERVED if name in value]:
         raise refused(f"sets {taken[0]}, which the request itself does; leave it out")
     return value
@@ -257,12 +315,12 @@ class Conversation(Body):
     how the model reasons."""
 
     messages: Annotated[list[ChatMessage], FailFast()]
-    tools: Annotated[list[Annotated[Tool, BeforeValidator(_tool)]], FailFast()] = Field(
+    tools: Annotated[list[Annotated[Tool, BeforeValidator(tool_of)]], FailFast()] = Field(
         default_factory=list
     )
     tool_choice: Any = None
     parallel_tool_calls: StrictBool = True
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] = Field(
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(variables_of)] = Field(
         default_factory=dict
     )
 
@@ -326,7 +384,22 @@ Effort = Annotated[StrictStr, one_of(_EFFORTS)]
 # --- OpenAI's completions
 
 
+def formats_of(name: str, own: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
+    """What OpenAI's format says. Raises ApiError."""
+    schema = own.schema_
+    if own.type == "json_schema" and not isinstance(schema, dict | bool):
+        name = f"{name}.json_schema.schema"
+        raise bad_field(name, f"{name} is no schema; send an object")
+    if own.type == "text" and schema is not None:
+        raise bad_field(name, f"{name} has a schema and is of type text; use json_schema")
+    kind = "json_schema" if schema is not None else own.type
+    yield name, kind, None if kind == "text" else True if schema is None else schema
+
+
 class StreamOptions(Object):
+    without_effect = frozenset({"include_obfuscation"})
+    neutral = MappingProxyType({"continuous_usage_stats": (False,)})
+
     include_usage: StrictBool = False
 
 
@@ -337,14 +410,52 @@ class CompletionsBody(Body):
     n: Annotated[Whole, between(1, MAX_CHOICES)] = 1
     response_format: ResponseFormat = ResponseFormat()
     timings_per_token: StrictBool = False
+    prompt_logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] | None = None
+    return_token_ids: StrictBool = False
+    ignore_eos: StrictBool = False
+    stop_token_ids: list[Annotated[Whole, between(0)]] = Field(
+        default_factory=list, max_length=MAX_STOPS
+    )
+    grammar: StrictStr | None = None
+    json_schema: Any = None
+    guided_json: Any = None
+    guided_regex: StrictStr | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: StrictStr | None = None
+
+    @field_validator("prompt_logprobs", "return_token_ids", mode="after")
+    @classmethod
+    def _whole(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value not in (None, False) and info.data.get("stream"):
+            raise refused("comes with whole responses only; leave it out, or leave out stream")
+        return value
 
     @property
     def num_choices(self) -> int:
         return self.n
 
     @property
-    def format(self) -> ResponseFormat:
-        return self.response_format
+    def ignores_end(self) -> bool:
+        return self.ignore_eos
+
+    @property
+    def end_tokens(self) -> Sequence[int]:
+        return self.stop_token_ids
+
+    @property
+    def formats(self) -> Iterator[tuple[str, str, Any]]:
+        yield from super().formats
+        yield from formats_of("response_format", self.response_format)
+        yield "grammar", "grammar", self.grammar or None
+        yield "json_schema", "json_schema", self.json_schema
+        yield "guided_json", "json_schema", self.guided_json
+        yield "guided_regex", "regex", self.guided_regex
+        yield "guided_choice", "choice", self.guided_choice
+        yield "guided_grammar", "grammar", self.guided_grammar
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
 
     @property
     def includes_usage(self) -> bool:
@@ -354,6 +465,12 @@ class CompletionsBody(Body):
 
 class ChatBody(CompletionsBody, Conversation):
     """Of ``/v1/chat/completions``."""
+
+    neutral = MappingProxyType({
+        **_NEUTRAL, "echo": (False,), "add_generation_prompt": (True,),
+        "continue_final_message": (False,), "add_special_tokens": (False,),
+        "modalities": (["text"],), "verbosity": ("medium",),
+    })  # fmt: skip
 
     max_completion_tokens: Limit | None = None
     max_tokens: Limit | None = None
@@ -414,8 +531,10 @@ def _is_token(item: Any) -> bool:
 class CompletionBody(CompletionsBody):
     """Of ``/v1/completions``."""
 
+    neutral = MappingProxyType({**_NEUTRAL, "add_special_tokens": (True,)})
+
     prompt: Annotated[Any, AfterValidator(_prompts)]  # texts, or lists of tokens
-    max_tokens: Limit = _COMPLETION_TOKENS
+    max_tokens: Annotated[Whole, between(0)] = _COMPLETION_TOKENS
     logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] | None = None
     suffix: StrictStr = ""
     best_of: Limit = 1
@@ -425,6 +544,11 @@ class CompletionBody(CompletionsBody):
     def _served(self) -> CompletionBody:
         if self.suffix:
             raise bad_field("suffix", "suffix is not served; leave it out")
+        if not self.max_tokens and self.num_prompt_logprobs is None:
+            raise bad_field(
+                "max_tokens", "max_tokens is 0; use 1 or more, or 0 with prompt_logprobs, or with "
+                "echo and logprobs",
+            )  # fmt: skip
         if self.best_of > self.n:
             raise bad_field("best_of", "best_of is not served; ask for n answers")
         return self
@@ -436,3 +560,9 @@ class CompletionBody(CompletionsBody):
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Those of a text that is echoed, too."""
+        given = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in given if number is not None), default=None)

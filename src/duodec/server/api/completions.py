@@ -14,8 +14,10 @@ from duodec.core.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.bodies import CompletionsBody
+from duodec.server.api.shapes import TextOffsets
 from duodec.server.api.tools.call import Call, Found, Fragment, Thought
 from duodec.server.api.tools.splitting import Reader
+from duodec.server.http.streams import DATA_EVENTS
 
 Choice = dict[str, Any]
 
@@ -31,6 +33,10 @@ class _ChoiceState:
     calls: list[Call] = field(default_factory=list)
     done: Done | None = None
     reader: Reader | None = None
+    prompt: Sequence[int] = ()
+    is_echoed: bool = False  # the choice repeats its prompt
+    prompt_logprobs: Sequence[Logprob | None] = ()
+    offsets: TextOffsets = field(default_factory=TextOffsets)  # of chunks
 
     def told(self) -> list[Logprob]:
         """What the next chunk tells."""
@@ -48,6 +54,7 @@ class _ChoiceState:
 class CompletionsWriter(ABC):
     """Writes the response to one request: see `duodec.server.http.streams.Writer`."""
 
+    framing = DATA_EVENTS
     prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
@@ -56,18 +63,17 @@ class CompletionsWriter(ABC):
         self,
         body: CompletionsBody,
         model: str,
-        num_choices: int,
-        num_prompt_tokens: int,
+        prompts: Sequence[Sequence[int]],
         piece: Callable[[int], bytes],
     ) -> None:
         self._body = body
         self.is_streamed = body.stream
         self._model = model
-        self._num_prompt_tokens = num_prompt_tokens
+        self._num_prompt_tokens = sum(map(len, prompts[:: body.num_choices]))
         self._piece = piece
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
-        self._choices = [_ChoiceState() for _ in range(num_choices)]
+        self._choices = [_ChoiceState(prompt=prompt) for prompt in prompts]  # of each choice
         self._most_calls = sys.maxsize
 
     # --- in chunks
@@ -78,21 +84,22 @@ class CompletionsWriter(ABC):
 
     def add(self, index: int, output: Piece | Done) -> list[dict[str, Any]]:
         """The chunks that an output of a choice makes."""
-        track = self._choices[index]
-        track.logprobs += output.logprobs
+        state = self._choices[index]
+        state.logprobs += output.logprobs
+        state.prompt_logprobs = state.prompt_logprobs or output.prompt_logprobs
         text = output.delta.text if isinstance(output, Piece) else ""
         is_last = isinstance(output, Done)
         choices = []
-        for found in track.split(text, is_last=is_last):
+        for found in state.split(text, is_last=is_last):
             choices += self._found(index, found)
-        if choices and not is_last and (new := track.told()):
-            choices[0]["logprobs"] = self._logprobs(index, new)
+        if choices and (new := state.told()):
+            choices[0]["logprobs"] = self._logprobs(new, state.offsets)
         chunks = [self._chunk([choice]) for choice in choices]
         if isinstance(output, Done):
-            track.done = output
+            state.done = output
             return [*chunks, self._closing(index, output)]
         for chunk in chunks:
-            if self._body.speculation.show_drafted and track.reader is None:
+            if self._body.speculation.show_drafted and state.reader is None:
                 chunk["choices"][0]["segments"] = [
                     {"text": s.text, "is_drafted": s.is_drafted} for s in output.delta.segments
                 ]
@@ -102,21 +109,21 @@ class CompletionsWriter(ABC):
 
     def _found(self, index: int, found: Found) -> list[Choice]:
         """The choices of chunks that a part of the response makes."""
-        track = self._choices[index]
+        state = self._choices[index]
         if isinstance(found, Thought):
-            track.reasoning += found.text
+            state.reasoning += found.text
             return [self._thought(index, found)]
         if isinstance(found, str):
             choice = self._text(index, found)
-            track.text += found
+            state.text += found
             return [choice]
         if isinstance(found, Fragment) and found.name is None:
             return self._continued(index, found)
-        if len(track.calls) >= self._most_calls:
+        if len(state.calls) >= self._most_calls:
             return []
         call = Call(found.id, found.name or "", found.arguments)
-        track.calls.append(call)
-        return [self._called(index, call, len(track.calls) - 1)]
+        state.calls.append(call)
+        return [self._called(index, call, len(state.calls) - 1)]
 
     def _continued(self, index: int, found: Fragment) -> list[Choice]:
         """More of the last call's arguments; nothing of a call beyond those that are wanted."""
@@ -141,11 +148,9 @@ class CompletionsWriter(ABC):
         choice = self._ended(index)
         choice["finish_reason"] = reason
         if new := self._choices[index].told():
-            choice["logprobs"] = self._logprobs(index, new)
+            choice["logprobs"] = self._logprobs(new, self._choices[index].offsets)
         chunk = self._chunk([choice])
-        if self._body.includes_usage:
-            return chunk
-        if len(self._choices) > 1:
+        if self._body.includes_usage or len(self._choices) > 1:
             return chunk
         # clients that do not ask for usage find what it cost here
         return {**chunk, **shapes.extras([done], self._body.speculation.most_drafted)}
@@ -162,22 +167,37 @@ class CompletionsWriter(ABC):
     def whole(self) -> dict[str, Any]:
         """The response, once every choice is complete."""
         body = self._head(self.kind)
-        body["choices"] = [self._choice(i, track) for i, track in enumerate(self._choices)]
+        body["choices"] = [self._choice(i, state) for i, state in enumerate(self._choices)]
         body["usage"] = shapes.usage(self._num_prompt_tokens, self._completions())
         return {**body, **shapes.extras(self._completions(), self._body.speculation.most_drafted)}
 
-    def _choice(self, index: int, track: _ChoiceState) -> Choice:
-        assert track.done is not None, "it is complete"
+    def _choice(self, index: int, state: _ChoiceState) -> Choice:
+        assert state.done is not None, "it is complete"
         has_logprobs = self._body.num_logprobs is not None
         return {
             "index": index,
-            **self._content(track),
-            "logprobs": self._logprobs(index, track.logprobs) if has_logprobs else None,
-            "finish_reason": shapes.finish_reason(track.done, track.calls),
+            **self._content(state),
+            "logprobs": self._all_logprobs(state) if has_logprobs else None,
+            "finish_reason": shapes.finish_reason(state.done, state.calls),
+            **({"token_ids": state.done.finished.tokens} if self._body.return_token_ids else {}),
         }
 
+    def _all_logprobs(self, state: _ChoiceState) -> dict[str, Any]:
+        return self._logprobs(state.logprobs, TextOffsets())
+
+    def _prompt_logprobs(self, state: _ChoiceState) -> dict[str, Any]:
+        """vLLM's field, where it was requested."""
+        if (num_tops := self._body.prompt_logprobs) is None:
+            return {}
+        told = shapes.prompt_logprobs(state.prompt_logprobs, self._piece, num_tops)
+        return {"prompt_logprobs": told}
+
+    def _prompt_tokens(self, state: _ChoiceState) -> dict[str, Any]:
+        """vLLM's field, where it was requested."""
+        return {"prompt_token_ids": list(state.prompt)} if self._body.return_token_ids else {}
+
     def _completions(self) -> list[Done]:
-        return [track.done for track in self._choices if track.done is not None]
+        return [state.done for state in self._choices if state.done is not None]
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -202,9 +222,9 @@ class CompletionsWriter(ABC):
     @abstractmethod
     def _ended(self, index: int) -> Choice: ...
     @abstractmethod
-    def _content(self, track: _ChoiceState) -> dict[str, Any]: ...
+    def _content(self, state: _ChoiceState) -> dict[str, Any]: ...
     @abstractmethod
-    def _logprobs(self, index: int, new: Sequence[Logprob]) -> dict[str, Any]: ...
+    def _logprobs(self, new: Sequence[Logprob], offsets: TextOffsets) -> dict[str, Any]: ...
 
 
 class ChatWriter(CompletionsWriter):
@@ -241,17 +261,21 @@ class ChatWriter(CompletionsWriter):
     def _delta(self, index: int, delta: dict[str, Any]) -> Choice:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _content(self, track: _ChoiceState) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": track.text, "refusal": None}
-        if track.reasoning:
-            message["reasoning_content"] = track.reasoning
-        if track.calls:
-            message["content"] = track.text or None
-            message["tool_calls"] = [shapes.tool_call(call) for call in track.calls]
+    def _content(self, state: _ChoiceState) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": state.text, "refusal": None}
+        if state.reasoning:
+            message["reasoning_content"] = state.reasoning
+        if state.calls:
+            message["content"] = state.text or None
+            message["tool_calls"] = [shapes.tool_call(call) for call in state.calls]
         return {"message": message}
 
-    def _logprobs(self, index: int, new: Sequence[Logprob]) -> dict[str, Any]:
+    def _logprobs(self, new: Sequence[Logprob], offsets: TextOffsets) -> dict[str, Any]:
         return shapes.chat_logprobs(new, self._piece)
+
+    def whole(self) -> dict[str, Any]:
+        first = self._choices[0]
+        return {**super().whole(), **self._prompt_logprobs(first), **self._prompt_tokens(first)}
 
 
 class TextWriter(CompletionsWriter):
@@ -261,15 +285,47 @@ class TextWriter(CompletionsWriter):
 
     def begin_with(self, texts: Sequence[str]) -> None:
         """Each choice repeats its prompt first."""
-        for track, text in zip(self._choices, texts, strict=True):
-            track.text = text
+        for state, text in zip(self._choices, texts, strict=True):
+            state.text, state.is_echoed = text, True
+            state.offsets = self._prompt_offsets(state)
+
+    def _prompt_offsets(self, state: _ChoiceState) -> TextOffsets:
+        spelled = b"".join(map(self._piece, state.prompt)).decode("utf-8", "replace")
+        # some vocabularies put a blank before any text
+        return TextOffsets(min(0, len(state.text) - len(spelled)))
 
     def opening(self) -> list[dict[str, Any]]:
+        if self._body.num_logprobs is not None:  # those of the prompt are told with its text
+            return []
         return [
-            self._chunk([self._text(i, track.text)])
-            for i, track in enumerate(self._choices)
-            if track.text
+            self._chunk([self._text(i, state.text)])
+            for i, state in enumerate(self._choices)
+            if state.text
         ]
+
+    def add(self, index: int, output: Piece | Done) -> list[dict[str, Any]]:
+        state = self._choices[index]
+        if not (state.is_echoed and output.prompt_logprobs and self._body.num_logprobs is not None):
+            return super().add(index, output)
+        echo = self._text(index, state.text)
+        echo["logprobs"] = self._echoed(state, output.prompt_logprobs, (), state.offsets)
+        return [self._chunk([echo]), *super().add(index, output)]
+
+    def _all_logprobs(self, state: _ChoiceState) -> dict[str, Any]:
+        if not state.is_echoed:
+            return super()._all_logprobs(state)
+        offsets = self._prompt_offsets(state)
+        return self._echoed(state, state.prompt_logprobs, state.logprobs, offsets)
+
+    def _echoed(
+        self, state: _ChoiceState, prompt: Sequence[Logprob | None], new: Sequence[Logprob],
+        offsets: TextOffsets,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The logprobs of a prompt, and of the new tokens after it."""
+        most = self._body.num_logprobs
+        known = [one and replace(one, tops=one.tops[:most]) for one in prompt]
+        tokens = [*state.prompt, *(one.token for one in new)]
+        return shapes.completion_logprobs([*known, *new], tokens, self._piece, offsets)
 
     def _text(self, index: int, text: str) -> Choice:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
@@ -286,14 +342,10 @@ class TextWriter(CompletionsWriter):
     def _ended(self, index: int) -> Choice:
         return self._text(index, "")
 
-    def _content(self, track: _ChoiceState) -> dict[str, Any]:
-        return {"text": track.text}
+    def _content(self, state: _ChoiceState) -> dict[str, Any]:
+        own = {**self._prompt_logprobs(state), **self._prompt_tokens(state)}
+        return {"text": state.text, **own}
 
-    def _logprobs(self, index: int, new: Sequence[Logprob]) -> dict[str, Any]:
-        track = self._choices[index]
-        num_before = len(track.logprobs) - len(new)
-        offset = sum(
-            len(self._piece(one.token).decode("utf-8", "replace"))
-            for one in track.logprobs[:num_before]
-        )
-        return shapes.completion_logprobs(new, self._piece, offset)
+    def _logprobs(self, new: Sequence[Logprob], offsets: TextOffsets) -> dict[str, Any]:
+        tokens = [one.token for one in new]
+        return shapes.completion_logprobs(new, tokens, self._piece, offsets)

@@ -1,13 +1,17 @@
 """Validate the fields of requests, and refuse what does not fit in OpenAI's shape.
 
-Unknown fields are ignored, null counts as absent, and no value is converted to another type.
+Nothing is ignored in silence: a field that an object does not have is refused, but for those that
+clients send by habit and that have no effect. Null counts as absent, and no value is converted to
+another type.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -49,6 +53,9 @@ def validated(schema: type[_B], body: Mapping[str, Any]) -> _B:
 
 def _refusal(error: ErrorDetails) -> ApiError:
     name = _name(error["loc"])
+    if error["type"] == "refused_field":
+        name = _name([*error["loc"], error["ctx"]["field"]])
+        return bad_field(name, f"{name} {error['ctx']['why']}")
     if error["type"] == "refused":
         return bad_field(name, f"{name} {error['ctx']['why']}")
     if error["type"] == "missing":
@@ -137,13 +144,48 @@ Biases = Annotated[dict[str, Annotated[Number, between(-100, 100)]], BeforeValid
 
 
 class Object(BaseModel):
-    """A JSON object."""
+    """A JSON object, of these fields alone.
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    ``without_effect``: fields that clients send by habit, and that change nothing. ``neutral``:
+    fields of other servers, and the values of them that mean what is done here anyway.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Of the fields that have an effect, as clients write them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            return {name: value for name, value in values.items() if value is not None}
-        return values
+    def _known(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        given = {name: value for name, value in values.items() if value is not None}
+        if cls.model_config.get("extra") == "allow":
+            return given
+        known = set(cls.names())
+        for name, value in given.items():
+            if name not in known and name not in cls.without_effect:
+                cls._check_neutral(name, value)
+        return {name: value for name, value in given.items() if name in known}
+
+    @classmethod
+    def _check_neutral(cls, name: str, value: Any) -> None:
+        served = cls.neutral.get(name)
+        if served is None:
+            near = get_close_matches(name, cls.names(), 1)
+            hint = f"; did you mean {near[0]}?" if near else "; leave it out"
+            raise _refused_field(name[:200], f"is no field that is served here{hint}")
+        if not any(value == own and isinstance(value, bool) is isinstance(own, bool)
+                   for own in served):  # fmt: skip
+            shown = " or ".join(map(json.dumps, served))
+            raise _refused_field(name, f"is served as {shown} only; leave it out")
+
+
+def _refused_field(name: str, why: str) -> PydanticCustomError:
+    """Of an object whose field is not to be there."""
+    return PydanticCustomError("refused_field", "{why}", {"field": name, "why": why})

@@ -3,79 +3,91 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from duodec.core.grammar import Grammar
 from duodec.server.api.bodies import Body, Conversation
-from duodec.server.api.tools.call import ANY_OBJECT
+from duodec.server.api.gbnf import in_lark
+from duodec.server.api.schemas import closed
+from duodec.server.api.tools.call import ANY_OBJECT, Tool, parameters_of
 from duodec.server.api.tools.chat_format import Expected
 from duodec.server.errors import bad_field
 from duodec.server.http.json_limits import parse
 
 
 def text_grammar(body: Body) -> Grammar | None:
-    """Of OpenAI's ``response_format``, or vLLM's ``structured_outputs``. Raises ApiError."""
-    format_, outputs = _response_format(body), body.structured_outputs
-    values = {
-        "json": outputs.json_schema, "json_object": outputs.json_object, "regex": outputs.regex,
-        "choice": outputs.choice,
-    }  # fmt: skip
-    given = [name for name, value in values.items() if value not in (None, False)]
+    """Of the one field that says what the text of a response must be. Raises ApiError."""
+    given = [(name, kind, value) for name, kind, value in body.formats if value is not None]
     if not given:
-        return format_
-    if format_ is not None or len(given) > 1:
-        raise bad_field(
-            "structured_outputs", "a response has one format; send response_format, or one of "
-            f"structured_outputs' {', '.join(values)}",
-        )  # fmt: skip
-    if outputs.choice is not None:
-        return Grammar("regex", "|".join(map(_escaped, outputs.choice)))
-    if outputs.regex is not None:
-        return Grammar("regex", outputs.regex)
-    if outputs.json_object:
-        return _of_schema(ANY_OBJECT)
-    schema = outputs.json_schema
-    return _of_text(schema) if isinstance(schema, str) else _of_schema(schema)
+        return None
+    if len(given) > 1:
+        names = " and ".join(name for name, _, _ in given)
+        field = given[0][0].partition(".")[0]
+        raise bad_field(field, f"a response has one format, and {names} are given; send one")
+    ((name, kind, value),) = given
+    if body.ignores_end:
+        raise bad_field("ignore_eos", f"ignore_eos excludes {name}, whose text ends; leave one out")
+    return _grammar(name, kind, value, schema_of(body))
 
 
 def expected_of(body: Conversation) -> Expected:
     """What the response to a chat must be: a call of a tool, a text of a format, or either. Raises
     ApiError."""
-    text = text_grammar(body)
+    text, read = text_grammar(body), schema_of(body)
     if required := body.required:
-        return Expected(None, required, body.parallel_tool_calls)
+        return Expected(None, _tools(required, read), body.parallel_tool_calls)
     if text is None or not body.offered:
         return Expected(text)
     if text.kind != "json_schema":
         raise bad_field(
-            "structured_outputs", "an expression or a choice, and tools that may be called, "
-            "exclude each other; leave out one, or use a JSON schema",
+            "structured_outputs", "a grammar, an expression or a choice, and tools that may be "
+            "called, exclude each other; leave out one, or use a JSON schema",
         )  # fmt: skip
-    return Expected(text, body.offered, body.parallel_tool_calls)
+    return Expected(text, _tools(body.offered, read), body.parallel_tool_calls)
 
 
-def _response_format(body: Body) -> Grammar | None:
-    if body.format.type == "text":
-        return None
-    if body.format.type == "json_object":
+def schema_of(body: Body) -> Callable[[Any], Any]:
+    """How schemas are read: with closed objects, or by the letter of the specification."""
+    return {"closed": closed, "open": lambda schema: schema}[body.schema_objects]
+
+
+def _tools(tools: Sequence[Tool], read: Callable[[Any], Any]) -> list[Tool]:
+    """With the schemas of their arguments as they are read."""
+    return [
+        {**tool, "function": {**tool["function"], "parameters": read(parameters_of(tool))}}
+        for tool in tools
+    ]
+
+
+def _grammar(name: str, kind: str, value: Any, read: Callable[[Any], Any]) -> Grammar:
+    if kind == "choice":
+        return Grammar("regex", "|".join(map(_escaped, value)))
+    if kind == "regex":
+        return Grammar("regex", value)
+    if kind == "grammar":
+        return _of_rules(name, value)
+    if kind == "json_object":
         return _of_schema(ANY_OBJECT)
-    schema = body.format.json_schema.json_schema
-    if not isinstance(schema, dict | bool):
-        raise bad_field(
-            "response_format.json_schema.schema", "json_schema has no schema; send an object"
-        )
-    return _of_schema(schema)
+    return _of_schema(read(_parsed(name, value) if isinstance(value, str) else value))
 
 
-def _of_text(schema: str) -> Grammar:
+def _of_rules(name: str, rules: str) -> Grammar:
+    """llama.cpp's notation, or Lark's."""
+    if "::=" not in rules:
+        return Grammar("lark", rules)
+    try:
+        return Grammar("lark", in_lark(rules))
+    except ValueError as error:
+        raise bad_field(name, f"{name} is no grammar: {error}") from error
+
+
+def _parsed(name: str, schema: str) -> Any:
     """A schema that was sent as the text of one."""
     try:
-        parse(schema)
+        return parse(schema)
     except ValueError as error:
-        raise bad_field(
-            "structured_outputs.json", f"the JSON schema is not JSON ({error}); write an object"
-        ) from error
-    return Grammar("json_schema", schema)
+        raise bad_field(name, f"{name} is not JSON ({error}); write an object") from error
 
 
 def _of_schema(schema: Any) -> Grammar:

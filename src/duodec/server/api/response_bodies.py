@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, StrictBool, StrictStr
 
 from duodec.chat.template import Message
 from duodec.server.api.bodies import (
+    MAX_LOGPROBS,
+    Body,
     ChatMessage,
     Conversation,
     Effort,
     NamedSchema,
     ResponseFormat,
     Tool,
+    formats_of,
 )
-from duodec.server.api.fields import Limit, Object, one_of, refused
+from duodec.server.api.fields import Limit, Object, Whole, between, one_of, refused
 from duodec.server.errors import bad_field
 from duodec.server.http.json_limits import kind
 
 Item = dict[str, Any]
 _TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # there is nothing to encrypt
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -58,21 +64,36 @@ def _is_false(value: bool) -> bool:
 class TextFormat(Object):
     """OpenAI's ``text.format``."""
 
+    without_effect = frozenset({"description", "strict"})
+
     type: Annotated[StrictStr, one_of(_FORMATS)] = "text"
     name: StrictStr = "answer"
     json_schema: Any = Field(default=None, alias="schema")
 
 
 class Text(Object):
+    neutral = MappingProxyType({"verbosity": ("medium",)})
+
     format: TextFormat = TextFormat()
 
 
+class StreamOptions(Object):
+    without_effect = frozenset({"include_obfuscation"})
+
+
 class Reasoning(Object):
+    without_effect = frozenset({"summary", "generate_summary"})
+
     effort: Effort | None = None
 
 
 class ResponsesBody(Conversation):
     """Of ``/v1/responses``."""
+
+    without_effect = Body.without_effect - {"metadata", "store"}
+    neutral = MappingProxyType({
+        **Body.neutral, "truncation": ("disabled",),
+    })  # fmt: skip
 
     messages: Annotated[list[ChatMessage], FailFast(), BeforeValidator(_messages)] = Field(
         alias="input"
@@ -88,6 +109,9 @@ class ResponsesBody(Conversation):
     reasoning: Reasoning = Reasoning()
     background: Annotated[StrictBool, AfterValidator(_is_false)] = False
     metadata: dict[str, Any] = Field(default_factory=dict)
+    stream_options: StreamOptions = StreamOptions()
+    include: list[Annotated[StrictStr, one_of(_INCLUDED)]] = Field(default_factory=list)
+    top_logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] | None = None
 
     @property
     def system(self) -> list[Message]:
@@ -106,13 +130,19 @@ class ResponsesBody(Conversation):
         return self.max_output_tokens
 
     @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if _LOGPROBS in self.include else self.top_logprobs
+
+    @property
     def effort(self) -> str | None:
         return self.reasoning.effort
 
     @property
-    def format(self) -> ResponseFormat:
+    def formats(self) -> Iterator[tuple[str, str, Any]]:
+        yield from super().formats
         own = self.text.format
-        return ResponseFormat(type=own.type, json_schema=NamedSchema(schema=own.json_schema))
+        schema = NamedSchema(schema=own.json_schema)
+        yield from formats_of("text.format", ResponseFormat(type=own.type, json_schema=schema))
 
 
 # --- items

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from duodec.chat.template import Message
+from duodec.core.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.bodies import ChatMessage
 from duodec.server.api.response_bodies import ResponsesBody
 from duodec.server.api.tools.call import Call, Found, Fragment, Thought
 from duodec.server.api.tools.splitting import Reader
+from duodec.server.http.streams import DATA_EVENTS
 
 Event = dict[str, Any]
 _DELTAS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
@@ -28,6 +30,7 @@ class _Item:
     id: str
     text: str = ""
     call: Call | None = None
+    logprobs: list[Event] = field(default_factory=list)
 
     def shown(self, status: str) -> Event:
         head = {"id": self.id, "type": self.kind, "status": status}
@@ -42,7 +45,12 @@ class _Item:
     def part(self) -> Event:
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+        return {
+            "type": "output_text",
+            "text": self.text,
+            "annotations": [],
+            "logprobs": self.logprobs,
+        }
 
 
 _OPEN, _COMPLETE, _CUT = "in_progress", "completed", "incomplete"
@@ -57,6 +65,7 @@ class ResponseWriter:
     model: str
     num_prompt_tokens: int
     reader: Reader | None
+    piece: Callable[[int], bytes]
     count: Callable[[str], int]  # tokens of a text
     remember: Callable[[Event, Message], None]
     id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(16)}")
@@ -67,8 +76,11 @@ class ResponseWriter:
         self._is_open = False  # the last item goes on
         self._done: Done | None = None
         self._num_events = 0
+        self._logprobs: list[Logprob] = []  # of tokens whose text was not told yet
 
     # --- events
+
+    framing = DATA_EVENTS
 
     @property
     def is_streamed(self) -> bool:
@@ -81,6 +93,7 @@ class ResponseWriter:
     def add(self, index: int, output: Piece | Done) -> list[Event]:
         """The events that an output makes."""
         is_last = isinstance(output, Done)
+        self._logprobs += output.logprobs
         events = []
         for found in self._split(output.delta.text if isinstance(output, Piece) else "", is_last):
             events += self._found(found)
@@ -127,8 +140,19 @@ class ResponseWriter:
             events += self._begin(_Item(kind, _id("rs" if is_thought else "msg")))
         item = self._items[-1]
         item.text += text
-        more: Event = {"logprobs": []} if kind == "message" else {}
+        new = shapes.response_logprobs(self._logprobs_of(text), self.piece)
+        more: Event = {"logprobs": new} if kind == "message" else {}
+        item.logprobs += new if kind == "message" else []
         return [*events, self._part_event(f"{_DELTAS[kind]}.delta", delta=text, **more)]
+
+    def _logprobs_of(self, text: str) -> list[Logprob]:
+        """The last ones, whose tokens have this text; those before had no part in it."""
+        pending, self._logprobs = self._logprobs, []
+        begin, num_bytes = len(pending), 0
+        while begin and num_bytes < len(text.encode("utf-8", "replace")):
+            begin -= 1
+            num_bytes += len(self.piece(pending[begin].token))
+        return pending[begin:]
 
     def _begin(self, item: _Item) -> list[Event]:
         self._items.append(item)
@@ -167,7 +191,7 @@ class ResponseWriter:
             call = item.call
             events = [self._call_event("done", name=call.name, arguments=call.arguments)]
         else:
-            more: Event = {"logprobs": []} if item.kind == "message" else {}
+            more: Event = {"logprobs": item.logprobs} if item.kind == "message" else {}
             events = [
                 self._part_event(f"{_DELTAS[item.kind]}.done", text=item.text, **more),
                 self._part_event("response.content_part.done", part=item.part()),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from duodec.core.logprobs import Logprob
 from duodec.core.round import Stats
@@ -180,17 +179,59 @@ def chat_logprobs(logprobs: Sequence[Logprob], piece: Piece) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(logprobs: Sequence[Logprob], piece: Piece, offset: int) -> dict[str, Any]:
-    """``choices[].logprobs`` of a text completion whose logprobs begin at ``offset`` characters."""
+def response_logprobs(logprobs: Sequence[Logprob], piece: Piece) -> list[dict[str, Any]]:
+    """``logprobs`` of a text of ``/v1/responses``."""
+    found: list[dict[str, Any]] = chat_logprobs(logprobs, piece)["content"]
+    return found
+
+
+class TextOffsets:
+    """Where each token begins in a text, in characters; bytes of one character may be several
+    tokens'."""
+
+    def __init__(self, begin: int = 0) -> None:
+        """``begin``: below 0 where the first tokens add blanks that the text lacks."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_characters = begin
+
+    def next(self, data: bytes) -> int:
+        """Of a token that adds these bytes."""
+        begin = max(0, self._num_characters)
+        self._num_characters += len(self._decoder.decode(data))
+        return begin
+
+
+def completion_logprobs(
+    logprobs: Sequence[Logprob | None], tokens: Sequence[int], piece: Piece, offsets: TextOffsets
+) -> dict[str, Any]:
+    """``choices[].logprobs`` of a text completion. None: a first token, which follows nothing."""
 
     def text_of(token: int) -> str:
         return piece(token).decode("utf-8", "replace")
 
-    texts = [text_of(m.token) for m in logprobs]
-    starts = np.cumsum([offset, *map(len, texts)]).tolist()[: len(texts)]
     return {
-        "tokens": texts,
-        "token_logprobs": [m.logprob for m in logprobs],
-        "top_logprobs": [{text_of(t): value for t, value in m.tops} for m in logprobs],
-        "text_offset": starts,
+        "tokens": [text_of(token) for token in tokens],
+        "token_logprobs": [one.logprob if one else None for one in logprobs],
+        "top_logprobs": [
+            # the likeliest of tokens with the same text
+            {text_of(token): value for token, value in reversed(one.tops)} if one else None
+            for one in logprobs
+        ],
+        "text_offset": [offsets.next(piece(token)) for token in tokens],
     }
+
+
+def prompt_logprobs(
+    logprobs: Sequence[Logprob | None], piece: Piece, num_tops: int
+) -> list[dict[str, Any] | None]:
+    """vLLM's, of a prompt: by token, the prompt's own and the likeliest."""
+
+    def entry(token: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        text = piece(token).decode("utf-8", "replace")
+        return {"logprob": logprob, "rank": rank, "decoded_token": text}
+
+    def entries(one: Logprob) -> dict[str, Any]:
+        tops = {str(t): entry(t, value, i + 1) for i, (t, value) in enumerate(one.tops[:num_tops])}
+        return {**tops, str(one.token): entry(one.token, one.logprob, one.rank)}
+
+    return [entries(one) if one else None for one in logprobs]

@@ -20,10 +20,10 @@ from duodec.server.errors import ApiError
 from duodec.server.logs import facts, log
 from duodec.server.settings import Settings
 
-Refusal = Callable[[Exception], Response]
-"""How a client is told of what went wrong."""
+Refusal = Callable[[Exception, str], Response]
+"""How a client is told what went wrong, at a path."""
 
-_PROTECTED = "/v1/"
+_PROTECTED = ("/v1/", "/tokenize", "/detokenize")
 _HERE = re.compile(
     r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?|tauri://.*|app://.*|file://.*"
 )
@@ -36,7 +36,8 @@ _ALLOWED_HEADERS = (
     "x-stainless-custom-poll-interval", "x-stainless-helper-method", "x-stainless-lang",
     "x-stainless-os", "x-stainless-package-version", "x-stainless-poll-helper",
     "x-stainless-retry-count", "x-stainless-runtime", "x-stainless-runtime-version",
-    "x-stainless-timeout",
+    "x-stainless-timeout", "X-Api-Key", "anthropic-version", "anthropic-beta",
+    "anthropic-dangerous-direct-browser-access",
 )  # fmt: skip
 
 
@@ -100,7 +101,7 @@ class Guard:
                 await self._app(scope, receive, sent)
         except Exception as error:  # noqa: BLE001  every client gets an answer
             if not sent.has_begun:  # otherwise it was told, and written down, further inside
-                await self._refusal(error)(scope, receive, sent)
+                await self._refusal(error, path)(scope, receive, sent)
         finally:
             log.info(
                 "request", extra={"facts": {
@@ -118,7 +119,7 @@ class Guard:
                 "--cors-origin", code="forbidden",
             )  # fmt: skip
         if path.startswith(_PROTECTED) and self._settings.api_keys:
-            self._check_key(headers.get("authorization", ""))
+            self._check_key(headers)
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._settings.max_body_bytes:
             raise too_large(self._settings.max_body_bytes)
@@ -141,13 +142,15 @@ class Guard:
                 "with --cors-origin https://NAME", code="forbidden",
             )  # fmt: skip
 
-    def _check_key(self, authorization: str) -> None:
-        scheme, _, key = authorization.partition(" ")
+    def _check_key(self, headers: Headers) -> None:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")  # Anthropic's clients
         given = key.strip().encode("utf-8", "replace")
         keys = [known.encode() for known in self._settings.api_keys]
         # all of them are compared, in constant time: nothing is learned from how long it takes
         is_known = sum(hmac.compare_digest(given, known) for known in keys) > 0
-        if scheme.lower() != "bearer" or not is_known:
+        if not is_known:
             raise ApiError(
                 401, "the API key is missing or wrong; send Authorization: Bearer KEY",
                 kind="authentication_error", code="invalid_api_key",

@@ -1,14 +1,10 @@
-"""Send responses: whole, or as server-sent events; and notice when a client leaves.
-
-A ping is a comment of one line, since some clients take an empty line for an event, and no event
-is ever empty or named.
-"""
+"""Send responses: whole, or as server-sent events; and notice when a client leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from math import inf
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
@@ -16,15 +12,13 @@ from typing import Any, Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from duodec.scheduler.outputs import Done, Piece
-from duodec.server.errors import api_error
+from duodec.server.errors import ApiError, api_error
 from duodec.server.logs import log, note
 from duodec.server.models.feed import Feed
 
 _T = TypeVar("_T")
 _LAST_WORDS_S = 5.0  # that a client may take to read why its response ended
-_PING = b": ping\n"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-_DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -32,8 +26,50 @@ _HEADERS = [
 ]
 
 
+class Framing(Protocol):
+    """How an API writes events to a stream."""
+
+    ping: bytes
+    end: bytes
+
+    def event(self, value: Mapping[str, Any]) -> bytes: ...
+    def error(self, error: ApiError) -> bytes: ...
+
+
+class _DataEvents:
+    """OpenAI's: no event has a name. A ping is a comment of one line, since some clients take an
+    empty line for an event."""
+
+    ping, end = b": ping\n", b"data: [DONE]\n\n"
+
+    def event(self, value: Mapping[str, Any]) -> bytes:
+        return b"data: " + _JSON.encode(value).encode() + b"\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return self.event(error.body)
+
+
+class _NamedEvents:
+    """Anthropic's: each event has its type for a name."""
+
+    ping, end = b'event: ping\ndata: {"type":"ping"}\n\n', b""
+
+    def event(self, value: Mapping[str, Any]) -> bytes:
+        name = f"event: {value['type']}\n".encode()
+        return name + b"data: " + _JSON.encode(value).encode() + b"\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return self.event(error.named)
+
+
+DATA_EVENTS, NAMED_EVENTS = _DataEvents(), _NamedEvents()
+
+
 class Writer(Protocol):
     """Writes a response as JSON: whole, or as events."""
+
+    @property
+    def framing(self) -> Framing: ...
 
     @property
     def is_streamed(self) -> bool:
@@ -126,30 +162,25 @@ class EventStream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        sent_s = perf_counter()
+        sent_s, framing = perf_counter(), self._writer.framing
         try:
             for chunk in self._writer.opening():
-                yield event(chunk)
+                yield framing.event(chunk)
             while not self._feed.is_over:
                 # text may be held back for long, as that of a call is
                 outputs = await self._feed.next(max(0.0, sent_s + self._ping_s - perf_counter()))
                 chunks = [chunk for output in outputs for chunk in self._writer.add(*output)]
                 if chunks or perf_counter() - sent_s >= self._ping_s:
-                    yield b"".join(map(event, chunks)) or _PING
+                    yield b"".join(map(framing.event, chunks)) or framing.ping
                     sent_s = perf_counter()
-            yield b"".join(map(event, self._writer.ending()))
+            yield b"".join(map(framing.event, self._writer.ending()))
         except Exception as error:  # noqa: BLE001  what began must be ended in the same shape
             told = api_error(error)
             if told is not error and told.status >= 500:
                 log.error("a stream failed", exc_info=error)
             note(error=told.status)
-            yield event(told.body)
-        yield _DONE
-
-
-def event(value: object) -> bytes:
-    """One server-sent event."""
-    return b"data: " + _JSON.encode(value).encode() + b"\n\n"
+            yield framing.error(told)
+        yield framing.end
 
 
 async def or_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:

@@ -9,15 +9,15 @@ from types import TracebackType
 
 from duodec.errors import BadOption
 from duodec.scheduler.outputs import Failed
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.task import Task
 from duodec.server.errors import busy, unavailable
 
 
 class SchedulerThread:
     """Steps a scheduler while there is work. As many requests run at once as there are slots;
-    ``num_queued`` more may wait. ``lock`` is held during each step. All methods may be called from
-    any thread."""
+    ``num_queued`` more may wait; a request with many completions leaves half of these places to
+    others. ``lock`` is held during each step. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -49,11 +49,22 @@ class SchedulerThread:
         return len(self._scheduler.waiting)
 
     @property
+    def num_taken(self) -> int:
+        """Places in slots and in the queue that others cannot have."""
+        with self._scheduler.changed:
+            return self.num_running + self._scheduler.waiting.num_places(self._most_places)
+
+    @property
+    def _most_places(self) -> int:
+        """That one request takes, however many completions it has."""
+        return self.num_slots + self._num_queued // 2
+
+    @property
     def num_forwards(self) -> int:
         return self._scheduler.num_forwards
 
     @property
-    def slots(self) -> list[tuple[Task | None, int]]:
+    def slots(self) -> list[tuple[ScheduledRequest | None, int]]:
         """By slot, what runs there, and how many tokens of a text it has not forgotten."""
         with self._scheduler.changed:
             running = {task.slot.number: task for task in self._scheduler.running}
@@ -61,7 +72,7 @@ class SchedulerThread:
 
     # --- requests
 
-    def submit(self, tasks: Sequence[Task]) -> None:
+    def submit(self, tasks: Sequence[ScheduledRequest]) -> None:
         """Admit all of them, or none: raises ApiError when there is no room, or at the end."""
         with self._scheduler.changed:
             if self._is_draining:
@@ -72,7 +83,7 @@ class SchedulerThread:
                     f"{len(tasks)} completions are requested at once, and this server takes "
                     f"{most}; ask for fewer"
                 )
-            if len(tasks) > most - self.num_running - self.num_waiting:
+            if min(len(tasks), self._most_places) > most - self.num_taken:
                 raise busy(
                     1 + self.num_waiting // self.num_slots,
                     f"{self.num_running} requests are running and {self.num_waiting} wait; "
@@ -80,7 +91,7 @@ class SchedulerThread:
                 )
             self._scheduler.submit(tasks)
 
-    def abort(self, task: Task) -> None:
+    def abort(self, task: ScheduledRequest) -> None:
         """The request's client is gone."""
         task.abort()
         self._scheduler.drop_waiting()
