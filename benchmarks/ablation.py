@@ -23,7 +23,6 @@ import typer
 from benchmarks import RESULTS
 from benchmarks.eager import Eager
 from benchmarks.windows import documents, prompts
-from duodec import loading
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.testbeds import LatencyCurve
@@ -36,8 +35,9 @@ from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.events import Finished
 from duodec.core.protocols import Tokenizer
 from duodec.core.sampling import SamplingParams
+from duodec.loading import drafter
+from duodec.loading.config import EngineConfig
 from duodec.methods.registry import method as method_named
-from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
 from duodec.planning.sources import Lesson, TextSources
 
@@ -111,7 +111,7 @@ def _replay(recipe: Callable[[LlamaRecipe], Any], forward_s: float) -> Iterator[
     config = EngineConfig(draft="smollm2-draft")
     curve = LatencyCurve(CostCurve.flat(forward_s), prefill_s=1e-4)
     with (
-        patch.object(loading, "recipe_for", changed),
+        patch.object(drafter, "recipe_for", changed),
         replay_stage(
             config, SamplingParams(), curve, [method_named("auto")], is_enforced=False
         ) as stage,

@@ -20,14 +20,15 @@ import typer
 from rich.progress import track
 
 from benchmarks import RESULTS
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaDraftModel
 from duodec.bench.card import environment
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.draft import Draft
 from duodec.core.protocols import RowQuery
 from duodec.core.sampling import SamplingParams
-from duodec.loading import EngineConfig, load
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
 from duodec.models import resolve
 
 _FIRST = (1, 4)

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from benchmarks import RESULTS
 from duodec.backends.llamacpp.caches import CacheTypes
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.bench.card import environment
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.models import resolve
+from tests.models.weights import weights
 
 WIDTHS = (1, 2, 4, 8, 16)
 LENGTHS = (256, 768)
@@ -73,7 +74,7 @@ def score(
 
 def measure(name: str) -> list[Measured]:
     """Every pair on every length."""
-    path = resolve(name).path
+    path = weights(name)
     prose = (Path(__file__).parent.parent / "LICENSE").read_text()
     found: list[Measured] = []
     for length in LENGTHS:

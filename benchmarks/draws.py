@@ -18,15 +18,16 @@ import typer
 from rich.console import Console
 
 from benchmarks import RESULTS
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.bench.card import environment
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.core.rows import Row, log_normaliser, top
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.core.verify import verify
-from duodec.models import resolve
+from tests.models.weights import weights
 
 _REPEATS = 40
 _WIDTH = 16
@@ -50,7 +51,7 @@ def timed_us(work: Callable[[Row], object], rows: list[Row]) -> float:
 def main(model: Annotated[str, typer.Option()] = "qwen2.5-coder-0.5b") -> None:
     """Time the work on rows of MODEL."""
     console = Console()
-    llama = LlamaModel(resolve(model).path)
+    llama = LlamaModel(weights(model))
     drafts = LlamaDraftModel(llama, num_context=256, num_threads=1)
     tokens = np.array(llama.tokenize(TEXT, is_templated=False), dtype=np.int32)
     chain = Draft.chain(tokens[-_WIDTH:].tolist())

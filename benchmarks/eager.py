@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duodec.backends.drafter.window import Window
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.recipe import LlamaRecipe
-from duodec.backends.llamacpp.target import LlamaDraftModel
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ from benchmarks.damaged_gguf import Map, map_of, mutated
 from benchmarks.fuzzing import ended, keep, kept, publish
 from duodec.__main__ import main as _program
 from duodec.backends.llamacpp import library, trial
-from duodec.models import resolve, vetting
+from duodec.loading import vetting
+from duodec.models import resolve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fakes.tiny_models import (  # type: ignore[import-not-found]
@@ -154,7 +155,7 @@ def warm() -> None:
 
 
 def tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int, bytes]:
-    """The trial of a file as `duodec.models.vetting` has it, in a fork in place of a new process:
+    """The trial of a file as `duodec.loading.vetting` has it, in a fork in place of a new process:
     the same program with the same limits, in a session of its own."""
     with tempfile.TemporaryFile() as out:
         child = os.fork()

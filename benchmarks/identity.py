@@ -6,7 +6,7 @@ is judged: it is excused only if a perturbation of the row's logits as large as 
 can flip the draw. If kernels have no deviation, nothing is excused.
 
     python -m benchmarks.identity --data FOLDER --limit 3
-    python -m benchmarks.identity --data FOLDER --target qwen2.5-coder-1.5b --exact
+    python -m benchmarks.identity --data FOLDER --target MODEL --exact
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import RESULTS
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.bench.card import environment
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.draft import Draft
@@ -31,8 +32,8 @@ from duodec.core.events import Finished
 from duodec.core.protocols import Query
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams, Tokens
-from duodec.llm import LLM
-from duodec.loading import EngineConfig, load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
 
 TEMPERATURES = (0.0, 0.7, 1.2)
 

@@ -31,11 +31,12 @@ from rich.console import Console
 from benchmarks import RESULTS, SCRATCH
 from duodec.backends.llamacpp import library, self_test
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.bench.card import environment
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.models import resolve
+from tests.models.weights import weights
 
 WIDTHS = (1, 2, 4, 5, 8, 16, 32)
 PREFILL = 512
@@ -83,7 +84,7 @@ def requantised(path: Path, name: str) -> Path:
 def model_file(name: str) -> Path:
     """The file of a model, requantised where a format follows its name."""
     model, _, format_ = name.partition(":")
-    path = Path(model) if model.endswith(".gguf") else resolve(model).path
+    path = Path(model) if model.endswith(".gguf") else weights(model)
     return requantised(path, format_) if format_ else path
 
 
@@ -122,9 +123,9 @@ def measure(path: Path, num_threads: int, *, packs: bool, repeats: int) -> Measu
 def deviation(target: LlamaTarget, tokens: Sequence[int]) -> float:
     """How far the logits of the last 64 rows move with widths, threads and parts of the prefill."""
     start, ways = len(tokens) - 64, []
-    most = target.context.num_threads
+    most = target.trees(0).context.num_threads
     for threads in sorted({1, most}):
-        target.context.num_threads = target.context.num_prompt_threads = threads
+        target.trees(0).context.num_threads = target.trees(0).context.num_prompt_threads = threads
         for width in (1, 2, 3, 4, 8, 16, 32, 64):
             score(target, tokens[:start])
             rows = []

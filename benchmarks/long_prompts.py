@@ -28,7 +28,8 @@ from duodec.bench.recording import Turn
 from duodec.core.events import Finished
 from duodec.core.round import Stats
 from duodec.core.sampling import SamplingParams
-from duodec.loading import EngineConfig, draft_for
+from duodec.loading.config import EngineConfig
+from duodec.loading.resolve import draft_for
 from duodec.methods.registry import method as method_named
 from duodec.planning.costs import Costs
 

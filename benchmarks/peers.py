@@ -28,8 +28,8 @@ from rich.progress import track
 from benchmarks import RESULTS
 from benchmarks.kernels import requantised
 from duodec.backends.curves import CostCurve
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaDraftModel
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.card import environment
 from duodec.bench.recording import tokens_for

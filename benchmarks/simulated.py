@@ -31,9 +31,9 @@ from duodec.bench.simulation import SimulatedBed, simulated_stage
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.protocols import Candidates
 from duodec.core.round import Stats
+from duodec.loading.config import EngineConfig
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
-from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
 
 ALL = "all tasks"

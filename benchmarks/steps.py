@@ -18,7 +18,7 @@ from benchmarks import RESULTS
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.steps import step_times
 from duodec.bench.card import environment
-from duodec.models import resolve
+from tests.models.weights import weights
 
 TEXTS = (100, 500, 1500, 4000, 8000)
 LEAVES = (1, 4, 8, 16)
@@ -30,7 +30,7 @@ def main() -> None:
     for argument in sys.argv[1:] or ["smollm2-draft"]:
         name, _, most = argument.partition(":")
         texts = [text for text in TEXTS if text <= int(most or max(TEXTS))]
-        with closing(LlamaModel(resolve(name).path, num_gpu_layers=0)) as model:
+        with closing(LlamaModel(weights(name), num_gpu_layers=0)) as model:
             times = [
                 time
                 for uses_flash_attention in (True, False)

@@ -25,9 +25,9 @@ SMALL = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
 
 def llm(num_slots: int = 1, num_chunk: int | None = None) -> LLM:
     drafter = InlineDrafter(replace(TABLE, noise=0.2).load())
-    return LLM(
-        TableTarget(TABLE), Letters(), 300, drafter, num_slots=num_slots, num_chunk=num_chunk
-    )
+    model = LLM(TableTarget(TABLE), Letters(), 300, drafter, num_slots=num_slots)
+    model.scheduler.num_chunk = num_chunk
+    return model
 
 
 def check(completion: Completion, prompt: list[int], scored: Completion) -> None:

@@ -35,10 +35,19 @@ from duodec.bench.simulation import SimulatedBed
 from duodec.bench.tasks import Prompt
 from duodec.cli.app import run
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, DraftModel, DraftRequest, Query, RowQuery, Scores
+from duodec.core.protocols import (
+    Candidates,
+    DraftModel,
+    DraftRequest,
+    Query,
+    RowQuery,
+    Scores,
+    Target,
+)
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain
 from duodec.errors import BadOption
@@ -111,15 +120,21 @@ def test_a_table_that_is_none_is_refused_by_name(text: str) -> None:
 class Metered(TableDraftModel):
     """Computes for each query as many tokens as it is told to; has more text to read."""
 
+    traits = DraftTraits(has_window=True, counts_tokens=True)
+
     def __init__(self, num_by_query: Sequence[int] = (), num_by_part: Sequence[int] = ()) -> None:
         super().__init__(DRAFT)
         object.__setattr__(self, "left", list(num_by_query))
         object.__setattr__(self, "parts", list(num_by_part))
-        object.__setattr__(self, "num_computed", 7)
+        object.__setattr__(self, "num", 7)
         object.__setattr__(self, "widened", [])
 
     def _count(self, num_tokens: int) -> None:
-        object.__setattr__(self, "num_computed", self.num_computed + num_tokens)
+        object.__setattr__(self, "num", self.num + num_tokens)
+
+    @property
+    def num_computed(self) -> int:
+        return self.num
 
     def rows(self, query: RowQuery) -> list[Row]:
         self._count(self.left.pop(0) if self.left else 1)
@@ -303,7 +318,7 @@ def test_an_idle_drafter_reads_more_of_the_text_as_time_allows() -> None:
 
 
 @dataclass
-class Counted:
+class Counted(Target):
     """A target that notes every place that it computes."""
 
     model: TableModel

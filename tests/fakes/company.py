@@ -16,14 +16,16 @@ import numpy as np
 import pytest
 from fakes.decoding import FakeDatastore
 from fakes.dice import RuleMask
+from fakes.targets import Caches
 
 from duodec.backends.table import TableModel, TableScores
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, Drafted, Drafter, DraftRequest, Query, Scores
+from duodec.core.protocols import Candidates, Drafted, Drafter, DraftRequest, Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Distribution, Draw, Sampler, SamplingParams
 from duodec.core.text import TextStream
+from duodec.core.traits import TargetTraits
 from duodec.drafting.growth import Tree
 from duodec.errors import ComputeFailed
 from duodec.inner_loops import use_native
@@ -34,10 +36,9 @@ from duodec.native import library as native
 from duodec.planning.costs import Costs
 from duodec.scheduler import rehearsal
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
-from duodec.scheduler.practice import Practice
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
-from duodec.scheduler.task import Task
+from duodec.scheduler.warm_up import WarmUp
 
 NUM_VOCAB = 16
 END = NUM_VOCAB - 1
@@ -101,13 +102,17 @@ class FreshScores(TableScores):
         self._check(row)
         return super().distribution(row)
 
+    def row_logits(self, row: int) -> Row:
+        self._check(row)
+        return super().row_logits(row)
+
     def _check(self, row: int) -> None:
         assert self.number == self.owner.number, "read after the next forward pass"
         assert 0 <= row < self.num_scored, "a row that was not scored"
 
 
 @dataclass
-class Computed:
+class Computed(Target):
     """A target whose forward passes take virtual time: ``row_s`` a row, or as much as
     ``num_padded`` rows take. It may score chains only, fails for texts that are doomed, and now and
     then, for one time, for a batch."""
@@ -119,6 +124,10 @@ class Computed:
     num_padded: int = 1
     has_branches: bool = True
     number: int = 0
+
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(has_branches=self.has_branches)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         self.number += 1
@@ -153,6 +162,10 @@ def is_doomed(tokens: Sequence[int]) -> bool:
 
 class Elsewhere(Computed):
     """The same on other hardware: a forward pass goes on while the scheduler does other work."""
+
+    @property
+    def traits(self) -> TargetTraits:
+        return replace(super().traits, launches=True)
 
     def launch(self, queries: Sequence[Query]) -> _Passing:
         self.number += 1
@@ -339,7 +352,7 @@ class Guest:
     """A wish on its way, and all that was said to it."""
 
     wish: Wish
-    task: Task
+    task: ScheduledRequest
     said: list[Output]
     num_said_at_abort: list[int] = field(default_factory=list)
 
@@ -390,12 +403,12 @@ class Company:
         self.shares_cores = chance.random() < 0.5
         self.num_chunk = chance.choice([None, None, 4, 7])
         self.scheduler = Scheduler(
-            self._targets(),
+            self._target(),
             self.costs,
             num_slots=chance.randint(1, 6),
             cores_for_target=chance.choice([1, 2]) if self.shares_cores else None,
             num_chunk=self.num_chunk,
-            practise=Practice(lambda target: Scheduler(Targets(target))),
+            warm_up=WarmUp(Scheduler),
             clock=self.clock,
         )
         self.datastore = FakeDatastore([
@@ -425,7 +438,7 @@ class Company:
         step_s, p_kill = chance.choice([1e-4, 1e-3, 1e-2]), chance.choice([0.0, 0.01, 0.3])
         return MoodyDrafter(model, self.clock, Random(self.seed + 2), step_s, p_kill)
 
-    def _targets(self) -> Targets:
+    def _target(self) -> Target:
         """One for all, or others for one alone and for methods that read off the path."""
         chance = self.chance
         kind = chance.choice([Computed, Elsewhere])
@@ -438,8 +451,8 @@ class Company:
 
         trees, chains, padded = target(True, 1), target(False, 1), target(True, 32)
         return chance.choice([
-            Targets(trees), Targets(chains), Targets(padded), Targets(chains, trees=trees),
-            Targets(chains, alone=trees, trees=trees), Targets(chains, alone=padded, trees=trees),
+            trees, chains, padded, Caches(chains, trees=trees),
+            Caches(chains, alone=trees, trees=trees), Caches(chains, alone=padded, trees=trees),
         ])  # fmt: skip
 
     def run(self, num_requests: int) -> Record:
@@ -459,7 +472,7 @@ class Company:
                 self.record.num_shared += len(scheduler.running) > 1
                 if scheduler.launch():
                     self._abort_some(guests, p_abort)
-                    scheduler.land()
+                    scheduler.finish_forward()
         except Exception as error:  # noqa: BLE001  it is what this looks for
             self.record.deaths.append(f"company {self.seed}: out of the scheduler: {error!r}")
         for guest in guests:
@@ -493,7 +506,9 @@ class Company:
         )
         limit = wish.stop_after
         should_stop = None if limit is None else lambda: request.num_rounds >= limit
-        return Guest(wish, Task(request, method, said.append, should_stop=should_stop), said)
+        return Guest(
+            wish, ScheduledRequest(request, method, said.append, should_stop=should_stop), said
+        )
 
     # --- what became of them
 

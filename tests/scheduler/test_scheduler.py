@@ -14,23 +14,23 @@ from time import sleep
 import numpy as np
 import pytest
 from fakes.decoding import FakeClock, FakeTokenizer, plain_text
-from fakes.targets import Chains, Stale
+from fakes.targets import Caches, Chains, Stale
 
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel, TableTarget
-from duodec.batching import SeparateTargets
 from duodec.core.events import Finished
 from duodec.core.protocols import Drafted, Drafter, Query, Scores, Target
 from duodec.core.sampling import SamplingParams
+from duodec.core.traits import TargetCache
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS
 from duodec.methods.request import NoDrafter, Request, Score, Wait
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Ended, Scheduler
-from duodec.scheduler.slots import Slot, Targets
-from duodec.scheduler.task import Task
+from duodec.scheduler.slots import Slot
 from duodec.server.errors import ApiError
 from duodec.server.models.scheduler_thread import SchedulerThread
 
@@ -41,7 +41,7 @@ LONG_S = 30.0
 
 
 @dataclass
-class Counted:
+class Counted(Target):
     """A target that remembers what was asked at once, and takes a moment."""
 
     target: Target
@@ -69,7 +69,7 @@ class Ask:
 class Listener:
     """Hears what a request says."""
 
-    task: Task
+    task: ScheduledRequest
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -112,8 +112,9 @@ def served(
     trees: Target | None = None, lone: Target | None = None, num_chunk: int = 512,
     on_end: Ended = lambda task, reason: None,
 ) -> Iterator[Serving]:  # fmt: skip
-    llm.targets = Targets(target or llm.target, alone=lone, trees=trees)
-    llm.num_slots, llm.num_chunk = num_slots, num_chunk
+    llm.target = Caches(target or llm.target, alone=lone, trees=trees)
+    llm.num_slots = num_slots
+    llm.scheduler.num_chunk = num_chunk
     llm.scheduler.on_end = on_end
     serving = Serving(llm, num_queued)
     try:
@@ -407,7 +408,7 @@ def test_who_is_alone_has_branches_until_others_come(method: str) -> None:
 
 
 @dataclass(frozen=True)
-class Timed:
+class Timed(Target):
     """A target whose forward passes take as long as a clock is told."""
 
     clock: FakeClock
@@ -423,7 +424,7 @@ def test_what_one_target_costs_is_not_expected_of_another() -> None:
     clock = FakeClock()
     alone, shared, trees = (Timed(clock, seconds) for seconds in (0.1, 1.0, 30.0))
     llm = LLM(alone, FakeTokenizer(), 400, clock=clock, num_slots=2)
-    llm.targets = Targets(shared, alone=alone, trees=trees)
+    llm.target = Caches(shared, alone=alone, trees=trees)
     params = SamplingParams(max_tokens=20)
     llm.generate([PROMPTS[0]], params, method="recycling")
     assert not llm.costs.is_measured, "only the target for branches has computed"
@@ -485,32 +486,6 @@ def test_the_engine_alone_says_the_same() -> None:
         assert list(last.tokens) == expected(ask)
 
 
-class WithThreads(TableTarget):
-    """A target that knows its threads."""
-
-    num_threads = 8
-
-    def use_threads_throughout(self, num_threads: int) -> None:
-        self.num_threads = num_threads
-
-
-def test_targets_that_are_opened_later_take_no_more_threads_than_the_others() -> None:
-    opened: list[WithThreads] = []
-
-    def another() -> WithThreads:
-        opened.append(WithThreads(TABLE))
-        return opened[-1]
-
-    first = WithThreads(TABLE)
-    targets = SeparateTargets(first, another)
-    text = np.zeros(1, dtype=np.int32)
-    targets.score([Query(1, text)])
-    assert opened[0].num_threads == 8  # nobody has said otherwise
-    targets.use_threads_throughout(3)
-    targets.score([Query(2, text)])
-    assert [target.num_threads for target in (first, *opened)] == [3, 3, 3]
-
-
 def test_the_load_is_told_how_long_this_process_computed() -> None:
     told = list[float]()
     with served(engine_of()) as pool:
@@ -541,14 +516,14 @@ def test_after_an_abort_nothing_is_said(method: str, num_tokens: int) -> None:
         task = engine.task(PROMPTS[0], params, method=method, say=said.append)
         engine.scheduler.submit([task])
         for _ in range(num_launched):
-            engine.scheduler.land()
+            engine.scheduler.finish_forward()
             if not engine.scheduler.launch():
                 break
         if task.is_over:
             continue
         num_said = len(said)
         task.abort()
-        engine.scheduler.land()
+        engine.scheduler.finish_forward()
         assert not engine.scheduler.launch()
         assert len(said) == num_said, "the forward pass in flight said more"
     assert "abort" in ended
@@ -573,18 +548,18 @@ def test_who_aborts_on_hearing_a_piece_hears_no_more() -> None:
 # --- slots and waits
 
 
-def test_what_one_target_has_read_is_not_forgotten_for_another() -> None:
-    alone, shared = TableTarget(TABLE), TableTarget(TABLE)
+def test_what_one_cache_holds_is_not_forgotten_for_another() -> None:
+    alone, shared = TargetCache(0), TargetCache(1)
     slot, text = Slot(0, alone), np.arange(9, dtype=np.int32)
     slot.known = text
-    slot.use(shared)
+    slot.cache = shared
     assert slot.num_known(text) == 0
     slot.known = text[:4]
-    slot.use(alone)
+    slot.cache = alone
     assert slot.num_known(text) == 9
     slot.forget()
     assert slot.num_known(text) == 0
-    slot.use(shared)
+    slot.cache = shared
     assert slot.num_known(text) == 4
 
 
@@ -599,10 +574,10 @@ def test_who_is_ready_waits_no_longer_the_more_wait_for_drafts() -> None:
             clock.advance(1.01 * wait_s)  # as long as was granted
             return Drafted()
 
-    scheduler = Scheduler(Targets(TableTarget(TABLE)), num_slots=64, clock=clock)
+    scheduler = Scheduler(TableTarget(TABLE), num_slots=64, clock=clock)
     for slot in range(64):
         request = Request([1, 2], 9, drafter=Slow(), slot=slot, clock=clock)
-        task = Task(request, METHODS["ar"](), lambda output: None)
+        task = ScheduledRequest(request, METHODS["ar"](), lambda output: None)
         task.need, task.deadline_s = (Wait(1.0), clock() + 1.0) if slot else (Score(), 0.0)
         scheduler.running.append(task)
     patience_s, begin_s = scheduler.budget.patience_s(), clock()

@@ -35,7 +35,7 @@ def server() -> Iterator[Running]:
     drafter = InlineDrafter(replace(TABLE, noise=0.2).load())
     tokenizer = Printable(chat_template=TOOLS_TEMPLATE)
     engine = LLM(TableTarget(TABLE), tokenizer, 2000, drafter)
-    engine.try_grammar = GrammarTrial(60.0)  # time enough to reach the other limits
+    engine.grammars.trial = GrammarTrial(60.0)  # time enough to reach the other limits
     with running(engine) as server:
         yield server
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread, current_thread
 from time import perf_counter, sleep
@@ -29,6 +29,7 @@ from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar
 from duodec.core.parameters import fields_of
 from duodec.errors import BadOption
+from duodec.machine.cores import CoreSharing
 from duodec.server import service
 from duodec.server.api.tools.chat_format import ChatFormat
 from duodec.server.http import json_limits
@@ -286,7 +287,7 @@ def test_a_target_leaves_cores_to_large_requests_that_are_prepared(shares_cores:
     tokenizer = SlowLetters(seconds=4.0)
     engine = engine_on_tables(tokenizer=tokenizer, num_context=100_000)
     shared: list[bool] = []
-    engine.prepare, engine.shares_cores = shared.append, shares_cores
+    engine.cores = CoreSharing(is_shared=shares_cores, prepare=shared.append)
     with running(engine) as server, ThreadPoolExecutor(1) as clients:
         shared.clear()
         text = server.chat("hi", speculation={"method": "ar"}).json()["choices"]
@@ -359,7 +360,7 @@ def test_what_a_template_makes_of_a_few_words_is_bounded() -> None:
 
 def test_a_schema_that_explodes_is_refused_and_holds_nobody_up() -> None:
     engine = engine_on_tables(tokenizer=Letters(ends=True))
-    engine.try_grammar = GrammarTrial(num_bytes=64 << 20)
+    engine.grammars.trial = GrammarTrial(num_bytes=64 << 20)
     with (
         running(engine) as server,
         ThreadPoolExecutor(4) as clients,
@@ -395,7 +396,8 @@ def test_a_schema_that_hides_another_holds_nobody_up() -> None:
 
 def test_grammars_that_others_use_leave_no_memory_for_one_more() -> None:
     letters = Letters(ends=True)
-    engine = replace(engine_on_tables(tokenizer=letters), _masks=Masks(letters, 1))
+    engine = engine_on_tables(tokenizer=letters)
+    engine.grammars.masks = Masks(letters, 1)
     target = Slowed(engine.target, 0.2)
     with running(engine, target, num_slots=2) as server, ThreadPoolExecutor(1) as clients:
         long = {"structured_outputs": {"regex": "[a-z]{30}"}, "max_tokens": 30}
@@ -430,7 +432,7 @@ def test_who_brings_a_known_or_a_quick_grammar_waits_for_nobodys_new_one() -> No
                 may_end.wait(30)
             return 1
 
-    engine.try_grammar = Holding()
+    engine.grammars.trial = Holding()
     with running(engine) as server, ThreadPoolExecutor(3) as clients:
         known = {"structured_outputs": {"regex": "ab+"}, "max_tokens": 3}
         assert server.chat(**known).status_code == 200

@@ -18,13 +18,14 @@ from fakes.decoding import Letters
 from fakes.server import MODEL, TABLE, Running, Slowed, engine_on_tables, events, running, until
 
 import duodec
+from duodec.backends.llamacpp import load as llama
 from duodec.backends.table import TableTarget
 from duodec.core.sampling import SamplingParams
 from duodec.errors import ModelNotFound
-from duodec.llm import LLM
-from duodec.loading import load
-from duodec.models import targets
-from duodec.models.config import EngineConfig
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
+from duodec.loading.load import fits
+from duodec.loading.resolve import resolve_pair
 from duodec.server.http.intake import Intake
 from duodec.server.metrics import Meters
 from duodec.server.models.loaded import LoadedModel
@@ -298,8 +299,8 @@ def test_memory_is_estimated_with_the_weights_of_those_that_are_loaded(
         assert taken == llm.tokenizer.num_bytes > 20 << 20  # type: ignore[attr-defined]
     for num_loaded in (0, 1, 2):
         free_bytes = (1 + num_loaded) * taken + (spare_mb << 20)
-        monkeypatch.setattr(targets, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
-        assert targets.fits(config, num_loaded * taken) is is_enough
+        monkeypatch.setattr(llama, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
+        assert fits(resolve_pair(config), num_loaded * taken) is is_enough
 
 
 def test_a_text_in_another_thread_keeps_its_model_when_its_client_has_left(

@@ -78,7 +78,8 @@ def ask(server: Running, *, is_streamed: bool, **fields: Any) -> tuple[str, str,
             assert not (more and words), "reasoning comes first"
             thought += more
             words += choice.delta.content or ""
-            names += [call.function.name for call in choice.delta.tool_calls or ()]
+            calls = choice.delta.tool_calls or ()  # arguments may come in several pieces
+            names += [call.function.name for call in calls if call.function.name]
             reason = choice.finish_reason or reason
         return thought, words, names, reason
 

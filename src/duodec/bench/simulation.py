@@ -6,11 +6,12 @@ shows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 
@@ -30,21 +31,16 @@ from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Parts, Stage, answered
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Turn
-from duodec.bench.results import Generation, Results
-from duodec.bench.run import OnProgress, Runner
-from duodec.bench.scoring import score_text
-from duodec.bench.tasks import Prompt
 from duodec.core.candidates import Place as TreePlace
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Candidates, DraftModel, RowQuery, Target
-from duodec.drafts import recipe_for
-from duodec.llm import LLM
-from duodec.loading import load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
+from duodec.loading.drafter import SentVocabulary, recipe_for
+from duodec.loading.resolve import resolve_pair
 from duodec.machine.cores import CorePlan, available_cores
 from duodec.methods.method import Method
-from duodec.models import resolve
-from duodec.models.config import EngineConfig
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.planner import Planner
@@ -101,22 +97,22 @@ class SimulatedBed:
 @contextmanager
 def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool) -> Iterator[Stage]:
     """A bed on virtual time, and an engine that records. The stage reports its cost table."""
-    with load(replace(config, draft=None)) as engine:
+    pair = resolve_pair(config)
+    with load(pair.without_draft()) as engine:
         vocabulary = engine.tokenizer
         cores = CorePlan.make(
             available_cores(), target_is_on_cpu=False, num_draft_threads=config.draft_threads
         ).draft_cores
         model, table = None, None
-        if needs_model and config.draft is not None:
-            path = resolve(config.draft, offline=config.offline).path
+        if needs_model and pair.draft is not None:
             recipe = LlamaRecipe(
-                path,
+                pair.draft.path,
                 engine.num_context,
                 len(cores),
                 vocabulary.num_vocab,
                 max_window=config.draft_window,
             )
-            loaded = recipe_for(vocabulary, recipe).load()
+            loaded = recipe_for(cast(SentVocabulary, vocabulary), recipe).load()
             table = StepTable.parse(plan.draft_ms) if plan.draft_ms else measured(innermost(loaded))
             model = PricedModel(loaded, table.faster(plan.draft_speed))
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
@@ -153,27 +149,3 @@ def measured(model: DraftModel) -> StepTable:
             seconds.append(perf_counter() - start_s)
         points.append((num, median(seconds)))
     return StepTable(tuple(points))
-
-
-@dataclass
-class Memory:
-    """A journal that is kept in memory only."""
-
-    generations: list[Generation] = field(default_factory=list)
-
-    def keep(self, generation: Generation) -> None:
-        self.generations.append(generation)
-
-    def check_room(self) -> None: ...
-
-
-def simulate(plan: BenchPlan, prompts: Sequence[Prompt], on_progress: OnProgress) -> Results:
-    """The simulated figures of a plan's methods. Raises DuodecError."""
-    memory = Memory()
-    facts: dict[str, str] = {}
-    for config in plan.pairs():
-        runner = Runner(plan, config, memory, score_text, on_progress)
-        runner.run(prompts)
-        facts.update(runner.facts)
-    settings = plan.settings("duodec plan", "", [f"{p.task}/{p.prompt_id}" for p in prompts])
-    return Results(memory.generations, {}, {**settings, **facts, "is_complete": True})

@@ -26,6 +26,7 @@ from duodec.core.protocols import (
 from duodec.core.round import Round
 from duodec.core.sampling import Sampler, Tokens
 from duodec.core.text import TextStream
+from duodec.core.traits import TargetTraits
 from duodec.core.verify import Verdict
 from duodec.drafting.plans import Chain
 from duodec.drafting.turns import InTurns
@@ -106,7 +107,8 @@ class Request:
 
     ``prompt`` are tokens, ``capacity`` the length that the text may reach, ``sampler`` holds the
     sampling parameters and ``slot`` names the target's memory of this text. The scheduler sets
-    what depends on the company in a batch: ``slot``, ``costs`` and ``has_branches``.
+    what depends on the company in a batch: ``slot``, ``costs`` and the
+    target's ``traits``.
     """
 
     prompt: Sequence[int]
@@ -119,7 +121,7 @@ class Request:
     shares_cores: bool = False  # drafter and target compute on the same cores
     takes_turns: bool = False  # and the drafter rests while the target computes
     max_width: int = 80  # draft tokens that one forward pass may score
-    has_branches: bool = True  # the target scores all of a tree, not its first chain only
+    traits: TargetTraits = field(default_factory=TargetTraits)
     clock: Callable[[], float] = perf_counter
     is_end: Callable[[int], bool] = lambda token: False
     """Whether a token ends the completion."""
@@ -312,7 +314,7 @@ class Request:
     # --- what the scheduler does
 
     def query(self, need: Score) -> Query:
-        """What the target is asked."""
+        """What the target is to score."""
         if need.num_text is None:
             return Query(self.slot, self.text, need.draft, self.sampler, need.num_candidates)
         # nothing is drawn from a prompt's rows

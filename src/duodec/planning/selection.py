@@ -50,7 +50,7 @@ class Source(Protocol):
 
 
 # Who proposes a token, as far as that says how likely it is.
-_ALONE, _UNLIKE_DRAFT, _DRAFT_ALONE, _TOGETHER = range(4)
+ALONE, _UNLIKE_DRAFT, _DRAFT_ALONE, _TOGETHER = range(4)
 
 _Asked = list[tuple[int, Sequence[Successor]]]
 """Sources and what they propose at a node, if anything."""
@@ -99,7 +99,7 @@ class Selection:
                 asked, total = self._asked(states, value), 0.0
                 if len(asked) == 1:
                     i, known = asked[0]
-                    pattern = _ALONE if i else _DRAFT_ALONE
+                    pattern = ALONE if i else _DRAFT_ALONE
                     for token, likely, state in known:
                         # `Acceptance.estimate`, without a call for each of many
                         cell = bisect_right(EDGES, likely) * NUM_RANKS + pattern
@@ -171,7 +171,7 @@ class Selection:
             if mask & 1
             else _UNLIKE_DRAFT
             if draft_knows
-            else _ALONE
+            else ALONE
             for _, mask, _ in found.values()
         ]
         return found, patterns

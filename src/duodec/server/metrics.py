@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from duodec.core.round import NEAR_TIE, Round
-from duodec.scheduler.task import Task
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.server.logs import log
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -103,7 +103,7 @@ class Meters:
         """A count that only grows, read when somebody looks."""
         self._registry.register(_ReadCounter(f"{self._prefix}:{name}", help_text, value))
 
-    def ended(self, task: Task, reason: str) -> None:
+    def ended(self, task: ScheduledRequest, reason: str) -> None:
         """A completion has ended: as OpenAI's finish reasons, ``abort`` or ``error``."""
         self._ended.labels(reason).inc()
         rounds = task.request.rounds

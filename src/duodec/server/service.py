@@ -14,7 +14,7 @@ from duodec.chat.template import Message
 from duodec.core.sampling import SamplingParams
 from duodec.llm import LLM
 from duodec.scheduler.outputs import Output
-from duodec.scheduler.task import Task
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.server.api.bodies import Body, ChatBody, CompletionBody, Conversation, Tool
 from duodec.server.api.completions import ChatWriter, TextWriter
 from duodec.server.api.fields import Object, validated
@@ -218,7 +218,7 @@ class Service:
             params = own.sampling(grammar)
             for prompt in own.prompt:
                 await self._run(model, model.prompt_limits.check_text, prompt)
-            tasks: list[Task] = []
+            tasks: list[ScheduledRequest] = []
             for prompt in own.prompt:
                 tokens = await self._run(model, llm.tokens_of, prompt)
                 tasks += await self._tasks(model, own, params, tokens)
@@ -303,7 +303,7 @@ class Service:
 
     async def _chat_tasks(
         self, model: LoadedModel, body: Conversation, messages: list[Message]
-    ) -> tuple[list[Task], list[Reader | None]]:
+    ) -> tuple[list[ScheduledRequest], list[Reader | None]]:
         """The requests of a chat, and what reads the response to each."""
         tools, chat_format = body.offered, model.chat_format
         expected = expected_of(body)
@@ -336,7 +336,7 @@ class Service:
         params: SamplingParams,
         tokens: list[int],
         shown: Collection[int] = (),
-    ) -> list[Task]:
+    ) -> list[ScheduledRequest]:
         """The requests of a prompt, one a choice; a new grammar that takes long is compiled where
         only others of its kind wait."""
         grammar, llm = params.grammar, model.llm
@@ -344,7 +344,7 @@ class Service:
             bans = dict.fromkeys(model.ends, -inf)
             params = replace(params, logit_bias={**params.logit_bias, **bans})
 
-        def made() -> list[Task]:
+        def made() -> list[ScheduledRequest]:
             method = model.method_for(body.speculation)
             return [
                 llm.task(tokens, params, method=method, say=_unheard, choice=choice, shown=shown)
@@ -359,7 +359,7 @@ class Service:
         run = self.intake.run if is_quick else self.intake.compile
         return await run(model.guarded(made))
 
-    def _feed(self, lease: ModelLease, tasks: Sequence[Task], body: Body) -> Feed:
+    def _feed(self, lease: ModelLease, tasks: Sequence[ScheduledRequest], body: Body) -> Feed:
         """The model is leased until the response has its last output, read or not."""
         interval_s = self.settings.interval_s if body.stream else inf
         return Feed(
@@ -371,7 +371,7 @@ class Service:
         return lease.model.llm.tokenizer.piece
 
 
-def _prompts(tasks: Sequence[Task]) -> list[Sequence[int]]:
+def _prompts(tasks: Sequence[ScheduledRequest]) -> list[Sequence[int]]:
     """Of each choice."""
     return [task.request.prompt for task in tasks]
 

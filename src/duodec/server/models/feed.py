@@ -14,7 +14,7 @@ from functools import partial
 from time import perf_counter
 
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
-from duodec.scheduler.task import Task
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.server.errors import timed_out
 from duodec.server.models.scheduler_thread import SchedulerThread
 
@@ -30,7 +30,7 @@ class Feed:
     def __init__(
         self,
         scheduler: SchedulerThread,
-        tasks: Sequence[Task],
+        tasks: Sequence[ScheduledRequest],
         timeout_s: float,
         interval_s: float = 0.0,
         begin_s: float | None = None,

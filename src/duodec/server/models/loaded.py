@@ -59,7 +59,7 @@ class LoadedModel:
         self._num_calls = 0  # of other threads, which go on when their request has ended
         self._is_over = False
         lock = lock or nullcontext()
-        llm.num_chunk = 128 if llm.shares_cores else 512
+        llm.scheduler.num_chunk = 128 if llm.shares_cores else 512
         tokens = llm.tokens_of([0])
         params = SamplingParams(logit_bias=_without_ends(llm), max_tokens=_WARM_TOKENS)
         with lock:
@@ -178,9 +178,7 @@ class ModelLease:
 
 def _mapped_bytes(llm: LLM) -> int:
     """Bytes of weights that count as free memory, as they are mapped from a file."""
-    model: Any = llm.tokenizer
-    is_mapped = llm.shares_cores and not getattr(model, "is_read", True)
-    return int(model.num_bytes) if is_mapped else 0
+    return llm.target.traits.num_mapped_bytes if llm.shares_cores else 0
 
 
 def _without_ends(llm: LLM) -> dict[int, float]:

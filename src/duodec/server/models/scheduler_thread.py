@@ -9,8 +9,8 @@ from types import TracebackType
 
 from duodec.errors import BadOption
 from duodec.scheduler.outputs import Failed
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.task import Task
 from duodec.server.errors import busy, unavailable
 
 
@@ -53,7 +53,7 @@ class SchedulerThread:
         return self._scheduler.num_forwards
 
     @property
-    def slots(self) -> list[tuple[Task | None, int]]:
+    def slots(self) -> list[tuple[ScheduledRequest | None, int]]:
         """By slot, what runs there, and how many tokens of a text it has not forgotten."""
         with self._scheduler.changed:
             running = {task.slot.number: task for task in self._scheduler.running}
@@ -61,7 +61,7 @@ class SchedulerThread:
 
     # --- requests
 
-    def submit(self, tasks: Sequence[Task]) -> None:
+    def submit(self, tasks: Sequence[ScheduledRequest]) -> None:
         """Admit all of them, or none: raises ApiError when there is no room, or at the end."""
         with self._scheduler.changed:
             if self._is_draining:
@@ -80,7 +80,7 @@ class SchedulerThread:
                 )
             self._scheduler.submit(tasks)
 
-    def abort(self, task: Task) -> None:
+    def abort(self, task: ScheduledRequest) -> None:
         """The request's client is gone."""
         task.abort()
         self._scheduler.drop_waiting()

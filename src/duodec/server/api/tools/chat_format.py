@@ -13,11 +13,9 @@ from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from duodec.backends.llguidance import rules_as
-from duodec.chat.prompting import ControlVocabulary
 from duodec.chat.template import Message
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import Tokenizer
-from duodec.core.special_tokens import SpecialTokens
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.server.api.tools import harmony
@@ -223,7 +221,7 @@ class ChatFormat:
 
     def grammar(self, expected: Expected, prompt_end: str) -> Grammar | None:
         """What a response must match."""
-        return self.syntax.grammar(expected, prompt_end, literal_for(self._controls))
+        return self.syntax.grammar(expected, prompt_end, literal_for(self.tokenizer.controls))
 
     def reader(self, tools: Sequence[Tool], prompt_end: str, *, is_certain: bool) -> Reader | None:
         """As the syntax has it."""
@@ -231,13 +229,8 @@ class ChatFormat:
 
     def shown(self, tools: Sequence[Tool]) -> frozenset[int]:
         """The control tokens that a response is read by."""
-        known = self._controls.tokens if self._controls else {}
+        known = self.tokenizer.controls.tokens
         return frozenset(known[text] for text in self.syntax.markers(tools) if text in known)
-
-    @property
-    def _controls(self) -> SpecialTokens | None:
-        tokenizer = self.tokenizer
-        return tokenizer.controls if isinstance(tokenizer, ControlVocabulary) else None
 
 
 def _with_text(message: Message) -> dict[str, Any]:
