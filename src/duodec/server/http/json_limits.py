@@ -53,11 +53,11 @@ def kind(value: object) -> str:
     """A JSON value's type, for people."""
     if value is None:
         return "null"
-    for kinds, word in (
+    for kinds, name in (
         (bool, "a boolean"), (str, "a string"), ((int, float), "a number"), (dict, "an object"),
     ):  # fmt: skip
         if isinstance(value, kinds):
-            return word
+            return name
     return "an array"
 
 
@@ -92,13 +92,13 @@ def _loads(text: str | bytes) -> Any:
     return json.loads(text, parse_constant=_no_number, parse_float=_finite)
 
 
-def _finite(word: str) -> float:
+def _finite(text: str) -> float:
     """A number that JSON can write again: 1e400 is read as an infinity, which it cannot."""
-    value = float(word)
+    value = float(text)
     if isinf(value):
-        raise ValueError(f"{word[:20]} is too large for a number")
+        raise ValueError(f"{text[:20]} is too large for a number")
     return value
 
 
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON number")
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")

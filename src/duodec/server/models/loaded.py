@@ -1,4 +1,4 @@
-"""Serve one loaded model: its scheduler's thread, the limits of its prompts, who uses it."""
+"""Serve one loaded model: its scheduler's thread, the limits of its prompts, and its leases."""
 
 from __future__ import annotations
 
