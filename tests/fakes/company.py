@@ -403,6 +403,7 @@ class Company:
         self.drafter: Drafter = drafter or chance.choice([moody, moody, NoDrafter()])
         self.costs = Costs()
         self.shares_cores = chance.random() < 0.5
+        self.takes_turns = self.shares_cores and Random(seed + 4).random() < 0.5
         self.num_chunk = chance.choice([None, None, 4, 7])
         self.scheduler = Scheduler(
             self._target(),
@@ -504,6 +505,7 @@ class Company:
             datastore=self.datastore if method.needs_datastore else NoDatastore(),
             costs=self.costs,
             shares_cores=self.shares_cores,
+            takes_turns=self.takes_turns,
             clock=self.clock,
             is_end=lambda token: wish.ends and token == END,
             stream=TextStream(lambda token: letter(token).encode(), wish.sampler.params.stop),
