@@ -19,7 +19,7 @@ PURE = ("core", "native", "methods", "drafting", "planning", "scheduler")
 ARROWS = {
     "errors": set(),
     "core": {"core", "errors"},
-    "native": {"native", "core"},
+    "native": {"native", "core", "errors"},
     "drafting": {"drafting", "native", "core", "errors"},
     "planning": {"planning", "drafting", "native", "core", "errors"},
     "methods": {"methods", "drafting", "planning", "core", "errors"},

@@ -14,6 +14,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from fakes import oracles
 from fakes.decoding import FakeDatastore
 from fakes.dice import RuleMask
 from fakes.targets import Caches
@@ -28,11 +29,9 @@ from duodec.core.text import TextStream
 from duodec.core.traits import TargetTraits
 from duodec.drafting.growth import Tree
 from duodec.errors import ComputeFailed
-from duodec.inner_loops import use_native
 from duodec.methods.method import Method
 from duodec.methods.registry import METHODS
 from duodec.methods.request import NoDatastore, NoDrafter, Request
-from duodec.native import library as native
 from duodec.planning.costs import Costs
 from duodec.scheduler import rehearsal
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
@@ -587,16 +586,10 @@ def keep_company(
 ) -> Record:
     """So many requests in each of the companies of these seeds."""
     record = Record()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_library", native.library())  # as before, at the end
-        use_native()
-        loops = [
-            native.library(),
-            native.library(),
-            None,
-        ]  # two companies in three, where it can be
-        for seed in seeds:
-            patch.setattr(native, "_library", loops[seed % 3])
+    for seed in seeds:
+        with pytest.MonkeyPatch.context() as patch:
+            if seed % 3 == 2:
+                oracles.use(patch)
             company = of(seed)
             patch.setattr(rehearsal, "sleep", company.clock.advance)
             record = record.plus(company.run(num_requests))

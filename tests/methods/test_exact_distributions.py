@@ -33,15 +33,9 @@ from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.drafting.inline import InlineDrafter
 from duodec.methods.registry import METHODS, method
-from duodec.native import library as native
 
-
-@pytest.fixture(autouse=True)
-def python_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What earlier completions taught is copied for each outcome; compiled loops hold pointers."""
-    monkeypatch.setattr(native, "_library", None)
-
-
+# what earlier completions taught is copied for each outcome
+pytestmark = pytest.mark.usefixtures("loops_in_python")
 ALL_CASES = [*CASES, *DEEP_CASES]
 LEARNING = [name for name in METHODS if METHODS[name]().learns]
 DRAFTING = [name for name in METHODS if name != "ar"]
