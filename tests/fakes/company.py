@@ -411,6 +411,8 @@ class Company:
             num_slots=chance.randint(1, 6),
             cores_for_target=chance.choice([1, 2]) if self.shares_cores else None,
             num_chunk=self.num_chunk,
+            num_chunk_in_company=(None, 2)[self.seed % 3 == 1],
+            most_slots=(None, 1, 2)[self.seed % 5 % 3],
             warm_up=WarmUp(Scheduler),
             clock=self.clock,
         )

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+from duodec.drafting.turns import InTurns
 from fakes.decoding import FixedBudget, Session, TickingClock, decode_rounds, noisy_text
 
 from duodec.backends.table import TableModel, TableTarget
@@ -29,7 +30,6 @@ from duodec.core.verify import rejection, verify
 from duodec.drafting import plans
 from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
-from duodec.drafting.turns import InTurns
 from duodec.methods.registry import METHODS, Method
 from duodec.methods.request import NoDatastore, NoDrafter
 
