@@ -6,7 +6,7 @@ move with widths, threads and parts of a prompt. Caches are in float32, so that 
 alone differ, and then as each of the two has them by default. A format that ends with `-pure` is
 that of all matrices:
 
-    python -m benchmarks.faithfulness smollm2:Q4_0-pure smollm2:F16-pure qwen2.5-coder-1.5b:Q6_K
+    python -m benchmarks.kernels.faithfulness smollm2:Q4_0-pure smollm2:F16-pure qwen2.5-coder-1.5b:Q6_K
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks import RESULTS
-from benchmarks.kernels import model_file, score
+from benchmarks.kernels.kernels import model_file, score
 from duodec.backends.llamacpp import library, self_test
 from duodec.backends.llamacpp.caches import CacheTypes
 from duodec.backends.llamacpp.model import LlamaModel
@@ -40,7 +40,7 @@ from duodec.bench.card import environment
 Floats = NDArray[np.float32]
 
 TEXTS = (  # of the repository
-    "LICENSE", "benchmarks/kernels.py", "README.md", "src/duodec/core/verify.py", "pyproject.toml",
+    "LICENSE", "benchmarks/kernels/kernels.py", "README.md", "src/duodec/core/verify.py", "pyproject.toml",
     "docs/exactness.md", "src/duodec/backends/llamacpp/kernels/tiles.h", "docs/kernels.md",
 )  # fmt: skip
 START, WIDTH = 64, 64  # tokens before the first row; rows of a forward pass
@@ -202,7 +202,8 @@ def moved(target: LlamaTarget, tokens: Sequence[int]) -> float:
     """Most of any logit between forward passes of other widths, threads and parts of a prompt."""
     ways = []
     for num_threads, width in WAYS:
-        target.use_threads_throughout(num_threads)
+        context = target.trees(0).context
+        context.num_threads = context.num_prompt_threads = num_threads
         score(target, tokens[:1])  # forgets the rest
         for end in range(width, START, width):  # of the prompt, as many tokens at once
             score(target, tokens[:end])
@@ -282,7 +283,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def _one(path: Path, references: Path, cache: str, switched: dict[str, str]) -> Measured:
     out = subprocess.run(
-        [sys.executable, "-m", "benchmarks.faithfulness", "--one", str(path), str(references),
+        [sys.executable, "-m", "benchmarks.kernels.faithfulness", "--one", str(path), str(references),
          cache],
         env={**os.environ, self_test.CHECKED: self_test.ANY, **switched},
         check=True, stdout=subprocess.PIPE, text=True,
