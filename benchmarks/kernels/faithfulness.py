@@ -6,7 +6,7 @@ move with widths, threads and parts of a prompt. Caches are in float32, so that 
 alone differ, and then as each of the two has them by default. A format that ends with `-pure` is
 that of all matrices:
 
-    python -m benchmarks.kernels.faithfulness smollm2:Q4_0-pure smollm2:F16-pure qwen2.5-coder-1.5b:Q6_K
+    python -m benchmarks.kernels.faithfulness smollm2:Q4_0-pure smollm2:F16-pure
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from duodec.bench.card import environment
 Floats = NDArray[np.float32]
 
 TEXTS = (  # of the repository
-    "LICENSE", "benchmarks/kernels/kernels.py", "README.md", "src/duodec/core/verify.py", "pyproject.toml",
-    "docs/exactness.md", "src/duodec/backends/llamacpp/kernels/tiles.h", "docs/kernels.md",
+    "LICENSE", "benchmarks/kernels/kernels.py", "README.md", "src/duodec/core/verify.py",
+    "pyproject.toml", "docs/exactness.md", "src/duodec/backends/llamacpp/kernels/tiles.h",
+    "docs/kernels.md",
 )  # fmt: skip
 START, WIDTH = 64, 64  # tokens before the first row; rows of a forward pass
 WAYS = ((1, 1), (1, 2), (1, 3), (1, 5), (1, 8), (1, 17), (1, 32), (1, 64), (2, 4), (2, 64))
@@ -283,8 +284,8 @@ def _line(row: dict[str, Any]) -> str:
 
 def _one(path: Path, references: Path, cache: str, switched: dict[str, str]) -> Measured:
     out = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kernels.faithfulness", "--one", str(path), str(references),
-         cache],
+        [sys.executable, "-m", "benchmarks.kernels.faithfulness", "--one", str(path),
+         str(references), cache],
         env={**os.environ, self_test.CHECKED: self_test.ANY, **switched},
         check=True, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
