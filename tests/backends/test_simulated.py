@@ -33,7 +33,8 @@ from duodec.bench.beds import Parts
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Turn, record
 from duodec.bench.results import Results
-from duodec.bench.simulation import SimulatedBed, simulate
+from duodec.bench.run import simulate
+from duodec.bench.simulation import SimulatedBed
 from duodec.bench.tasks import Prompt, read_prompts
 from duodec.cli.app import run
 from duodec.core.draft import Draft
