@@ -17,7 +17,6 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from duodec.drafting.turns import InTurns
 from fakes.decoding import FixedBudget, Session, TickingClock, decode_rounds, noisy_text
 
 from duodec.backends.table import TableModel, TableTarget
@@ -26,6 +25,7 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Drafted
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Distribution, Draw, Sampler
+from duodec.core.turns import InTurns
 from duodec.core.verify import rejection, verify
 from duodec.drafting import plans
 from duodec.drafting.growth import Tree

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from duodec.drafting.turns import InTurns
 from fakes.decoding import PROMPT, FakeClock, Session, decode_rounds, plain_text
 
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.core.protocols import Drafted, DraftRequest, Query, Scores
 from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.turns import InTurns
 from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
 from duodec.methods.auto import Auto
