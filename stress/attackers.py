@@ -67,7 +67,7 @@ async def _post(host: str, port: int, body: bytes, *, path: str = "/v1/chat/comp
     try:
         head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        said = await asyncio.wait_for(reader.read(1 << 14), _LEAVE_S)
+        said = await wire.within(_LEAVE_S, reader.read(1 << 14))
         return _status(said)
     except asyncio.TimeoutError:
         return "left"

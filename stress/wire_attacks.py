@@ -54,7 +54,7 @@ SINGLE_BYTES = _CHUNKED + b"1\r\n \r\n" * 700_000
 EXTENSIONS = _CHUNKED + (b"1;" + b"x" * 8000 + b"\r\n \r\n") * 2000
 
 
-async def _within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
+async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
     """What it returns. Raises TimeoutError; `asyncio.wait_for` may swallow the end of an attack."""
     task = asyncio.ensure_future(work)
     try:
@@ -78,7 +78,7 @@ async def _sent(host: str, port: int, parts: Iterable[bytes], stay_s: float) -> 
 
     try:
         with suppress(ConnectionError):
-            await _within(stay_s, send())
+            await within(stay_s, send())
     except asyncio.TimeoutError:
         return "stayed"
     else:
@@ -94,7 +94,7 @@ async def _deaf(host: str, port: int, data: bytes) -> str:
     try:
         with suppress(ConnectionError, asyncio.TimeoutError):
             writer.write(data)
-            await _within(_DEAF_S, writer.drain())
+            await within(_DEAF_S, writer.drain())
         await asyncio.sleep(_DEAF_S)
         return "closed" if writer.transport.is_closing() else "stayed"
     finally:
@@ -209,7 +209,7 @@ async def half_closed(host: str, port: int) -> str:
         with suppress(ConnectionError):
             writer.write(METRICS)
             writer.write_eof()
-            await _within(_DEAF_S, reader.read(1 << 12))
+            await within(_DEAF_S, reader.read(1 << 12))
         return "left"
     except asyncio.TimeoutError:
         return "stayed"

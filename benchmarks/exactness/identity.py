@@ -35,8 +35,6 @@ from duodec.core.sampling import Context, Sampler, SamplingParams, Tokens
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 
-TEMPERATURES = (0.0, 0.7, 1.2)
-
 
 @dataclass
 class Count:
@@ -136,30 +134,39 @@ def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 3,
     prompts: Annotated[int, typer.Option(help="Prompts in all.")] = 20,
+    first: Annotated[
+        int, typer.Option(help="Prompts that an earlier run compared, which this one goes on from.")
+    ] = 0,
     max_tokens: Annotated[int, typer.Option(help="Tokens of a completion.")] = 128,
     methods: Annotated[
         str, typer.Option(help="Methods, comma-separated.")
     ] = "sps,lookup,pearl,duo",
+    temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0,0.7,1.2",
     target: Annotated[str, typer.Option()] = "smollm2",
     draft: Annotated[str, typer.Option()] = "auto",
+    datastore: Annotated[str | None, typer.Option(help="For `rest`.")] = None,
     exact: Annotated[bool, typer.Option(help="Bit-identical kernels.")] = False,
     fast: Annotated[bool, typer.Option(help="llama.cpp's own kernels.")] = False,
     name: Annotated[str, typer.Option(help="Name of the result file.")] = "identity",
 ) -> None:
     """Compare every method's text with plain decoding's."""
     console = Console()
+    output = RESULTS / f"{name}.json"
     counts: dict[str, Count] = {}
+    if first:
+        counts = {k: Count(**v) for k, v in json.loads(output.read_text())["counts"].items()}
     chosen = read_prompts(data, TASKS, limit)[:prompts]
-    with load(EngineConfig(target=target, draft=draft, exact=exact, fast=fast)) as engine:
+    config = EngineConfig(target=target, draft=draft, datastore=datastore, exact=exact, fast=fast)
+    with load(config) as engine:
         assert isinstance(engine.target, LlamaTarget)
         judge = Judge(engine.target)
         tokens = engine.tokens_of([{"role": "user", "content": chosen[0].turns[0]}])
         plain = answer(engine, tokens, SamplingParams(), "ar", 64)
         moved = judge.measure([*tokens, *plain.tokens], len(plain.tokens))
         console.print(f"logits move by up to {moved.max():.3g}, 99th percentile {judge.delta:.3g}")
-        for prompt in track(chosen, "comparing"):
+        for prompt in track(chosen[first:], "comparing"):
             tokens = engine.tokens_of([{"role": "user", "content": prompt.turns[0]}])
-            for temperature in TEMPERATURES:
+            for temperature in map(float, temperatures.split(",")):
                 top_p = 0.95 if temperature else 1.0
                 sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=7)
                 plain = answer(engine, tokens, sampling, "ar", max_tokens)
@@ -170,10 +177,11 @@ def main(
     for label, count in counts.items():
         console.print(f"{label:>14}: {count.line()}", soft_wrap=True)
     RESULTS.mkdir(exist_ok=True)
-    settings = {"target": target, "exact": exact, "fast": fast, "max_tokens": max_tokens,
-                "prompts": len(chosen), "deviation_p99": judge.delta}  # fmt: skip
+    settings = {"target": target, "draft": draft, "exact": exact, "fast": fast,
+                "max_tokens": max_tokens, "prompts": len(chosen),
+                "deviation_p99": judge.delta}  # fmt: skip
     counted = {label: asdict(count) for label, count in counts.items()}
-    (RESULTS / f"{name}.json").write_text(
+    output.write_text(
         json.dumps(
             {"environment": environment(), "settings": settings, "counts": counted}, indent=1
         )

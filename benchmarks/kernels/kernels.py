@@ -48,8 +48,9 @@ SETTINGS = {  # what is added to the environment, and whether weights are packed
 }
 FORMATS = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K_M": 15,
-    "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32,
+    "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38,
 }  # fmt: skip
+PURE = "-pure"  # after a format: of all matrices, where llama.cpp would give some of them another
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def requantised(path: Path, name: str) -> Path:
         SCRATCH.mkdir(exist_ok=True)
         lib: Any = library.load()
         params = lib.llama_model_quantize_default_params()
-        params.ftype, params.allow_requantize = FORMATS[name], True
+        params.ftype, params.allow_requantize = FORMATS[name.removesuffix(PURE)], True
+        params.pure = name.endswith(PURE)
         partial = made.with_suffix(".partial")
         status = lib.llama_model_quantize(
             str(path).encode(), str(partial).encode(), ctypes.byref(params)

@@ -22,6 +22,7 @@ from fakes.targets import Caches
 from duodec.backends.table import TableModel, TableScores
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
+from duodec.core.logprobs import Logprob
 from duodec.core.protocols import Candidates, Drafted, Drafter, DraftRequest, Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Distribution, Draw, Sampler, SamplingParams
@@ -285,6 +286,7 @@ class Wish:
     num_logprobs: int | None
     ends: bool  # the end token ends it
     stop_after: int | None  # rounds, after which it is told to end with what there is
+    num_prompt_logprobs: int | None
 
     @property
     def is_doomed(self) -> bool:
@@ -343,6 +345,7 @@ def _wish(chance: Random, prompts: Sequence[tuple[int, ...]], methods: Sequence[
         pick([None, None, 0, 2]),
         ends=chance.random() < 0.5,
         stop_after=pick([None] * 9 + [2]),
+        num_prompt_logprobs=pick([None, None, None, 0, 2]),
     )
 
 
@@ -400,6 +403,7 @@ class Company:
         self.drafter: Drafter = drafter or chance.choice([moody, moody, NoDrafter()])
         self.costs = Costs()
         self.shares_cores = chance.random() < 0.5
+        self.takes_turns = self.shares_cores and Random(seed + 4).random() < 0.5
         self.num_chunk = chance.choice([None, None, 4, 7])
         self.scheduler = Scheduler(
             self._target(),
@@ -407,6 +411,8 @@ class Company:
             num_slots=chance.randint(1, 6),
             cores_for_target=chance.choice([1, 2]) if self.shares_cores else None,
             num_chunk=self.num_chunk,
+            num_chunk_in_company=(None, 2)[self.seed % 3 == 1],
+            most_slots=(None, 1, 2)[self.seed % 5 % 3],
             warm_up=WarmUp(Scheduler),
             clock=self.clock,
         )
@@ -501,10 +507,12 @@ class Company:
             datastore=self.datastore if method.needs_datastore else NoDatastore(),
             costs=self.costs,
             shares_cores=self.shares_cores,
+            takes_turns=self.takes_turns,
             clock=self.clock,
             is_end=lambda token: wish.ends and token == END,
             stream=TextStream(lambda token: letter(token).encode(), wish.sampler.params.stop),
             num_logprobs=wish.num_logprobs,
+            num_prompt_logprobs=wish.num_prompt_logprobs,
         )
         limit = wish.stop_after
         should_stop = None if limit is None else lambda: request.num_rounds >= limit
@@ -549,6 +557,7 @@ class Company:
             self._differs(guest, f"{finished.text!r} in place of {text!r}")
         if wish.num_logprobs is not None:
             self._compare_logprobs(guest, tokens, done)
+        self._compare_prompt_logprobs(guest)
 
     def _compare_part(self, guest: Guest) -> None:
         if guest.wish.method == "sps-rejection":
@@ -565,11 +574,31 @@ class Company:
         if [one.token for one in told] != spoken:
             self._differs(guest, f"logprobs of {[one.token for one in told]}, not of {spoken}")
             return
-        text = list(wish.prompt)
+        self._compare_rows(guest, wish.prompt, told, wish.num_logprobs or 0)
+
+    def _compare_prompt_logprobs(self, guest: Guest) -> None:
+        """They come once, with the first output."""
+        wish = guest.wish
+        outputs = [said for said in guest.said if isinstance(said, Piece | Done)]
+        told = [one for said in outputs for one in said.prompt_logprobs]
+        if wish.num_prompt_logprobs is None:
+            if told:
+                self._differs(guest, f"logprobs of the prompt that nobody requested: {told}")
+            return
+        known = [one for one in told if one is not None]
+        if told != [None, *known] or [one.token for one in known] != [*wish.prompt[1:]]:
+            self._differs(guest, f"the prompt's logprobs are {told}")
+            return
+        self._compare_rows(guest, wish.prompt[:1], known, wish.num_prompt_logprobs)
+
+    def _compare_rows(
+        self, guest: Guest, text: Sequence[int], told: Sequence[Logprob], num_tops: int
+    ) -> None:
+        text = list(text)
         for one in told:
             row = self.model.logits(Context(np.array(text, dtype=np.int32))).astype(np.float64)
             wanted = row[one.token] - np.log(np.exp(row).sum())
-            if abs(one.logprob - wanted) > 1e-5 or len(one.tops) != (wish.num_logprobs or 0):
+            if abs(one.logprob - wanted) > 1e-5 or len(one.tops) != num_tops:
                 self._differs(guest, f"{one} in place of {wanted}")
                 return
             text.append(one.token)

@@ -362,6 +362,33 @@ def test_a_request_with_many_completions_leaves_places_to_others() -> None:
     assert sorted(done) == [1] * 2 + [10] * 10
 
 
+def test_a_request_with_many_completions_leaves_a_slot_to_others() -> None:
+    widths: list[int] = []
+    is_computing, may_end = Event(), Event()
+
+    def on_score(queries: Sequence[Query]) -> None:
+        widths.append(len(queries))
+        is_computing.set()
+        may_end.wait(LONG_S)
+
+    llm = engine_of()
+
+    def tasks(num: int, max_tokens: int) -> list[ScheduledRequest]:
+        params = SamplingParams(logit_bias={TABLE.num_vocab - 1: -1e9}, max_tokens=max_tokens)
+        return [
+            llm.task(PROMPTS[0], params, method="ar", say=lambda output: None) for _ in range(num)
+        ]
+
+    with served(llm, Counted(llm.target, on_score=on_score), num_slots=3) as pool:
+        llm.scheduler.most_slots = 2
+        pool.thread.submit(tasks(8, 4))
+        assert is_computing.wait(LONG_S)
+        pool.thread.submit(tasks(1, 6))
+        may_end.set()
+        assert pool.thread.drain(LONG_S)
+    assert widths == [2] + [3] * 6 + [2] * 9
+
+
 def test_one_answer_that_fails_ends_alone() -> None:
     def fail(queries: Sequence[Query]) -> None:
         if any(query.text[0] == 9 and len(query.text) > 10 for query in queries):
@@ -400,6 +427,41 @@ def test_a_long_prompt_is_read_in_parts_while_others_go_on() -> None:
     assert list(done.finished.tokens) == plain_text(TABLE, SamplingParams(), 5, long)
     parts = [max(found) for found in lengths if 100 < max(found) <= 1000 and len(found) > 1]
     assert parts[:7] == [128, 256, 384, 512, 640, 768, 896]
+
+
+def test_parts_of_a_long_prompt_are_small_while_others_decode() -> None:
+    """Not while others only read: nobody waits for tokens then."""
+    seen: list[list[int]] = []
+    target = Counted(TableTarget(TABLE), on_score=lambda qs: seen.append([len(q.text) for q in qs]))
+    texts = [tuple((i * k) % 31 for i in range(200)) for k in (3, 5)]
+    llm = engine_of()
+    with served(llm, target, num_chunk=64) as pool:
+        llm.scheduler.num_chunk_in_company = 16
+        params = SamplingParams(max_tokens=60)
+        said: list[list[Output]] = [[], []]
+        pool.thread.submit(
+            [
+                llm.task(text, params, method="ar", say=own.append)
+                for text, own in zip(texts, said, strict=True)
+            ]
+        )
+        assert pool.thread.drain(LONG_S)
+    assert seen[:6] == [[64], [64], [128], [128], [192], [200, 144]]
+    for text, outputs in zip(texts, said, strict=True):
+        assert isinstance(done := outputs[-1], Done)
+        assert list(done.finished.tokens) == plain_text(TABLE, params, 60, text)
+
+    seen.clear()
+    with served(engine_of(num_context=2000), target, num_chunk=128) as pool:
+        pool.llm.scheduler.num_chunk_in_company = 16
+        short = Listener(Ask((1, 2, 3), max_tokens=100, method="ar"))
+        pool.submit(short)
+        short.outputs.get(timeout=LONG_S)
+        reader = Listener(Ask(tuple(i % 31 for i in range(250)), max_tokens=5, method="ar"))
+        pool.submit(reader)
+        reader.result(), short.result()
+    parts = [max(found) for found in seen if len(found) > 1]
+    assert parts[:16] == [*range(16, 250, 16), 250]
 
 
 def test_who_leaves_while_a_long_prompt_is_read_is_not_read_to() -> None:

@@ -67,10 +67,6 @@ BODIES["/v1/messages"] = {
     "chat_template_kwargs": {"x": 1}, "stream": False, "max_tokens": 2, "model": None,
     "cache_control": {}, "seed": 1,
 }  # fmt: skip
-BODIES["/tokenize"] = {
-    "prompt": "hi", "add_special_tokens": True, "with_pieces": True, "return_token_strs": True,
-    "content": "x", "tools": [], "chat_template_kwargs": {}, "model": None, "add_special": True,
-}  # fmt: skip
 _HOLE = "\ue000HOLE"
 H: Any = _HOLE
 # by path, bodies with a hole somewhere deep, where what is sent is repeated, rendered or compiled
@@ -112,8 +108,6 @@ INNER: dict[str, list[dict[str, Any]]] = {
         {"messages": SAY, "tools": [{"name": "f", "input_schema": {"properties": {"x": H}}}],
          "tool_choice": {"type": "tool", "name": H}},
     ],
-    "/tokenize": [{"content": H}, {"messages": [{"role": "user", "content": H}]},
-                  {"messages": SAY, "tools": [H]}],
     "/v1/responses": [
         {"input": "hi", "metadata": {"k": H}}, {"input": "hi", "metadata": {"k": [[H]]}},
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": H}]}]},
@@ -154,11 +148,10 @@ def check(response: httpx.Response) -> None:
 @pytest.mark.parametrize("path", BODIES)
 def test_odd_values_in_any_field(server: Running, path: str, odd: str) -> None:
     own = [with_hole(BODIES[path], name) for name in BODIES[path]]
-    names = {"/v1/responses": ["max_output_tokens"], "/tokenize": []}
-    most = dict.fromkeys(names.get(path, ["max_tokens"]), 2)
+    most = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 2}
     num_served = 0
     for body in [*own, *INNER[path]]:
-        for more in ({}, {"stream": True}) if path != "/tokenize" else ({},):
+        for more in ({}, {"stream": True}):
             limit = {} if "max" in str(body) else most
             text = json.dumps({**limit, **body, **more}).replace(json.dumps(_HOLE), ODD[odd])
             content = {"content-type": "application/json"}
@@ -173,6 +166,16 @@ def test_odd_values_in_any_field(server: Running, path: str, odd: str) -> None:
 def test_odd_bodies(server: Running, odd: str) -> None:
     for path in BODIES:
         for text in (ODD[odd], f"[{ODD[odd]}]", f'{{"x": {ODD[odd]}}}', f"{{{ODD[odd]}: 1}}"):
+            check(server.http.post(path, content=text.encode()))
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_values_as_tokens_and_texts(server: Running, odd: str) -> None:
+    hole = [{"content": H}, {"prompt": H}, {"messages": [{"role": "user", "content": H}]},
+            {"messages": SAY, "tools": [H]}, {"prompt": "x", "return_token_strs": H}]  # fmt: skip
+    for path, bodies in (("/tokenize", hole), ("/detokenize", [{"tokens": H}, {"tokens": [H]}])):
+        for body in bodies:
+            text = json.dumps(body).replace(json.dumps(_HOLE), ODD[odd])
             check(server.http.post(path, content=text.encode()))
 
 

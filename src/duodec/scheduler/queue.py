@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from duodec.scheduler.scheduled_request import ScheduledRequest
 
@@ -30,15 +30,20 @@ class Queue:
 
     def extend(self, tasks: Sequence[ScheduledRequest]) -> None:
         """Add a submission."""
-        if tasks:
-            self._by_submission[self._num_submissions] = deque(tasks)
-            self._num_submissions += 1
-            self._num += len(tasks)
+        if not tasks:
+            return
+        self._num_submissions += 1
+        for task in tasks:
+            task.submission = self._num_submissions
+        self._by_submission[self._num_submissions] = deque(tasks)
+        self._num += len(tasks)
 
-    def pop(self) -> ScheduledRequest:
-        """Take the next task out."""
-        number, tasks = next(iter(self._by_submission.items()))
-        del self._by_submission[number]
+    def pop(self, but: Collection[int] = ()) -> ScheduledRequest | None:
+        """Take out the next task of any submission but these; None if there is none."""
+        number = next((own for own in self._by_submission if own not in but), None)
+        if number is None:
+            return None
+        tasks = self._by_submission.pop(number)
         task = tasks.popleft()
         if tasks:
             self._by_submission[number] = tasks

@@ -8,6 +8,7 @@ server's thirty-two run the same loop; a server runs it in a thread of its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -68,6 +69,8 @@ class Scheduler:
     """Whether another thread computes for long: then the target leaves cores as for a drafter. With
     more threads than cores, those that have a core spin until the others do."""
     num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all
+    num_chunk_in_company: int | None = None  # while others decode; None: as many
+    most_slots: int | None = None  # for tasks that were submitted together; None: all
     on_end: Ended = lambda task, reason: None
     warm_up: Callable[[], None] = lambda: None
     """Runs the code between two forward passes once, so that it is in the processor's caches."""
@@ -208,9 +211,11 @@ class Scheduler:
             used = [task.slot for task in self.running]
             idle = [slot for slot in self.slots if slot not in used]
             with self.changed:
-                if not self.waiting:  # aborted meanwhile
+                taken = Counter(task.submission for task in self.running)
+                most = self.most_slots or self.num_slots
+                task = self.waiting.pop([own for own, num in taken.items() if num >= most])
+                if task is None:  # all were aborted meanwhile, or have as many as they may
                     return
-                task = self.waiting.pop()
                 task.slot = best_slot(idle, task.request.text)
                 task.request.slot = task.slot.number
                 self.running.append(task)
@@ -309,17 +314,20 @@ class Scheduler:
 
     def _batch(self) -> list[ScheduledRequest]:
         """All that decode, and one of those that prefill a long text."""
+        num_chunk = self.num_chunk_in_company or self.num_chunk
         batch: list[ScheduledRequest] = []
         prefills: list[ScheduledRequest] = []
         for task in self.running:
             if isinstance(task.need, Score):
                 if len(self.running) > 1:
                     self._choose_cache(task)
-                (prefills if task.is_long(self.num_chunk) else batch).append(task)
+                (prefills if task.is_long(num_chunk) else batch).append(task)
         if prefills:
             later = [task for task in prefills if task.request.slot > self._last_prefill]
             prefill = (later or prefills)[0]  # they take turns
             self._last_prefill = prefill.request.slot
+            if not batch:
+                prefill.is_long(self.num_chunk)  # nobody waits for a larger part
             batch.append(prefill)
         return batch
 

@@ -201,9 +201,11 @@ def make_app(service: Service) -> ASGIApp:
 
 
 def _of_http(error: HTTPException) -> ApiError:
-    words = {
-        404: "there is nothing at this path; see /v1/models, /v1/chat/completions, /v1/completions",
+    messages = {
+        404: "there is nothing at this path; docs/server.md lists those that there are",
         405: "this path takes another method",
     }
     headers = dict(error.headers or {})
-    return ApiError(error.status_code, words.get(error.status_code, error.detail), headers=headers)
+    return ApiError(
+        error.status_code, messages.get(error.status_code, error.detail), headers=headers
+    )

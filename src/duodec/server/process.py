@@ -1,4 +1,4 @@
-"""The process: a socket, a server that answers while the model loads, and an end without loss."""
+"""Run the process: listen, respond while the model loads, and end without loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from duodec.server.service import Service
 from duodec.server.settings import Settings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_MARGIN_S = 5.0  # for what is left when all answers have ended
+_MARGIN_S = 5.0  # for what is left when all responses have ended
 _LOOK_S = 0.1  # between two looks for a second signal
 _SWITCH_S = 0.001  # after which threads that prepare requests make way: Python's own is 5 ms
 _COMPUTING_MARGIN_S = 5.0  # for the forward pass that is under way
@@ -95,7 +95,7 @@ def _leave(work: str) -> NoReturn:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but signals end it with status 0 and after the answers in work."""
+    """uvicorn, but signals end it with status 0 and after the responses in work."""
 
     def __init__(self, service: Service) -> None:
         settings = service.settings
@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse what is new, end what is in work within the time it has, then the connections.
-        Until then it listens: who comes is told to come back."""
+        Until then it listens: new clients are told to come back."""
         draining = asyncio.ensure_future(asyncio.to_thread(self._service.drain))
         while not (draining.done() or self.force_exit):
             await asyncio.wait({draining}, timeout=_LOOK_S)
@@ -160,7 +160,7 @@ class _Loader(Thread):
     def run(self) -> None:
         try:
             self._service.start()
-        except Exception as error:  # noqa: BLE001  raised again by who started us
+        except Exception as error:  # noqa: BLE001  raised again by the caller
             self.error = error
             self._server.should_exit = True
         else:

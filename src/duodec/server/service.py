@@ -173,10 +173,10 @@ class Service:
         """A request of ``/v1/chat/completions``. Raises ApiError and what the model refuses."""
         chat = await self._validated(ChatBody, body, "messages")
         async with self._leased(chat.model) as lease:
-            tasks, readers = await self._chat_tasks(lease.model, chat, chat.shown)
-            writer = ChatWriter(chat, lease.model.name, _prompts(tasks), self._piece(lease))
+            scheduled, readers = await self._scheduled_chat(lease.model, chat, chat.shown)
+            writer = ChatWriter(chat, lease.model.name, _prompts(scheduled), self._piece(lease))
             writer.read_with(readers, chat.most_calls)
-            return writer, self._feed(lease, tasks, chat)
+            return writer, self._feed(lease, scheduled, chat)
 
     async def respond(self, body: Mapping[str, Any]) -> Prepared:
         """A request of ``/v1/responses``. Raises ApiError and what the model refuses."""
@@ -192,22 +192,25 @@ class Service:
                 self.store.add(response, continued(begun, message))
 
         async with self._leased(own.model) as lease:
-            tasks, readers = await self._chat_tasks(lease.model, own, [*own.system, *messages])
+            scheduled, readers = await self._scheduled_chat(
+                lease.model, own, [*own.system, *messages]
+            )
+            num_prompt_tokens = len(scheduled[0].request.prompt)
             writer = ResponseWriter(
-                own, lease.model.name, len(tasks[0].request.prompt), readers[0], self._piece(lease),
+                own, lease.model.name, num_prompt_tokens, readers[0], self._piece(lease),
                 lease.model.num_tokens, remember,
             )  # fmt: skip
-            return writer, self._feed(lease, tasks, own)
+            return writer, self._feed(lease, scheduled, own)
 
     async def message(self, body: Mapping[str, Any]) -> Prepared:
         """A request of ``/v1/messages``. Raises ApiError and what the model refuses."""
         own = await self._validated(MessagesBody, body, "messages")
         async with self._leased(own.model) as lease:
             messages = [*own.preamble, *own.shown]
-            tasks, readers = await self._chat_tasks(lease.model, own, messages)
-            num_prompt_tokens = len(tasks[0].request.prompt)
+            scheduled, readers = await self._scheduled_chat(lease.model, own, messages)
+            num_prompt_tokens = len(scheduled[0].request.prompt)
             writer = MessageWriter(own, lease.model.name, num_prompt_tokens, readers[0])
-            return writer, self._feed(lease, tasks, own)
+            return writer, self._feed(lease, scheduled, own)
 
     async def complete(self, body: Mapping[str, Any]) -> Prepared:
         """A request of ``/v1/completions``. Raises ApiError and what the model refuses."""
@@ -218,15 +221,15 @@ class Service:
             params = own.sampling(grammar)
             for prompt in own.prompt:
                 await self._run(model, model.prompt_limits.check_text, prompt)
-            tasks: list[ScheduledRequest] = []
+            scheduled: list[ScheduledRequest] = []
             for prompt in own.prompt:
                 tokens = await self._run(model, llm.tokens_of, prompt)
-                tasks += await self._tasks(model, own, params, tokens)
-            writer = TextWriter(own, model.name, _prompts(tasks), self._piece(lease))
+                scheduled += await self._scheduled(model, own, params, tokens)
+            writer = TextWriter(own, model.name, _prompts(scheduled), self._piece(lease))
             if own.echo:
                 texts = [await self._run(model, _text, llm, prompt) for prompt in own.prompt]
                 writer.begin_with([text for text in texts for _ in range(own.n)])
-            return writer, self._feed(lease, tasks, own)
+            return writer, self._feed(lease, scheduled, own)
 
     # --- tokens
 
@@ -301,7 +304,7 @@ class Service:
         """A part of the request in work that uses a model, in a thread."""
         return await self.intake.run(model.guarded(call), *args, **kwargs)
 
-    async def _chat_tasks(
+    async def _scheduled_chat(
         self, model: LoadedModel, body: Conversation, messages: list[Message]
     ) -> tuple[list[ScheduledRequest], list[Reader | None]]:
         """The requests of a chat, and what reads the response to each."""
@@ -312,9 +315,9 @@ class Service:
             await self.intake.run(self._prompt_log.write, messages)
         end = chat_format.end_of(tokens)
         params = body.sampling(await self._run(model, chat_format.grammar, expected, end))
-        tasks = await self._tasks(model, body, params, tokens, chat_format.shown(tools))
+        scheduled = await self._scheduled(model, body, params, tokens, chat_format.shown(tools))
         is_certain = bool(expected.calls)
-        return tasks, [chat_format.reader(tools, end, is_certain=is_certain) for _ in tasks]
+        return scheduled, [chat_format.reader(tools, end, is_certain=is_certain) for _ in scheduled]
 
     async def _prompt(
         self, model: LoadedModel, messages: list[Message], tools: list[Tool],
@@ -329,7 +332,7 @@ class Service:
             model, chat_format.prompt, model.llm, messages, tools, variables, limits.check_rendered
         )
 
-    async def _tasks(
+    async def _scheduled(
         self,
         model: LoadedModel,
         body: Body,
@@ -359,11 +362,11 @@ class Service:
         run = self.intake.run if is_quick else self.intake.compile
         return await run(model.guarded(made))
 
-    def _feed(self, lease: ModelLease, tasks: Sequence[ScheduledRequest], body: Body) -> Feed:
+    def _feed(self, lease: ModelLease, scheduled: Sequence[ScheduledRequest], body: Body) -> Feed:
         """The model is leased until the response has its last output, read or not."""
         interval_s = self.settings.interval_s if body.stream else inf
         return Feed(
-            lease.model.scheduler, tasks, self.settings.timeout_s, interval_s,
+            lease.model.scheduler, scheduled, self.settings.timeout_s, interval_s,
             self.intake.begin_s, lease.release,
         )  # fmt: skip
 
@@ -371,9 +374,9 @@ class Service:
         return lease.model.llm.tokenizer.piece
 
 
-def _prompts(tasks: Sequence[ScheduledRequest]) -> list[Sequence[int]]:
+def _prompts(scheduled: Sequence[ScheduledRequest]) -> list[Sequence[int]]:
     """Of each choice."""
-    return [task.request.prompt for task in tasks]
+    return [one.request.prompt for one in scheduled]
 
 
 def _unheard(output: Output) -> None:

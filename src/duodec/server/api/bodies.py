@@ -550,7 +550,7 @@ class CompletionBody(CompletionsBody):
                 "echo and logprobs",
             )  # fmt: skip
         if self.best_of > self.n:
-            raise bad_field("best_of", "best_of is not served; ask for n answers")
+            raise bad_field("best_of", "best_of is not served; use n")
         return self
 
     @property

@@ -15,7 +15,7 @@ from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.bodies import CompletionsBody
 from duodec.server.api.shapes import TextOffsets
-from duodec.server.api.tools.call import Call, Found, Fragment, Thought
+from duodec.server.api.tools.call import Call, Found, Fragment, Reasoning
 from duodec.server.api.tools.splitting import Reader
 from duodec.server.http.streams import DATA_EVENTS
 
@@ -110,7 +110,7 @@ class CompletionsWriter(ABC):
     def _found(self, index: int, found: Found) -> list[Choice]:
         """The choices of chunks that a part of the response makes."""
         state = self._choices[index]
-        if isinstance(found, Thought):
+        if isinstance(found, Reasoning):
             state.reasoning += found.text
             return [self._thought(index, found)]
         if isinstance(found, str):
@@ -214,7 +214,7 @@ class CompletionsWriter(ABC):
     @abstractmethod
     def _text(self, index: int, text: str) -> Choice: ...
     @abstractmethod
-    def _thought(self, index: int, thought: Thought) -> Choice: ...
+    def _thought(self, index: int, thought: Reasoning) -> Choice: ...
     @abstractmethod
     def _called(self, index: int, call: Call, number: int) -> Choice: ...
     @abstractmethod
@@ -245,7 +245,7 @@ class ChatWriter(CompletionsWriter):
     def _text(self, index: int, text: str) -> Choice:
         return self._delta(index, {"content": text})
 
-    def _thought(self, index: int, thought: Thought) -> Choice:
+    def _thought(self, index: int, thought: Reasoning) -> Choice:
         return self._delta(index, {"reasoning_content": thought.text})
 
     def _called(self, index: int, call: Call, number: int) -> Choice:
@@ -330,7 +330,7 @@ class TextWriter(CompletionsWriter):
     def _text(self, index: int, text: str) -> Choice:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
-    def _thought(self, index: int, thought: Thought) -> Choice:
+    def _thought(self, index: int, thought: Reasoning) -> Choice:
         raise AssertionError("texts have no reasoning")
 
     def _called(self, index: int, call: Call, number: int) -> Choice:

@@ -11,7 +11,7 @@ from typing import Any
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.message_bodies import MessagesBody
-from duodec.server.api.tools.call import Call, Found, Fragment, Thought
+from duodec.server.api.tools.call import Call, Found, Fragment, Reasoning
 from duodec.server.api.tools.splitting import Reader
 from duodec.server.http.streams import NAMED_EVENTS
 
@@ -108,7 +108,7 @@ class MessageWriter:
         if isinstance(found, Fragment):
             call = self._blocks[-1].call
             return self._more(found.arguments) if call and call.id == found.id else []
-        kind, text = ("thinking", found.text) if isinstance(found, Thought) else ("text", found)
+        kind, text = ("thinking", found.text) if isinstance(found, Reasoning) else ("text", found)
         events = []
         if not (self._is_open and self._blocks[-1].kind == kind):
             events = self._begin(_Block(kind))

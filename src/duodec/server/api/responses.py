@@ -14,7 +14,7 @@ from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.bodies import ChatMessage
 from duodec.server.api.response_bodies import ResponsesBody
-from duodec.server.api.tools.call import Call, Found, Fragment, Thought
+from duodec.server.api.tools.call import Call, Found, Fragment, Reasoning
 from duodec.server.api.tools.splitting import Reader
 from duodec.server.http.streams import DATA_EVENTS
 
@@ -131,8 +131,8 @@ class ResponseWriter:
             if found.name is not None:
                 return self._called(Call(found.id, found.name, found.arguments), is_whole=False)
             return self._continued(found)
-        is_thought = isinstance(found, Thought)
-        text = found.text if isinstance(found, Thought) else found
+        is_thought = isinstance(found, Reasoning)
+        text = found.text if isinstance(found, Reasoning) else found
         kind = "reasoning" if is_thought else "message"
         events: list[Event] = []
         if not (self._is_open and self._items[-1].kind == kind):

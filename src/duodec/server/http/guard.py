@@ -1,4 +1,4 @@
-"""Who may ask, and how much: keys, origins, sizes. And nothing leaves without an answer."""
+"""Check hosts, keys, origins and sizes; every request gets a response, with a log line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ALLOWED_HEADERS = (
 
 
 def guarded(app: ASGIApp, settings: Settings, refusal: Refusal) -> ASGIApp:
-    """The application behind its guard; browsers are told which pages may read its answers."""
+    """The application behind its guard; browsers are told which pages may read its responses."""
     return _Cors(
         Guard(app, settings, refusal),
         allow_origins=settings.cors_origins,
@@ -99,7 +99,7 @@ class Guard:
             else:
                 self._check(path, headers)
                 await self._app(scope, receive, sent)
-        except Exception as error:  # noqa: BLE001  every client gets an answer
+        except Exception as error:  # noqa: BLE001  every client gets a response
             if not sent.has_begun:  # otherwise it was told, and written down, further inside
                 await self._refusal(error, path)(scope, receive, sent)
         finally:
@@ -167,7 +167,7 @@ class Guard:
 
 
 class _Sent:
-    """What goes out, with the headers that every answer has."""
+    """What goes out, with the headers that every response has."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

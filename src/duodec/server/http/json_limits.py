@@ -7,6 +7,7 @@ exhausts the stack of whoever walks over it later. Both are counted first, on th
 from __future__ import annotations
 
 import json
+import sys
 from math import isinf
 from typing import Any, NoReturn
 
@@ -53,11 +54,11 @@ def kind(value: object) -> str:
     """A JSON value's type, for people."""
     if value is None:
         return "null"
-    for kinds, word in (
+    for kinds, name in (
         (bool, "a boolean"), (str, "a string"), ((int, float), "a number"), (dict, "an object"),
     ):  # fmt: skip
         if isinstance(value, kinds):
-            return word
+            return name
     return "an array"
 
 
@@ -89,16 +90,22 @@ def _check(data: bytes) -> None:
 
 
 def _loads(text: str | bytes) -> Any:
-    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    try:
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except ValueError as error:
+        if "int_max_str_digits" in str(error):  # Python's remedy, not the client's
+            most = sys.get_int_max_str_digits()
+            raise ValueError(f"a whole number has more than {most} digits") from error
+        raise
 
 
-def _finite(word: str) -> float:
+def _finite(text: str) -> float:
     """A number that JSON can write again: 1e400 is read as an infinity, which it cannot."""
-    value = float(word)
+    value = float(text)
     if isinf(value):
-        raise ValueError(f"{word[:20]} is too large for a number")
+        raise ValueError(f"{text[:20]} is too large for a number")
     return value
 
 
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON number")
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")

@@ -1,6 +1,6 @@
 """Hand a request's outputs to the event loop, one after the other.
 
-Text for people need not come a token at a time, and waking the loop costs what a forward could
+Text for people need not come a token at a time, and waking the loop costs what a forward pass could
 have used: after the first output, those of a short interval are outputs together.
 """
 
@@ -23,14 +23,14 @@ Numbered = tuple[int, Piece | Done]
 
 
 class Feed:
-    """Submits the tasks; raises ApiError where there is no room. Pieces are handed out every
+    """Submits the requests; raises ApiError where there is no room. Pieces are handed out every
     ``interval_s`` seconds at most. The owner calls `close` after the last output, or when nobody
     listens any more, once or again; it calls ``on_close``."""
 
     def __init__(
         self,
         scheduler: SchedulerThread,
-        tasks: Sequence[ScheduledRequest],
+        requests: Sequence[ScheduledRequest],
         timeout_s: float,
         interval_s: float = 0.0,
         begin_s: float | None = None,
@@ -45,13 +45,13 @@ class Feed:
         self._end_s = (perf_counter() if begin_s is None else begin_s) + timeout_s
         self._interval_s = interval_s
         self._quiet_s = 0.0  # until then, pieces are no news
-        self._tasks = tasks
+        self._requests = requests
         self._on_close = on_close
-        for i, task in enumerate(tasks):
-            task.say = partial(self._put, i)
-        self._num_open = len(tasks)
-        self.num_choices = len(tasks)
-        scheduler.submit(tasks)
+        for i, request in enumerate(requests):
+            request.say = partial(self._put, i)
+        self._num_open = len(requests)
+        self.num_choices = len(requests)
+        scheduler.submit(requests)
 
     @property
     def is_over(self) -> bool:
@@ -79,9 +79,9 @@ class Feed:
 
     def close(self) -> None:
         """Nobody listens any more: what is still in work ends."""
-        for task in self._tasks:
-            self._scheduler.abort(task)
-        self._tasks = ()  # they know this feed: what they hold is freed now, not some time later
+        for request in self._requests:
+            self._scheduler.abort(request)
+        self._requests = ()  # they know this feed: what they hold is freed now, not some time later
         self._on_close()
 
     def _taken(self) -> Iterator[Numbered]:
@@ -104,7 +104,7 @@ class Feed:
         self._is_listening = False
 
     async def _wait(self, end_s: float) -> None:
-        """For news, or until then; without the task that `asyncio.wait_for` makes each time."""
+        """For news, or until then; without the request that `asyncio.wait_for` makes each time."""
         self._news = self._loop.create_future()
         timer = self._loop.call_later(max(0.0, end_s - perf_counter()), self._wake)
         try:

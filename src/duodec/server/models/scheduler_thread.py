@@ -1,4 +1,4 @@
-"""Run the scheduler in a thread of its own: admit what there is room for, abort, drain, close."""
+"""Run the scheduler in a thread of its own: admit up to a limit, abort, drain, close."""
 
 from __future__ import annotations
 
@@ -67,33 +67,33 @@ class SchedulerThread:
     def slots(self) -> list[tuple[ScheduledRequest | None, int]]:
         """By slot, what runs there, and how many tokens of a text it has not forgotten."""
         with self._scheduler.changed:
-            running = {task.slot.number: task for task in self._scheduler.running}
+            running = {request.slot.number: request for request in self._scheduler.running}
         return [(running.get(s.number), len(s.known)) for s in self._scheduler.slots]
 
     # --- requests
 
-    def submit(self, tasks: Sequence[ScheduledRequest]) -> None:
-        """Admit all of them, or none: raises ApiError when there is no room, or at the end."""
+    def submit(self, requests: Sequence[ScheduledRequest]) -> None:
+        """Admit all of them, or none: raises ApiError when the queue is full, or at the end."""
         with self._scheduler.changed:
             if self._is_draining:
                 raise unavailable("the server is shutting down; ask again in a moment")
             most = self.num_slots + self._num_queued
-            if len(tasks) > most:
+            if len(requests) > most:
                 raise BadOption(
-                    f"{len(tasks)} completions are requested at once, and this server takes "
+                    f"{len(requests)} completions are requested at once, and this server takes "
                     f"{most}; ask for fewer"
                 )
-            if min(len(tasks), self._most_places) > most - self.num_taken:
+            if min(len(requests), self._most_places) > most - self.num_taken:
                 raise busy(
                     1 + self.num_waiting // self.num_slots,
                     f"{self.num_running} requests are running and {self.num_waiting} wait; "
                     "ask again in a moment",
                 )
-            self._scheduler.submit(tasks)
+            self._scheduler.submit(requests)
 
-    def abort(self, task: ScheduledRequest) -> None:
+    def abort(self, request: ScheduledRequest) -> None:
         """The request's client is gone."""
-        task.abort()
+        request.abort()
         self._scheduler.drop_waiting()
 
     def drain(self, wait_s: float) -> bool:
@@ -106,11 +106,11 @@ class SchedulerThread:
         """End what runs or waits."""
         with self._scheduler.changed:
             self._is_draining = True
-            tasks = [*self._scheduler.waiting, *self._scheduler.running]
-        for task in tasks:
-            if not task.is_aborted:
-                task.say(Failed(error))
-            self.abort(task)
+            requests = [*self._scheduler.waiting, *self._scheduler.running]
+        for request in requests:
+            if not request.is_aborted:
+                request.say(Failed(error))
+            self.abort(request)
 
     def close(self, wait_s: float | None = None) -> bool:
         """End the thread: whether it has ended by then. Can be called twice."""
@@ -134,7 +134,7 @@ class SchedulerThread:
                 while self._step():
                     pass
             except Exception as error:  # noqa: BLE001  a mistake of ours must not end this thread
-                with suppress(Exception):  # whoever can be told is
+                with suppress(Exception):  # those that can be told are
                     scheduler.close(error)
 
     def _step(self) -> bool:

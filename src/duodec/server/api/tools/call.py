@@ -36,7 +36,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Thought:
+class Reasoning:
     """Text of the model's reasoning."""
 
     text: str
@@ -51,7 +51,7 @@ class Fragment:
     arguments: str
 
 
-Found = str | Thought | Call | Fragment
+Found = str | Reasoning | Call | Fragment
 
 
 class Format(Protocol):

@@ -24,7 +24,7 @@ from duodec.server.api.tools.deepseek import ALL_BEGIN, DEEPSEEK_3, DEEPSEEK_31
 from duodec.server.api.tools.grammars import check_definitions, literal_for, until
 from duodec.server.api.tools.json_calls import Hermes, JsonList, Llama, MistralList, MistralNamed
 from duodec.server.api.tools.pythonic import LFM2, OLMO
-from duodec.server.api.tools.reasoning import THINKING, Tags, Thoughts, WithoutThoughts
+from duodec.server.api.tools.reasoning import THINKING, PlainReader, ReasoningReader, Tags
 from duodec.server.api.tools.splitting import Reader, ToolCalls
 from duodec.server.api.tools.tagged import GLM, QWEN_CODER
 from duodec.server.errors import ApiError
@@ -86,7 +86,9 @@ class TaggedText:
             then = ToolCalls(self.calls, tools, is_certain=is_certain)
         if self.thinking is None:
             return then
-        return Thoughts(self.thinking, self.thinking.state(prompt_end), then or WithoutThoughts())
+        return ReasoningReader(
+            self.thinking, self.thinking.state(prompt_end), then or PlainReader()
+        )
 
     def grammar(self, expected: Expected, prompt_end: str, literal: Literal) -> Grammar | None:
         kinds, rules = [], []

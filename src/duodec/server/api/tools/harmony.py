@@ -10,7 +10,7 @@ from duodec.server.api.tools.call import (
     Call,
     Found,
     Literal,
-    Thought,
+    Reasoning,
     Tool,
     call_id,
     name_of,
@@ -76,7 +76,7 @@ class Messages:
         if (name := self._name) is not None and _is_json(text or "{}"):
             yield Call(call_id(), name, text.strip() or "{}")
         elif text and channel and channel[1] == "analysis":
-            yield Thought(text)
+            yield Reasoning(text)
         elif text:
             yield text
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from duodec.server.api.tools.call import Found, Thought
+from duodec.server.api.tools.call import Found, Reasoning
 from duodec.server.api.tools.splitting import Reader, doubtful
 
 State = Literal["open", "closed", "either"]
@@ -21,11 +21,11 @@ class Tags:
     end: str
 
     def state(self, prompt_end: str) -> State:
-        """From the last words of the prompt."""
-        words = prompt_end.rstrip()
-        if words.endswith(self.begin):
+        """From the end of the prompt."""
+        text = prompt_end.rstrip()
+        if text.endswith(self.begin):
             return "open"
-        return "closed" if words.endswith(self.end) else "either"
+        return "closed" if text.endswith(self.end) else "either"
 
 
 THINKING = (
@@ -35,7 +35,7 @@ THINKING = (
 )
 
 
-class WithoutThoughts:
+class PlainReader:
     """Reads texts of models without reasoning, or without calls."""
 
     def push(self, text: str) -> Iterator[Found]:
@@ -46,7 +46,7 @@ class WithoutThoughts:
         yield from ()
 
 
-class Thoughts:
+class ReasoningReader:
     """Splits reasoning from what follows it, which another reader reads.
 
     White space around the reasoning, and before what follows it, belongs to neither.
@@ -55,10 +55,10 @@ class Thoughts:
     def __init__(self, tags: Tags, state: State, then: Reader) -> None:
         self._tags, self._then = tags, then
         self._held = ""
-        self._at: Literal["begin", "thoughts", "blank", "words"] = {
-            "open": "thoughts", "closed": "words", "either": "begin",
+        self._at: Literal["begin", "thoughts", "blank", "text"] = {
+            "open": "thoughts", "closed": "text", "either": "begin",
         }[state]  # type: ignore[assignment]  # fmt: skip
-        self._is_thinking = False  # a word of the reasoning was told
+        self._is_thinking = False  # some of the reasoning was returned
 
     def push(self, text: str) -> Iterator[Found]:
         self._held += text
@@ -67,13 +67,13 @@ class Thoughts:
             if begun.startswith(self._tags.begin):
                 self._at, self._held = "thoughts", begun.removeprefix(self._tags.begin)
             elif not self._tags.begin.startswith(begun):
-                self._at = "words"
+                self._at = "text"
         if self._at == "thoughts":
             yield from self._thoughts()
         if self._at == "blank":
             self._held = self._held.lstrip()
-            self._at = "words" if self._held else "blank"
-        if self._at == "words":
+            self._at = "text" if self._held else "blank"
+        if self._at == "text":
             held, self._held = self._held, ""
             yield from self._then.push(held)
 
@@ -96,8 +96,8 @@ class Thoughts:
         self._held = self._held[len(certain) :]
         yield from self._told(certain)
 
-    def _told(self, text: str) -> Iterator[Thought]:
+    def _told(self, text: str) -> Iterator[Reasoning]:
         text = text if self._is_thinking else text.lstrip()
         if text:
             self._is_thinking = True
-            yield Thought(text)
+            yield Reasoning(text)

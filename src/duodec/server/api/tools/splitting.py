@@ -26,7 +26,7 @@ class Reader(Protocol):
 
 
 class ToolCalls:
-    """Splits a text into words and the calls of a format.
+    """Splits a text into what is said and the calls of a format.
 
     Holds back what may begin a call, and white space before which nothing was said since the
     last call: where a call follows it, it says nothing.
@@ -40,8 +40,8 @@ class ToolCalls:
         self._form, self._tools, self._is_certain = form, tools, is_certain
         self._open: Fragment | None = None  # a call that was told in part: all of it so far
         self._held = ""  # from what may begin a call on
-        self._blank = ""  # white space that waits for words
-        self._is_saying = False  # words came since the last call
+        self._blank = ""  # white space that waits for text
+        self._is_saying = False  # text came since the last call
         self.num_calls = 0
 
     def push(self, text: str) -> Iterator[Found]:
