@@ -134,9 +134,10 @@ def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 3,
     prompts: Annotated[int, typer.Option(help="Prompts in all.")] = 20,
-    first: Annotated[
-        int, typer.Option(help="Prompts that an earlier run compared, which this one goes on from.")
-    ] = 0,
+    resume: Annotated[
+        bool, typer.Option(help="Go on from the prompts of the result file.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="Of the target.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of a completion.")] = 128,
     methods: Annotated[
         str, typer.Option(help="Methods, comma-separated.")
@@ -153,10 +154,15 @@ def main(
     console = Console()
     output = RESULTS / f"{name}.json"
     counts: dict[str, Count] = {}
-    if first:
-        counts = {k: Count(**v) for k, v in json.loads(output.read_text())["counts"].items()}
+    num_done = 0
+    if resume and output.exists():
+        earlier = json.loads(output.read_text())
+        num_done = earlier["settings"]["prompts"]
+        counts = {label: Count(**count) for label, count in earlier["counts"].items()}
     chosen = read_prompts(data, TASKS, limit)[:prompts]
-    config = EngineConfig(target=target, draft=draft, datastore=datastore, exact=exact, fast=fast)
+    config = EngineConfig(
+        target=target, draft=draft, datastore=datastore, exact=exact, fast=fast, threads=threads
+    )
     with load(config) as engine:
         assert isinstance(engine.target, LlamaTarget)
         judge = Judge(engine.target)
@@ -164,8 +170,8 @@ def main(
         plain = answer(engine, tokens, SamplingParams(), "ar", 64)
         moved = judge.measure([*tokens, *plain.tokens], len(plain.tokens))
         console.print(f"logits move by up to {moved.max():.3g}, 99th percentile {judge.delta:.3g}")
-        for prompt in track(chosen[first:], "comparing"):
-            tokens = engine.tokens_of([{"role": "user", "content": prompt.turns[0]}])
+        for number in track(range(num_done, len(chosen)), "comparing"):
+            tokens = engine.tokens_of([{"role": "user", "content": chosen[number].turns[0]}])
             for temperature in map(float, temperatures.split(",")):
                 top_p = 0.95 if temperature else 1.0
                 sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=7)
@@ -174,18 +180,14 @@ def main(
                     count = counts.setdefault(f"{method} T={temperature:g}", Count())
                     got = answer(engine, tokens, sampling, method, max_tokens)
                     judge.compare(count, tokens, sampling, plain, got)
+            settings = {"target": target, "draft": draft, "exact": exact, "fast": fast,
+                        "threads": threads, "max_tokens": max_tokens, "prompts": number + 1,
+                        "deviation_p99": judge.delta}  # fmt: skip
+            counted = {label: asdict(count) for label, count in counts.items()}
+            record = {"environment": environment(), "settings": settings, "counts": counted}
+            output.write_text(json.dumps(record, indent=1) + "\n")
     for label, count in counts.items():
         console.print(f"{label:>14}: {count.line()}", soft_wrap=True)
-    RESULTS.mkdir(exist_ok=True)
-    settings = {"target": target, "draft": draft, "exact": exact, "fast": fast,
-                "max_tokens": max_tokens, "prompts": len(chosen),
-                "deviation_p99": judge.delta}  # fmt: skip
-    counted = {label: asdict(count) for label, count in counts.items()}
-    output.write_text(
-        json.dumps(
-            {"environment": environment(), "settings": settings, "counts": counted}, indent=1
-        )
-    )
     if any(count.divergences > count.excused for count in counts.values()):
         raise typer.Exit(1)
 
