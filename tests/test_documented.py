@@ -16,6 +16,7 @@ import pytest
 import typer
 from fakes import ROOT
 
+from benchmarks.table import EXPERIMENTS
 from duodec.cli.app import app
 
 PAGES = [
@@ -141,6 +142,11 @@ def check_python(words: list[str]) -> None:
     if words[0] == "-m" and words[1] == "pytest":
         assert all((ROOT / word).exists() for word in words[2:] if not word.startswith("-"))
         return
+    if words[:2] == ["-m", "benchmarks"]:
+        if not words[2:]:
+            return  # it lists them
+        assert words[2] in EXPERIMENTS, f"there is no experiment {words[2]}"
+        words = ["-m", f"benchmarks.{EXPERIMENTS[words[2]].module}", *words[3:]]
     name = words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0]
     file = next((path for path in (ROOT / name, ROOT / "src" / name) if path.is_file()), None)
     assert file, f"there is no {name}"

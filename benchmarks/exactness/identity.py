@@ -5,13 +5,12 @@ is judged: it is excused only if a perturbation of the row's logits as large as 
 99th percentile of the measured deviation of a logit between one-token and batched forward passes)
 can flip the draw. If kernels have no deviation, nothing is excused.
 
-    python -m benchmarks.exactness.identity --data FOLDER --limit 3
-    python -m benchmarks.exactness.identity --data FOLDER --target qwen2.5-coder-1.5b --exact
+    python -m benchmarks identity --data FOLDER --limit 3
+    python -m benchmarks identity --data FOLDER --target qwen2.5-coder-1.5b --exact
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -22,9 +21,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import RESULTS
+from benchmarks import Figures, Refuted
 from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
-from duodec.bench.card import environment
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
@@ -143,8 +141,7 @@ def main(
     draft: Annotated[str, typer.Option()] = "auto",
     exact: Annotated[bool, typer.Option(help="Bit-identical kernels.")] = False,
     fast: Annotated[bool, typer.Option(help="llama.cpp's own kernels.")] = False,
-    name: Annotated[str, typer.Option(help="Name of the result file.")] = "identity",
-) -> None:
+) -> Figures:
     """Compare every method's text with plain decoding's."""
     console = Console()
     counts: dict[str, Count] = {}
@@ -168,17 +165,11 @@ def main(
                     judge.compare(count, tokens, sampling, plain, got)
     for label, count in counts.items():
         console.print(f"{label:>14}: {count.line()}", soft_wrap=True)
-    RESULTS.mkdir(exist_ok=True)
-    settings = {"target": target, "exact": exact, "fast": fast, "max_tokens": max_tokens,
-                "prompts": len(chosen), "deviation_p99": judge.delta}  # fmt: skip
     counted = {label: asdict(count) for label, count in counts.items()}
-    (RESULTS / f"{name}.json").write_text(
-        json.dumps(
-            {"environment": environment(), "settings": settings, "counts": counted}, indent=1
-        )
-    )
+    figures = {"prompts": len(chosen), "deviation_p99": judge.delta, "counts": counted}
     if any(count.divergences > count.excused for count in counts.values()):
-        raise typer.Exit(1)
+        raise Refuted("a method's text is not plain decoding's", figures)
+    return figures
 
 
 def answer(
@@ -188,7 +179,3 @@ def answer(
     *_, last = engine.stream(tokens, replace(sampling, max_tokens=max_tokens), method=method)
     assert isinstance(last, Finished)
     return last
-
-
-if __name__ == "__main__":
-    typer.run(main)
