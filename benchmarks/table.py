@@ -39,6 +39,8 @@ _ALL = (
                "exactness.device_rows", "gpu.md"),
     Experiment("kernels", "How fast are forward passes on a CPU, with our kernels and llama.cpp's?",
                "kernels.kernels", "measurements.md"),
+    Experiment("faithfulness", "How far are our kernels, and llama.cpp's, from float32?",
+               "kernels.faithfulness", "kernels.md"),
     Experiment("steps", "What does a draft step cost, by the text's length and its leaves?",
                "kernels.steps", "measurements.md"),
     Experiment("plain", "Is plain decoding as fast as in llama.cpp's own server?",

@@ -9,7 +9,7 @@ import typing
 from pathlib import Path
 
 import duodec
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 CLASSES = (

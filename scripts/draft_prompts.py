@@ -31,8 +31,9 @@ from rich.progress import track
 from duodec import SamplingParams
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.distill.builtin import conversations
-from duodec.loading import load
-from duodec.models.config import EngineConfig
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
+from tests.models.weights import weights
 
 SEED = 0
 _WORDS_SHARED = 10  # so many words in a row that a benchmark has, too, are a prompt of it
@@ -268,7 +269,7 @@ def _articles(number: int) -> list[str]:
         for i in range(number)
     ]
     texts = []
-    with load(EngineConfig("qwen2.5-coder-1.5b", num_slots=8)) as llm:
+    with load(EngineConfig(str(weights("qwen2.5-coder-1.5b")), num_slots=8)) as llm:
         prompts = [llm.tokens_of([{"role": "user", "content": text}]) for text in chosen]
         for i in track(range(0, number, 16), "articles"):
             done = llm.generate(prompts[i : i + 16], params[i : i + 16], method="ar")

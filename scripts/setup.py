@@ -97,7 +97,7 @@ def main() -> int:
 
 def _show_devices() -> None:
     """Say what the new build computes on, or what is missing."""
-    code = f"from duodec.cli.setup import seen_devices; print(seen_devices({GPU!r}))"
+    code = f"from duodec.cli.commands.setup import seen_devices; print(seen_devices({GPU!r}))"
     told = subprocess.run([str(VENV_PYTHON), "-c", code], capture_output=True, check=False)
     if told.returncode:
         lines = told.stderr.decode(errors="replace").strip().splitlines() or ["no device is seen"]

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp import native, toolchains
+from duodec.machine.pip import pip_command
 
 PACKAGES = ("glslc", "mesa-vulkan-drivers", "libvulkan-dev", "spirv-headers")
 DRIVERS = Path("/usr/share/vulkan/icd.d")
@@ -38,7 +39,7 @@ def main(folder: Path) -> None:
         except toolchains.ToolchainMissing:
             _unpack_headers(headers.parent)
             args = toolchains.cmake_args("vulkan", headers=headers)
-        with native.pip_command() as pip:
+        with pip_command() as pip:
             wheel = native.find_or_build(pip, cpu_key(), args, _say)
     except (native.BuildFailed, toolchains.ToolchainMissing) as error:
         _fail(str(error))

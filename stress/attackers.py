@@ -67,7 +67,7 @@ async def _post(host: str, port: int, body: bytes, *, path: str = "/v1/chat/comp
     try:
         head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        said = await asyncio.wait_for(reader.read(1 << 14), _LEAVE_S)
+        said = await wire.within(_LEAVE_S, reader.read(1 << 14))
         return _status(said)
     except asyncio.TimeoutError:
         return "left"
@@ -203,6 +203,11 @@ ATTACKS: tuple[tuple[Attack, int], ...] = (  # and how many attackers try it at 
     (wire.many_pipelines, 64),
     (wire.upgrades, 1),
     (wire.expecting, 1),
+    (wire.completions, 1),
+    (wire.many_completions, 32),
+    (wire.many_choices, 1),
+    (wire.long_prompts, 1),
+    (wire.costly_sampling, 1),
     (wire.old_keep_alive, 1),
     (wire.many_headers, 2),
     (wire.single_bytes, 2),
@@ -255,5 +260,7 @@ async def _main(url: str, pause_s: float, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    if hasattr(os, "SCHED_OTHER"):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # whatever the server has
     os.nice(19)
     asyncio.run(_main(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))

@@ -29,8 +29,9 @@ from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.card import environment
 from duodec.core.protocols import Drafted
-from duodec.llm import LLM
-from duodec.loading import EngineConfig, load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
+from duodec.machine.cores import CoreSharing
 
 _PROMPT = "Once upon a time, in a village by the sea,"
 _FORWARD_S = 0.025
@@ -64,8 +65,7 @@ def main(num_tokens: Annotated[int, typer.Option(help="Of the completion.")] = 2
         replayed = replace(
             engine,
             target=ReplayTarget(text, LatencyCurve(CostCurve.flat(_FORWARD_S))),
-            shares_cores=False,
-            prepare=lambda is_drafting: None,
+            cores=CoreSharing(),
         )
         quarters = _quarters(replayed, prompt, sampling, num_tokens)
         for quarter in quarters:

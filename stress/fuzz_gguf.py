@@ -34,8 +34,9 @@ from typing import IO, Any, NoReturn
 from unittest.mock import ANY
 
 from duodec.__main__ import main as _program
-from duodec.backends.llamacpp import library, trial
-from duodec.models import resolve, vetting
+from duodec.backends.llamacpp import library, load_probe
+from duodec.loading import vetting
+from duodec.models import resolve
 from stress.damaged_gguf import Map, map_of, mutated
 from stress.fuzzing import ended, keep, kept, publish
 
@@ -154,7 +155,7 @@ def warm() -> None:
 
 
 def tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int, bytes]:
-    """The trial of a file as `duodec.models.vetting` has it, in a fork in place of a new process:
+    """The trial of a file as `duodec.loading.vetting` has it, in a fork in place of a new process:
     the same program with the same limits, in a session of its own."""
     with tempfile.TemporaryFile() as out:
         child = os.fork()
@@ -165,7 +166,7 @@ def tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int,
                 os.dup2(given, own)
             os.environ["DUODEC_LLAMA_LOG"] = "1"
             library._silence(library.load())  # which it is not any more
-            _leave(lambda: trial.main(*arguments))
+            _leave(lambda: load_probe.main(*arguments))
         found = ended(child, most_s)
         if found is None:
             raise subprocess.TimeoutExpired(list(arguments), most_s)

@@ -21,11 +21,12 @@ from typing import Annotated
 import typer
 
 from benchmarks import RESULTS
-from duodec.__main__ import INTERRUPTED
+from duodec.machine.signals import INTERRUPTED
 from stress.attackers import explosive
+from tests.models.weights import weights
 
 _MOST_S = 1.0
-_LARGE = "qwen2.5-coder-1.5b"
+_LARGE = weights("qwen2.5-coder-1.5b")
 _MOMENTS = (  # what it is doing, the seconds after its start, the command
     ("importing", 0.1, "models"),
     ("importing", 0.3, "generate hi"),

@@ -7,6 +7,7 @@ and reads as little of the answers as it can.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from itertools import cycle, islice, repeat
@@ -20,10 +21,17 @@ _CHUNKED = _CHAT + b"Transfer-Encoding: chunked\r\n\r\n"
 _ASKED = b'{"prompt": "hi", "max_tokens": 1}'
 _COMPLETE = b"POST /v1/completions HTTP/1.1\r\n" + _HOST + b"Content-Length: %d\r\n" % len(_ASKED)
 _NUM_PIPELINED = 2000
+_NUM_VALID = 500
 
 
 def _get(path: str, lines: bytes = b"", version: bytes = b"1.1") -> bytes:
     return b"GET %s HTTP/%s\r\n%s%s\r\n" % (path.encode(), version, _HOST, lines)
+
+
+def _completion(**fields: Any) -> bytes:
+    body = json.dumps({"max_tokens": 1, **fields}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\n" + _HOST + b"Content-Length: %d\r\n\r\n"
+    return head % len(body) + body
 
 
 METRICS = _get("/metrics") * _NUM_PIPELINED
@@ -31,6 +39,13 @@ PATHS = ("/", "/health", "/metrics", "/props", "/slots", "/v1/models", "/v1/resp
 MIXED = b"".join(
     islice(cycle([*map(_get, PATHS), _COMPLETE + b"\r\n" + _ASKED]), _NUM_PIPELINED)
 )  # fmt: skip
+COMPLETIONS = _completion(prompt="hi") * _NUM_PIPELINED
+CHOICES = _completion(prompt="hi", n=16, temperature=1, max_tokens=64) * _NUM_VALID
+PROMPTS = b"".join(_completion(prompt=list(range(1000 + i, 1900 + i))) for i in range(_NUM_VALID))
+COSTLY = _completion(
+    prompt="hi", n=4, max_tokens=32, logprobs=5, temperature=1.5, min_p=0.01, presence_penalty=1,
+    logit_bias={str(token): 0.5 for token in range(1000, 1300)}, stop=["zq", "qz", "xj", "jx"],
+) * _NUM_VALID  # fmt: skip
 UPGRADES = _get("/health", b"Connection: upgrade\r\nUpgrade: websocket\r\n") * _NUM_PIPELINED
 EXPECTING = (_COMPLETE + b"Expect: 100-continue\r\n\r\n" + _ASKED) * _NUM_PIPELINED
 OLD = _get("/metrics", b"Connection: keep-alive\r\n", b"1.0") * _NUM_PIPELINED
@@ -39,7 +54,7 @@ SINGLE_BYTES = _CHUNKED + b"1\r\n \r\n" * 700_000
 EXTENSIONS = _CHUNKED + (b"1;" + b"x" * 8000 + b"\r\n \r\n") * 2000
 
 
-async def _within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
+async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
     """What it returns. Raises TimeoutError; `asyncio.wait_for` may swallow the end of an attack."""
     task = asyncio.ensure_future(work)
     try:
@@ -63,7 +78,7 @@ async def _sent(host: str, port: int, parts: Iterable[bytes], stay_s: float) -> 
 
     try:
         with suppress(ConnectionError):
-            await _within(stay_s, send())
+            await within(stay_s, send())
     except asyncio.TimeoutError:
         return "stayed"
     else:
@@ -79,7 +94,7 @@ async def _deaf(host: str, port: int, data: bytes) -> str:
     try:
         with suppress(ConnectionError, asyncio.TimeoutError):
             writer.write(data)
-            await _within(_DEAF_S, writer.drain())
+            await within(_DEAF_S, writer.drain())
         await asyncio.sleep(_DEAF_S)
         return "closed" if writer.transport.is_closing() else "stayed"
     finally:
@@ -114,6 +129,31 @@ async def upgrades(host: str, port: int) -> str:
 async def expecting(host: str, port: int) -> str:
     """Requests that expect to be told to go on, and do so at once, in one pipeline."""
     return await _sent(host, port, [EXPECTING], _DEAF_S)
+
+
+async def completions(host: str, port: int) -> str:
+    """Completions of a token, in one pipeline."""
+    return await _sent(host, port, [COMPLETIONS], 10 * _DEAF_S)
+
+
+async def many_choices(host: str, port: int) -> str:
+    """Completions of sixteen choices each, in one pipeline."""
+    return await _sent(host, port, [CHOICES], 10 * _DEAF_S)
+
+
+async def long_prompts(host: str, port: int) -> str:
+    """Completions of prompts of 900 tokens that nobody has read before, in one pipeline."""
+    return await _sent(host, port, [PROMPTS], 10 * _DEAF_S)
+
+
+async def costly_sampling(host: str, port: int) -> str:
+    """Completions whose tokens cost more than others to draw and to tell, in one pipeline."""
+    return await _sent(host, port, [COSTLY], 10 * _DEAF_S)
+
+
+async def many_completions(host: str, port: int) -> str:
+    """A pipeline of completions among as many as there is room for."""
+    return await _sent(host, port, [COMPLETIONS], 10 * _DEAF_S)
 
 
 async def old_keep_alive(host: str, port: int) -> str:
@@ -169,7 +209,7 @@ async def half_closed(host: str, port: int) -> str:
         with suppress(ConnectionError):
             writer.write(METRICS)
             writer.write_eof()
-            await _within(_DEAF_S, reader.read(1 << 12))
+            await within(_DEAF_S, reader.read(1 << 12))
         return "left"
     except asyncio.TimeoutError:
         return "stayed"

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from time import sleep
 
 import numpy as np
@@ -15,17 +16,17 @@ from fakes import ROOT
 from fakes.decoding import LETTERS, Letters, plain_text
 from fakes.mutants import Mutant
 
-import duodec
 from duodec import LLM, Completion, Delta, Finished, SamplingParams
 from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import PacedTarget
 from duodec.core.events import Started
-from duodec.core.protocols import Drafted, Query, Scores
+from duodec.core.protocols import Drafted, Query, Scores, Target
 from duodec.core.sampling import Context, Draw
+from duodec.core.traits import TargetTraits
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
-from duodec.machine.cores import available_cores, keep_to
+from duodec.machine.cores import CoreSharing, available_cores, keep_to
 from duodec.methods.registry import METHODS
 from duodec.methods.request import Request
 from duodec.planning.budget import BatchBudget
@@ -241,16 +242,20 @@ def test_of_two_in_an_event_loop_none_waits_for_the_others_end() -> None:
     assert {"aD", "bD"} <= set(order[:first_end])
 
 
-class Raising:
+class Raising(Target):
     """A target that computes when it is launched, and fails on one prompt."""
 
     def __init__(self) -> None:
         self._target = TableTarget(TABLE)
 
+    traits = TargetTraits(launches=True)
+
     def launch(self, queries: object) -> object:
         scores = self.score(queries)
 
         class Ready:
+            due_s = inf
+
             def result(self) -> object:
                 return scores
 
@@ -291,14 +296,6 @@ def test_who_left_in_flight_is_no_company_any_more() -> None:
     assert not model.scheduler.budget._rows
 
 
-def test_the_engine_of_before_warns_and_works() -> None:
-    with pytest.deprecated_call(match="duodec.LLM"):
-        engine = duodec.Engine(TableTarget(TABLE), Letters(), 200)
-    *_, last = engine.generate(PROMPTS[0], SamplingParams(temperature=0.8, seed=3), max_tokens=20)
-    assert isinstance(last, Finished)
-    assert list(last.tokens) == expected(PROMPTS[0])
-
-
 def test_the_page_of_the_api_is_that_of_the_docstrings() -> None:
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
@@ -331,7 +328,7 @@ KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
 @pytest.mark.parametrize("name", KEYED)
 def test_no_timing_of_the_drafter_changes_a_text(name: str, period: int, num_slots: int) -> None:
     model = LLM(TableTarget(TABLE), Letters(), 200, Hesitant(period), num_slots=num_slots)
-    model.num_chunk = 2  # prompts are read in parts, too
+    model.scheduler.num_chunk = 2  # prompts are read in parts, too
     found = model.generate(PROMPTS, PARAMS, method=name)
     assert [list(one.tokens) for one in found] == [expected(prompt) for prompt in PROMPTS]
 
@@ -383,7 +380,7 @@ def test_long_prompts_are_read_in_turns() -> None:
             return super().score(queries)
 
     model = LLM(Noted(TABLE), Letters(), 200, num_slots=2)
-    model.num_chunk = 4
+    model.scheduler.num_chunk = 4
     prompts = [[3, 1] * 8, [5, 2] * 8]
     found = model.generate(prompts, PARAMS, method="ar")
     assert [list(one.tokens) for one in found] == [expected(prompt) for prompt in prompts]
@@ -427,9 +424,7 @@ def test_a_slot_that_knows_a_text_reads_what_is_new() -> None:
 
 def test_a_callers_time_is_not_the_targets() -> None:
     """A paced target is done long before the caller looks for the result."""
-    model = replace(
-        llm(), target=PacedTarget(TableTarget(TABLE), CostCurve.constant(0.001)), targets=None
-    )
+    model = replace(llm(), target=PacedTarget(TableTarget(TABLE), CostCurve.constant(0.001)))
     for event in (events := model.stream(PROMPTS[0], PARAMS, method="ar")):
         if isinstance(event, Delta):
             sleep(1.5)
@@ -447,7 +442,7 @@ def test_no_more_is_drafted_than_a_target_can_score(method: str, most: int, is_p
     lengths: list[int] = []
 
     class Limited(TableTarget):
-        max_draft = most
+        traits = TargetTraits(max_draft=most)
 
         def score(self, queries: Sequence[Query]) -> list[Scores]:
             lengths.extend(len(query.draft) for query in queries)
@@ -481,7 +476,7 @@ def test_a_caller_has_all_its_cores_while_it_holds_a_piece(is_whole: bool) -> No
         pinned.append(is_drafting)
         keep_to(every[:1] if is_drafting else every)
 
-    model = replace(llm(), prepare=prepare)
+    model = replace(llm(), cores=CoreSharing(prepare=prepare))
     try:
         for number, event in enumerate(model.stream(PROMPTS[0], PARAMS, method="stream")):
             assert available_cores() == every, event
@@ -496,7 +491,7 @@ def test_a_caller_has_all_its_cores_while_it_holds_a_piece(is_whole: bool) -> No
 def test_an_interrupt_ends_no_other_completion_as_if_it_were_whole() -> None:
     """It comes while one caller's step goes on with another one's text."""
 
-    class Interrupted:
+    class Interrupted(Target):
         def __init__(self) -> None:
             self._target = TableTarget(TABLE)
             self.slot: int | None = None  # in whose verdict it comes
@@ -519,7 +514,7 @@ def test_an_interrupt_ends_no_other_completion_as_if_it_were_whole() -> None:
             raise KeyboardInterrupt
 
     target = Interrupted()
-    model = replace(llm(2), target=target, targets=None, num_slots=2)
+    model = replace(llm(2), target=target, num_slots=2)
     first, second = (model.stream(prompt, PARAMS, method="ar") for prompt in PROMPTS[:2])
     for events in (first, second):
         next(events)
@@ -537,8 +532,8 @@ _FOUND = "P0._launched([A])", "P0._launched([A])"
 _TURN = "B = (C or D)[0]", "B = (C or D)[0]"
 SCHEDULER_MUTANTS = [
     (Scheduler._begin, ("min(A.num_known(B), C)", "min(0 * A.num_known(B), C)")),
-    (Scheduler._landed, ("zip(A, B, P2, strict=True)", "zip(A, B, P2[::-1], strict=True)")),
-    (Scheduler._landed, ("A.part is None and B", "B")),
+    (Scheduler._take_scores, ("zip(A, B, P2, strict=True)", "zip(A, B, P2[::-1], strict=True)")),
+    (Scheduler._take_scores, ("A.part is None and B", "B")),
     (Scheduler._deliver, ("P1.request.run_deferred()", "None")),
     (Scheduler._batch, _TURN, ("A.append(B)", "A.extend(D)")),
     (Scheduler._blame, _FOUND, ("P0._fail(A, B)", "P0._fail(P1[0], B)")),

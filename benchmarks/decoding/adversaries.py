@@ -31,8 +31,8 @@ from duodec.bench.statistics import ratio_of_rates
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.sampling import SamplingParams
 from duodec.errors import warn
-from duodec.llm import LLM
-from duodec.loading import EngineConfig, load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
 from duodec.machine.cores import CorePlan, available_cores
 from duodec.methods.registry import method as method_named
 from duodec.models import resolve

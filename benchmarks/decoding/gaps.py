@@ -7,7 +7,7 @@ second. `benchmarks.decoding.gaps_of_tree` says how a gap is taken.
 
     python -m benchmarks gaps --data FOLDER
     python -m benchmarks gaps --data FOLDER --against ../old --latencies 5,10,25,50
-    python -m benchmarks gaps --data FOLDER --against ../old --target qwen2.5-coder-1.5b
+    python -m benchmarks gaps --data FOLDER --against ../old --target MODEL
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from benchmarks import SCRATCH, Figures
 from duodec.bench.recording import record
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.sampling import SamplingParams
-from duodec.loading import EngineConfig, draft_for, load
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
+from duodec.loading.resolve import draft_for
 
 _ROOT = Path(__file__).parents[2]
 Found = dict[str, dict[str, dict[str, float]]]  # by latency, method and what it is

@@ -10,6 +10,7 @@ then is done while the drafter works. It uses only what older trees have.
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import sys
 from collections.abc import Sequence
@@ -22,9 +23,9 @@ from duodec.backends.curves import CostCurve
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.beds import Parts, ReplayBed, answered, on_cores, replay_stage
 from duodec.bench.recording import Turn
-from duodec.core.protocols import Launched, Query, Scores
+from duodec.core.protocols import Launched, Query, Scores, Target
 from duodec.core.sampling import SamplingParams
-from duodec.loading import EngineConfig
+from duodec.loading.config import EngineConfig
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.planning.costs import Costs
@@ -56,11 +57,18 @@ class Gaps:
 
 
 @dataclass
-class Watched:
+class Watched(Target):
     """A target at which gaps are noted."""
 
     target: ReplayTarget
     gaps: Gaps
+
+    @property
+    def traits(self) -> Any:
+        return self.target.traits
+
+    def cache_for(self, slot: int, **company: Any) -> Any:
+        return self.target.cache_for(slot, **company)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         self.gaps.begin()
@@ -74,6 +82,7 @@ class Watched:
 class _Flight:
     launched: Any
     gaps: Gaps
+    due_s: float = math.inf
 
     def result(self) -> list[Scores]:
         scores: list[Scores] = self.launched.result()

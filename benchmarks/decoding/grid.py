@@ -35,9 +35,8 @@ from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDrafter, Request
 from duodec.planning.costs import Costs
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
-from duodec.scheduler.task import Task
 
 STEPS = StepTable.parse("1:2.2,4:4,8:7,16:9.8,32:16,128:34")
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
@@ -121,8 +120,10 @@ def rounds(
         clock=clock,
         shares_cores=shares_cores,
     )
-    scheduler = Scheduler(Targets(bed), request.costs, clock=clock)
-    scheduler.submit([Task(request, method or method_named("auto"), lambda output: None)])
+    scheduler = Scheduler(bed, request.costs, clock=clock)
+    scheduler.submit(
+        [ScheduledRequest(request, method or method_named("auto"), lambda output: None)]
+    )
     while scheduler.step():
         pass
     assert np.array_equal(request.text, text.tokens)

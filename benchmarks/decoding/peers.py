@@ -27,8 +27,8 @@ from rich.progress import track
 from benchmarks import Figures
 from benchmarks.kernels.kernels import requantised
 from duodec.backends.curves import CostCurve
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaDraftModel
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.recording import tokens_for
 from duodec.bench.tasks import TASKS, read_prompts

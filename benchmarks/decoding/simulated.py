@@ -29,14 +29,15 @@ from duodec.bench.simulation import SimulatedBed, simulated_stage
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.protocols import Candidates
 from duodec.core.round import Stats
+from duodec.loading.config import EngineConfig
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
-from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
 
 ALL = "all tasks"
 CEILING = "ceiling"
-_DRAFT_MS = "1:2.2,4:4.0,8:7.0,16:9.8,32:16,128:34"  # one core of the development machine
+_DRAFT_MS = "1:1.4,2:1.6,4:1.9,8:2.9,16:5.1,32:10,64:20.5"  # one core of the development machine
+_HOST_US = "copy:8,draw:120,candidates:60,selection:40"  # its host, loaded
 _METHODS = "ar,lookup,recycling,sps:2,pearl,duo,auto"
 _CURVES = ";".join(
     (
@@ -104,7 +105,7 @@ def main(
     methods: Annotated[str, typer.Option(help="Methods, comma-separated.")] = _METHODS,
     curves: Annotated[str, typer.Option(help="CURVE@SHAPE, by semicolons.")] = _CURVES,
     draft_ms: Annotated[str | None, typer.Option(help="The draft's costs.")] = _DRAFT_MS,
-    host_us: Annotated[str | None, typer.Option(help="The host's prices.")] = None,
+    host_us: Annotated[str | None, typer.Option(help="The host's prices.")] = _HOST_US,
     target: Annotated[str, typer.Option()] = "smollm2",
     draft: Annotated[str, typer.Option(help="A name or a file.")] = "auto",
     datastore: Annotated[str, typer.Option(help="For rest.")] = "auto",

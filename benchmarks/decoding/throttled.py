@@ -22,7 +22,7 @@ class Throttled:
 
 
 @dataclass(eq=False)
-class _Slow:
+class _Slow(DraftModel):
     model: DraftModel
     pause_s: float
 

@@ -21,14 +21,14 @@ from rich.console import Console
 
 from benchmarks import Figures, Refuted
 from duodec.bench.plan import BenchPlan
-from duodec.bench.simulation import simulate
+from duodec.bench.run import simulate
 from duodec.bench.tasks import read_prompts
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams
-from duodec.llm import LLM
-from duodec.loading import load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
 from duodec.methods.registry import METHODS
-from duodec.models.config import EngineConfig
+from tests.models.weights import weights
 
 TEMPERATURES = (0.0, 0.8)
 DRAFTED = [name for name, kind in METHODS.items() if kind().takes_draft_model]
@@ -92,8 +92,8 @@ def identity(
     found: dict[str, Identity] = defaultdict(Identity)
     target, draft = pair
     config = EngineConfig(
-        target=target, draft=draft, exact=True, threads=threads, draft_threads=threads,
-        context=2048, pace=pace,
+        target=str(weights(target)), draft=str(weights(draft)), exact=True, threads=threads,
+        draft_threads=threads, context=2048, pace=pace,
     )  # fmt: skip
     with load(config) as engine:
         for text, grammar in _PROMPTS[:num_prompts]:
@@ -124,7 +124,8 @@ def _complete(engine: LLM, text: str, params: SamplingParams, method: str) -> An
 def speeds(plan: BenchPlan, draft: str | None) -> dict[str, dict[str, float]]:
     """Speed over plain decoding's and tokens a forward pass, by method."""
     prompts = read_prompts(plan.data, plan.tasks, plan.limit)
-    own = replace(plan, drafts=(draft or "none",), draft_ms=TABLES[draft] if draft else None)
+    reference = str(weights(draft)) if draft else "none"
+    own = replace(plan, drafts=(reference,), draft_ms=TABLES[draft] if draft else None)
     results = simulate(own, prompts, lambda *done: None)
     seconds: dict[str, float] = defaultdict(float)
     tokens: dict[str, int] = defaultdict(int)
@@ -174,8 +175,8 @@ def main(
         drafts = [None, OWN[target], *(draft for own, draft in chosen if own == target)]
         for latency in latencies.split(","):
             plan = BenchPlan(
-                methods=tuple(methods.split(",")), targets=(target,), data=data, limit=limit,
-                tasks=tuple(tasks.split(",")), max_tokens=max_tokens,
+                methods=tuple(methods.split(",")), targets=(str(weights(target)),), data=data,
+                limit=limit, tasks=tuple(tasks.split(",")), max_tokens=max_tokens,
                 simulate_ms=float(latency),
                 config=EngineConfig(threads=threads, draft_threads=threads),
             )  # fmt: skip

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from benchmarks import Figures
 from duodec.backends.llamacpp import devices, library
 from duodec.backends.llamacpp.context import LlamaContext
-from duodec.backends.llamacpp.fixed_rows import LlamaFixedRows
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.padded import LlamaPadded
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.core.sampling import Sampler, Tokens
@@ -182,7 +182,7 @@ def padded(model: LlamaModel, weights: str, *, uses_flash_attention: bool) -> Me
     text, expected = words(NUM_TEXT), Rows()
     widths: dict[int, float] = {}
     sampler = replace(Sampler(), num_prompt_tokens=NUM_PROMPT)
-    target = LlamaFixedRows(
+    target = LlamaPadded(
         model, num_rows=NUM_ROWS, num_slots=2, num_context=512, num_threads=1,
         uses_flash_attention=uses_flash_attention,
     )  # fmt: skip
@@ -216,7 +216,7 @@ def times(model: LlamaModel, num_rows: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> 
     """T(n) in milliseconds, of a text's first tokens."""
     found = {}
     for count in num_rows:
-        target = LlamaFixedRows(model, num_rows=count, num_context=256, num_threads=1)
+        target = LlamaPadded(model, num_rows=count, num_context=256, num_threads=1)
         with closing(target):
             seconds = []
             for _ in range(6):

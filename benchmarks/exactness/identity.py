@@ -6,11 +6,12 @@ is judged: it is excused only if a perturbation of the row's logits as large as 
 can flip the draw. If kernels have no deviation, nothing is excused.
 
     python -m benchmarks identity --data FOLDER --limit 3
-    python -m benchmarks identity --data FOLDER --target qwen2.5-coder-1.5b --exact
+    python -m benchmarks identity --data FOLDER --target MODEL --exact
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -21,18 +22,17 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import Figures, Refuted
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from benchmarks import RESULTS, Figures, Refuted
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Query
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams, Tokens
-from duodec.llm import LLM
-from duodec.loading import EngineConfig, load
-
-TEMPERATURES = (0.0, 0.7, 1.2)
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
 
 
 @dataclass
@@ -133,29 +133,38 @@ def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 3,
     prompts: Annotated[int, typer.Option(help="Prompts in all.")] = 20,
+    onto: Annotated[str, typer.Option(help="A result that this run goes on from.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens of a completion.")] = 128,
     methods: Annotated[
         str, typer.Option(help="Methods, comma-separated.")
     ] = "sps,lookup,pearl,duo",
+    temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0,0.7,1.2",
     target: Annotated[str, typer.Option()] = "smollm2",
     draft: Annotated[str, typer.Option()] = "auto",
+    datastore: Annotated[str | None, typer.Option(help="For `rest`.")] = None,
     exact: Annotated[bool, typer.Option(help="Bit-identical kernels.")] = False,
     fast: Annotated[bool, typer.Option(help="llama.cpp's own kernels.")] = False,
 ) -> Figures:
     """Compare every method's text with plain decoding's."""
     console = Console()
     counts: dict[str, Count] = {}
+    first = 0
+    if onto:
+        earlier = json.loads((RESULTS / f"{onto}.json").read_text("utf-8"))["figures"]
+        counts = {label: Count(**count) for label, count in earlier["counts"].items()}
+        first = earlier["prompts"]
     chosen = read_prompts(data, TASKS, limit)[:prompts]
-    with load(EngineConfig(target=target, draft=draft, exact=exact, fast=fast)) as engine:
+    config = EngineConfig(target=target, draft=draft, datastore=datastore, exact=exact, fast=fast)
+    with load(config) as engine:
         assert isinstance(engine.target, LlamaTarget)
         judge = Judge(engine.target)
         tokens = engine.tokens_of([{"role": "user", "content": chosen[0].turns[0]}])
         plain = answer(engine, tokens, SamplingParams(), "ar", 64)
         moved = judge.measure([*tokens, *plain.tokens], len(plain.tokens))
         console.print(f"logits move by up to {moved.max():.3g}, 99th percentile {judge.delta:.3g}")
-        for prompt in track(chosen, "comparing"):
+        for prompt in track(chosen[first:], "comparing"):
             tokens = engine.tokens_of([{"role": "user", "content": prompt.turns[0]}])
-            for temperature in TEMPERATURES:
+            for temperature in map(float, temperatures.split(",")):
                 top_p = 0.95 if temperature else 1.0
                 sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=7)
                 plain = answer(engine, tokens, sampling, "ar", max_tokens)

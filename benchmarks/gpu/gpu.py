@@ -55,10 +55,12 @@ from duodec.bench.tasks import read_prompts
 from duodec.core.protocols import Drafter
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
-from duodec.loading import EngineConfig, open_drafter
-from duodec.machine.cores import CorePlan, available_cores, memory_nodes
+from duodec.loading.config import EngineConfig
+from duodec.loading.drafter import open_drafter
+from duodec.loading.profile import LEAVES, step_s
+from duodec.loading.resolve import resolve_pair
+from duodec.machine.cores import CorePlan, CoreSharing, available_cores, memory_nodes
 from duodec.models import resolve
-from duodec.profiling import LEAVES, step_s
 
 _CONTEXT = 2048
 _METHODS = "ar,sps:2,sps:4,lookup,suffix,pearl,duo,stream,auto"
@@ -210,7 +212,7 @@ def _steps(pair: Pair, note: Note) -> None:
     for num_threads in threads:
         plan = replace(pair.cores(), draft_cores=cores[-num_threads:])
         config = EngineConfig(target=pair.target, draft=pair.draft)
-        with open_drafter(config, model, _CONTEXT, plan) as drafter:
+        with open_drafter(resolve_pair(config), model, _CONTEXT, plan) as drafter:
             drafter.wait_ready()
             steps = {str(leaves): step_s(drafter, text, leaves) for leaves in LEAVES}
         note(f"{num_threads} threads", steps)
@@ -314,7 +316,7 @@ def _stage(pair: Pair, shape: str | None, plan: BenchPlan, note: Note) -> Iterat
             _CONTEXT,
             drafter,
             # a draft on the same device prefills its prompt after the first token
-            shares_cores=pair.is_draft_on_device,
+            cores=CoreSharing(is_shared=pair.is_draft_on_device),
         )
         bed = RealBed(engine, plan.sampling, 0.0)
         yield Stage(engine, lambda method: bed)
@@ -335,7 +337,7 @@ def _drafter(pair: Pair, model: TorchModel) -> Iterator[Drafter]:
         draft.close()
         return
     config = EngineConfig(target=pair.target, draft=pair.draft)
-    process: ProcessDrafter = open_drafter(config, model, _CONTEXT, pair.cores())
+    process: ProcessDrafter = open_drafter(resolve_pair(config), model, _CONTEXT, pair.cores())
     with process:
         process.wait_ready()
         yield process

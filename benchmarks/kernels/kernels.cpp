@@ -110,7 +110,7 @@ int main(int count, char ** words) {
             const int64_t activation_bytes = kernel.row_bytes(columns);
             std::vector<uint8_t> activations(m * activation_bytes + 64);
             std::vector<float> products(m * rows);
-            const Groups groups(0, m);
+            const Groups groups(kernel, 0, m);
             for (int64_t g = 0; g < groups.num_groups; g++)
                 for (int i = 0; i < groups.rows(g); i++) kernel.put_row(activations.data() + groups.first(g) * activation_bytes, i, groups.rows(g), x.data(), columns);
             const auto multiply_all = [&] {

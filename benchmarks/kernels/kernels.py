@@ -31,10 +31,11 @@ from rich.console import Console
 from benchmarks import SCRATCH, Figures
 from duodec.backends.llamacpp import library, self_test
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.models import resolve
+from tests.models.weights import weights
 
 WIDTHS = (1, 2, 4, 5, 8, 16, 32)
 PREFILL = 512
@@ -46,8 +47,9 @@ SETTINGS = {  # what is added to the environment, and whether weights are packed
 }
 FORMATS = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K_M": 15,
-    "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32,
+    "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38,
 }  # fmt: skip
+PURE = "-pure"  # after a format: of all matrices, where llama.cpp would give some of them another
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def requantised(path: Path, name: str) -> Path:
         SCRATCH.mkdir(exist_ok=True)
         lib: Any = library.load()
         params = lib.llama_model_quantize_default_params()
-        params.ftype, params.allow_requantize = FORMATS[name], True
+        params.ftype, params.allow_requantize = FORMATS[name.removesuffix(PURE)], True
+        params.pure = name.endswith(PURE)
         partial = made.with_suffix(".partial")
         status = lib.llama_model_quantize(
             str(path).encode(), str(partial).encode(), ctypes.byref(params)
@@ -82,7 +85,7 @@ def requantised(path: Path, name: str) -> Path:
 def model_file(name: str) -> Path:
     """The file of a model, requantised where a format follows its name."""
     model, _, format_ = name.partition(":")
-    path = Path(model) if model.endswith(".gguf") else resolve(model).path
+    path = Path(model) if model.endswith(".gguf") else weights(model)
     return requantised(path, format_) if format_ else path
 
 
@@ -121,9 +124,9 @@ def measure(path: Path, num_threads: int, *, packs: bool, repeats: int) -> Measu
 def deviation(target: LlamaTarget, tokens: Sequence[int]) -> float:
     """How far the logits of the last 64 rows move with widths, threads and parts of the prefill."""
     start, ways = len(tokens) - 64, []
-    most = target.context.num_threads
+    most = target.trees(0).context.num_threads
     for threads in sorted({1, most}):
-        target.context.num_threads = target.context.num_prompt_threads = threads
+        target.trees(0).context.num_threads = target.trees(0).context.num_prompt_threads = threads
         for width in (1, 2, 3, 4, 8, 16, 32, 64):
             score(target, tokens[:start])
             rows = []

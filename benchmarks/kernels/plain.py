@@ -22,8 +22,8 @@ from benchmarks import Figures
 from benchmarks.serving.servers import Served, llama_cpp
 from duodec.core.events import Finished
 from duodec.core.sampling import SamplingParams
-from duodec.llm import LLM
-from duodec.loading import EngineConfig, load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
 from duodec.machine.cores import available_cores
 from duodec.models import resolve
 

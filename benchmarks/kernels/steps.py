@@ -18,7 +18,7 @@ import typer
 from benchmarks import Figures
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.steps import step_times
-from duodec.models import resolve
+from tests.models.weights import weights
 
 TEXTS = (100, 500, 1500, 4000, 8000)
 LEAVES = (1, 4, 8, 16)
@@ -32,7 +32,7 @@ def main(
     for argument in models or ["smollm2-draft"]:
         name, _, most = argument.partition(":")
         texts = [text for text in TEXTS if text <= int(most or max(TEXTS))]
-        with closing(LlamaModel(resolve(name).path, num_gpu_layers=0)) as model:
+        with closing(LlamaModel(weights(name), num_gpu_layers=0)) as model:
             times = [
                 time
                 for uses_flash_attention in (True, False)

@@ -21,7 +21,6 @@ _HOMES = {
     "Completion": "llm",
     "Delta": "core.events",
     "DuodecError": "errors",
-    "Engine": "engine",  # for one version
     "Event": "core.events",
     "Finished": "core.events",
     "Grammar": "core.grammar",

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import os
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from threading import current_thread, main_thread
-from typing import Any, NoReturn
 
-INTERRUPTED = 130  # as a shell reports SIGINT
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SHOW_CURSOR = "\x1b[?25h"
+from duodec.machine.signals import end_quietly, ignore_signals, interrupted_at_once, is_server
 
 
 def main() -> None:
     """The entry point of the `duodec` program."""
     if is_server(sys.argv[1:]):
-        atexit.register(_ignore_signals)  # the first to be registered is the last to be called
-        _end_quietly()
+        atexit.register(ignore_signals)  # the first to be registered is the last to be called
+        end_quietly()
         from duodec.cli.app import main as run
 
         run()
@@ -28,73 +20,6 @@ def main() -> None:
     with interrupted_at_once():
         from duodec.cli.app import main as run
     run()
-
-
-def is_server(arguments: Sequence[str]) -> bool:
-    """These begin a server, which signals end as its operator wants it to."""
-    return list(arguments[:1]) == ["serve"]
-
-
-@contextmanager
-def ended_quietly() -> Iterator[None]:
-    """While entered, SIGINT and SIGTERM end the process with status 0, wherever it is.
-
-    A server that serves nobody yet, or no longer, is done; SIGINT is heard even where a shell has
-    it ignored."""
-    if current_thread() is not main_thread():
-        yield
-        return
-    before = _end_quietly()
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end_quietly() -> dict[int, Any]:
-    """Let signals end the process with status 0: what they did before."""
-    return {number: signal.signal(number, lambda number, frame: os._exit(0)) for number in _SIGNALS}
-
-
-def _ignore_signals() -> None:
-    """Python is ending, and would let them end it in their own way."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-@contextmanager
-def interrupted_at_once() -> Iterator[None]:
-    """While entered, Ctrl-C ends the process with one line, wherever it is.
-
-    An exception would pass through imports and libraries, which may swallow or wrap it. Processes
-    such as a drafter end with this one.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if current_thread() is not main_thread() or before is signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda number, frame: end_now())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def end_now() -> NoReturn:
-    """End the process with one line."""
-    with suppress(OSError, ValueError):
-        start = f"\r{_SHOW_CURSOR}" if sys.stderr.isatty() else ""  # a spinner had hidden it
-        os.write(2, f"{start}interrupted\n".encode())
-    os._exit(INTERRUPTED)
-
-
-def leave() -> NoReturn:
-    """End an interrupted process without waiting for its threads."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
-from threading import Event as Flag
+from functools import cached_property, partial
 from threading import RLock
 from time import perf_counter
 from typing import Any
@@ -19,31 +18,33 @@ from typing import Any
 import numpy as np
 
 from duodec.backends.grammar_trial import GrammarTrial
-from duodec.backends.interrupts import interruptible
-from duodec.backends.llguidance import Masks
+from duodec.backends.grammars import GrammarCompiler
 from duodec.chat.prompting import chat_tokens
 from duodec.chat.template import Message
 from duodec.core.events import Event, FinishReason, Started
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.logprobs import Logprob
 from duodec.core.parameters import made, whole
-from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer, max_draft
+from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
 from duodec.core.round import Stats
 from duodec.core.sampling import Sampler, SamplingParams, seeded
 from duodec.core.text import TextStream
-from duodec.errors import BadOption, ContextExceeded
+from duodec.errors import BadOption, ContextExceeded, warn
 from duodec.inputs import Params, Prompt, check_role, is_tokens, params_of, prompts_of
+from duodec.loading.config import EngineConfig
+from duodec.loading.load import Loaded
+from duodec.loading.load import load as load_pair
+from duodec.loading.resolve import ResolvedPair, resolve_pair
+from duodec.machine.cores import CoreSharing
 from duodec.methods.method import Method
 from duodec.methods.registry import DEFAULT_METHOD
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDatastore, NoDrafter, Request
-from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
-from duodec.scheduler.practice import Practice
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
-from duodec.scheduler.task import Task
+from duodec.scheduler.warm_up import WarmUp
 
 _CLOSED = "this LLM is closed; load it again, or keep its `with` block open while it is used"
 
@@ -54,7 +55,8 @@ class Completion:
 
     ``text`` ends before a stop string or end token, ``tokens`` hold the end token if one was drawn.
     ``finish_reason`` is ``stop`` (end token or stop string), ``length`` (``max_tokens``) or
-    ``context`` (the context was full). ``logprobs`` is None unless requested.
+    ``context`` (the context was full). ``logprobs`` and ``prompt_logprobs`` are None unless
+    requested; the prompt's first token, which follows nothing, has none.
     """
 
     text: str
@@ -64,6 +66,7 @@ class Completion:
     method: str
     seed: int
     logprobs: tuple[Logprob, ...] | None = None
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
 
 
 @dataclass
@@ -80,33 +83,18 @@ class LLM:
     num_context: int
     drafter: Drafter | None = None
     datastore: Datastore | None = None
-    shares_cores: bool = False  # drafter and target compute on the same cores
-    cores_for_target: int = 1  # if so, the target's cores while the drafter works
-    parse_special: bool = False  # control tokens spelled in users' texts are control tokens
-    takes_turns: bool = False  # the drafter rests while the target computes, on the same cores
-    pace_s: float = 0.0  # the target is slowed to this many seconds a forward pass, for a demo
-    try_grammar: GrammarTrial = field(default_factory=GrammarTrial)
-    """Called before a grammar is compiled here, with the vocabulary; raises BadOption of what takes
-    too much."""
-    prepare: Callable[[bool], None] = lambda is_drafting: None
-    """Called before each completion: shares the cores, with a drafter or without."""
-    on_chunk: Callable[[], None] = lambda: None
-    """Called during the prefill of a long prompt; may raise, which aborts the request."""
-    clock: Callable[[], float] = perf_counter
-    resources: ExitStack = field(default_factory=ExitStack)
+    cores: CoreSharing = field(default_factory=CoreSharing)
     costs: Costs = field(default_factory=Costs)
-    num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all of it
     num_slots: int = 1  # requests that share forward passes
-    targets: Targets | None = None  # where several targets compute the requests; else None
+    parse_special: bool = False  # control tokens spelled in users' texts are control tokens
+    clock: Callable[[], float] = perf_counter
+    grammars: GrammarCompiler | None = None  # None: of the tokenizer, with the usual limits
     _methods: dict[str, Method] = field(default_factory=dict)  # with what they learned
-    _masks: Masks | None = None  # the tokenizer's, which copies of this object share
-    _turn: Any = field(default_factory=RLock)  # held by the thread that computes
-    _closed: Flag = field(default_factory=Flag)
+    _use: _Use = field(default_factory=lambda: _Use())
     _scheduler: Scheduler | None = field(default=None, init=False)
-    _worker: ThreadPoolExecutor | None = field(default=None, init=False)  # for asyncio
 
     def __post_init__(self) -> None:
-        self._masks = self._masks or Masks(self.tokenizer)
+        self.grammars = self.grammars or GrammarCompiler(self.tokenizer)
 
     @classmethod
     def load(cls, target: str = "smollm2", draft: str | None = "auto", **options: Any) -> LLM:
@@ -128,49 +116,99 @@ class LLM:
             >>> with LLM.load("smollm2", num_slots=4) as llm:
             ...     llm.generate(["One", "Two"], SamplingParams(max_tokens=8))
         """
-        # not at the top of the file: loading makes objects of this class
-        from duodec.loading import load
-
         return load(made(EngineConfig, {"target": target, "draft": draft, **options}))
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> LLM:
+        """Generate with a loaded pair, which ends with this object."""
+        config = loaded.config
+        trial = GrammarTrial(config.grammar_s, config.grammar_bytes)
+        return cls(
+            loaded.target,
+            loaded.tokenizer,
+            loaded.num_context,
+            loaded.drafter,
+            loaded.datastore,
+            cores=loaded.cores,
+            costs=loaded.costs,
+            num_slots=config.num_slots,
+            parse_special=config.parse_special,
+            grammars=GrammarCompiler(loaded.tokenizer, trial),
+            _use=_Use(loaded.resources),
+        )
+
+    @property
+    def resources(self) -> ExitStack:
+        """What ends with this object."""
+        return self._use.resources
+
+    @property
+    def shares_cores(self) -> bool:
+        """Drafter and target compute on the same cores."""
+        return self.cores.is_shared
+
+    @property
+    def prepare(self) -> Callable[[bool], None]:
+        """Shares the cores before a completion, with a drafter or without."""
+        return self.cores.prepare
+
+    @property
+    def pace_s(self) -> float:
+        """The target is slowed to so many seconds a forward pass, for a demo; 0: it is not."""
+        return self.target.traits.pace_s
+
+    @contextmanager
+    def checked_by(self, check: Callable[[], None]) -> Iterator[None]:
+        """While entered, ``check`` is called during the prefill of a long prompt; it may raise,
+        which ends the request."""
+        if not self.target.traits.reads_in_chunks:
+            yield
+            return
+        before = self.target.on_chunk
+        self.target.on_chunk = check
+        try:
+            yield
+        finally:
+            self.target.on_chunk = before
 
     def close(self) -> None:
         """End the drafter and free the models; waits for a forward pass of another thread. Can be
         called twice. Any use after it raises BadOption."""
-        with self._turn:
-            self._closed.set()
+        with self._use.turn:
+            self._use.is_closed = True
             if self._scheduler is not None:
                 if self._scheduler.is_computing_elsewhere:
                     with suppress(Exception):  # whatever it computes, nobody wants it
-                        self._scheduler.land()
+                        self._scheduler.finish_forward()
                 self._scheduler.close(BadOption(_CLOSED))
         self.resources.close()
 
     def _check_open(self) -> None:
-        if self._closed.is_set():
+        if self._use.is_closed:
             raise BadOption(_CLOSED)
 
-    # one thread at a time computes; what another one launched is landed first
+    # one thread at a time computes; what another one launched is finished first
 
     def _launch(self) -> bool:
-        with self._turn:
+        with self._use.turn:
             self._check_open()
             return self.scheduler.launch()
 
-    def _land(self) -> None:
-        with self._turn:
+    def _finish_forward(self) -> None:
+        with self._use.turn:
             self._check_open()
-            self.scheduler.land()
+            self.scheduler.finish_forward()
 
     def _step(self) -> bool:
-        with self._turn:
+        with self._use.turn:
             self._check_open()
             return self.scheduler.step()
 
-    def _abort(self, tasks: Sequence[Task]) -> None:
+    def _abort(self, tasks: Sequence[ScheduledRequest]) -> None:
         """Remove these requests from the scheduler, whatever ended them."""
         for task in tasks:
             task.abort()
-        with self._turn:
+        with self._use.turn:
             if self._scheduler is not None:
                 self._scheduler.drop_aborted()
 
@@ -252,7 +290,7 @@ class LLM:
                 f"{len(several)} prompts and {len(each)} params; give one for all, or one for each"
             )
         each_params = [params_of(own) for own in each]
-        outputs: list[_Outputs] = [_Outputs(own.logprobs) for own in each_params]
+        outputs: list[_Outputs] = [_Outputs(own) for own in each_params]
         tasks = [
             self.task(prompt, own, method=method, say=output)
             for prompt, own, output in zip(several, each_params, outputs, strict=True)
@@ -348,26 +386,23 @@ class LLM:
             >>> async for event in llm.astream("Once upon a time"):
             ...     print(event)
         """
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, "duodec")
-            self.resources.callback(self._worker.shutdown)
-        run = partial(asyncio.get_running_loop().run_in_executor, self._worker)
+        run = partial(asyncio.get_running_loop().run_in_executor, self._use.worker)
         heard: list[Output] = []
         make = partial(self.task, prompt, params, method=method, say=heard.append, choice=choice)
-        task: Task = await run(make)
+        task: ScheduledRequest = await run(make)
         yield Started(task.method.name, task.request.sampler.seed, len(task.request.prompt))
         try:
             self.scheduler.submit([task])
             while not task.is_over:
                 # one forward pass at a time: others take turns in the same thread
-                for step in (self._launch, self._land):
+                for step in (self._launch, self._finish_forward):
                     await run(step)
                     for event in self._given_out(heard, task.request):
                         yield event
         finally:
             await run(self._abort, [task])
 
-    def _events(self, task: Task, heard: list[Output]) -> Iterator[Event]:
+    def _events(self, task: ScheduledRequest, heard: list[Output]) -> Iterator[Event]:
         request = task.request
         seed = request.sampler.seed
         yield Started(task.method.name, seed, len(request.prompt))
@@ -375,7 +410,7 @@ class LLM:
             self.scheduler.submit([task])
             while not task.is_over and self._launch():
                 yield from self._given_out(heard, request)
-                self._land()
+                self._finish_forward()
                 yield from self._given_out(heard, request)
             yield from self._given_out(heard, request)
         finally:
@@ -387,11 +422,11 @@ class LLM:
         if not heard:
             return
         begin_s = self.clock()
-        if self._turn.acquire(blocking=False):  # or else another thread computes on them
+        if self._use.turn.acquire(blocking=False):  # or else another thread computes on them
             try:
                 self.scheduler.release_cores()
             finally:
-                self._turn.release()
+                self._use.turn.release()
         while heard:
             output = heard.pop(0)
             if isinstance(output, Failed):
@@ -410,7 +445,7 @@ class LLM:
         choice: int = 0,
         should_stop: Callable[[], bool] | None = None,
         shown: Collection[int] = (),
-    ) -> Task:
+    ) -> ScheduledRequest:
         """Make a request for the scheduler. Raises BadOption and ContextExceeded.
 
         ``shown``: control tokens that are part of the text, since somebody reads them there.
@@ -427,16 +462,21 @@ class LLM:
             sampler=Sampler(params, whole("choice", choice), len(tokens), self._mask(params)),
             datastore=self.datastore or NoDatastore(),
             costs=self.costs,
-            shares_cores=self.shares_cores,
-            takes_turns=self.takes_turns,
-            max_width=min(Request.max_width, max_draft(self.target)),
+            shares_cores=self.cores.is_shared,
+            takes_turns=self.cores.takes_turns,
+            max_width=min(Request.max_width, self.target.traits.max_draft),
             clock=self.clock,
-            is_end=self.tokenizer.is_end,
+            is_end=self._is_end(params.stop_token_ids),
             stream=TextStream(self._piece(shown), tuple(params.stop)),
             num_logprobs=params.logprobs,
+            num_prompt_logprobs=params.prompt_logprobs,
         )
         full: FinishReason = "length" if wanted <= self.num_context else "context"
-        return Task(request, chosen, say, full=full, should_stop=should_stop)
+        return ScheduledRequest(request, chosen, say, full=full, should_stop=should_stop)
+
+    def _is_end(self, tokens: Sequence[int]) -> Callable[[int], bool]:
+        is_end = self.tokenizer.is_end
+        return (lambda token: token in tokens or is_end(token)) if tokens else is_end
 
     def _piece(self, shown: Collection[int]) -> Callable[[int], bytes]:
         """The bytes that a token adds to a text which has these control tokens."""
@@ -448,16 +488,15 @@ class LLM:
         """The scheduler of this object's requests, which runs in the caller's thread."""
         if self._scheduler is not None:
             return self._scheduler
-        with self._turn:
+        with self._use.turn:
             if self._scheduler is None:
                 self._scheduler = Scheduler(
-                    self.targets or Targets(self.target),
+                    self.target,
                     self.costs,
                     num_slots=self.num_slots,
-                    cores_for_target=self.cores_for_target if self.shares_cores else None,
+                    cores_for_target=self.cores.num_for_target if self.shares_cores else None,
                     prepare=self.prepare,
-                    num_chunk=self.num_chunk,
-                    practise=Practice(lambda target: Scheduler(Targets(target))),
+                    warm_up=WarmUp(Scheduler),
                     clock=self.clock,
                 )
         return self._scheduler
@@ -477,9 +516,9 @@ class LLM:
             if chosen not in self._methods:
                 self._methods[chosen] = method_named(chosen)
             chosen = self._methods[chosen]
-        if chosen.needs_draft_model and self.drafter is None and max_draft(self.target):
+        if chosen.needs_draft_model and self.drafter is None and self.target.traits.max_draft:
             raise BadOption(f"method '{chosen.name}' needs a draft model; name one with --draft")
-        if chosen.reads_off_path and getattr(self.tokenizer, "is_recurrent", False):
+        if chosen.reads_off_path and self.target.traits.is_recurrent:
             raise BadOption(
                 f"method '{chosen.name}' scores branches, and this target, which is recurrent, has "
                 "none; use --method auto"
@@ -494,7 +533,7 @@ class LLM:
     def _drafter_for(self, method: Method) -> Drafter:
         """The drafter, for methods that need one or use one where that can pay."""
         is_used = method.needs_draft_model or method.uses_draft_model
-        is_wanted = is_used and max_draft(self.target) > 0
+        is_wanted = is_used and self.target.traits.max_draft > 0
         return (self.drafter if is_wanted else None) or NoDrafter()
 
     def _checked(self, tokens: list[int]) -> list[int]:
@@ -518,35 +557,63 @@ class LLM:
 
     def is_compiled(self, grammar: Grammar | None) -> bool:
         """Whether a request with this grammar waits for nothing to be compiled."""
-        return grammar is None or (self._masks is not None and self._masks.knows(grammar))
+        return grammar is None or self._compiler.knows(grammar)
 
     def is_compiled_soon(self, grammar: Grammar) -> bool:
         """Whether a new grammar takes a tenth of a second at most. Raises BadOption for what is
         none."""
-        assert self._masks is not None
-        return self.try_grammar.is_quick(grammar, self._masks.words)
+        return self._compiler.is_quick(grammar)
 
     def _mask(self, sampling: SamplingParams) -> Mask | None:
-        if (grammar := sampling.grammar) is None:
-            return None
-        assert self._masks is not None
-        if (mask := self._masks.known(grammar)) is not None:
-            return mask
-        num_bytes = self.try_grammar(grammar, self._masks.words)
-        return interruptible(partial(self._masks.mask, grammar, num_bytes), lambda mask: None)
+        return None if sampling.grammar is None else self._compiler.mask(sampling.grammar)
+
+    @property
+    def _compiler(self) -> GrammarCompiler:
+        assert self.grammars is not None, "made with the object"
+        return self.grammars
+
+
+def load(
+    pair: EngineConfig | ResolvedPair,
+    *,
+    on_warning: Callable[[str], None] = warn,
+    taken_bytes: int = 0,
+) -> LLM:
+    """Load a pair. ``taken_bytes`` of the memory that looks free are other models' weights, mapped
+    from files. Raises what is wrong with the models or the pair."""
+    resolved = resolve_pair(pair) if isinstance(pair, EngineConfig) else pair
+    return LLM.of(load_pair(resolved, on_warning=on_warning, taken_bytes=taken_bytes))
+
+
+@dataclass
+class _Use:
+    """What copies of an `LLM` share: the turn of the thread that computes, and the end."""
+
+    resources: ExitStack = field(default_factory=ExitStack)
+    turn: Any = field(default_factory=RLock)  # held by the thread that computes
+    is_closed: bool = False
+
+    @cached_property
+    def worker(self) -> ThreadPoolExecutor:
+        """The thread that computes for asyncio."""
+        worker = ThreadPoolExecutor(1, "duodec")
+        self.resources.callback(worker.shutdown)
+        return worker
 
 
 @dataclass
 class _Outputs:
     """Collects the output of a request."""
 
-    num_logprobs: int | None = None  # that were requested; None: no logprobs
+    params: SamplingParams
     last: Done | Failed | None = None
     logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: tuple[Logprob | None, ...] = ()
 
     def __call__(self, output: Output) -> None:
         if not isinstance(output, Failed):
             self.logprobs += output.logprobs
+            self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
         if not isinstance(output, Piece):
             self.last = output
 
@@ -558,5 +625,6 @@ class _Outputs:
         end = self.last.finished
         return Completion(
             end.text, end.tokens, end.finish_reason, end.stats, self.last.method, self.last.seed,
-            None if self.num_logprobs is None else tuple(self.logprobs),
+            None if self.params.logprobs is None else tuple(self.logprobs),
+            None if self.params.prompt_logprobs is None else self.prompt_logprobs,
         )  # fmt: skip

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import MAX_WIDTH, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import MAX_WIDTH
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.models import resolve

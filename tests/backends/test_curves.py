@@ -17,7 +17,7 @@ from duodec.backends.simulated import StepTable
 from duodec.bench.plan import BenchPlan
 from duodec.cli.app import run
 from duodec.errors import BadOption
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 
 def ms(curve: CostCurve, *rows: int) -> list[float]:

@@ -38,6 +38,7 @@ from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import Drafter, DraftRequest
 from duodec.core.rows import masked
 from duodec.core.sampling import Context, Sampler
+from duodec.core.traits import DraftTraits
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain
 from duodec.errors import BadOption, GrammarsFull
@@ -364,6 +365,8 @@ class Spelling:
 
 
 class _Spelling(TableDraftModel):
+    traits = DraftTraits(has_masks=True)
+
     def mask(self, grammar: Grammar) -> Mask:
         return Masks(Letters(ends=True)).mask(grammar)
 
@@ -444,7 +447,7 @@ def test_the_answer_is_what_follows_the_prompt() -> None:
 def test_the_library_refuses_a_schema_that_would_take_the_process_down() -> None:
     letters = Letters(ends=True)
     llm = LLM(TableTarget(TableModel(num_vocab=letters.num_vocab, seed=7)), letters, 100)
-    llm.try_grammar = GrammarTrial(num_bytes=64 << 20)
+    llm.grammars.trial = GrammarTrial(num_bytes=64 << 20)
     params = SamplingParams(grammar=Grammar("json_schema", json.dumps(explosive())), max_tokens=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Masks, "_compiled", lambda *_: pytest.fail("it is compiled in this process"))
@@ -646,7 +649,7 @@ def test_a_completion_that_ended_holds_no_grammar() -> None:
         llm.generate(
             "ab", SamplingParams(grammar=Grammar("regex", f"[a-c]{{{i + 1}}}"), max_tokens=9)
         )
-    masks = llm._masks
+    masks = llm.grammars.masks
     assert masks is not None
     masks._known.clear()
     gc.collect()

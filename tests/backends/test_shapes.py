@@ -21,7 +21,7 @@ from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.plan import BenchPlan
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query, has_branches
+from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.errors import BadOption
 from duodec.methods.registry import METHODS, method
@@ -164,7 +164,7 @@ def test_padding_is_copied_too() -> None:
 @pytest.mark.parametrize("text", ["tree", "chain", "torch", "llama.cpp:8"])
 def test_every_method_says_the_same_on_every_shape(name: str, text: str) -> None:
     bed = target_of(text, PRICES)
-    assert has_branches(bed) == (text in ("tree", "torch"))
+    assert bed.traits.has_branches == (text in ("tree", "torch"))
     model = PricedModel(TableModel(num_vocab=64, seed=3, noise=0.3).load(), STEPS)
     session = Session(
         bed,

@@ -18,8 +18,8 @@ from duodec.bench.exports import csv_text, escaped, latex_text, write_figures
 from duodec.bench.measures import measure
 from duodec.bench.statistics import ratio_of_rates
 from duodec.cli import app
+from duodec.loading.config import EngineConfig
 from duodec.models import resolve
-from duodec.models.config import EngineConfig
 
 MODELS = {"big": {"quantisation": "Q4_K_M", "sha256": "ab" * 32}}
 

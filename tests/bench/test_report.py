@@ -22,7 +22,8 @@ from duodec.bench.results import Generation, Results
 from duodec.bench.sentences import cautions, failures, verdict
 from duodec.bench.tables import cost_table, markdown, paper_table, task_tables
 from duodec.bench.timeline import timeline
-from duodec.cli import output, report
+from duodec.cli import output
+from duodec.cli.commands import report
 from duodec.errors import BackendUnavailable, BadOption, ResultsUnreadable
 
 
@@ -457,7 +458,7 @@ def test_a_terminal_gets_a_table_that_needs_no_colour(
     saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "is_terminal", lambda stream: True)
-    monkeypatch.setattr("duodec.cli.rich_tables.is_terminal", lambda stream: True)
+    monkeypatch.setattr("duodec.cli.output.is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "60")
     report.report([saved])
     out, _ = capsys.readouterr()
@@ -573,5 +574,5 @@ def test_a_disk_that_refuses_leaves_the_old_page(
 
 def test_a_missing_library_is_named(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "find_spec", lambda name: None)
-    with pytest.raises(BackendUnavailable, match=r"pip install 'duodec\[bench\]'"):
+    with pytest.raises(BackendUnavailable, match=r"-m pip install (scipy|matplotlib)"):
         report.report([saved])

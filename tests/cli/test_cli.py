@@ -17,15 +17,18 @@ from pathlib import Path
 import pytest
 from fakes.decoding import LETTERS, Letters, noisy_text
 
-from duodec import loading
+from duodec import llm
 from duodec.backends.table import TableModel, TableTarget
-from duodec.cli import app, chat, output
-from duodec.cli.closing import comparison, draft_line, end_line, speed_line
-from duodec.core.protocols import Query, Scores
+from duodec.cli import app, output
+from duodec.cli.commands import chat
+from duodec.cli.summary import comparison, draft_line, end_line, speed_line
+from duodec.core.protocols import Query, Scores, Target
 from duodec.core.round import Round, Stats
+from duodec.core.traits import TargetTraits
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
-from duodec.loading import EngineConfig
+from duodec.loading.config import EngineConfig
+from duodec.loading.resolve import ResolvedPair
 from duodec.methods.registry import METHODS
 from duodec.models import resolve
 
@@ -33,9 +36,10 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass
-class Watched:
+class Watched(Target):
     """A target that calls `on_forward` with the number of each forward pass."""
 
+    traits = TargetTraits(reads_in_chunks=True)
     target: TableTarget
     on_forward: Callable[[int], None] = lambda number: None
     num_forwards: int = 0
@@ -58,12 +62,13 @@ class Cli:
     engine: LLM | None = None
     tokenizer: Letters = field(default_factory=Letters)
 
-    def load(self, config: EngineConfig, *, on_warning: Callable[[str], None]) -> LLM:
+    def load(self, pair: ResolvedPair, *, on_warning: Callable[[str], None]) -> LLM:
+        config = pair.config
         self.configs.append(config)
         model = TableModel(num_vocab=len(LETTERS) + 1)
         target = Watched(TableTarget(model), self.on_forward)
         draft = TableModel(num_vocab=model.num_vocab, noise=0.2).load()
-        drafter = InlineDrafter(draft) if loading.draft_for(config) else None
+        drafter = InlineDrafter(draft) if pair.draft else None
         store = noisy_text(len(LETTERS)) if config.datastore else None
         self.engine = LLM(
             target, self.tokenizer, config.context or self.num_context, drafter, store
@@ -89,7 +94,7 @@ class Cli:
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     cli = Cli(capsys, monkeypatch)
-    monkeypatch.setattr(loading, "load", cli.load)
+    monkeypatch.setattr(llm, "load", cli.load)
     before = signal.getsignal(signal.SIGINT)
     yield cli
     assert signal.getsignal(signal.SIGINT) is before, "the handler of Ctrl-C was left behind"
@@ -282,7 +287,7 @@ def test_interruption_while_the_prompt_is_read(cli: Cli) -> None:
     def read_chunks(number: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert cli.engine is not None
-        cli.engine.on_chunk()
+        cli.engine.target.on_chunk()
 
     cli.on_forward = read_chunks
     status, out, err = cli("generate", "hello")
@@ -578,7 +583,7 @@ def test_a_message_of_several_lines(cli: Cli, tmp_path: Path) -> None:
 
 def test_settings(cli: Cli) -> None:
     _, err = talk(
-        cli, "/set parameter temperature 0.5", "/set seed 9", "/set method sps", "/set top_k 5",
+        cli, "/set parameter temp 0.5", "/set seed 9", "/set method sps", "/set top_k 5",
         '/set system "be brief"', "/set max_tokens 3", "/show", "/set temperature -1",
         "/set temprature 1", "/set grammar x", "/set method dou", "/set top_k x", "/draft off",
         "/show",
@@ -703,10 +708,12 @@ def test_doctor_finds_the_default_pair_usable() -> None:
     assert run.returncode == 0, run.stderr
     record = json.loads(run.stdout)
     assert record["is_usable"]
-    assert record["speed"]["verify_s"] > record["speed"]["draft_s"] > 0
     names = {check["name"] for check in record["checks"]}
     assert names >= {"target", "draft", "vocabularies", "chat template", "context", "cores",
-                     "memory", "llama.cpp", "plain decoding", "drafts"}  # fmt: skip
+                     "memory", "llama.cpp", "idle"}  # fmt: skip
+    assert (record["speed"] is None) == ("drafts" not in names), "a busy machine is not judged"
+    if record["speed"]:
+        assert record["speed"]["verify_s"] > record["speed"]["draft_s"] > 0
 
 
 @pytest.mark.slow
@@ -748,6 +755,27 @@ def test_a_draft_with_one_unequal_token_drafts(bad_files: Path) -> None:
         for draft in (("--method", "ar"), ("--draft", str(bad_files / "renamed.gguf")))
     }
     assert len(texts) == 1
+
+
+def test_show_tells_what_a_model_is(cli: Cli) -> None:
+    _, out, _ = cli("show", "smollm2-draft")
+    assert re.search(r"^quantisation +Q4_0$", out, re.MULTILINE)
+    record = json.loads(cli("show", "smollm2-draft", "--json")[1])
+    assert (record["num_vocab"], record["num_context"]) == (49152, 8192)
+    status, out, err = cli("show", "hf:o/not-here")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert cli("rm", "smollm2-draft")[0] == 2
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_no_table_is_wider_than_a_terminal_but_for_its_names(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda stream: stream is sys.stdout)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    output.put_table(("NAME", "SIZE", "HERE"), [("x" * 60, "1 MB", "no: fetch it")])
+    _, out, _ = cli("list")
+    assert all(len(line) <= columns or " " not in line for line in out.splitlines())
 
 
 def test_doctor_names_a_model_of_another_kind(bad_files: Path) -> None:

@@ -17,13 +17,14 @@ from fakes import TESTS
 from duodec.bench import benchmark as benchmark_module
 from duodec.bench.results import Generation, Results
 from duodec.bench.run import Runner
-from duodec.cli import app, deadline
-from duodec.cli.deadline import Deadline
+from duodec.cli import app, interrupts
+from duodec.cli.interrupts import Deadline
 
 # a command that has begun to close what it opened, which takes a minute
 PROGRAM = """
 import os, signal, sys, time
-from duodec.cli import app, report
+from duodec.cli import app
+from duodec.cli.commands import report
 
 def closing(files, output, json):
     os.write(1, b"begun")
@@ -72,7 +73,7 @@ def test_it_ends_with_one_line(name: str) -> None:
 def test_a_second_one_ends_it_at_once() -> None:
     program = (
         "import os, signal, time\n"
-        "from duodec.cli.deadline import Deadline\n"
+        "from duodec.cli.interrupts import Deadline\n"
         "with Deadline(1000):\n"
         "    try: os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
         "    except KeyboardInterrupt: os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
@@ -82,7 +83,7 @@ def test_a_second_one_ends_it_at_once() -> None:
 
 
 def test_what_ends_in_time_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "end_now", lambda: pytest.fail("ended"))
+    monkeypatch.setattr(interrupts, "end_now", lambda: pytest.fail("ended"))
     before = signal.getsignal(signal.SIGINT), sys.unraisablehook
     with Deadline(1000) as found:
         with pytest.raises(KeyboardInterrupt):

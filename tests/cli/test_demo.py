@@ -12,14 +12,16 @@ import pytest
 from fakes import ROOT
 from fakes.decoding import LETTERS, Letters
 
-from duodec import loading
+from duodec import llm
 from duodec.backends.table import TableModel, TableTarget
 from duodec.backends.testbeds import PacedTarget
-from duodec.cli import app, demo
+from duodec.cli import app
+from duodec.cli.commands import demo
 from duodec.core.protocols import Launched, Query
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
-from duodec.loading import EngineConfig
+from duodec.loading.config import EngineConfig
+from duodec.loading.resolve import ResolvedPair
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 
@@ -36,15 +38,16 @@ class Noisy:
 def configs(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
     seen: list[EngineConfig] = []
 
-    def load(config: EngineConfig, *, on_warning: Callable[[str], None]) -> LLM:
+    def load(pair: ResolvedPair, *, on_warning: Callable[[str], None]) -> LLM:
+        config = pair.config
         seen.append(config)
         pace = config.pace_curve
         assert pace is not None
         drafter = InlineDrafter(replace(TABLE, noise=0.1).load())
         target = PacedTarget(TableTarget(TABLE), pace)
-        return LLM(target, Letters(), 400, drafter, pace_s=pace.forward_s)
+        return LLM(target, Letters(), 400, drafter)
 
-    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(llm, "load", load)
     monkeypatch.setattr(demo, "OtherPrograms", Quiet)
     return seen
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +45,7 @@ def test_help_fits_on_a_screen(
     assert lines[0].startswith(f"Usage: {' '.join(('duodec', *names))}")
     assert len(lines) <= _SCREEN
     assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if "…" in line], "nothing is cut"
     for required in (p for p in command_of(names).params if p.required):
         is_option = required.opts[0].startswith("-")
         name = required.opts[0] if is_option else required.metavar or required.name.upper()
@@ -56,14 +59,29 @@ def test_help_all_shows_every_option(
     command = command_of(names)
     if hasattr(command, "commands"):
         return
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     assert run([*names, "--help-all"]) == 0
     shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: {' '.join(('duodec', *names))}"), "as --help does"
+    assert max(map(len, shown.splitlines())) <= 80
+    for parameter in command.params:
+        words = " ".join((parameter.help or "").split())
+        assert words in " ".join(shown.split()), f"the help of {parameter.name} is cut"
     for parameter in command.params:
         for flag in (f for f in parameter.opts if f.startswith("-")):
             assert flag in shown
     if "method" in {parameter.name for parameter in command.params}:
         assert "Decode autoregressively" in shown
+
+
+def test_the_commands_have_a_line_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in ROOT.commands:
+        assert re.search(rf"^  {name} +\w.*\n(  \S|\n)", shown, re.MULTILINE), name
 
 
 def test_every_command_has_the_common_options() -> None:
@@ -72,3 +90,22 @@ def test_every_command_has_the_common_options() -> None:
         if not hasattr(command, "commands"):
             flags = {flag for parameter in command.params for flag in parameter.opts}
             assert {"--config", "--log-level", "--help-all"} <= flags, names
+
+
+@pytest.mark.parametrize("names", [names for names in ALL if names], ids=" ".join)
+def test_examples_are_the_commands_own_and_can_be_typed(
+    names: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if names in {("models",), ("datastore",)}:
+        return
+    monkeypatch.setenv("COLUMNS", "80")
+    for flag in ("--help", "--help-all"):
+        assert run([*names, flag]) == 0
+        shown = capsys.readouterr().out.replace("\\\n", " ")
+        found = re.search(r"^Examples\n((?:  .*\n)+)", shown, re.MULTILINE)
+        assert found, "there are examples"
+        lines = [line for line in found[1].splitlines() if not line.startswith("  #")]
+        wanted = {" ".join(("duodec", *names)), " ".join(("duodec", names[-1]))}
+        for line in lines:
+            assert any(f"{command} " in f"{line} " for command in wanted), line
+            shlex.split(line, comments=True)

@@ -15,7 +15,7 @@ from duodec.cli.options import GRAMMAR_LIMITS, Options, derived
 from duodec.core.parameters import Parameter, check, fields_of
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 from duodec.server.settings import Settings
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from fakes.server import running
 
-from duodec.cli import app, ps
+from duodec.cli import app
+from duodec.cli.commands import ps
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +53,34 @@ def test_what_a_killed_server_left_is_removed(
 def test_one_that_does_not_answer_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with ps.announced("gone", "http://127.0.0.1:9"):
         assert [one["state"] for one in listed(capsys)] == ["no response"]
+
+
+def _announce(folder: Path, model: str) -> subprocess.Popen[bytes]:
+    """A process that says it serves a model."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    started_s = psutil.Process(process.pid).create_time()
+    record = {"model": model, "url": "http://x", "pid": process.pid, "started_s": started_s}
+    folder.mkdir(exist_ok=True)
+    (folder / f"{process.pid}.json").write_text(json.dumps(record))
+    return process
+
+
+def test_a_server_is_stopped_by_its_models_name(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(["stop"]) == 2
+    assert "no server of any model runs" in capsys.readouterr().err
+    one, other = _announce(folder, "one"), _announce(folder, "other")
+    try:
+        assert app.run(["stop"]) == 2
+        assert "several servers run" in capsys.readouterr().err
+        assert app.run(["stop", "third"]) == 2
+        assert "no server of third runs" in capsys.readouterr().err
+        assert app.run(["stop", "one"]) == 0
+        assert "stopped one" in capsys.readouterr().err
+        assert not psutil.pid_exists(one.pid)
+        assert other.poll() is None
+    finally:
+        for process in (one, other):
+            process.kill()
+            process.wait()

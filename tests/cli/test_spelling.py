@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from duodec.cli import app
+import pytest
+import typer
+
+from duodec.cli import app, spelling
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,61 @@ def test_the_line_names_what_was_typed(
     err = capsys.readouterr().err
     assert err.startswith(f"duodec: {line}"), err
     assert err.count("\n") == 1
+
+
+# of llama.cpp's, vLLM's and hands' own; each was read as a row of one-letter options, or as help
+FOREIGN = (
+    ("generate hi -hf", "Option '-hf' requires an argument"),
+    ("serve -hfd", "Option '-hfd' requires an argument"),
+    ("run smollm2 hi -fa on", "-fa: attention is exact at every width; --fast leaves it to"),
+    ("generate hi -b 512", "-b: batches are as large as"),
+    ("generate hi -ub 512", "-ub: batches are as large as"),
+    ("generate hi -ngld 99", "-ngld: a draft computes on the CPU"),
+    ("generate hi --draft-max 8", "--draft-max: how much is drafted follows from what pays"),
+    ("generate hi --draft_min=1", "--draft_min: how much is drafted follows from what pays"),
+    ("serve --spec-draft-n-max 4", "--spec-draft-n-max: how much is drafted follows"),
+    ("generate hi --metrics", "No such option: --metrics"),
+    ("serve --temp 0.7", "--temp: each request names its own; without one, it is 0, greedy"),
+    ("generate hi -tb 2", "-tb: --threads is for prompts, too"),
+    ("generate hi -tp 2", "-tp: the GPUs are named by --device"),
+    ("generate -hello", "No such option: -hello"),
+    ("generate hi -ngl99", "No such option: -ngl99"),
+    ("list -hf", "No such option: -hf"),
+    ("models -hx", "No such option: -hx"),
+    ("-hf owner/repo", "No such option: -hf"),
+)
+
+
+@pytest.mark.parametrize(("line", "words"), FOREIGN)
+def test_no_foreign_option_is_misread(
+    capsys: pytest.CaptureFixture[str], line: str, words: str
+) -> None:
+    assert app.run(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"duodec: {words}"), err
+    assert (out, err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("-hf o/r:Q8_0", "--target hf:o/r:Q8_0"),
+        ("--hf-repo=hf:o/r hi", "--target hf:o/r hi"),
+        ("-hfd o/d -m T.gguf", "--draft hf:o/d -m T.gguf"),
+        ("--spec-draft-hf o/d", "--draft hf:o/d"),
+        ("-sys Short. -cd 512", "--system Short. --draft-window 512"),
+        ("--jinja hi -p -hf", "hi -p -hf"),  # an option's value, whatever it looks like
+        ("-n5 -c 64 --temp 0 -- -hf", "-n5 -c 64 --temp 0 -- -hf"),
+    ],
+)
+def test_llama_cpps_options_are_read_as_ours(given: str, read: str) -> None:
+    command: Any = typer.main.get_command(app.app)
+    generate = command.commands["generate"]
+    context = typer.Context(generate)
+    assert spelling.read(given.split(), generate, context) == read.split()
+
+
+def test_a_server_shows_metrics_without_being_asked() -> None:
+    command: Any = typer.main.get_command(app.app)
+    serve = command.commands["serve"]
+    assert spelling.read(["--metrics", "-cb"], serve, typer.Context(serve)) == []

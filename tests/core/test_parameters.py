@@ -17,7 +17,7 @@ from duodec.core.parameters import Parameter, check
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 WHOLE = ("seed", "top_k", "max_tokens", "logprobs")
 REAL = (

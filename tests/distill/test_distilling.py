@@ -29,7 +29,7 @@ from duodec.distill.settings import NUM_TOPS, DistillSettings
 from duodec.distill.source import SourceFile
 from duodec.distill.student import hidden, open_student
 from duodec.errors import BadOption
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 SETTINGS = DistillSettings(
     steps=30, num_prompts=28, max_tokens=24, learning_rate=3e-3, quantize="f16", parallel=4

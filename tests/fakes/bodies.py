@@ -118,6 +118,12 @@ responses = some(
     tools=st.lists(some(type=st.just("function"), name=words, parameters=schemas), max_size=2),
     reasoning=some(effort=st.sampled_from(["low", "none", "much"])), tool_choice=words,
 )  # fmt: skip
+
+
+def _short(path: str) -> dict[str, int]:
+    return {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 5}
+
+
 bodies = st.one_of(
     st.tuples(
         st.just("/v1/chat/completions"),
@@ -131,9 +137,4 @@ bodies = st.one_of(
         st.just("/v1/responses"),
         st.tuples(st.fixed_dictionaries({"input": mostly(st.one_of(words, items))}), responses),
     ),
-).map(
-    lambda found: (
-        found[0],
-        {"max_output_tokens": 5, **found[1][1], **found[1][0], "max_tokens": 5},
-    )
-)
+).map(lambda found: (found[0], {**found[1][1], **found[1][0], **_short(found[0])}))

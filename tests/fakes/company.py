@@ -17,14 +17,17 @@ import pytest
 from fakes import oracles
 from fakes.decoding import FakeDatastore
 from fakes.dice import RuleMask
+from fakes.targets import Caches
 
 from duodec.backends.table import TableModel, TableScores
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, Drafted, Drafter, DraftRequest, Query, Scores
+from duodec.core.logprobs import Logprob
+from duodec.core.protocols import Candidates, Drafted, Drafter, DraftRequest, Query, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Distribution, Draw, Sampler, SamplingParams
 from duodec.core.text import TextStream
+from duodec.core.traits import TargetTraits
 from duodec.drafting.growth import Tree
 from duodec.errors import ComputeFailed
 from duodec.methods.method import Method
@@ -33,10 +36,9 @@ from duodec.methods.request import NoDatastore, NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.scheduler import rehearsal
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
-from duodec.scheduler.practice import Practice
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
-from duodec.scheduler.task import Task
+from duodec.scheduler.warm_up import WarmUp
 
 NUM_VOCAB = 16
 END = NUM_VOCAB - 1
@@ -100,13 +102,17 @@ class FreshScores(TableScores):
         self._check(row)
         return super().distribution(row)
 
+    def row_logits(self, row: int) -> Row:
+        self._check(row)
+        return super().row_logits(row)
+
     def _check(self, row: int) -> None:
         assert self.number == self.owner.number, "read after the next forward pass"
         assert 0 <= row < self.num_scored, "a row that was not scored"
 
 
 @dataclass
-class Computed:
+class Computed(Target):
     """A target whose forward passes take virtual time: ``row_s`` a row, or as much as
     ``num_padded`` rows take. It may score chains only, fails for texts that are doomed, and now and
     then, for one time, for a batch."""
@@ -118,6 +124,10 @@ class Computed:
     num_padded: int = 1
     has_branches: bool = True
     number: int = 0
+
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(has_branches=self.has_branches)
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         self.number += 1
@@ -152,6 +162,10 @@ def is_doomed(tokens: Sequence[int]) -> bool:
 
 class Elsewhere(Computed):
     """The same on other hardware: a forward pass goes on while the scheduler does other work."""
+
+    @property
+    def traits(self) -> TargetTraits:
+        return replace(super().traits, launches=True)
 
     def launch(self, queries: Sequence[Query]) -> _Passing:
         self.number += 1
@@ -272,6 +286,7 @@ class Wish:
     num_logprobs: int | None
     ends: bool  # the end token ends it
     stop_after: int | None  # rounds, after which it is told to end with what there is
+    num_prompt_logprobs: int | None
 
     @property
     def is_doomed(self) -> bool:
@@ -330,6 +345,7 @@ def _wish(chance: Random, prompts: Sequence[tuple[int, ...]], methods: Sequence[
         pick([None, None, 0, 2]),
         ends=chance.random() < 0.5,
         stop_after=pick([None] * 9 + [2]),
+        num_prompt_logprobs=pick([None, None, None, 0, 2]),
     )
 
 
@@ -338,7 +354,7 @@ class Guest:
     """A wish on its way, and all that was said to it."""
 
     wish: Wish
-    task: Task
+    task: ScheduledRequest
     said: list[Output]
     num_said_at_abort: list[int] = field(default_factory=list)
 
@@ -387,14 +403,17 @@ class Company:
         self.drafter: Drafter = drafter or chance.choice([moody, moody, NoDrafter()])
         self.costs = Costs()
         self.shares_cores = chance.random() < 0.5
+        self.takes_turns = self.shares_cores and Random(seed + 4).random() < 0.5
         self.num_chunk = chance.choice([None, None, 4, 7])
         self.scheduler = Scheduler(
-            self._targets(),
+            self._target(),
             self.costs,
             num_slots=chance.randint(1, 6),
             cores_for_target=chance.choice([1, 2]) if self.shares_cores else None,
             num_chunk=self.num_chunk,
-            practise=Practice(lambda target: Scheduler(Targets(target))),
+            num_chunk_in_company=(None, 2)[self.seed % 3 == 1],
+            most_slots=(None, 1, 2)[self.seed % 5 % 3],
+            warm_up=WarmUp(Scheduler),
             clock=self.clock,
         )
         self.datastore = FakeDatastore([
@@ -424,7 +443,7 @@ class Company:
         step_s, p_kill = chance.choice([1e-4, 1e-3, 1e-2]), chance.choice([0.0, 0.01, 0.3])
         return MoodyDrafter(model, self.clock, Random(self.seed + 2), step_s, p_kill)
 
-    def _targets(self) -> Targets:
+    def _target(self) -> Target:
         """One for all, or others for one alone and for methods that read off the path."""
         chance = self.chance
         kind = chance.choice([Computed, Elsewhere])
@@ -437,8 +456,8 @@ class Company:
 
         trees, chains, padded = target(True, 1), target(False, 1), target(True, 32)
         return chance.choice([
-            Targets(trees), Targets(chains), Targets(padded), Targets(chains, trees=trees),
-            Targets(chains, alone=trees, trees=trees), Targets(chains, alone=padded, trees=trees),
+            trees, chains, padded, Caches(chains, trees=trees),
+            Caches(chains, alone=trees, trees=trees), Caches(chains, alone=padded, trees=trees),
         ])  # fmt: skip
 
     def run(self, num_requests: int) -> Record:
@@ -453,12 +472,15 @@ class Company:
                     come = [self._guest() for _ in range(min(left, chance.choice([1, 1, 2, 6])))]
                     left -= len(come)
                     guests += come
-                    scheduler.submit([guest.task for guest in come])
+                    tasks = [guest.task for guest in come]
+                    is_one_request = self.seed % 2 == 1  # and these are its completions
+                    for submission in [tasks] if is_one_request else [[task] for task in tasks]:
+                        scheduler.submit(submission)
                 self._abort_some(guests, p_abort)
                 self.record.num_shared += len(scheduler.running) > 1
                 if scheduler.launch():
                     self._abort_some(guests, p_abort)
-                    scheduler.land()
+                    scheduler.finish_forward()
         except Exception as error:  # noqa: BLE001  it is what this looks for
             self.record.deaths.append(f"company {self.seed}: out of the scheduler: {error!r}")
         for guest in guests:
@@ -485,14 +507,18 @@ class Company:
             datastore=self.datastore if method.needs_datastore else NoDatastore(),
             costs=self.costs,
             shares_cores=self.shares_cores,
+            takes_turns=self.takes_turns,
             clock=self.clock,
             is_end=lambda token: wish.ends and token == END,
             stream=TextStream(lambda token: letter(token).encode(), wish.sampler.params.stop),
             num_logprobs=wish.num_logprobs,
+            num_prompt_logprobs=wish.num_prompt_logprobs,
         )
         limit = wish.stop_after
         should_stop = None if limit is None else lambda: request.num_rounds >= limit
-        return Guest(wish, Task(request, method, said.append, should_stop=should_stop), said)
+        return Guest(
+            wish, ScheduledRequest(request, method, said.append, should_stop=should_stop), said
+        )
 
     # --- what became of them
 
@@ -531,6 +557,7 @@ class Company:
             self._differs(guest, f"{finished.text!r} in place of {text!r}")
         if wish.num_logprobs is not None:
             self._compare_logprobs(guest, tokens, done)
+        self._compare_prompt_logprobs(guest)
 
     def _compare_part(self, guest: Guest) -> None:
         if guest.wish.method == "sps-rejection":
@@ -547,11 +574,31 @@ class Company:
         if [one.token for one in told] != spoken:
             self._differs(guest, f"logprobs of {[one.token for one in told]}, not of {spoken}")
             return
-        text = list(wish.prompt)
+        self._compare_rows(guest, wish.prompt, told, wish.num_logprobs or 0)
+
+    def _compare_prompt_logprobs(self, guest: Guest) -> None:
+        """They come once, with the first output."""
+        wish = guest.wish
+        outputs = [said for said in guest.said if isinstance(said, Piece | Done)]
+        told = [one for said in outputs for one in said.prompt_logprobs]
+        if wish.num_prompt_logprobs is None:
+            if told:
+                self._differs(guest, f"logprobs of the prompt that nobody requested: {told}")
+            return
+        known = [one for one in told if one is not None]
+        if told != [None, *known] or [one.token for one in known] != [*wish.prompt[1:]]:
+            self._differs(guest, f"the prompt's logprobs are {told}")
+            return
+        self._compare_rows(guest, wish.prompt[:1], known, wish.num_prompt_logprobs)
+
+    def _compare_rows(
+        self, guest: Guest, text: Sequence[int], told: Sequence[Logprob], num_tops: int
+    ) -> None:
+        text = list(text)
         for one in told:
             row = self.model.logits(Context(np.array(text, dtype=np.int32))).astype(np.float64)
             wanted = row[one.token] - np.log(np.exp(row).sum())
-            if abs(one.logprob - wanted) > 1e-5 or len(one.tops) != (wish.num_logprobs or 0):
+            if abs(one.logprob - wanted) > 1e-5 or len(one.tops) != num_tops:
                 self._differs(guest, f"{one} in place of {wanted}")
                 return
             text.append(one.token)

@@ -24,6 +24,7 @@ from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQ
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.core.special_tokens import NO_TOKENS
 from duodec.drafting.inline import InlineDrafter
 from duodec.methods.method import Method
 from duodec.methods.registry import method
@@ -32,10 +33,9 @@ from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.selection import Selection
 from duodec.scheduler.outputs import Failed, Output
-from duodec.scheduler.practice import Practice
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
-from duodec.scheduler.task import Task
+from duodec.scheduler.warm_up import WarmUp
 
 # properties: the same examples in every run, however slow the machine
 proven = settings(
@@ -343,16 +343,16 @@ def Session(  # noqa: N802  one completion and what computes it
     capacity: int,
     *args: Any,
     prepare: Callable[[bool], None] = lambda is_drafting: None,
-    practise: Callable[[], None] | None = None,
+    warm_up: Callable[[], None] | None = None,
     **options: Any,
 ) -> Request:
     """A request, with a scheduler of its own for `decode_rounds`."""
     request = Request(prompt, capacity, *args, **options)
     vars(request)["scheduler"] = Scheduler(
-        Targets(target),
+        target,
         request.costs,
         prepare=prepare,
-        practise=practise or Practice(lambda target: Scheduler(Targets(target))),
+        warm_up=warm_up or WarmUp(Scheduler),
         clock=request.clock,
     )
     return request
@@ -362,13 +362,13 @@ def decode_rounds(method: Method, request: Request) -> Iterator[Round]:
     """The rounds of a request, each as soon as its text is given out."""
     scheduler: Scheduler = vars(request)["scheduler"]
     outputs: list[Output] = []
-    scheduler.submit([Task(request, method, outputs.append)])
+    scheduler.submit([ScheduledRequest(request, method, outputs.append)])
     num_given = 0
     try:
         while scheduler.launch():
             yield from request.rounds[num_given:]
             num_given = request.num_rounds
-            scheduler.land()
+            scheduler.finish_forward()
             if any(isinstance(task.need, Wait) for task in scheduler.running):
                 yield from request.rounds[num_given:]
                 num_given = request.num_rounds
@@ -530,6 +530,8 @@ class FakeCells:
 class FakeTokenizer:
     """Tokens are pieces of bytes; -1 where there is no such token."""
 
+    controls = NO_TOKENS
+
     pieces: tuple[bytes, ...] = tuple(bytes([i]) for i in range(32))
     chat_template: str | None = None
     bos: int = -1
@@ -560,6 +562,8 @@ TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}a"
 class Letters:
     """A vocabulary of letters, and an end token that is never drawn on its own account."""
 
+    controls = NO_TOKENS
+
     num_vocab: int = len(LETTERS) + 1
     chat_template: str | None = TEMPLATE
     bos: int = -1
@@ -582,6 +586,8 @@ class Letters:
 @dataclass(frozen=True)
 class Printable:
     """A vocabulary of ASCII's letters and signs, and a token that ends the answer."""
+
+    controls = NO_TOKENS
 
     chat_template: str | None = TEMPLATE
     bos: int = -1

@@ -28,7 +28,7 @@ from duodec.drafting.suffix import _MAX_PLACES, _MAX_TOKENS, Speculation, Suffix
 from duodec.integrations.vllm import speculator
 from duodec.planning import planner
 from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT
-from duodec.planning.selection import _ALONE, _DRAFT_ALONE, LEAST_VALUE, Selection, State
+from duodec.planning.selection import _DRAFT_ALONE, ALONE, LEAST_VALUE, Selection, State
 
 _MANY_PLACES = 100  # from here on, arrays are faster than comparing one by one
 _Places = Sequence[int] | NDArray[np.integer]
@@ -72,7 +72,7 @@ def grow(
             asked, total = selection._asked(states, value), 0.0
             if len(asked) == 1:
                 i, known = asked[0]
-                pattern = _ALONE if i else _DRAFT_ALONE
+                pattern = ALONE if i else _DRAFT_ALONE
                 for token, likely, state in known:
                     # `Acceptance.estimate`, without a call for each of many
                     cell = bisect_right(EDGES, likely) * NUM_RANKS + pattern

@@ -23,9 +23,8 @@ from duodec.backends.table import TableModel, TableTarget  # noqa: E402
 from duodec.core.protocols import Datastore, Drafter, Query, Scores, Target  # noqa: E402
 from duodec.drafting.inline import InlineDrafter  # noqa: E402
 from duodec.llm import LLM  # noqa: E402
-from duodec.scheduler.slots import Targets  # noqa: E402
-from duodec.server.models import Source  # noqa: E402
-from duodec.server.running import Server, listen  # noqa: E402
+from duodec.server.models.registry import Source  # noqa: E402
+from duodec.server.process import Server, listen  # noqa: E402
 from duodec.server.service import Service  # noqa: E402
 from duodec.server.settings import Settings  # noqa: E402
 
@@ -33,7 +32,7 @@ MODEL = "tables"
 
 
 @dataclass
-class Slowed:
+class Slowed(Target):
     """A target that takes its time, and tells what it is asked."""
 
     target: Target
@@ -122,7 +121,7 @@ def start(service: Service, llm: LLM, target: Target | None = None) -> None:
     """Serve a model with as many slots as the settings name."""
     llm.num_slots = service.settings.num_slots
     if target is not None:
-        llm.targets = Targets(target)
+        llm.target = target
     service.start(llm)
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from fakes.decoding import Letters
 
-from duodec import loading, profiling
+from duodec import llm
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
+from duodec.cli.commands import profile
 from duodec.errors import BadOption
 from duodec.llm import LLM
+from duodec.loading import config
+from duodec.loading import profile as profiling
+from duodec.loading.config import EngineConfig
+from duodec.loading.profile import Forward, Profile, Step
 from duodec.machine import busy
 from duodec.machine.busy import SpareCores
-from duodec.models import config
-from duodec.models.config import EngineConfig
-from duodec.profiling import Forward, Profile, Step
 
 
 @dataclass
@@ -180,15 +185,99 @@ def test_what_cannot_be_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert flaw == "other programs kept 1.2 of these cores busy"
 
 
-def test_a_flawed_profile_is_shown_and_not_kept(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def profiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """`duodec profile` of a table on a quiet machine; the folder of what is kept."""
     engine = LLM(TableTarget(TableModel()), Letters(), 400)
-    monkeypatch.setattr(loading, "load", lambda config, on_warning: engine)
-    monkeypatch.setattr(loading, "profile_key", lambda config: "key")
+    monkeypatch.setattr(llm, "load", lambda pair, on_warning: engine)
+    monkeypatch.setattr(profile, "wait_until_idle", lambda wait: None)
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
+    return tmp_path / "profiles"
+
+
+def test_a_flawed_profile_is_shown_and_not_kept(
+    profiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (SOUND, "it cannot be"))
-    monkeypatch.setattr(Profile, "write", lambda profile: pytest.fail("it was kept"))
-    assert run(["profile", "--draft", "none"]) == 3
+    assert run(["profile", "-m", "smollm2-draft", "--draft", "none"]) == 3
     shown = capsys.readouterr()
     assert "not kept: it cannot be; measure again on a quiet machine" in shown.err
     assert "draft tokens" in shown.out
+    assert "plain decoding" not in shown.out, "no estimate is made of it"
+    assert not profiled.exists()
+
+
+def test_what_held_of_a_flawed_profile_is_kept(
+    profiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = (Forward(512, 0, 0.410, None), Forward(512, 3, 0.078, None))
+    part = replace(SOUND, forwards=(*SOUND.forwards, *wild))
+    monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (part, part.flaw))
+    assert run(["profile", "-m", "smollm2-draft", "--draft", "none"]) == 0
+    assert "the other contexts are kept: a forward pass of 0 draft" in capsys.readouterr().err
+    assert Profile.read("key") == SOUND
+
+
+def test_a_context_too_short_for_a_profile_is_told(
+    profiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = LLM(TableTarget(TableModel()), Letters(), 100)
+    monkeypatch.setattr(llm, "load", lambda pair, on_warning: engine)
+    assert run(["profile", "-m", "smollm2-draft", "--draft", "none", "-c", "100"]) == 2
+    assert "context is 100, and a profile needs 128 tokens" in capsys.readouterr().err
+
+
+def test_nothing_is_measured_while_others_use_the_cores(
+    profiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(profile, "wait_until_idle", lambda wait: f"cc1 is busy after {wait:g} s")
+    monkeypatch.setattr(profiling, "measure_soundly", lambda *_: pytest.fail("it measured"))
+    assert run(["profile", "--wait", "9"]) == 3
+    shown = capsys.readouterr()
+    assert "cc1 is busy after 9 s; stop them, or let --wait 120 wait" in shown.err
+    assert not shown.out
+
+
+def test_who_uses_the_cores_is_named_and_waited_for() -> None:
+    """By programs of another session, which are none of ours."""
+    code = "import time\nend = time.time() + 60\nwhile time.time() < end: pass"
+    script = (
+        "import subprocess, sys; "
+        "print(subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=sys.stderr).pid)"
+    )
+    started = subprocess.run(
+        [sys.executable, "-c", script, code], stdout=subprocess.PIPE, text=True, check=True
+    )
+    pid = int(started.stdout)
+    try:
+        words = busy.wait_until_idle(0.0)
+        assert words
+        assert "cores busy" in words
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_waiting_ends_when_the_cores_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([1.5, 0.9, 0.1])
+    monkeypatch.setattr(busy.OtherPrograms, "num_cores", property(lambda _: next(looks)))
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    assert busy.wait_until_idle(60.0, sleep=sleep, clock=lambda: now[0]) is None
+    looks = iter([1.5, 1.5, 1.5])
+    words = busy.wait_until_idle(1.0, sleep=sleep, clock=lambda: now[0])
+    assert words
+    assert words.startswith("other programs keep 1.5 cores busy")
+
+
+def test_the_doctor_estimates_nothing_on_a_busy_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(busy, "wait_until_idle", lambda wait: "other programs keep 1.2 cores busy")
+    assert run(["doctor", "-m", "smollm2-draft", "--draft", "none", "-c", "256"]) == 0
+    out = capsys.readouterr().out
+    assert "other programs keep 1.2 cores busy; no speed is estimated" in out
+    assert "--wait 120" in out
+    assert "tok/s" not in out

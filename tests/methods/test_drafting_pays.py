@@ -13,8 +13,9 @@ from duodec.core.events import Finished
 from duodec.core.protocols import DraftRequest, Plan
 from duodec.core.round import Round
 from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.turns import InTurns
 from duodec.drafting.inline import InlineDrafter
-from duodec.drafting.turns import InTurns
+from duodec.machine.cores import CoreSharing
 from duodec.methods.auto import Auto
 from duodec.methods.registry import method
 from duodec.methods.stream import Stream
@@ -34,7 +35,7 @@ def test_measured_costs_decide_and_not_the_device(takes_turns: bool) -> None:
     """A draft model on the target's own cores is tried like any other, after simpler sources."""
     engine = engine_on_tables()
     engine.target = Slowed(engine.target, 0.02)
-    engine.shares_cores = engine.takes_turns = takes_turns
+    engine.cores = CoreSharing(is_shared=takes_turns, takes_turns=takes_turns)
     submitted: list[Plan] = []
     assert engine.drafter is not None
     submit = engine.drafter.submit
@@ -47,7 +48,7 @@ def test_measured_costs_decide_and_not_the_device(takes_turns: bool) -> None:
 
 def test_nothing_is_waited_for_where_no_width_can_pay() -> None:
     engine = engine_on_tables()
-    engine.shares_cores = engine.takes_turns = True
+    engine.cores = CoreSharing(is_shared=True, takes_turns=True)
     engine.costs = measured(*((n, 0.01 * (1 + n)) for n in (0, 1, 2, 4, 8, 16, 32, 64)))
     assert engine.drafter is not None
     asked: list[DraftRequest] = []

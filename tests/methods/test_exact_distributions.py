@@ -95,6 +95,16 @@ def test_a_draft_that_is_the_target_is_never_refused(name: str) -> None:
         assert witness.num_refused == 0
 
 
+@pytest.mark.parametrize("name", ["sps", "stream", "auto"])
+def test_drafts_made_in_turns_with_the_target_are_accepted_and_refused(name: str) -> None:
+    for case in ("in turns", "late in turns"):
+        witness = exact(name, case_named(case))
+        assert witness.num_accepted > 20
+        assert witness.num_refused > 20
+        if name == "stream":  # `auto` tries the draft model after more rounds than these
+            assert witness.num_contended > 20
+
+
 def test_a_disjoint_draft_is_always_refused() -> None:
     for name in CHAINED:
         assert exact(name, case_named("disjoint")).num_accepted == 0

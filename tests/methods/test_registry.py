@@ -11,13 +11,14 @@ import pytest
 from fakes import ROOT
 from fakes.decoding import decode, plain_text
 from fakes.dice import CASES, assert_exact
+from pydantic import ValidationError
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.methods import registry
 from duodec.methods.registry import METHODS, method, names
-from duodec.server.choosing import base_name
+from duodec.server.api.bodies import Speculation
 
 PAGE = (ROOT / "docs" / "methods.md").read_text("utf-8")
 CODE = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -86,7 +87,7 @@ def test_its_distribution_is_the_targets_exactly() -> None:
 def test_an_installed_package_adds_a_method(package: str) -> None:
     assert "my_methods" not in sys.modules
     assert package in names()
-    assert base_name(package) == package
+    assert Speculation(method=package).method == package
     assert "my_methods" not in sys.modules, "a list of names imports nothing"
     assert_decodes(package)
     assert_decodes(f"{package}:3")
@@ -95,8 +96,8 @@ def test_an_installed_package_adds_a_method(package: str) -> None:
 @pytest.mark.usefixtures("module")
 def test_a_client_of_the_server_names_no_module() -> None:
     for name in ("my_methods:Echo", "my_methods:Echo:4", "echo", "sps:2"):
-        with pytest.raises(BadOption, match=re.escape(f"unknown method '{name}'")):
-            base_name(name)
+        with pytest.raises(ValidationError, match=re.escape(f"is {name!r}; choose from: ar, ")):
+            Speculation(method=name)
     assert "my_methods" not in sys.modules
 
 

@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.candidates import CandidateTree, Place
 from duodec.core.draft import ROOT
-from duodec.core.protocols import DraftRequest, RowQuery
+from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
 from duodec.planning.acceptance import Acceptance
@@ -95,9 +96,11 @@ def test_a_mirror_is_the_same_tree() -> None:
 # --- growth
 
 
-class ClockedModel:
+class ClockedModel(DraftModel):
     """Its forward passes take ``row_s`` seconds a row beyond the first one's second, on a clock of
     its own."""
+
+    traits = DraftTraits(has_clock=True)
 
     def __init__(self, row_s: float) -> None:
         self._table, self._row_s, self._now_s = MODEL.load(), row_s, 0.0
@@ -133,7 +136,7 @@ def test_the_likeliest_leaves_grow_first() -> None:
 
 
 class Unbranched(CountingModel):
-    has_branches = False
+    traits = DraftTraits(has_branches=False)
 
 
 def test_a_model_without_branches_expands_one_chain_and_offers_alternatives() -> None:

@@ -11,19 +11,23 @@ import numpy as np
 import pytest
 
 from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp import load as llama
 from duodec.backends.llamacpp.caches import CACHE_TYPES, CacheTypes
 from duodec.backends.llamacpp.footprint import Footprint
 from duodec.backends.llamacpp.header import Header, ggml
+from duodec.backends.llamacpp.load import llama_context
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.overrides import experts
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.errors import BadOption, ContextExceeded
+from duodec.loading.config import EngineConfig
+from duodec.loading.load import load_target
+from duodec.loading.resolve import check_torch, resolve_target
 from duodec.machine import memory
-from duodec.models import resolve, targets
-from duodec.models.config import EngineConfig
-from duodec.models.targets import llama_context, load_target
+from duodec.models import resolve
 
 GIB = 1 << 30
 # 4 GiB of weights, 131,072 bytes of cache a token in fp16
@@ -75,10 +79,10 @@ def test_a_context_that_does_not_fit_is_refused_with_what_would() -> None:
 
 
 def test_it_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "available_bytes", lambda: 50_000_000)
-    monkeypatch.setattr(targets, "LlamaModel", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr(llama, "available_bytes", lambda: 50_000_000)
+    monkeypatch.setattr(llama, "LlamaModel", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(ContextExceeded, match="memory holds"):
-        load_target(EngineConfig(target="smollm2-draft", draft=None, context=8000))
+        load_target(resolve_target(EngineConfig(target="smollm2-draft", draft=None, context=8000)))
 
 
 def test_a_gpu_holds_what_is_placed_on_it() -> None:
@@ -203,4 +207,4 @@ def test_torch_refuses_what_only_llama_cpp_has() -> None:
     for fields in ({"cache_type_k": "q8_0"}, {"cpu_moe": True}, {"override_tensor": ("a=CPU",)}):
         config = EngineConfig(target_backend="torch", **fields)  # type: ignore[arg-type]
         with pytest.raises(BadOption, match=r"which only llama\.cpp can serve"):
-            targets._require_torch(config)
+            check_torch(config)

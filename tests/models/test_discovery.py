@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes.gguf_files import write_model
 
-from duodec.cli.draft_trial import expected
-from duodec.cli.speed import Speed
-from duodec.loading import draft_for
+from duodec.cli.checks.payoff import Speed
+from duodec.loading.config import EngineConfig
+from duodec.loading.profile import Forward, Profile, Step
+from duodec.loading.resolve import draft_for
 from duodec.models import ALIASES
-from duodec.models.config import EngineConfig
 from duodec.models.discovery import best_for, candidates
 from duodec.models.families import FAMILIES, family_of
+from duodec.models.metadata import ModelMetadata
 from duodec.models.references import parse_hub
-from duodec.models.summary import Summary
 
 TOKENS = [f"token{i}" for i in range(400)]
 OTHERS = [f"other{i}" for i in range(400)]
@@ -73,7 +74,7 @@ def test_every_tools_cache_is_searched(home: Path, target: Path) -> None:
     places = four_tools(home, tokens=TOKENS)
     beside = write_model(target.with_name("tiny.gguf"), tokens=TOKENS, num_params=DRAFT - 1)
     found = {one.path: one for one in candidates(target)}
-    for place, path in {**places, "beside the target": beside}.items():
+    for place, path in {**places, "next to the target": beside}.items():
         assert found[path].place == place
         assert found[path].is_same
         assert not found[path].fault
@@ -125,9 +126,9 @@ def test_what_does_not_suit_is_named_and_skipped(home: Path, target: Path) -> No
 def test_a_few_unequal_tokens_and_padding_are_the_same_vocabulary(target: Path) -> None:
     renamed = ["<think>", *TOKENS[1:], *(f"[PAD{i}]" for i in range(64))]
     path = write_model(target.with_name("q.gguf"), tokens=renamed, num_params=DRAFT)
-    assert Summary.of(path).has_vocabulary_of(Summary.of(target))
-    assert not Summary.of(path).has_vocabulary_of(
-        Summary("llama", "x", 1, 1, tuple(token.encode() for token in OTHERS))
+    assert ModelMetadata.of(path).has_vocabulary_of(ModelMetadata.of(target))
+    assert not ModelMetadata.of(path).has_vocabulary_of(
+        ModelMetadata("llama", "x", 1, 1, tuple(token.encode() for token in OTHERS))
     )
 
 
@@ -183,11 +184,19 @@ def test_every_familys_draft_can_be_named() -> None:
 
 def test_the_expected_speed_grows_with_agreement_and_falls_with_the_step() -> None:
     speed = Speed(0.1, 0.12, 0.01, 0.02)
-    speeds = [expected(a, 0.01, speed, shares_cores=False) for a in (0.0, 0.3, 0.6, 0.9)]
+    speeds = [speed.expected(a, shares_cores=False) for a in (0.0, 0.3, 0.6, 0.9)]
     assert speeds[0] == 1.0
     assert speeds == sorted(speeds)
     assert speeds[-1] > 3
-    slow = [expected(0.6, s, speed, shares_cores=False) for s in (0.01, 0.05, 0.5)]
+    steps = [replace(speed, draft_s=s) for s in (0.01, 0.05, 0.5)]
+    slow = [one.expected(0.6, shares_cores=False) for one in steps]
     assert slow == sorted(slow, reverse=True)
     assert slow[-1] == 1.0
-    assert expected(0.6, 0.05, speed, shares_cores=True) < slow[1]
+    assert steps[1].expected(0.6, shares_cores=True) < slow[1]
+
+
+def test_doctor_and_profile_judge_drafts_by_the_same_figures() -> None:
+    forwards = tuple(Forward(64, n, s, None) for n, s in ((0, 0.1), (7, 0.12), (15, 0.2)))
+    steps = tuple(Step(64, n, s) for n, s in ((1, 0.01), (4, 0.02)))
+    profile = Profile("key", "target", "draft", forwards, steps)
+    assert Speed.of(profile) == Speed(0.1, 0.12, 0.01, 0.02)

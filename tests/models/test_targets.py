@@ -16,12 +16,11 @@ import pytest
 from fakes.hub import FakeHub
 
 from duodec.errors import BadOption, DownloadFailed, ModelNotFound, ModelUnreadable
-from duodec.loading import draft_for, profile_key
+from duodec.loading.config import EngineConfig
+from duodec.loading.resolve import draft_for, resolve_pair, resolve_target
 from duodec.machine.cores import CorePlan, available_cores, keep_to, memory_nodes
 from duodec.models import check_folder, format_of, resolve, resolve_folder
-from duodec.models.config import EngineConfig
-from duodec.models.hub import Hub, forget
-from duodec.models.targets import backend_of, target_file
+from duodec.models.hub import HubFile, forget
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -76,17 +75,22 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 
 def test_files_decide_about_the_backend(folder: Path) -> None:
-    assert backend_of(EngineConfig(target=str(folder))) == "torch"
-    assert backend_of(EngineConfig(target="smollm2")) == "llama.cpp"
     gguf = str(resolve("smollm2-draft").path)
-    assert backend_of(EngineConfig(target=gguf)) == "llama.cpp"
-    assert backend_of(EngineConfig(target=gguf, target_backend="torch")) == "torch"
-    assert target_file(EngineConfig(target=gguf, target_backend="torch")).path == Path(gguf)
+    for fields, backend in (
+        ({"target": "smollm2"}, "llama.cpp"),
+        ({"target": gguf}, "llama.cpp"),
+        ({"target": gguf, "target_backend": "torch"}, "torch"),
+    ):
+        assert resolve_target(EngineConfig(**fields)).backend == backend
+    found = resolve_target(EngineConfig(target=gguf, target_backend="torch"))
+    assert found.file.path == Path(gguf)
+    if find_spec("torch"):
+        assert resolve_target(EngineConfig(target=str(folder))).backend == "torch"
 
 
 @pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed: make setup-torch")
 def test_a_folder_is_found_as_it_is(folder: Path) -> None:
-    assert target_file(EngineConfig(target=str(folder))).path == folder
+    assert resolve_target(EngineConfig(target=str(folder))).file.path == folder
 
 
 def test_a_folder_has_no_draft_of_its_own(folder: Path) -> None:
@@ -97,7 +101,7 @@ def test_a_folder_has_no_draft_of_its_own(folder: Path) -> None:
 def test_a_folder_of_gguf_files_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelUnreadable, match=r"is a folder; name a file in it, such as .*m\.gguf"):
-        target_file(EngineConfig(target=str(tmp_path)))
+        resolve_target(EngineConfig(target=str(tmp_path)))
 
 
 def _break(folder: Path, **files: object) -> None:
@@ -220,9 +224,9 @@ def test_every_file_of_a_split_model_is_fetched(hub: FakeHub) -> None:
 
 def test_a_typed_repository_without_files_is_still_one_line(hub: FakeHub) -> None:
     hub.files = ["README.md"]
-    assert Hub("o/r").names(offline=False) == ["README.md"]
+    assert HubFile("o/r").names(offline=False) == ["README.md"]
     with pytest.raises(ModelNotFound, match="holds no GGUF file"):
-        target_file(EngineConfig(target="hf:o/r"))
+        resolve_target(EngineConfig(target="hf:o/r"))
 
 
 BLOCKED = """
@@ -244,7 +248,7 @@ def test_without_torch_a_folder_is_refused_before_anything_is_fetched(folder: Pa
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert "make setup-torch" in done.stderr
+    assert "-m pip install" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -268,14 +272,14 @@ def test_a_profile_belongs_to_backend_dtype_and_device() -> None:
     gguf = str(resolve("smollm2-draft").path)
     base = {"target": gguf, "draft": None}
     keys = [
-        profile_key(EngineConfig(**base, **options))  # type: ignore[arg-type]
+        resolve_pair(EngineConfig(**base, **options)).profile_key  # type: ignore[arg-type]
         for options in (
             {}, {"target_backend": "torch"}, {"target_backend": "torch", "dtype": "float32"},
             {"target_backend": "torch", "device": "cpu"},
         )
     ]  # fmt: skip
     assert len(set(keys)) == len(keys)
-    short = profile_key(EngineConfig(**base, target_backend="torch", dtype="fp32"))  # type: ignore[arg-type]
+    short = resolve_pair(EngineConfig(**base, target_backend="torch", dtype="fp32")).profile_key  # type: ignore[arg-type]
     assert short == keys[2]
 
 

@@ -19,13 +19,14 @@ import pytest
 from fakes.decoding import FakeTokenizer
 
 from duodec import LLM
-from duodec.backends.llamacpp.ranges import check_header
+from duodec.backends.llamacpp.gguf_checks import check_header
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.rows import check_finite
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.errors import ComputeFailed, ModelUnreadable
-from duodec.models import ALIASES, ModelFile, resolve, vetting
-from duodec.models.vetting import vetted
+from duodec.loading import vetting
+from duodec.loading.vetting import vetted
+from duodec.models import ALIASES, ModelFile, resolve
 
 DRAFT, TARGET = resolve("smollm2-draft").path, resolve("smollm2").path
 NAN, INF = float("nan"), float("inf")

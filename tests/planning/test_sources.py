@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Candidates, Query, Scores
+from duodec.core.protocols import Candidates, Query, Scores, Target
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.verify import verify
 from duodec.drafting.recycling import MAX_ORDER, NUM_CANDIDATES, RecycledRows
@@ -207,7 +207,7 @@ def test_tokens_without_confidences_are_expected_by_their_rank() -> None:
 
 
 @dataclass
-class Noted:
+class Noted(Target):
     """Notes the context of every row that it scores, by whether it is on the verdict's path."""
 
     model: TableModel

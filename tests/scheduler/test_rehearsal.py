@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from time import perf_counter, sleep
 
 import pytest
@@ -22,6 +23,7 @@ from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, Drafter, Launched, Query, Scores, Target
 from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.traits import TargetTraits
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain
 from duodec.methods.offers import Offers
@@ -29,10 +31,9 @@ from duodec.methods.registry import METHODS, method
 from duodec.methods.request import NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.planning.planner import Planner
-from duodec.scheduler.practice import Practice
 from duodec.scheduler.rehearsal import _Lead
 from duodec.scheduler.scheduler import Scheduler
-from duodec.scheduler.slots import Targets
+from duodec.scheduler.warm_up import WarmUp
 
 KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
 TABLE = TableModel(seed=7)
@@ -41,7 +42,7 @@ WARM = SamplingParams(temperature=0.8, seed=5)
 NUM_TOKENS = 40
 
 
-class Elsewhere:
+class Elsewhere(Target):
     """A target that computes at once, and whose result is there after a moment. Like a device's,
     its scores end with the next forward pass, unless its candidates are ready."""
 
@@ -59,6 +60,10 @@ class Elsewhere:
         self.number = 0
         self.is_flying = False
 
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(launches=True, has_ready_candidates=self._are_ready)
+
     def launch(self, queries: Sequence[Query]) -> Launched:
         assert not self.is_flying, "two forward passes at once"
         self.is_flying = True
@@ -74,6 +79,8 @@ class Elsewhere:
 
 
 class _Arriving:
+    due_s = inf
+
     def __init__(self, owner: Elsewhere, scores: list[Scores], due_s: float) -> None:
         self._owner, self._scores, self._due_s = owner, scores, due_s
 
@@ -87,11 +94,11 @@ class _Arriving:
 class _Scores:
     def __init__(self, scores: Scores, owner: Elsewhere, number: int, are_ready: bool) -> None:
         self._scores, self._owner, self._number = scores, owner, number
-        self.candidates_are_ready = are_ready
+        self._are_ready = are_ready
 
     def __getattr__(self, name: str) -> object:
         is_latest = self._number == self._owner.number
-        assert is_latest or self.candidates_are_ready, "read after the next forward pass"
+        assert is_latest or self._are_ready, "read after the next forward pass"
         return getattr(self._scores, name)
 
 
@@ -101,7 +108,7 @@ def decoded(
     drafter: Drafter,
     params: SamplingParams,
     costs: Costs,
-    practise: Callable[[], None] | None = None,
+    warm_up: Callable[[], None] | None = None,
 ) -> list[int]:
     request = Session(
         target=target,
@@ -110,7 +117,7 @@ def decoded(
         drafter=drafter,
         sampler=Sampler(params, 0, len(PROMPT)),
         costs=costs,
-        practise=practise,
+        warm_up=warm_up,
     )
     rounds = list(decode_rounds(method(name), request))
     tokens: list[int] = request.text[len(PROMPT) :].tolist()
@@ -238,17 +245,17 @@ def test_what_is_put_off_is_done_while_the_target_computes() -> None:
 # --- what warms the processor's caches
 
 
-def test_a_practice_goes_on_from_text_to_text() -> None:
+def test_a_warm_up_goes_on_from_text_to_text() -> None:
     """It ends none of them early and leaves nothing in its scheduler."""
     schedulers: list[Scheduler] = []
 
     def made(target: Target) -> Scheduler:
-        schedulers.append(Scheduler(Targets(target)))
+        schedulers.append(Scheduler(target))
         return schedulers[0]
 
-    practise = Practice(made)
+    warm_up = WarmUp(made)
     for _ in range(1200):
-        practise()
+        warm_up()
     (scheduler,) = schedulers
     assert scheduler.num_forwards >= 1190
     assert len(scheduler.running) <= 1
@@ -256,7 +263,7 @@ def test_a_practice_goes_on_from_text_to_text() -> None:
 
 
 @pytest.mark.parametrize("name", ["ar", "stream"])
-def test_long_forward_passes_end_with_a_practice(name: str) -> None:
+def test_long_forward_passes_end_with_a_warm_up(name: str) -> None:
     """Once each, as the last thing before the result; only the prefill and the first one of about
     so many tokens, whose duration nobody knows yet, have none."""
     log: list[str] = []
@@ -269,36 +276,36 @@ def test_long_forward_passes_end_with_a_practice(name: str) -> None:
 
     target = Sized(seconds=0.004, on_result=lambda: log.append("result"))
     drafter = SlowDrafter(DRAFT.load(), 1, 2)
-    practise = lambda: log.append("practice")  # noqa: E731
-    found = decoded(name, target, drafter, WARM, Costs(), practise)
+    warm_up = lambda: log.append("warm_up")  # noqa: E731
+    found = decoded(name, target, drafter, WARM, Costs(), warm_up)
     assert found == plain_text(TABLE, WARM, NUM_TOKENS)
     expected = []
     for number, size in enumerate(sizes):
         is_known = size in sizes[1:number]
-        expected += ["practice", "result"] if is_known else ["result"]
+        expected += ["warm_up", "result"] if is_known else ["result"]
     assert log == expected
 
 
-def test_short_forward_passes_have_no_practice() -> None:
+def test_short_forward_passes_have_no_warm_up() -> None:
     class Quick(Costs):
         def soonest_s(self, num_drafted: int) -> float:
             return 0.001
 
     log: list[str] = []
-    practise = lambda: log.append("practice")  # noqa: E731
-    decoded("ar", Elsewhere(), NoDrafter(), WARM, Quick(), practise)
+    warm_up = lambda: log.append("warm_up")  # noqa: E731
+    decoded("ar", Elsewhere(), NoDrafter(), WARM, Quick(), warm_up)
     assert not log
 
 
-def test_nothing_is_practised_where_this_thread_computes() -> None:
+def test_nothing_is_warm_where_this_thread_computes() -> None:
     """It would take the target's own time."""
     drafter = InlineDrafter(DRAFT.load())
-    practise = lambda: pytest.fail("it practised")  # noqa: E731
-    found = decoded("stream", TableTarget(TABLE), drafter, WARM, FixedBudget(6), practise)
+    warm_up = lambda: pytest.fail("it warmed_up")  # noqa: E731
+    found = decoded("stream", TableTarget(TABLE), drafter, WARM, FixedBudget(6), warm_up)
     assert found == plain_text(TABLE, WARM, NUM_TOKENS)
 
 
-def test_a_practice_that_fails_ends_its_request_alone() -> None:
+def test_a_warm_up_that_fails_ends_its_request_alone() -> None:
     def fail() -> None:
         raise RuntimeError("a mistake of ours")
 
@@ -336,7 +343,7 @@ def test_what_the_drafter_made_is_looked_at_once_shortly_before_the_end() -> Non
     assert request.peek_tree().num_steps == 6  # of another request
 
 
-def test_a_practice_that_was_interrupted_does_not_make_later_ones_early() -> None:
+def test_a_warm_up_that_was_interrupted_does_not_make_later_ones_early() -> None:
     lead, clock = _Lead(0.001), FakeClock()
     for _ in range(20):
         lead.took(0.002)

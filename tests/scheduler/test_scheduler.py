@@ -14,25 +14,25 @@ from time import sleep
 import numpy as np
 import pytest
 from fakes.decoding import FakeClock, FakeTokenizer, plain_text
-from fakes.targets import Chains, Stale
+from fakes.targets import Caches, Chains, Stale
 
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel, TableTarget
-from duodec.batching import SeparateTargets
 from duodec.core.events import Finished
 from duodec.core.protocols import Drafted, Drafter, Query, Scores, Target
 from duodec.core.sampling import SamplingParams
+from duodec.core.traits import TargetCache
 from duodec.drafting.inline import InlineDrafter
-from duodec.errors import ComputeFailed
+from duodec.errors import BadOption, ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS
 from duodec.methods.request import NoDrafter, Request, Score, Wait
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Ended, Scheduler
-from duodec.scheduler.slots import Slot, Targets
-from duodec.scheduler.task import Task
+from duodec.scheduler.slots import Slot
 from duodec.server.errors import ApiError
-from duodec.server.scheduling import SchedulerThread
+from duodec.server.models.scheduler_thread import SchedulerThread
 
 TABLE = TableModel(num_vocab=32, seed=7)
 PROMPTS = [(3, 1, 4, 1, 5), (9, 2, 6), (5, 3, 5, 8, 9, 7), (9, 3), (2, 3, 8, 4), (6, 2, 6, 4, 3),
@@ -41,7 +41,7 @@ LONG_S = 30.0
 
 
 @dataclass
-class Counted:
+class Counted(Target):
     """A target that remembers what was asked at once, and takes a moment."""
 
     target: Target
@@ -69,7 +69,7 @@ class Ask:
 class Listener:
     """Hears what a request says."""
 
-    task: Task
+    task: ScheduledRequest
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -112,8 +112,9 @@ def served(
     trees: Target | None = None, lone: Target | None = None, num_chunk: int = 512,
     on_end: Ended = lambda task, reason: None,
 ) -> Iterator[Serving]:  # fmt: skip
-    llm.targets = Targets(target or llm.target, alone=lone, trees=trees)
-    llm.num_slots, llm.num_chunk = num_slots, num_chunk
+    llm.target = Caches(target or llm.target, alone=lone, trees=trees)
+    llm.num_slots = num_slots
+    llm.scheduler.num_chunk = num_chunk
     llm.scheduler.on_end = on_end
     serving = Serving(llm, num_queued)
     try:
@@ -285,6 +286,35 @@ def test_who_leaves_the_queue_is_never_answered() -> None:
         assert second.outputs.empty()
 
 
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_a_request_with_many_completions_lets_others_in_between(num_slots: int) -> None:
+    said: list[str] = []
+    is_computing, may_end = Event(), Event()
+
+    def on_score(queries: Sequence[Query]) -> None:
+        is_computing.set()
+        may_end.wait(LONG_S)
+
+    llm = engine_of()
+    params = SamplingParams(seed=1, max_tokens=1)
+
+    def task(name: str) -> ScheduledRequest:
+        return llm.task(PROMPTS[0], params, say=lambda output: said.append(name))
+
+    with served(llm, Counted(llm.target, on_score=on_score), num_slots=num_slots) as pool:
+        pool.thread.submit([task(f"a{i}") for i in range(9)])
+        assert is_computing.wait(LONG_S)
+        for names in (("b",), ("c0", "c1", "c2"), ("d",)):
+            pool.thread.submit([task(name) for name in names])
+        may_end.set()
+        assert pool.thread.drain(LONG_S)
+    order = list(dict.fromkeys(said))
+    assert len(order) == 14
+    i = num_slots  # of a's were there before anybody else
+    others = [f"a{i}", "b", "c0", "d", f"a{i + 1}", "c1", f"a{i + 2}", "c2", f"a{i + 3}"]
+    assert order[i : i + 9] == others
+
+
 def test_beyond_the_queue_clients_are_told_to_come_back() -> None:
     target = Counted(TableTarget(TABLE), 0.01)
     with served(engine_of(), target, num_slots=1, num_queued=1) as pool:
@@ -300,6 +330,63 @@ def test_beyond_the_queue_clients_are_told_to_come_back() -> None:
         listeners[1].result()
     with pytest.raises(ApiError, match="shutting down"):
         pool.submit(listeners[2])
+
+
+def test_a_request_with_many_completions_leaves_places_to_others() -> None:
+    may_end = Event()
+    llm = engine_of()
+    params = SamplingParams(seed=1, max_tokens=1)
+    done: list[int] = []
+
+    def on_score(queries: Sequence[Query]) -> None:
+        may_end.wait(LONG_S)
+
+    def tasks(num: int) -> list[ScheduledRequest]:
+        def say(output: Output) -> None:
+            if isinstance(output, Done):
+                done.append(num)
+
+        return [llm.task(PROMPTS[0], params, say=say) for _ in range(num)]
+
+    with served(llm, Counted(llm.target, on_score=on_score), num_slots=2, num_queued=8) as pool:
+        with pytest.raises(BadOption, match="11 completions are asked for at once"):
+            pool.thread.submit(tasks(11))
+        pool.thread.submit(tasks(10))
+        for _ in range(2):
+            pool.thread.submit(tasks(1))
+        with pytest.raises(ApiError) as caught:
+            pool.thread.submit(tasks(10))
+        assert caught.value.status == 429
+        may_end.set()
+        assert pool.thread.drain(LONG_S)
+    assert sorted(done) == [1] * 2 + [10] * 10
+
+
+def test_a_request_with_many_completions_leaves_a_slot_to_others() -> None:
+    widths: list[int] = []
+    is_computing, may_end = Event(), Event()
+
+    def on_score(queries: Sequence[Query]) -> None:
+        widths.append(len(queries))
+        is_computing.set()
+        may_end.wait(LONG_S)
+
+    llm = engine_of()
+
+    def tasks(num: int, max_tokens: int) -> list[ScheduledRequest]:
+        params = SamplingParams(logit_bias={TABLE.num_vocab - 1: -1e9}, max_tokens=max_tokens)
+        return [
+            llm.task(PROMPTS[0], params, method="ar", say=lambda output: None) for _ in range(num)
+        ]
+
+    with served(llm, Counted(llm.target, on_score=on_score), num_slots=3) as pool:
+        llm.scheduler.most_slots = 2
+        pool.thread.submit(tasks(8, 4))
+        assert is_computing.wait(LONG_S)
+        pool.thread.submit(tasks(1, 6))
+        may_end.set()
+        assert pool.thread.drain(LONG_S)
+    assert widths == [2] + [3] * 6 + [2] * 9
 
 
 def test_one_answer_that_fails_ends_alone() -> None:
@@ -340,6 +427,41 @@ def test_a_long_prompt_is_read_in_parts_while_others_go_on() -> None:
     assert list(done.finished.tokens) == plain_text(TABLE, SamplingParams(), 5, long)
     parts = [max(found) for found in lengths if 100 < max(found) <= 1000 and len(found) > 1]
     assert parts[:7] == [128, 256, 384, 512, 640, 768, 896]
+
+
+def test_parts_of_a_long_prompt_are_small_while_others_decode() -> None:
+    """Not while others only read: nobody waits for tokens then."""
+    seen: list[list[int]] = []
+    target = Counted(TableTarget(TABLE), on_score=lambda qs: seen.append([len(q.text) for q in qs]))
+    texts = [tuple((i * k) % 31 for i in range(200)) for k in (3, 5)]
+    llm = engine_of()
+    with served(llm, target, num_chunk=64) as pool:
+        llm.scheduler.num_chunk_in_company = 16
+        params = SamplingParams(max_tokens=60)
+        said: list[list[Output]] = [[], []]
+        pool.thread.submit(
+            [
+                llm.task(text, params, method="ar", say=own.append)
+                for text, own in zip(texts, said, strict=True)
+            ]
+        )
+        assert pool.thread.drain(LONG_S)
+    assert seen[:6] == [[64], [64], [128], [128], [192], [200, 144]]
+    for text, outputs in zip(texts, said, strict=True):
+        assert isinstance(done := outputs[-1], Done)
+        assert list(done.finished.tokens) == plain_text(TABLE, params, 60, text)
+
+    seen.clear()
+    with served(engine_of(num_context=2000), target, num_chunk=128) as pool:
+        pool.llm.scheduler.num_chunk_in_company = 16
+        short = Listener(Ask((1, 2, 3), max_tokens=100, method="ar"))
+        pool.submit(short)
+        short.outputs.get(timeout=LONG_S)
+        reader = Listener(Ask(tuple(i % 31 for i in range(250)), max_tokens=5, method="ar"))
+        pool.submit(reader)
+        reader.result(), short.result()
+    parts = [max(found) for found in seen if len(found) > 1]
+    assert parts[:16] == [*range(16, 250, 16), 250]
 
 
 def test_who_leaves_while_a_long_prompt_is_read_is_not_read_to() -> None:
@@ -407,7 +529,7 @@ def test_who_is_alone_has_branches_until_others_come(method: str) -> None:
 
 
 @dataclass(frozen=True)
-class Timed:
+class Timed(Target):
     """A target whose forward passes take as long as a clock is told."""
 
     clock: FakeClock
@@ -423,7 +545,7 @@ def test_what_one_target_costs_is_not_expected_of_another() -> None:
     clock = FakeClock()
     alone, shared, trees = (Timed(clock, seconds) for seconds in (0.1, 1.0, 30.0))
     llm = LLM(alone, FakeTokenizer(), 400, clock=clock, num_slots=2)
-    llm.targets = Targets(shared, alone=alone, trees=trees)
+    llm.target = Caches(shared, alone=alone, trees=trees)
     params = SamplingParams(max_tokens=20)
     llm.generate([PROMPTS[0]], params, method="recycling")
     assert not llm.costs.is_measured, "only the target for branches has computed"
@@ -485,32 +607,6 @@ def test_the_engine_alone_says_the_same() -> None:
         assert list(last.tokens) == expected(ask)
 
 
-class WithThreads(TableTarget):
-    """A target that knows its threads."""
-
-    num_threads = 8
-
-    def use_threads_throughout(self, num_threads: int) -> None:
-        self.num_threads = num_threads
-
-
-def test_targets_that_are_opened_later_take_no_more_threads_than_the_others() -> None:
-    opened: list[WithThreads] = []
-
-    def another() -> WithThreads:
-        opened.append(WithThreads(TABLE))
-        return opened[-1]
-
-    first = WithThreads(TABLE)
-    targets = SeparateTargets(first, another)
-    text = np.zeros(1, dtype=np.int32)
-    targets.score([Query(1, text)])
-    assert opened[0].num_threads == 8  # nobody has said otherwise
-    targets.use_threads_throughout(3)
-    targets.score([Query(2, text)])
-    assert [target.num_threads for target in (first, *opened)] == [3, 3, 3]
-
-
 def test_the_load_is_told_how_long_this_process_computed() -> None:
     told = list[float]()
     with served(engine_of()) as pool:
@@ -541,14 +637,14 @@ def test_after_an_abort_nothing_is_said(method: str, num_tokens: int) -> None:
         task = engine.task(PROMPTS[0], params, method=method, say=said.append)
         engine.scheduler.submit([task])
         for _ in range(num_launched):
-            engine.scheduler.land()
+            engine.scheduler.finish_forward()
             if not engine.scheduler.launch():
                 break
         if task.is_over:
             continue
         num_said = len(said)
         task.abort()
-        engine.scheduler.land()
+        engine.scheduler.finish_forward()
         assert not engine.scheduler.launch()
         assert len(said) == num_said, "the forward pass in flight said more"
     assert "abort" in ended
@@ -573,18 +669,18 @@ def test_who_aborts_on_hearing_a_piece_hears_no_more() -> None:
 # --- slots and waits
 
 
-def test_what_one_target_has_read_is_not_forgotten_for_another() -> None:
-    alone, shared = TableTarget(TABLE), TableTarget(TABLE)
+def test_what_one_cache_holds_is_not_forgotten_for_another() -> None:
+    alone, shared = TargetCache(0), TargetCache(1)
     slot, text = Slot(0, alone), np.arange(9, dtype=np.int32)
     slot.known = text
-    slot.use(shared)
+    slot.cache = shared
     assert slot.num_known(text) == 0
     slot.known = text[:4]
-    slot.use(alone)
+    slot.cache = alone
     assert slot.num_known(text) == 9
     slot.forget()
     assert slot.num_known(text) == 0
-    slot.use(shared)
+    slot.cache = shared
     assert slot.num_known(text) == 4
 
 
@@ -599,10 +695,10 @@ def test_who_is_ready_waits_no_longer_the_more_wait_for_drafts() -> None:
             clock.advance(1.01 * wait_s)  # as long as was granted
             return Drafted()
 
-    scheduler = Scheduler(Targets(TableTarget(TABLE)), num_slots=64, clock=clock)
+    scheduler = Scheduler(TableTarget(TABLE), num_slots=64, clock=clock)
     for slot in range(64):
         request = Request([1, 2], 9, drafter=Slow(), slot=slot, clock=clock)
-        task = Task(request, METHODS["ar"](), lambda output: None)
+        task = ScheduledRequest(request, METHODS["ar"](), lambda output: None)
         task.need, task.deadline_s = (Wait(1.0), clock() + 1.0) if slot else (Score(), 0.0)
         scheduler.running.append(task)
     patience_s, begin_s = scheduler.budget.patience_s(), clock()

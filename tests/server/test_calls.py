@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.chat.prompting import chat_tokens
-from duodec.server.calls.call import Call, Format, Fragment
-from duodec.server.calls.deepseek import DEEPSEEK_3, DEEPSEEK_31
-from duodec.server.calls.json_calls import Hermes, JsonList, Llama, MistralNamed
-from duodec.server.calls.pythonic import LFM2
-from duodec.server.calls.splitting import ToolCalls
-from duodec.server.calls.tagged import GLM, QWEN_CODER
-from duodec.server.dialects import TaggedText, dialect_of
-from duodec.server.harmony import Messages
+from duodec.server.api.tools.call import Call, Format, Fragment
+from duodec.server.api.tools.chat_format import TaggedText, syntax_of
+from duodec.server.api.tools.deepseek import DEEPSEEK_3, DEEPSEEK_31
+from duodec.server.api.tools.harmony import Messages
+from duodec.server.api.tools.json_calls import Hermes, JsonList, Llama, MistralNamed
+from duodec.server.api.tools.pythonic import LFM2
+from duodec.server.api.tools.splitting import ToolCalls
+from duodec.server.api.tools.tagged import GLM, QWEN_CODER
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 
@@ -316,10 +316,10 @@ def test_parts_of_a_call_are_the_same_however_it_was_cut(name: str, data: st.Dat
     text = case.weather + case.between + case.note.replace("[CALL_ID]abcdefghi", "")
 
     def split(parts: list[str]) -> list[tuple[str | None, str]]:
-        dialect = dialect_of(case.template)
-        assert isinstance(dialect, TaggedText)
-        assert dialect.calls is not None
-        reader = ToolCalls(dialect.calls, TOOLS, is_certain=True)
+        syntax = syntax_of(case.template)
+        assert isinstance(syntax, TaggedText)
+        assert syntax.calls is not None
+        reader = ToolCalls(syntax.calls, TOOLS, is_certain=True)
         found: dict[str, tuple[str | None, str]] = {}
         for one in [f for part in parts for f in reader.push(part)] + [*reader.finish()]:
             assert isinstance(one, Fragment), "nothing is said"
@@ -381,16 +381,16 @@ def test_every_template_has_its_format() -> None:
         "mistral-11": MistralNamed, "granite-3": JsonList, "lfm2": type(LFM2),
     }  # fmt: skip
     for name, kind in kinds.items():
-        dialect = dialect_of(CASES[name].template)
-        assert isinstance(dialect, TaggedText)
-        assert isinstance(dialect.calls, kind)
+        syntax = syntax_of(CASES[name].template)
+        assert isinstance(syntax, TaggedText)
+        assert isinstance(syntax.calls, kind)
     same = {"glm": GLM, "qwen3-coder": QWEN_CODER, "deepseek-3": DEEPSEEK_3,
             "deepseek-3.1": DEEPSEEK_31}  # fmt: skip
     for name, form in same.items():
-        dialect = dialect_of(CASES[name].template)
-        assert isinstance(dialect, TaggedText)
-        assert dialect.calls is form
-    assert not dialect_of("{% for m in messages %}{{ m.content }}{% endfor %}").has_tools
+        syntax = syntax_of(CASES[name].template)
+        assert isinstance(syntax, TaggedText)
+        assert syntax.calls is form
+    assert not syntax_of("{% for m in messages %}{{ m.content }}{% endfor %}").has_tools
 
 
 FORMATS: list[Format] = [

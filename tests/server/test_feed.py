@@ -15,9 +15,9 @@ from duodec.core.events import Delta, Finished, Segment
 from duodec.methods.ar import Autoregressive
 from duodec.methods.request import Request
 from duodec.scheduler.outputs import Counts, Done, Failed, Piece
-from duodec.scheduler.task import Task
+from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.server.errors import ApiError
-from duodec.server.feed import Feed, Told
+from duodec.server.models.feed import Feed, Numbered
 
 LONG_S = 30.0
 
@@ -26,18 +26,18 @@ class ByHand:
     """A scheduler whose tasks the test answers."""
 
     def __init__(self) -> None:
-        self.tasks: list[Task] = []
+        self.tasks: list[ScheduledRequest] = []
 
-    def submit(self, tasks: Sequence[Task]) -> None:
+    def submit(self, tasks: Sequence[ScheduledRequest]) -> None:
         self.tasks += tasks
 
-    def abort(self, task: Task) -> None:
+    def abort(self, task: ScheduledRequest) -> None:
         task.abort()
 
 
 def feed_of(num: int = 1, timeout_s: float = LONG_S, interval_s: float = 0.0) -> tuple[Feed, Any]:
     pool: Any = ByHand()
-    tasks = [Task(Request((1,), 2), Autoregressive(), print) for _ in range(num)]
+    tasks = [ScheduledRequest(Request((1,), 2), Autoregressive(), print) for _ in range(num)]
     return Feed(pool, tasks, timeout_s, interval_s), pool.tasks
 
 
@@ -48,7 +48,7 @@ def piece(text: str, num_tokens: int = 1) -> Piece:
 DONE = Done(cast(Finished, None), "ar", 0, (), 0, 0.0, 0.0)
 
 
-def texts(told: Sequence[Told]) -> list[tuple[int, str]]:
+def texts(told: Sequence[Numbered]) -> list[tuple[int, str]]:
     return [(i, word.delta.text) for i, word in told if isinstance(word, Piece)]
 
 

@@ -20,8 +20,9 @@ from duodec.backends.llguidance import Masks
 from duodec.backends.table import TableModel, TableTarget
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
-from duodec.server.formats import wanted_format
-from duodec.server.schemas import Body, validated
+from duodec.server.api.bodies import Body
+from duodec.server.api.fields import validated
+from duodec.server.api.formats import text_grammar
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 
@@ -34,7 +35,7 @@ def server() -> Iterator[Running]:
     drafter = InlineDrafter(replace(TABLE, noise=0.2).load())
     tokenizer = Printable(chat_template=TOOLS_TEMPLATE)
     engine = LLM(TableTarget(TABLE), tokenizer, 2000, drafter)
-    engine.try_grammar = GrammarTrial(60.0)  # time enough to reach the other limits
+    engine.grammars.trial = GrammarTrial(60.0)  # time enough to reach the other limits
     with running(engine) as server:
         yield server
 
@@ -103,7 +104,7 @@ def test_other_formats(server: Running) -> None:
     )
 )
 def test_choices_are_themselves_whatever_signs_they_hold(texts: list[str]) -> None:
-    grammar = wanted_format(validated(Body, {"structured_outputs": {"choice": texts}}))
+    grammar = text_grammar(validated(Body, {"structured_outputs": {"choice": texts}}))
     assert grammar is not None
     vocabulary = Printable()
     mask = Masks(vocabulary).mask(grammar)

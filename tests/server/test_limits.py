@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread, current_thread
 from time import perf_counter, sleep
@@ -29,11 +29,13 @@ from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar
 from duodec.core.parameters import fields_of
 from duodec.errors import BadOption
-from duodec.server import jsons, service
-from duodec.server.connections import allow_open_files
+from duodec.machine.cores import CoreSharing
+from duodec.server import service
+from duodec.server.api.tools.chat_format import ChatFormat
+from duodec.server.http import json_limits
+from duodec.server.http.connections import allow_open_files
+from duodec.server.metrics import Watchdog
 from duodec.server.settings import Settings
-from duodec.server.speech import Speech
-from duodec.server.watchdog import Watchdog
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
 
@@ -285,7 +287,7 @@ def test_a_target_leaves_cores_to_large_requests_that_are_prepared(shares_cores:
     tokenizer = SlowLetters(seconds=4.0)
     engine = engine_on_tables(tokenizer=tokenizer, num_context=100_000)
     shared: list[bool] = []
-    engine.prepare, engine.shares_cores = shared.append, shares_cores
+    engine.cores = CoreSharing(is_shared=shares_cores, prepare=shared.append)
     with running(engine) as server, ThreadPoolExecutor(1) as clients:
         shared.clear()
         text = server.chat("hi", speculation={"method": "ar"}).json()["choices"]
@@ -358,7 +360,7 @@ def test_what_a_template_makes_of_a_few_words_is_bounded() -> None:
 
 def test_a_schema_that_explodes_is_refused_and_holds_nobody_up() -> None:
     engine = engine_on_tables(tokenizer=Letters(ends=True))
-    engine.try_grammar = GrammarTrial(num_bytes=64 << 20)
+    engine.grammars.trial = GrammarTrial(num_bytes=64 << 20)
     with (
         running(engine) as server,
         ThreadPoolExecutor(4) as clients,
@@ -394,7 +396,8 @@ def test_a_schema_that_hides_another_holds_nobody_up() -> None:
 
 def test_grammars_that_others_use_leave_no_memory_for_one_more() -> None:
     letters = Letters(ends=True)
-    engine = replace(engine_on_tables(tokenizer=letters), _masks=Masks(letters, 1))
+    engine = engine_on_tables(tokenizer=letters)
+    engine.grammars.masks = Masks(letters, 1)
     target = Slowed(engine.target, 0.2)
     with running(engine, target, num_slots=2) as server, ThreadPoolExecutor(1) as clients:
         long = {"structured_outputs": {"regex": "[a-z]{30}"}, "max_tokens": 30}
@@ -429,7 +432,7 @@ def test_who_brings_a_known_or_a_quick_grammar_waits_for_nobodys_new_one() -> No
                 may_end.wait(30)
             return 1
 
-    engine.try_grammar = Holding()
+    engine.grammars.trial = Holding()
     with running(engine) as server, ThreadPoolExecutor(3) as clients:
         known = {"structured_outputs": {"regex": "ab+"}, "max_tokens": 3}
         assert server.chat(**known).status_code == 200
@@ -510,14 +513,14 @@ def test_bodies_are_parsed_rendered_and_understood_in_other_threads(
 
         monkeypatch.setattr(owner, name, call)
 
-    watched(jsons, "parse")
-    watched(service, "parse_chat")
-    watched(Speech, "prompt")
-    watched(Speech, "grammar")
+    watched(json_limits, "parse")
+    watched(service, "validated")
+    watched(ChatFormat, "prompt")
+    watched(ChatFormat, "grammar")
     with running() as server:
         assert server.chat("hi", max_tokens=2).status_code == 200
         assert server.chat("b" * 20_000, max_tokens=2).status_code == 400
-    assert set(threads) == {"parse", "parse_chat", "prompt", "grammar"}
+    assert set(threads) == {"parse", "validated", "prompt", "grammar"}
     assert all(name.startswith("duodec-prepare") for name in set().union(*threads.values()))
 
 
@@ -575,6 +578,7 @@ def test_bodies_of_very_many_values_are_refused() -> None:
             (b"[" + many + b"]", "more than 300000 values"),
             (b"[" + b"[]," * 60_000 + b"0]", "more than 50000 fields, arrays and objects"),
             (b'{"logit_bias": {' + b'"1":1,' * 60_000 + b'"2":1}}', "more than 50000 fields"),
+            (b"9" * 5000, "(a whole number has more than 4300 digits)"),
         ):
             data = b'{"x": ' + value + b"}"
             response = server.http.post("/v1/completions", content=data)
@@ -594,15 +598,15 @@ def test_depth_and_number_are_counted_outside_of_texts(value: Any) -> None:
         return 1 + max(map(depth, inner), default=0) if isinstance(item, dict | list) else 0
 
     data = json.dumps(value).encode()
-    assert jsons.parse(data) == value
+    assert json_limits.parse(data) == value
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsons, "_PART", 3)
-        patch.setattr(jsons, "MAX_DEPTH", depth(value))
-        jsons.parse(data)
-        patch.setattr(jsons, "MAX_DEPTH", depth(value) - 1)
+        patch.setattr(json_limits, "_PART", 3)
+        patch.setattr(json_limits, "MAX_DEPTH", depth(value))
+        json_limits.parse(data)
+        patch.setattr(json_limits, "MAX_DEPTH", depth(value) - 1)
         if depth(value):
             with pytest.raises(ValueError, match="deeply"):
-                jsons.parse(data)
+                json_limits.parse(data)
 
 
 def test_a_bias_has_so_many_tokens_at_most() -> None:

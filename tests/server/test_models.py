@@ -18,19 +18,20 @@ from fakes.decoding import Letters
 from fakes.server import MODEL, TABLE, Running, Slowed, engine_on_tables, events, running, until
 
 import duodec
+from duodec.backends.llamacpp import load as llama
 from duodec.backends.table import TableTarget
 from duodec.core.sampling import SamplingParams
 from duodec.errors import ModelNotFound
-from duodec.llm import LLM
-from duodec.loading import load
-from duodec.models import targets
-from duodec.models.config import EngineConfig
-from duodec.server.intake import Intake
-from duodec.server.meters import Meters
-from duodec.server.models import Source
-from duodec.server.served import Served
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
+from duodec.loading.load import fits
+from duodec.loading.resolve import resolve_pair
+from duodec.server.http.intake import Intake
+from duodec.server.metrics import Meters
+from duodec.server.models.loaded import LoadedModel
+from duodec.server.models.registry import Source
+from duodec.server.models.scheduler_thread import FairLock
 from duodec.server.settings import Settings
-from duodec.server.turns import Turns
 
 DRAFT = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
 SEEDS = {MODEL: 7, "one": 8, "two": 9}
@@ -225,7 +226,7 @@ def test_models_in_memory_compute_in_turn() -> None:
 
 
 def test_turns_are_taken_in_the_order_of_asking() -> None:
-    turns, order = Turns(), list[int]()
+    turns, order = FairLock(), list[int]()
 
     def work(number: int) -> None:
         for _ in range(3):
@@ -279,7 +280,7 @@ def test_streams_name_the_model_that_speaks() -> None:
 
 def test_one_model_needs_no_turns() -> None:
     with running(engine_on_tables()) as server:
-        assert server.service._turns is None
+        assert server.service._lock is None
         assert states(server) == {MODEL: "loaded"}
 
 
@@ -292,14 +293,14 @@ def test_memory_is_estimated_with_the_weights_of_those_that_are_loaded(
         target=str(DRAFT), draft="none", context=512, device="cpu", no_repack=True
     )
     with load(config) as llm:
-        served = Served(MODEL, llm, None, Settings(MODEL), Intake(Settings(MODEL)), Meters())
+        served = LoadedModel(MODEL, llm, None, Settings(MODEL), Intake(Settings(MODEL)), Meters())
         taken = served.mapped_bytes
         assert served.close()
         assert taken == llm.tokenizer.num_bytes > 20 << 20  # type: ignore[attr-defined]
     for num_loaded in (0, 1, 2):
         free_bytes = (1 + num_loaded) * taken + (spare_mb << 20)
-        monkeypatch.setattr(targets, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
-        assert targets.fits(config, num_loaded * taken) is is_enough
+        monkeypatch.setattr(llama, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
+        assert fits(resolve_pair(config), num_loaded * taken) is is_enough
 
 
 def test_a_text_in_another_thread_keeps_its_model_when_its_client_has_left(

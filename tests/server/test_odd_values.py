@@ -41,6 +41,8 @@ SHARED: dict[str, Any] = {
     "logit_bias": {"3": 1}, "stop": ["x"], "n": 1, "user": "u", "speculation": {"max_draft": 2},
     "response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}, "unknown": 1,
     "stream_options": {"include_usage": True}, "timings_per_token": True, "model": None,
+    "metadata": {"k": "v"}, "grammar": "start: \"a\"", "json_schema": {"type": "null"},
+    "guided_json": {"type": "null"}, "stop_token_ids": [3], "ignore_eos": True,
 }  # fmt: skip
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
@@ -57,6 +59,13 @@ BODIES: dict[str, dict[str, Any]] = {
         "previous_response_id": "resp_1", "background": False, "chat_template_kwargs": {"x": 1},
         "parallel_tool_calls": True, "stop": "x",
     },
+}  # fmt: skip
+BODIES["/v1/messages"] = {
+    "messages": SAY, "system": "x", "stop_sequences": ["x"], "temperature": 1, "top_p": 1,
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "auto"},
+    "thinking": {"type": "disabled"}, "output_config": {"effort": "low"}, "metadata": {},
+    "chat_template_kwargs": {"x": 1}, "stream": False, "max_tokens": 2, "model": None,
+    "cache_control": {}, "seed": 1,
 }  # fmt: skip
 _HOLE = "\ue000HOLE"
 H: Any = _HOLE
@@ -86,6 +95,19 @@ INNER: dict[str, list[dict[str, Any]]] = {
     ],
     "/v1/completions": [{"prompt": [H]}, {"prompt": [[H]]}, {"prompt": [1, H]},
                         {"prompt": "a", "logit_bias": {"3": H}}],
+    "/v1/messages": [
+        {"messages": [{"role": "user", "content": [{"type": H, "text": H}]}]},
+        {"messages": [{"role": H, "content": H}, *SAY]},
+        {"messages": [{"role": "assistant", "content": [
+            {"type": "tool_use", "name": "f", "id": H, "input": H},
+            {"type": "thinking", "thinking": H}]}, *SAY]},
+        {"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": H, "content": H}]}]},
+        {"messages": SAY, "system": [{"type": "text", "text": H}]},
+        {"messages": SAY, "tools": [{"name": "f", "description": H, "input_schema": H}]},
+        {"messages": SAY, "tools": [{"name": "f", "input_schema": {"properties": {"x": H}}}],
+         "tool_choice": {"type": "tool", "name": H}},
+    ],
     "/v1/responses": [
         {"input": "hi", "metadata": {"k": H}}, {"input": "hi", "metadata": {"k": [[H]]}},
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": H}]}]},
@@ -126,10 +148,11 @@ def check(response: httpx.Response) -> None:
 @pytest.mark.parametrize("path", BODIES)
 def test_odd_values_in_any_field(server: Running, path: str, odd: str) -> None:
     own = [with_hole(BODIES[path], name) for name in BODIES[path]]
+    most = {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 2}
     num_served = 0
     for body in [*own, *INNER[path]]:
         for more in ({}, {"stream": True}):
-            limit = {} if "max" in str(body) else {"max_output_tokens": 2, "max_tokens": 2}
+            limit = {} if "max" in str(body) else most
             text = json.dumps({**limit, **body, **more}).replace(json.dumps(_HOLE), ODD[odd])
             content = {"content-type": "application/json"}
             response = server.http.post(path, content=text.encode(), headers=content)
@@ -143,6 +166,16 @@ def test_odd_values_in_any_field(server: Running, path: str, odd: str) -> None:
 def test_odd_bodies(server: Running, odd: str) -> None:
     for path in BODIES:
         for text in (ODD[odd], f"[{ODD[odd]}]", f'{{"x": {ODD[odd]}}}', f"{{{ODD[odd]}: 1}}"):
+            check(server.http.post(path, content=text.encode()))
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_values_as_tokens_and_texts(server: Running, odd: str) -> None:
+    hole = [{"content": H}, {"prompt": H}, {"messages": [{"role": "user", "content": H}]},
+            {"messages": SAY, "tools": [H]}, {"prompt": "x", "return_token_strs": H}]  # fmt: skip
+    for path, bodies in (("/tokenize", hole), ("/detokenize", [{"tokens": H}, {"tokens": [H]}])):
+        for body in bodies:
+            text = json.dumps(body).replace(json.dumps(_HOLE), ODD[odd])
             check(server.http.post(path, content=text.encode()))
 
 

@@ -18,11 +18,11 @@ import pytest
 from fakes.server import engine_on_tables, until
 
 import duodec
-from duodec.server import stream
-from duodec.server.running import listen
+from duodec.server.http import streams
+from duodec.server.http.streams import EventStream
+from duodec.server.process import listen
 from duodec.server.service import Service
 from duodec.server.settings import Settings
-from duodec.server.stream import EventStream
 
 httpx = pytest.importorskip("httpx")
 MODEL = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
@@ -31,7 +31,7 @@ MODEL = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
 def test_a_client_that_reads_nothing_is_let_go_when_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream, "_LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(streams, "_LAST_WORDS_S", 0.1)
     service = Service(Settings("tables", num_slots=1, timeout_s=0.3))
     engine = engine_on_tables(num_context=4000)
     service.start(engine)
@@ -40,9 +40,9 @@ def test_a_client_that_reads_nothing_is_let_go_when_its_time_is_over(
         await asyncio.Event().wait()
 
     async def run() -> None:
-        wish, form, feed = await service.complete({"prompt": "hello", "stream": True})
-        assert wish.is_streamed
-        await EventStream(form, feed, 15.0)({}, never, never)
+        writer, feed = await service.complete({"prompt": "hello", "stream": True})
+        assert writer.is_streamed
+        await EventStream(writer, feed, 15.0)({}, never, never)
 
     begin_s = perf_counter()
     try:
@@ -65,7 +65,7 @@ def test_a_model_is_free_when_its_last_token_is_computed_whoever_reads_it(path: 
     bodies: list[bytes] = []
 
     async def run() -> None:
-        _, form, feed = await getattr(service, path)({**own[path], "stream": True, "seed": 1})
+        writer, feed = await getattr(service, path)({**own[path], "stream": True, "seed": 1})
         reads = asyncio.Event()
 
         async def send(message: Any) -> None:
@@ -73,7 +73,7 @@ def test_a_model_is_free_when_its_last_token_is_computed_whoever_reads_it(path: 
                 await reads.wait()
                 bodies.append(message["body"])
 
-        answering = asyncio.ensure_future(EventStream(form, feed, 15.0)({}, never, send))
+        answering = asyncio.ensure_future(EventStream(writer, feed, 15.0)({}, never, send))
         (served,) = service.models.loaded
         while served.is_busy:
             await asyncio.sleep(0.01)

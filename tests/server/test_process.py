@@ -20,7 +20,7 @@ from fakes import TESTS
 from fakes.server import until
 
 import duodec
-from duodec.cli.settings_file import read_options
+from duodec.cli.config_file import read_options
 from duodec.errors import BadOption
 
 httpx = pytest.importorskip("httpx")
@@ -29,10 +29,18 @@ httpx = pytest.importorskip("httpx")
 PROGRAM = """
 import sys
 from fakes.server import Slowed, engine_on_tables
-from duodec import loading
+from pathlib import Path
+from duodec import llm
 from duodec.cli import app
+from duodec.loading import resolve
+from duodec.models import ModelFile
 
-def load(config, *, on_warning, taken_bytes):
+def resolve_pair(config):
+    file = ModelFile(Path(config.target), config.target, "table", None, None)
+    return resolve.ResolvedPair(config, "llama.cpp", file)
+
+def load(pair, *, on_warning, taken_bytes):
+    config = pair.config
     if config.target == "broken":
         from duodec.errors import ModelUnreadable
         raise ModelUnreadable("broken.gguf is a picture; pass a model")
@@ -41,7 +49,7 @@ def load(config, *, on_warning, taken_bytes):
     engine.num_slots = config.num_slots
     return engine
 
-loading.load = load
+llm.load, resolve.resolve_pair = load, resolve_pair
 sys.exit(app.run(["serve", *sys.argv[1:]]))
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fakes.server import Running, Slowed, engine_on_tables, running, until
 
-from duodec.server.connections import Connection
+from duodec.server.http.connections import Connection
 
 HOST = b"Host: localhost\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"

@@ -12,8 +12,8 @@ import pytest
 from fakes.server import MODEL, Running, running
 from fakes.tags import Tags, random_model, willing_model
 
+from duodec.server.api.response_store import Store, continued, conversation
 from duodec.server.errors import ApiError
-from duodec.server.responses.store import Store, continued, conversation
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
@@ -241,7 +241,7 @@ def test_what_is_stored_weighs_what_is_counted(kind: str) -> None:
         ({"input": "x", "temperature": -1}, "temperature"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x", "model": "gpt-9"}, "model"),
-        ({"input": "x", "text": {"format": {"type": "xml"}}}, "response_format.type"),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type"),
     ],
 )
 def test_what_is_refused(server: Running, fields: dict[str, Any], param: str) -> None:

@@ -454,7 +454,7 @@ def test_unknown_models_and_paths(server: Running) -> None:
     refused(server.http.get("/v1/chat/completions"), 405)
 
 
-def test_unknown_fields_are_ignored(server: Running) -> None:
+def test_fields_that_clients_send_by_habit_have_no_effect(server: Running) -> None:
     assert server.chat(user="me", metadata={"a": 1}, store=False, model=None).status_code == 200
 
 

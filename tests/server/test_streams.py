@@ -14,19 +14,19 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
+from duodec.backends.llamacpp.chains import LlamaChains, chain_of, num_passes
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.streams import LlamaStreams, chain_of, num_passes
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams, Tokens
 from duodec.errors import BadOption, ContextExceeded
-from duodec.llm import LLM
-from duodec.loading import load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
 from duodec.models import resolve
-from duodec.models.config import EngineConfig
 from duodec.scheduler.outputs import Done, Failed, Output
 from duodec.server.service import Service
 from duodec.server.settings import Settings
@@ -42,8 +42,8 @@ def model() -> Iterator[LlamaModel]:
 
 
 @pytest.fixture
-def streams(model: LlamaModel, request: pytest.FixtureRequest) -> Iterator[LlamaStreams]:
-    streams = LlamaStreams(
+def streams(model: LlamaModel, request: pytest.FixtureRequest) -> Iterator[LlamaChains]:
+    streams = LlamaChains(
         model,
         num_slots=NUM_SLOTS,
         num_context=700,
@@ -67,7 +67,7 @@ def texts_of(model: LlamaModel) -> list[Tokens]:
     return [np.array(model.tokenize(text, is_templated=False), dtype=np.int32) for text in texts]
 
 
-def rows_of(target: LlamaStreams | LlamaTarget, *queries: Query) -> list[list[np.ndarray]]:
+def rows_of(target: LlamaChains | LlamaTarget, *queries: Query) -> list[list[np.ndarray]]:
     found = []
     for scores in target.score(queries):
         assert isinstance(scores, LlamaScores)
@@ -96,7 +96,7 @@ def test_a_pass_takes_as_much_of_neighbours_as_the_shortest_has() -> None:
 
 @pytest.mark.parametrize("streams", [1, 40], indirect=True)
 def test_chains_are_made_even_where_passes_are_dear(
-    model: LlamaModel, streams: LlamaStreams, monkeypatch: pytest.MonkeyPatch
+    model: LlamaModel, streams: LlamaChains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = list[list[int]]()
     decode = streams._decode
@@ -122,7 +122,7 @@ def test_chains_are_made_even_where_passes_are_dear(
 
 
 @pytest.mark.slow
-def test_rows_have_the_bits_of_a_text_alone(model: LlamaModel, streams: LlamaStreams) -> None:
+def test_rows_have_the_bits_of_a_text_alone(model: LlamaModel, streams: LlamaChains) -> None:
     dice = np.random.default_rng(3)
     texts = texts_of(model)
     alone = [LlamaTarget(model, num_context=700, num_threads=1) for _ in texts]
@@ -146,7 +146,7 @@ def test_rows_have_the_bits_of_a_text_alone(model: LlamaModel, streams: LlamaStr
 
 
 def test_a_text_that_changes_is_read_anew_from_there(
-    model: LlamaModel, streams: LlamaStreams, alone: LlamaTarget
+    model: LlamaModel, streams: LlamaChains, alone: LlamaTarget
 ) -> None:
     text = texts_of(model)[2]
     rows_of(streams, Query(1, text, chain([5, 6, 7])))
@@ -158,7 +158,7 @@ def test_a_text_that_changes_is_read_anew_from_there(
 
 
 def test_of_many_long_drafts_as_much_is_scored_as_a_forward_gives(
-    model: LlamaModel, streams: LlamaStreams
+    model: LlamaModel, streams: LlamaChains
 ) -> None:
     draft = chain(list(range(10, 90)))
     queries = [Query(slot, text, draft) for slot, text in enumerate(texts_of(model))]
@@ -168,7 +168,7 @@ def test_of_many_long_drafts_as_much_is_scored_as_a_forward_gives(
 
 
 def test_what_does_not_fit_ends_its_own_answer_and_can_be_asked_again(
-    model: LlamaModel, streams: LlamaStreams, alone: LlamaTarget
+    model: LlamaModel, streams: LlamaChains, alone: LlamaTarget
 ) -> None:
     text = texts_of(model)[0]
     with pytest.raises(ContextExceeded, match="--context"):
@@ -179,7 +179,7 @@ def test_what_does_not_fit_ends_its_own_answer_and_can_be_asked_again(
 
 def test_there_are_only_so_many_texts(model: LlamaModel) -> None:
     with pytest.raises(BadOption, match=r"parallel is 257 .* 256 or fewer"):
-        LlamaStreams(model, num_slots=257, num_context=100, num_threads=1)
+        LlamaChains(model, num_slots=257, num_context=100, num_threads=1)
 
 
 METHODS = ("ar", "auto", "stream", "duo", "sps", "lookup", "lookahead", "recycling", "suffix")

@@ -12,9 +12,9 @@ from fakes.tags import Tags, random_model, willing_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duodec.server.calls.call import Thought
-from duodec.server.harmony import Messages
-from duodec.server.thinking import THINKING, State, Thoughts, WithoutThoughts
+from duodec.server.api.tools.call import Reasoning
+from duodec.server.api.tools.harmony import Messages
+from duodec.server.api.tools.reasoning import THINKING, PlainReader, ReasoningReader, State
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 
@@ -78,7 +78,8 @@ def ask(server: Running, *, is_streamed: bool, **fields: Any) -> tuple[str, str,
             assert not (more and words), "reasoning comes first"
             thought += more
             words += choice.delta.content or ""
-            names += [call.function.name for call in choice.delta.tool_calls or ()]
+            calls = choice.delta.tool_calls or ()  # arguments may come in several pieces
+            names += [call.function.name for call in calls if call.function.name]
             reason = choice.finish_reason or reason
         return thought, words, names, reason
 
@@ -194,9 +195,9 @@ def test_how_a_text_was_cut_changes_nothing(
     text = "".join(pieces)
 
     def split(parts: list[str]) -> tuple[str, str]:
-        reader = Thoughts(THINKING[0], state, WithoutThoughts()) if state else Messages()
+        reader = ReasoningReader(THINKING[0], state, PlainReader()) if state else Messages()
         found = [f for part in parts for f in reader.push(part)] + [*reader.finish()]
-        thought = "".join(f.text for f in found if isinstance(f, Thought))
+        thought = "".join(f.text for f in found if isinstance(f, Reasoning))
         return thought, "".join(f for f in found if isinstance(f, str))
 
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))

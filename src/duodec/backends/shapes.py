@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duodec.backends.curves import CostCurve
+from duodec.backends.llamacpp.chains import chain_of
 from duodec.backends.llamacpp.row_choice import WIDTHS, RowChoice
-from duodec.backends.llamacpp.streams import chain_of
 from duodec.core.draft import Draft
 from duodec.errors import BadOption
 

@@ -33,10 +33,10 @@ from duodec.core.protocols import (
     RowQuery,
     Scores,
     Target,
-    has_branches,
 )
 from duodec.core.rows import Row
 from duodec.core.sampling import Distribution, Draw, Tokens
+from duodec.core.traits import DraftTraits, TargetTraits
 from duodec.errors import BadOption
 
 _T = TypeVar("_T")
@@ -106,36 +106,37 @@ class VirtualClock:
         self.now_s += seconds
 
 
-class PricedModel:
+class PricedModel(DraftModel):
     """A draft model whose forward passes take the time of a table, on a clock of their own. Where
     it translates another model's vocabulary, each forward pass of that one has its price."""
 
     def __init__(self, model: DraftModel, table: StepTable) -> None:
         self.model = model
+        self._table = table
         self._meter = _Meter(innermost(model), table)
         self._metered = _over(model, self._meter)
 
+        self.clock = self._meter.now_s  # seconds of work so far, with the current forward pass
+
     @property
-    def has_branches(self) -> bool:
-        """Whether it computes several paths at once."""
-        return has_branches(self.model)
+    def traits(self) -> DraftTraits:
+        return replace(self.model.traits, has_clock=True, reads_in_chunks=False, has_masks=False)
 
     @property
     def busy_s(self) -> float:
         """Seconds of all forward passes so far."""
         return self._meter.busy_s
 
-    def clock(self) -> float:
-        """Seconds of work so far, with those of the current forward pass."""
-        return self._meter.now_s()
+    def anew(self) -> PricedModel:
+        """The same model and table, for drafts of which nothing has been measured yet."""
+        return PricedModel(_over(self.model, innermost(self.model).anew()), self._table)
 
     def rows(self, query: RowQuery) -> list[Row]:
         return self._metered.rows(query)
 
     def widen(self, slot: int, *, is_idle: bool) -> bool:
         """Prefill more of a slot's text, if the model has a window and that is due."""
-        widen = getattr(self._metered, "widen", None)
-        return widen is not None and bool(widen(slot, is_idle=is_idle))
+        return self._metered.widen(slot, is_idle=is_idle)
 
 
 class _Meter(Wrapped):
@@ -150,7 +151,7 @@ class _Meter(Wrapped):
     def now_s(self) -> float:
         if self._since is None:
             return self.busy_s
-        return self.busy_s + self._price(self._num_tokens() - self._since)
+        return self.busy_s + self._price(self.model.num_computed - self._since)
 
     def rows(self, query: RowQuery) -> list[Row]:
         return self._priced(lambda: self.model.rows(query), max(1, len(query.rows)))
@@ -159,23 +160,17 @@ class _Meter(Wrapped):
         return self._priced(lambda: super(_Meter, self).widen(slot, is_idle=is_idle), 0)
 
     def _priced(self, work: Callable[[], _T], num_otherwise: int) -> _T:
-        self._since = self._num_tokens()
-        if hasattr(self.model, "clock"):  # it measures itself with this clock
+        self._since = self.model.num_computed
+        if self.model.traits.has_clock:
             self.model.clock = self.now_s
         try:
             result = work()
-            num_tokens = self._num_tokens() - self._since
+            num_tokens = self.model.num_computed - self._since
         finally:
             self._since = None
-        self.busy_s += self._price(num_tokens if self._counts else num_otherwise)
+        counts = self.model.traits.counts_tokens
+        self.busy_s += self._price(num_tokens if counts else num_otherwise)
         return result
-
-    @property
-    def _counts(self) -> bool:
-        return hasattr(self.model, "num_computed")
-
-    def _num_tokens(self) -> int:
-        return int(getattr(self.model, "num_computed", 0))
 
     def _price(self, num_tokens: int) -> float:
         return self._table.seconds(num_tokens) if num_tokens else 0.0
@@ -200,7 +195,7 @@ Place = tuple[int, tuple[int, ...]]
 
 
 @dataclass
-class SimulatedTarget:
+class SimulatedTarget(Target):
     """A real target's rows, with durations from a curve.
 
     On the recorded text draws and candidates are those that were recorded; off it rows are
@@ -218,9 +213,13 @@ class SimulatedTarget:
     _reader: _Reader = field(default_factory=_Reader)
 
     @property
-    def has_branches(self) -> bool:
-        """Whether it scores trees."""
-        return self.curve.shape.has_branches
+    def traits(self) -> TargetTraits:
+        shape = self.curve.shape
+        return TargetTraits(
+            has_branches=shape.has_branches,
+            has_ready_candidates=shape.draws_on_device,
+            num_rows=shape.num_rows or 1,
+        )
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         shape, host = self.curve.shape, self.host
@@ -254,11 +253,6 @@ class _SimulatedScores:
     def num_rows(self) -> int:
         return len(self._query.draft) + 1
 
-    @property
-    def candidates_are_ready(self) -> bool:
-        """With the draws, on the device."""
-        return self._owner.curve.shape.draws_on_device
-
     def draw(self, row: int) -> Draw:
         self._take(self._owner.host.draw)
         position, tail = self._places[row]
@@ -269,9 +263,12 @@ class _SimulatedScores:
     def distribution(self, row: int) -> Distribution:
         return self._all_rows().distribution(row)
 
+    def row_logits(self, row: int) -> Row:
+        return self._all_rows().row_logits(row)
+
     def _take(self, seconds: float) -> None:
         """Work of the host, unless the device does it."""
-        if not self.candidates_are_ready:
+        if not self._owner.curve.shape.draws_on_device:
             self._owner.clock.advance(seconds)
 
     def candidates(self, row: int) -> Candidates:

@@ -12,7 +12,7 @@ from time import sleep
 
 import numpy as np
 
-from duodec.core.protocols import Candidates, Query, RowQuery, Scores
+from duodec.core.protocols import Candidates, DraftModel, Query, RowQuery, Scores, Target
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Distribution, Draw
 
@@ -61,16 +61,18 @@ class TableScores:
         return self.query.sampler.draw(self.model.logits(context), context)
 
     def candidates(self, row: int) -> Candidates:
-        logits = self.model.logits(self.query.context(row))
-        return Candidates.of(logits, self.query.num_candidates)
+        return Candidates.of(self.row_logits(row), self.query.num_candidates)
 
     def distribution(self, row: int) -> Distribution:
         context = self.query.context(row)
         return self.query.sampler.distribution(self.model.logits(context), context)
 
+    def row_logits(self, row: int) -> Row:
+        return self.model.logits(self.query.context(row))
+
 
 @dataclass(frozen=True)
-class TableTarget:
+class TableTarget(Target):
     """A target that reads a table."""
 
     model: TableModel
@@ -82,7 +84,7 @@ class TableTarget:
 
 
 @dataclass(frozen=True)
-class TableDraftModel:
+class TableDraftModel(DraftModel):
     """A draft model that reads a table."""
 
     model: TableModel

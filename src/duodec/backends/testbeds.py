@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from time import perf_counter, sleep
 
@@ -24,10 +25,10 @@ from duodec.core.protocols import (
     Query,
     Scores,
     Target,
-    has_branches,
-    max_draft,
 )
+from duodec.core.rows import Row
 from duodec.core.sampling import Distribution, Draw, Tokens
+from duodec.core.traits import TargetCache, TargetTraits
 from duodec.errors import ComputeFailed, DistributionUnavailable
 
 _SPIN_S = 0.0002  # the last moments of a wait are spun: sleeping is not that exact
@@ -93,7 +94,7 @@ class _Reader:
 
 
 @dataclass
-class ReplayTarget:
+class ReplayTarget(Target):
     """Replays one recorded text (prompt and completion) at a given latency.
 
     It enforces the text, so it proves nothing about exactness. A row off the recorded
@@ -105,6 +106,8 @@ class ReplayTarget:
     candidates: Mapping[int, Candidates] = field(default_factory=dict)
     """What the target held likely, by the position of the token that it then drew."""
     _reader: _Reader = field(default_factory=_Reader)
+
+    traits = TargetTraits(launches=True, has_ready_candidates=True)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         start = perf_counter()
@@ -133,8 +136,6 @@ class _Due:
 class ReplayScores:
     """The recorded token after every node that lies on the recorded text. All of it is known when
     it is made: on a device, draws are part of the forward pass."""
-
-    candidates_are_ready = True
 
     def __init__(
         self, recording: Tokens, query: Query, known: Mapping[int, Candidates] | None = None
@@ -179,21 +180,35 @@ class ReplayScores:
             "a replayed text has no distributions; run this method on a real or a clocked target"
         )
 
+    def row_logits(self, row: int) -> Row:
+        raise DistributionUnavailable("a replayed text has no logprobs; leave logprobs out")
+
 
 @dataclass
-class PacedTarget:
+class PacedTarget(Target):
     """A real target whose forward passes take at least what ``curve`` says of their rows."""
 
     target: Target
     curve: CostCurve
 
-    @property
-    def has_branches(self) -> bool:
-        return has_branches(self.target)
+    @cached_property
+    def traits(self) -> TargetTraits:
+        return self._paced(self.target.traits)
 
     @property
-    def max_draft(self) -> int:
-        return max_draft(self.target)
+    def on_chunk(self) -> Callable[[], None]:
+        return self.target.on_chunk
+
+    @on_chunk.setter
+    def on_chunk(self, hook: Callable[[], None]) -> None:
+        self.target.on_chunk = hook
+
+    def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
+        cache = self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
+        return replace(cache, traits=self._paced(cache.traits))
+
+    def _paced(self, traits: TargetTraits) -> TargetTraits:
+        return replace(traits, launches=True, pace_s=self.curve.forward_s)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         start, seconds = perf_counter(), self.curve.seconds(num_rows(queries))
@@ -205,7 +220,7 @@ class PacedTarget:
 
 
 @dataclass
-class ClockedTarget:
+class ClockedTarget(Target):
     """A real target on a clock of its own, on which a forward pass takes what ``curve`` says.
 
     Use `clock` for the session: it runs as the real one does between forward passes. Draws and
@@ -262,6 +277,9 @@ class _DrawnScores:
     def distribution(self, row: int) -> Distribution:
         return self.scores.distribution(row)
 
+    def row_logits(self, row: int) -> Row:
+        return self.scores.row_logits(row)
+
 
 def _drawn(scores: Scores, row: int) -> Draw | ComputeFailed:
     try:
@@ -271,7 +289,7 @@ def _drawn(scores: Scores, row: int) -> Draw | ComputeFailed:
 
 
 @dataclass
-class EnforcedTarget:
+class EnforcedTarget(Target):
     """A real target that draws a recorded text, wherever a row lies on it."""
 
     target: Target
@@ -304,3 +322,6 @@ class _EnforcedScores:
 
     def distribution(self, row: int) -> Distribution:
         return self.scores.distribution(row)
+
+    def row_logits(self, row: int) -> Row:
+        return self.scores.row_logits(row)

@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from duodec.backends.loaded import RunningTarget, TargetModel
 from duodec.backends.testbeds import ClockedTarget, EnforcedTarget, LatencyCurve, ReplayTarget
 from duodec.bench.meters import bandwidth
 from duodec.bench.recording import Turn
@@ -23,12 +24,12 @@ from duodec.core.events import Finished
 from duodec.core.protocols import Datastore, Drafter, DraftRequest, Query, Target, Tokenizer
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.drafting.plans import Chain
-from duodec.llm import LLM
-from duodec.loading import load, open_drafter
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
+from duodec.loading.drafter import SentVocabulary, open_drafter
+from duodec.loading.resolve import resolve_pair
 from duodec.machine.cores import CorePlan, available_cores
 from duodec.methods.method import Method
-from duodec.models.config import EngineConfig
-from duodec.models.targets import RunningTarget, TargetModel
 from duodec.planning.costs import Costs
 
 _SLOT = 0
@@ -185,11 +186,12 @@ def replay_stage(
     with ExitStack() as stack:
         cores = available_cores()
         plan = CorePlan.make(cores, target_is_on_cpu=False, num_draft_threads=config.draft_threads)
-        engine = stack.enter_context(load(replace(config, draft=None)))
+        pair = resolve_pair(config)
+        engine = stack.enter_context(load(pair.without_draft()))
         target, model = cast(RunningTarget, engine.target), engine.tokenizer
         drafter = None
-        if config.draft is not None and any(method.takes_draft_model for method in methods):
-            drafter = open_drafter(config, model, engine.num_context, plan)
+        if pair.draft is not None and any(method.takes_draft_model for method in methods):
+            drafter = open_drafter(pair, cast(SentVocabulary, model), engine.num_context, plan)
             stack.callback(drafter.close)
             drafter.wait_ready()
         rest = tuple(core for core in cores if core not in plan.draft_cores) or cores

@@ -18,11 +18,11 @@ from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.tasks import TASKS
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
-from duodec.loading import draft_for
+from duodec.loading.config import EngineConfig
+from duodec.loading.resolve import draft_for
 from duodec.methods.method import Method
 from duodec.methods.registry import METHODS
 from duodec.methods.registry import method as method_named
-from duodec.models.config import EngineConfig
 
 SHUFFLED = "shuffled"  # the control in which texts make no sense
 BASELINE = "ar"

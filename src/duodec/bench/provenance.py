@@ -13,12 +13,10 @@ from typing import Any
 
 import duodec
 from duodec.errors import DuodecError
-from duodec.loading import draft_for
-from duodec.models import resolve
+from duodec.loading.config import EngineConfig
+from duodec.loading.resolve import resolve_pair
 from duodec.models.base import ModelFile
-from duodec.models.config import EngineConfig
-from duodec.models.summary import Summary
-from duodec.models.targets import target_file
+from duodec.models.metadata import ModelMetadata
 
 _PATIENCE_S = 20.0
 
@@ -26,17 +24,18 @@ _PATIENCE_S = 20.0
 def models_of(config: EngineConfig) -> dict[str, dict[str, Any]]:
     """A pair's models by name: hash, quantisation, parameters, bytes, source. They are on this
     machine by now; one that is no file, as in tests, is left out."""
-    found = {}
     with suppress(DuodecError):
-        found[config.target] = _model(target_file(replace(config, offline=True)))
-    with suppress(DuodecError):
-        if draft := draft_for(config):
-            found[draft] = _model(resolve(draft, offline=True))
-    return found
+        pair = resolve_pair(replace(config, offline=True))
+        files = {
+            config.target: pair.file,
+            **({pair.draft.reference: pair.draft} if pair.draft else {}),
+        }
+        return {name: _model(file) for name, file in files.items()}
+    return {}
 
 
 def _model(file: ModelFile) -> dict[str, Any]:
-    summary = Summary.of(file.path)
+    summary = ModelMetadata.of(file.path)
     return {
         "sha256": file.sha256 or digest(file.path),
         "quantisation": summary.quantisation or "?",

@@ -51,7 +51,7 @@ class Conversation:
     error: str | None = None
 
 
-class _Noting:
+class _Noting(Target):
     """A target that records its candidates after each text that it scores."""
 
     def __init__(self, target: Target) -> None:
@@ -92,7 +92,7 @@ def record(
                     text = render(prompt, earlier, question)
                     tokens = engine.tokenizer.tokenize(text, is_templated=True)
                 noting = _Noting(engine.target)
-                plain = replace(engine, target=noting, targets=None)
+                plain = replace(engine, target=noting)
                 params = replace(sampling, max_tokens=limit)
                 *_, last = plain.stream(tokens, params, method="ar")
                 assert isinstance(last, Finished)

@@ -18,15 +18,16 @@ from duodec.bench.meters import EnergyMeter, resident_bytes
 from duodec.bench.paper import paper_named
 from duodec.bench.plan import SHUFFLED, BenchPlan, Entrant
 from duodec.bench.recording import Conversation, Turn, record, shuffled
-from duodec.bench.results import Generation, RoundTrace
-from duodec.bench.scoring import Scorer
+from duodec.bench.results import Generation, Results, RoundTrace
+from duodec.bench.scoring import Scorer, score_text
+from duodec.bench.simulation import simulated_stage
 from duodec.bench.tasks import Prompt
 from duodec.core.events import Finished
 from duodec.core.round import Stats
 from duodec.errors import DuodecError
+from duodec.loading.config import EngineConfig
 from duodec.machine.busy import OtherPrograms
 from duodec.methods.method import Method
-from duodec.models.config import EngineConfig
 from duodec.planning.costs import Costs
 
 _WARM_UP = Prompt(
@@ -90,8 +91,6 @@ class Runner:
     def _stage(self, entrants: Sequence[Entrant]) -> AbstractContextManager[Stage]:
         sampling = self.plan.sampling
         if self.plan.simulate_ms is not None:
-            from duodec.bench.simulation import simulated_stage  # which imports Runner
-
             needs_model = any(entrant.new().takes_draft_model for entrant in entrants)
             return simulated_stage(self.config, self.plan, needs_model=needs_model)
         if self.plan.replay_ms is None:
@@ -275,3 +274,27 @@ def _measured(blank: Generation, stats: Stats) -> Generation:
             for r in stats.rounds
         ],
     )
+
+
+@dataclass
+class Memory:
+    """A journal that is kept in memory only."""
+
+    generations: list[Generation] = field(default_factory=list)
+
+    def keep(self, generation: Generation) -> None:
+        self.generations.append(generation)
+
+    def check_room(self) -> None: ...
+
+
+def simulate(plan: BenchPlan, prompts: Sequence[Prompt], on_progress: OnProgress) -> Results:
+    """The simulated figures of a plan's methods. Raises DuodecError."""
+    memory = Memory()
+    facts: dict[str, str] = {}
+    for config in plan.pairs():
+        runner = Runner(plan, config, memory, score_text, on_progress)
+        runner.run(prompts)
+        facts.update(runner.facts)
+    settings = plan.settings("duodec plan", "", [f"{p.task}/{p.prompt_id}" for p in prompts])
+    return Results(memory.generations, {}, {**settings, **facts, "is_complete": True})

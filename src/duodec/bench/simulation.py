@@ -6,11 +6,12 @@ shows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 
@@ -30,21 +31,16 @@ from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Parts, Stage, answered
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Turn
-from duodec.bench.results import Generation, Results
-from duodec.bench.run import OnProgress, Runner
-from duodec.bench.scoring import score_text
-from duodec.bench.tasks import Prompt
 from duodec.core.candidates import Place as TreePlace
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Candidates, DraftModel, RowQuery, Target
-from duodec.drafts import recipe_for
-from duodec.llm import LLM
-from duodec.loading import load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
+from duodec.loading.drafter import SentVocabulary, recipe_for
+from duodec.loading.resolve import resolve_pair
 from duodec.machine.cores import CorePlan, available_cores
 from duodec.methods.method import Method
-from duodec.models import resolve
-from duodec.models.config import EngineConfig
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.planner import Planner
@@ -68,6 +64,8 @@ class SimulatedBed:
     known: dict[tuple[int, ...], dict[Place, Candidates]] = field(default_factory=dict)
     """Rows off the recorded texts, by the tokens of the text; of the latest turn only."""
     name: str = "simulated"
+    _models: dict[int, tuple[Costs, PricedModel]] = field(default_factory=dict, init=False)
+    """By costs: what the draft model measures of itself is one method's own, as its costs are."""
 
     @property
     def forward_s(self) -> float:
@@ -75,7 +73,8 @@ class SimulatedBed:
 
     def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
         clock = VirtualClock()
-        drafter = SimulatedDrafter(self.model, clock) if self.model else None
+        model = self._model(costs)
+        drafter = SimulatedDrafter(model, clock) if model else None
         key = turn.prompt_tokens + turn.answer
         if key not in self.known:
             self.known = {key: {}}
@@ -91,6 +90,13 @@ class SimulatedBed:
         engine = replace(self.parts, drafter=drafter).engine(target, costs, clock)
         return answered(engine, self.parts.sampling, method, turn, len(turn.answer))
 
+    def _model(self, costs: Costs) -> PricedModel | None:
+        if self.model is None:
+            return None
+        if id(costs) not in self._models:
+            self._models[id(costs)] = (costs, self.model.anew())
+        return self._models[id(costs)][1]
+
     def forget(self) -> None:
         """Replace the draft model's cache by one token; target and drafter are new for each
         completion."""
@@ -101,26 +107,27 @@ class SimulatedBed:
 @contextmanager
 def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool) -> Iterator[Stage]:
     """A bed on virtual time, and an engine that records. The stage reports its cost table."""
-    with load(replace(config, draft=None)) as engine:
+    pair = resolve_pair(config)
+    with load(pair.without_draft()) as engine:
         vocabulary = engine.tokenizer
         cores = CorePlan.make(
             available_cores(), target_is_on_cpu=False, num_draft_threads=config.draft_threads
         ).draft_cores
         model, table = None, None
-        if needs_model and config.draft is not None:
-            path = resolve(config.draft, offline=config.offline).path
+        if needs_model and pair.draft is not None:
             recipe = LlamaRecipe(
-                path,
+                pair.draft.path,
                 engine.num_context,
                 len(cores),
                 vocabulary.num_vocab,
                 max_window=config.draft_window,
             )
-            loaded = recipe_for(vocabulary, recipe).load()
-            table = StepTable.parse(plan.draft_ms) if plan.draft_ms else measured(innermost(loaded))
+            loaded = recipe_for(cast(SentVocabulary, vocabulary), recipe).load()
+            # as it is recorded: whoever gives it back gets the same figures
+            table = StepTable.parse(plan.draft_ms or str(measured(innermost(loaded))))
             model = PricedModel(loaded, table.faster(plan.draft_speed))
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
-        host = HostPrices.parse(plan.host_us) if plan.host_us else _host(engine)
+        host = HostPrices.parse(plan.host_us or str(_host(engine)))
         bed = SimulatedBed(parts, engine.target, model, plan.latency, host)
         facts = {"host_us": str(host), **({"draft_ms": str(table)} if table else {})}
         yield Stage(engine, lambda method: bed, facts)
@@ -153,27 +160,3 @@ def measured(model: DraftModel) -> StepTable:
             seconds.append(perf_counter() - start_s)
         points.append((num, median(seconds)))
     return StepTable(tuple(points))
-
-
-@dataclass
-class Memory:
-    """A journal that is kept in memory only."""
-
-    generations: list[Generation] = field(default_factory=list)
-
-    def keep(self, generation: Generation) -> None:
-        self.generations.append(generation)
-
-    def check_room(self) -> None: ...
-
-
-def simulate(plan: BenchPlan, prompts: Sequence[Prompt], on_progress: OnProgress) -> Results:
-    """The simulated figures of a plan's methods. Raises DuodecError."""
-    memory = Memory()
-    facts: dict[str, str] = {}
-    for config in plan.pairs():
-        runner = Runner(plan, config, memory, score_text, on_progress)
-        runner.run(prompts)
-        facts.update(runner.facts)
-    settings = plan.settings("duodec plan", "", [f"{p.task}/{p.prompt_id}" for p in prompts])
-    return Results(memory.generations, {}, {**settings, **facts, "is_complete": True})

@@ -1,8 +1,8 @@
 """Render prompts with chat templates, which are programs that come with a model.
 
 They run in jinja2's sandbox, which protects the machine but does not stop endless loops. So unknown
-templates run in a separate process, which is this file as a program: see `duodec.chat.rendering`
-and `duodec.machine.helper`.
+templates run in a separate process, which is this file as a program: see
+`duodec.chat.template_renderer` and `duodec.machine.helper`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-class Refused(Exception):
+class TemplateRefused(Exception):
     """A template that refuses the messages, with its own message."""
 
 
@@ -47,9 +47,9 @@ def write(template: str, values: dict[str, Any]) -> str:
             parts.append(part)
             length += len(part)
             if length > MOST_CHARACTERS:
-                raise Refused(f"it writes more than {MOST_CHARACTERS} characters")
+                raise TemplateRefused(f"it writes more than {MOST_CHARACTERS} characters")
     except _REFUSALS as error:
-        raise Refused(str(error) or type(error).__name__) from error
+        raise TemplateRefused(str(error) or type(error).__name__) from error
     return "".join(parts)
 
 
@@ -87,7 +87,7 @@ def _answer(requests: BinaryIO, answers: BinaryIO) -> None:
         try:
             template, values = pickle.loads(requests.read(*SIZE.unpack(head)))  # noqa: S301  our parent's
             kind, text = WRITTEN, write(template, values)
-        except Refused as refusal:
+        except TemplateRefused as refusal:
             kind, text = REFUSED, str(refusal)
         except Exception as error:  # noqa: BLE001  a value of a class that is unknown here
             kind, text = REFUSED, f"{type(error).__name__}: {error}"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from duodec.chat.template import Message, render
 from duodec.core.protocols import Tokenizer
@@ -31,18 +31,6 @@ _FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0x10FFFD  # code points that texts do n
 
 # messages, tools, and the template's variables as the only item of a list
 _Shown = tuple[Sequence[Message], Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
-
-
-@runtime_checkable
-class ControlVocabulary(Protocol):
-    """A vocabulary that has control tokens."""
-
-    @property
-    def controls(self) -> SpecialTokens:
-        """Tokens that direct the model: no text of a user may spell them."""
-
-    def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
-        """Tokens of a templated text in which these are the only control tokens."""
 
 
 class _Rendered(NamedTuple):
@@ -86,8 +74,9 @@ def chat_tokens(
 
     shown = (messages, tools, (variables,))
     plain = write(shown)
-    if not parse_special and isinstance(tokenizer, ControlVocabulary):
-        found = _render(tokenizer.controls, write, plain, shown)
+    controls = tokenizer.controls
+    if controls.tokens and not parse_special:
+        found = _render(controls, write, plain, shown)
         if found.is_forged:
             return tokenizer.tokenize_around(found.text, found.controls)
         plain = found.text

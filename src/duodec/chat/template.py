@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from duodec.chat.jinja import Refused, write
-from duodec.chat.rendering import RENDERER
+from duodec.chat.jinja import TemplateRefused, write
+from duodec.chat.template_renderer import TEMPLATE_RENDERER
 from duodec.errors import BadOption
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
@@ -46,8 +46,8 @@ def render(
     }
     is_known = hashlib.sha256(template.encode("utf-8", "replace")).hexdigest() in _KNOWN
     try:
-        return write(template, values) if is_known else RENDERER.render(template, values)
-    except Refused as error:
+        return write(template, values) if is_known else TEMPLATE_RENDERER.render(template, values)
+    except TemplateRefused as error:
         raise BadOption(
             f"the model's chat template refuses these messages ({error}); "
             "change them, or give the text as it is with --raw"

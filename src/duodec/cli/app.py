@@ -1,14 +1,8 @@
-"""Run the command line's commands and report their errors.
-
-An error that a user can cause is one line on stderr and the exit status of its class; a traceback
-is a bug of ours.
-"""
+"""Run the command line's commands. A traceback is a bug of ours: see `errors`."""
 
 from __future__ import annotations
 
-import errno
 import os
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,9 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from duodec.__main__ import INTERRUPTED, ended_quietly, is_server, leave
 from duodec.backends.interrupts import listen
-from duodec.cli import (
+from duodec.cli.commands import (
     bench,
     chat,
     datastore,
@@ -37,16 +30,13 @@ from duodec.cli import (
     setup,
     vllm,
 )
-from duodec.cli import run as run_verb
-from duodec.cli.common import register
-from duodec.cli.deadline import Deadline
+from duodec.cli.commands import run as run_verb
+from duodec.cli.errors import report_error
 from duodec.cli.help import Group
-from duodec.cli.options import CONTEXT_SETTINGS
-from duodec.cli.output import OutputClosed, say_dim, warn
-from duodec.cli.spelling import UsageError, as_typed, typed
-from duodec.errors import BadOption, DuodecError
-
-_CLOSED = 141  # as a shell reports SIGPIPE
+from duodec.cli.interrupts import Deadline
+from duodec.cli.options import CONTEXT_SETTINGS, register
+from duodec.cli.output import say_dim
+from duodec.machine.signals import INTERRUPTED, ended_quietly, is_server, leave
 
 
 class _Commands(Group):
@@ -60,25 +50,15 @@ class _Commands(Group):
             raise typer.Exit(INTERRUPTED) from None
 
 
-EPILOG = """
-duodec demo
-
-duodec run smollm2 "Why is the sky blue?"
-
-duodec serve
-
-duodec doctor -m MODEL.gguf
-"""
-
 app = typer.Typer(
     name="duodec",
     cls=_Commands,
     context_settings=CONTEXT_SETTINGS,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=True,
-    epilog='[bold]Start here[/bold]\n\nduodec demo\n\nduodec run smollm2 "Why is the sky blue?"\n\n'
-    "duodec serve\n\nduodec doctor -m MODEL.gguf",
+    epilog='Start here:\nduodec demo\nduodec run smollm2 "Why is the sky blue?"\nduodec serve\n'
+    "duodec doctor -m MODEL.gguf",
 )
 
 
@@ -111,8 +91,11 @@ _COMMANDS = (
     ("chat", chat.chat),
     ("serve", serve.serve),
     ("ps", ps.ps),
+    ("stop", ps.stop),
     ("list", models.list_models),
+    ("show", models.show),
     ("pull", models.pull),
+    ("rm", models.remove),
     ("doctor", doctor.doctor),
     ("bench", bench.bench),
     ("report", report.report),
@@ -152,26 +135,8 @@ def run(arguments: Sequence[str]) -> int:
             if deadline.is_interrupted:  # of which something made another exception
                 say_dim("interrupted")
                 return INTERRUPTED
-            return _told(error, arguments)
+            return report_error(error, arguments, dict(_COMMANDS))
     return status if isinstance(status, int) else 0
-
-
-def _told(error: Exception, arguments: Sequence[str]) -> int:
-    """The exit status of an error that users can cause, once they are told; raises any other."""
-    if isinstance(error, DuodecError):
-        warn(_words(error, arguments))
-        return error.exit_status
-    if isinstance(error, UsageError):
-        warn(_usage_words(error, arguments))
-        return 2
-    if isinstance(error, OutputClosed | BrokenPipeError):
-        _forget_stdout()
-        return _CLOSED
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        _forget_stdout()
-        warn(f"cannot write the output: {error.strerror}; free space on its disk")
-        return 1
-    raise error
 
 
 def _open_missing_streams() -> None:
@@ -180,34 +145,3 @@ def _open_missing_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  open for good
-
-
-def _words(error: DuodecError, arguments: Sequence[str]) -> str:
-    """A message that names the option as it was typed, if one is at fault."""
-    words = str(error)
-    if isinstance(error, BadOption) and (found := typed(error.flags, arguments)):
-        return f"{found[0]} {words.removeprefix(error.option).lstrip()}"
-    return words
-
-
-def _usage_words(error: Exception, arguments: Sequence[str]) -> str:
-    """The parser's message, with options as they were typed and the value."""
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else _command_of(arguments)
-    words = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
-    found = typed(getattr(getattr(error, "param", None), "opts", ()), arguments)
-    if found and (hint := re.match(r"Invalid value for [^:]*: (.*)", words, re.DOTALL)):
-        words = f"{found[0]} is {found[1]!r}: {hint[1]}"
-    return f"{as_typed(words, arguments)}; see {command} --help"
-
-
-def _command_of(arguments: Sequence[str]) -> str:
-    names = [name for name, _ in _COMMANDS]
-    return " ".join(["duodec", *(word for word in arguments[:1] if word in names)])
-
-
-def _forget_stdout() -> None:
-    """Discard what would be flushed at exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)

@@ -1,20 +1,30 @@
-"""Print a command's help: under a screen with `--help`, all of it with `--help-all`."""
+"""Print a command's help: a screen of it with `--help`, all of it with `--help-all`.
+
+A command's epilog is sections: a title that ends in a colon, then lines. Those of the examples are
+commands, each with an optional comment.
+"""
 
 from __future__ import annotations
 
 import inspect
-import io
 import re
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from duodec.cli import spelling
 from duodec.cli.output import has_colour
+from duodec.methods.registry import METHODS, names
 
 _MOST = 17  # options of a short help
 _MOST_EXAMPLES = 6
+_WIDEST = 100  # columns
+_NAMES = 26  # columns of an option's names; longer ones have a line of their own
 # of the commands with more options than that, those that a newcomer looks for
 _BASIC = (
     "prompt", "model", "file", "target", "draft", "method", "max-tokens", "temperature", "seed",
@@ -24,25 +34,39 @@ _BASIC = (
     "from", "prompts", "minutes", "loss", "layers", "quantize",
 )  # fmt: skip
 
+_COMMON = "Common"  # the part of options that belong to none
+_COMMAND = re.compile(r"([A-Z_]+=\S+ )?(duodec|cat|curl) ")
+_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
+
+Rows = list[tuple[str, str]]
+"""Names and what they mean."""
+
 
 class Command(TyperCommand):
     """A command whose `--help` fits on a screen; the list of methods is part of `--help-all`."""
 
     is_whole = False
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        if not self.is_whole:
-            formatter.write(_short(self, ctx))
-            return
-        from duodec.cli.options import methods_help
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spelling.read(args, self, ctx))
 
-        epilog = self.epilog
-        try:
-            if any(parameter.name == "method" for parameter in self.params):
-                self.epilog = f"{epilog}\n\n{methods_help()}"
-            super().format_help(ctx, formatter)
-        finally:
-            self.epilog = epilog
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(_whole(self, ctx) if self.is_whole else _short(self, ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands, a line each."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # what follows the name of a command is that command's
+        at = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
+        return super().parse_args(ctx, [*spelling.read(args[:at], self, ctx), *args[at:]])
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        shown = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        rows = [(str(one.name), _first_sentence(one.help or "")) for one in shown if one]
+        lines = [*_head(self, ctx), *_table(rows), *_sections(self.epilog or "")]
+        formatter.write("\n".join([*lines, ""]))
 
 
 def show_all(context: typer.Context, is_asked: bool) -> None:
@@ -58,62 +82,118 @@ def show_all(context: typer.Context, is_asked: bool) -> None:
     raise typer.Exit
 
 
-class Group(TyperGroup):
-    """A group of commands, a line each."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(_short(self, ctx))
-
-
 def _short(command: Any, context: Any) -> str:
-    """The description; the commands, or the options that matter most, a line each; examples."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.text import Text
-
-    rows, num_left = _rows(command, context)
-    out = io.StringIO()
-    is_coloured = has_colour(sys.stdout)
-    console = Console(file=out, force_terminal=is_coloured, highlight=False, width=_width())
-    widest = max((len(name) for name, _ in rows), default=0)
-    usage = " ".join(command.collect_usage_pieces(context))
-    console.print(f"[bold]Usage:[/bold] {escape(context.command_path)} {escape(usage)}\n")
-    about = inspect.cleandoc(command.help or "").partition("\n\n")[0]
-    console.print(f"{escape(' '.join(about.split()))}\n")
-    for name, words in rows:
-        row = Text.assemble("  ", (f"{name:<{widest}}", "cyan"), f"  {words}")
-        console.print(row, no_wrap=True, overflow="ellipsis")
-    examples = _examples(command.epilog or "")
+    """The first paragraph; the options that matter most, with their first clauses; examples."""
+    options = [p for p in _options(command, context) if p.name != "help_all"]
+    shown = options
+    if len(options) > _MOST:
+        basic = [p for p in options if _names(p) & set(_BASIC) or _is_argument(p)]
+        shown = basic[: _MOST + 2]
+    rows = [
+        (_flags(p, _shortest), _first_clause(p.help or "") + _default(p, " ({})")) for p in shown
+    ]
+    found = re.search(r"^Examples:\n((?:.+\n?)+)", command.epilog or "", re.MULTILINE)
+    examples = found[1].splitlines()[:_MOST_EXAMPLES] if found else []
+    lines = [*_head(command, context), *_table(rows)]
     if examples:
-        console.print("\n[bold]Examples[/bold]")
-        for example in examples:
-            console.print(Text(f"  {example}"), no_wrap=True, overflow="ellipsis")
-    if isinstance(command, TyperCommand):
-        more = f"{num_left} more options" if num_left else "In full"
-        console.print(f"\n{more}: {escape(context.command_path)} --help-all")
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+        lines += _sections("\n".join(["Examples:", *(e.partition("  #")[0] for e in examples)]))
+    num_left = len(options) - len(shown)
+    more = f"{num_left} more options" if num_left else "In full"
+    return "\n".join([*lines, "", f"{more}: {context.command_path} --help-all", ""])
+
+
+def _whole(command: Any, context: Any) -> str:
+    """The description, every option in its part, the epilog, and the methods."""
+    lines = _head(command, context, is_whole=True)
+    parts: dict[str, Rows] = {}
+    for p in _options(command, context):
+        panel = getattr(p, "rich_help_panel", None) or ("Arguments" if _is_argument(p) else _COMMON)
+        words = " ".join([p.help or "", *_environment(p, context)]) + _default(p, " [default: {}]")
+        parts.setdefault(panel, []).append((_flags(p, tuple), words))
+    for i, (panel, rows) in enumerate(parts.items()):
+        lines += [*([""] if i else []), _bold(panel), *_table(rows)]
+    lines += _sections(command.epilog or "")
+    if any(parameter.name == "method" for parameter in command.params):
+        methods = [(name, _first_line(kind)) for name, kind in METHODS.items()]
+        methods += [(name, "From another package.") for name in names()[len(METHODS) :]]
+        methods.append(("module:Class", "A method of your own: docs/methods.md."))
+        lines += ["", _bold("Methods"), *_table(methods)]
+    return "\n".join([*lines, ""])
+
+
+def _head(command: Any, context: Any, *, is_whole: bool = False) -> list[str]:
+    """The usage and the description."""
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    lines = [f"{_bold('Usage:')} {usage}", ""]
+    for paragraph in paragraphs if is_whole else paragraphs[:1]:
+        lines += [*_wrapped(" ".join(paragraph.split())), ""]
+    return lines
+
+
+def _sections(epilog: str) -> Iterator[str]:
+    """The lines of an epilog, after an empty one each section."""
+    for section in filter(None, re.split(r"\n{2,}", epilog.strip())):
+        title, _, body = section.partition(":\n")
+        if not body:
+            yield from ("", *_wrapped(" ".join(section.split())))
+            continue
+        yield from ("", _bold(title))
+        for line in body.splitlines():
+            words, _, comment = line.partition("  #")
+            lines = _command(words) if _COMMAND.match(words) else _wrapped(words, "  ")
+            if comment and len(lines) == 1 and len(lines[0] + comment) + 3 <= _width():
+                lines = [f"{lines[0]}  #{comment}"]
+            elif comment:
+                lines = [*_wrapped(f"#{comment}", "  "), *lines]
+            yield from lines
+
+
+def _command(line: str) -> list[str]:
+    """A command, wrapped between its words so that it still is one."""
+    lines = ["  "]
+    for word in _WORD.findall(line):
+        if len(lines[-1]) + len(word) + len(" \\") > _width():
+            lines[-1] += "\\"
+            lines.append("      ")
+        lines[-1] += f"{word} "
+    return [shown.rstrip() for shown in lines]
+
+
+def _table(rows: Rows) -> Iterator[str]:
+    """Names on the left, what they mean on the right, wrapped."""
+    widest = min(_NAMES, max((len(name) for name, _ in rows), default=0))
+    for name, words in rows:
+        shown = _wrapped(words, " " * (widest + 4)) or [""]
+        if len(name) <= widest:
+            shown[0] = f"  {_painted(name)}{' ' * (widest - len(name))}  {shown[0].lstrip()}"
+        else:
+            shown.insert(0, f"  {_painted(name)}")
+        yield from (line.rstrip() for line in shown)
+
+
+def _wrapped(words: str, indent: str = "") -> list[str]:
+    """Lines within the width."""
+    return textwrap.wrap(
+        words, _width(), initial_indent=indent, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _width() -> int:
-    from rich.console import Console
-
-    return min(Console().width, 100)
+    return min(shutil.get_terminal_size().columns, _WIDEST)
 
 
-def _rows(command: Any, context: Any) -> tuple[list[tuple[str, str]], int]:
-    """The names and words of each command or option shown, and how many are not shown."""
-    if not isinstance(command, TyperCommand):
-        shown = [command.get_command(context, name) for name in command.list_commands(context)]
-        return [
-            (one.name, (one.help or "").strip().partition("\n")[0].rstrip(".")) for one in shown
-        ], 0
-    found = [p for p in command.get_params(context) if not getattr(p, "hidden", False)]
-    options = [p for p in found if p.name != "help_all"]
-    shown = options
-    if len(options) > _MOST:
-        shown = [p for p in options if _names(p) & set(_BASIC) or _is_argument(p)]
-        shown = shown[: _MOST + 2]
-    return [(_flags(p, context), _words(p)) for p in shown], len(options) - len(shown)
+def _bold(words: str) -> str:
+    return f"\x1b[1m{words}\x1b[0m" if has_colour(sys.stdout) else words
+
+
+def _painted(words: str) -> str:
+    return f"\x1b[36m{words}\x1b[0m" if has_colour(sys.stdout) else words
+
+
+def _options(command: Any, context: Any) -> list[Any]:
+    return [p for p in command.get_params(context) if not getattr(p, "hidden", False)]
 
 
 def _is_argument(parameter: Any) -> bool:
@@ -124,13 +204,17 @@ def _names(parameter: Any) -> set[str]:
     return {flag.lstrip("-") for flag in parameter.opts}
 
 
-def _flags(parameter: Any, context: Any) -> str:
+def _shortest(flags: Sequence[str]) -> tuple[str, ...]:
+    """The shortest and the longest of several names."""
+    return (flags[0], flags[-1]) if len(flags) > 1 else tuple(flags)
+
+
+def _flags(parameter: Any, choose: Any) -> str:
     if _is_argument(parameter):
         return str(parameter.metavar or parameter.name.upper())
-    flags = sorted((f for f in parameter.opts), key=lambda flag: len(flag))
-    ours = [flags[0], flags[-1]] if len(flags) > 1 else flags
+    flags = sorted(parameter.opts, key=len)
     value = "" if getattr(parameter, "is_flag", False) else f" {_value(parameter)}"
-    return f"{', '.join(ours)}{value}"
+    return f"{', '.join(choose(flags))}{value}"
 
 
 def _value(parameter: Any) -> str:
@@ -140,23 +224,30 @@ def _value(parameter: Any) -> str:
     return str(parameter.metavar or letter)
 
 
-def _words(parameter: Any) -> str:
-    """The first clause of an option's help, and its default."""
-    first = _first_clause(str(parameter.help or ""))
+def _environment(parameter: Any, context: Any) -> list[str]:
+    """The variables that set an option."""
+    names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+    prefix = context.auto_envvar_prefix
+    if not names and prefix and not _is_argument(parameter) and parameter.name != "help":
+        names = [f"{prefix}_{parameter.name.upper()}"]
+    return [f"[{', '.join(names)}]"] if names else []
+
+
+def _default(parameter: Any, form: str) -> str:
     default = parameter.default
     is_shown = getattr(parameter, "show_default", False) and not callable(default)
-    if is_shown and default not in (None, False, "", ()):
-        first += f" ({default})"
-    return first
+    return form.format(default) if is_shown and default not in (None, False, "", ()) else ""
+
+
+def _first_sentence(words: str) -> str:
+    return inspect.cleandoc(words).partition("\n\n")[0].replace("\n", " ").rstrip(".")
 
 
 def _first_clause(words: str) -> str:
-    words = re.sub(r" \([^)]*\)", "", " ".join(words.replace("\\", "").split()))
+    words = re.sub(r" \([^)]*\)", "", " ".join(words.split()))
     return re.split(r"[;:.] |[;:.]$|, such as", words, maxsplit=1)[0]
 
 
-def _examples(epilog: str) -> list[str]:
-    """The lines of an epilog that are commands."""
-    lines = (line.strip().partition("     ")[0].replace("\\[", "[") for line in epilog.splitlines())
-    found = [line for line in lines if re.match(r"(DUODEC_\w+=\S+ |cat .*\| )?duodec ", line)]
-    return found[:_MOST_EXAMPLES]
+def _first_line(kind: object) -> str:
+    """The first line of a method's module."""
+    return (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n")[0]

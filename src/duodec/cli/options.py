@@ -1,18 +1,26 @@
-"""Derive the options of commands from the dataclasses that they fill, and share the others."""
+"""Derive the options of commands from the dataclasses that they fill, and share the others.
+
+`register` adds those that every command has.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
+from duodec.backends.curves import published
+from duodec.cli import config_file
+from duodec.cli.help import Command, show_all
 from duodec.cli.spelling import canonical
 from duodec.core.parameters import Field, fields_of
-from duodec.methods.registry import METHODS, names
+from duodec.errors import BadOption
 
 _DECODING, _OUTPUT, _PROMPTS = "Decoding", "Output", "Prompts"
 _PANELS = (  # in the order in which the help shows them
@@ -23,19 +31,6 @@ _PANELS = (  # in the order in which the help shows them
 _SEVERAL = tuple[str, ...]  # the type of fields whose options may be given several times
 
 CONTEXT_SETTINGS = {"token_normalize_func": canonical, "help_option_names": ["-h", "--help"]}
-
-
-def methods_help() -> str:
-    """One line on every method, for the end of a help text."""
-    lines = [f"[bold]{name}[/bold]  {_first_line(kind)}" for name, kind in METHODS.items()]
-    lines += [f"[bold]{name}[/bold]  From another package." for name in names()[len(METHODS) :]]
-    lines.append("[bold]module:Class[/bold]  A method of your own: docs/methods.md.")
-    return "\n\n".join(["[bold]Methods[/bold]", *lines])
-
-
-def _first_line(kind: object) -> str:
-    """The first line of a method's module."""
-    return (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n")[0]
 
 
 GRAMMAR_LIMITS = ("grammar_s", "grammar_bytes")  # where there are no grammars, they say nothing
@@ -98,7 +93,7 @@ def _option(
         kind, default = str, f"{default:g}"
     option = typer.Option(
         *field.flags,
-        help=field.parameter.help.replace("[", "\\["),  # rich would read it as markup
+        help=field.parameter.help,
         metavar=field.parameter.metavar,
         show_default=default is not None,
         rich_help_panel=field.parameter.panel or None,
@@ -119,150 +114,223 @@ def _panel(parameter: inspect.Parameter) -> str | None:
     return next((info.rich_help_panel for info in infos), None)
 
 
+def option(spelled: str, words: str, panel: str | None = None, **more: Any) -> Any:
+    """An option, spelled as its help shows it: its flags, then the name of its value."""
+    flags = [word for word in spelled.split() if word.startswith("-")]
+    metavar = spelled.split()[-1] if len(flags) < len(spelled.split()) else None
+    return typer.Option(*flags, help=words, metavar=metavar, rich_help_panel=panel, **more)
+
+
 # Decoding
 
 MethodName = Annotated[
     str,
-    typer.Option(
-        "--method",
-        help="How to decode; auto: what pays on this machine and text, plain decoding "
-        "included; stream where you name a draft. All of them are listed below.",
-        metavar="NAME",
-        rich_help_panel=_DECODING,
+    option(
+        "--method NAME",
+        "How to decode; auto: what pays on this machine and text, plain decoding included; "
+        "stream where you name a draft. All of them are listed below.",
+        _DECODING,
     ),
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(
-        "--stop",
-        help="End before this text; may be given several times.",
-        metavar="TEXT",
-        rich_help_panel=_DECODING,
-        show_default=False,
-    ),
+    option("--stop TEXT", "End before this text; may be given several times.", _DECODING),
 ]
 System = Annotated[
-    str | None,
-    typer.Option(
-        "--system",
-        help="Instructions that come before the prompt.",
-        metavar="TEXT",
-        rich_help_panel=_DECODING,
-        show_default=False,
-    ),
-]
-
-ParseSpecial = Annotated[
-    bool,
-    typer.Option(
-        "--parse-special",
-        help="Read control tokens spelled in prompts and messages (<|im_end|>) as control tokens; "
-        "otherwise they are text, and only the chat template writes control tokens.",
-        rich_help_panel=_DECODING,
-    ),
+    str | None, option("--system TEXT", "Instructions that come before the prompt.", _DECODING)
 ]
 
 # Prompts
 
 Prompt = Annotated[
     str | None,
-    typer.Option(
-        "--prompt",
-        "-p",
-        help="The prompt as an option; it follows the text of --file, if both are given.",
-        metavar="PROMPT",
-        show_default=False,
+    option(
+        "--prompt -p PROMPT",
+        "The prompt as an option; it follows the text of --file, if both are given.",
     ),
 ]
 PromptFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--file",
-        "-f",
-        help="A file whose text is the prompt, or comes before it.",
-        metavar="FILE",
-        show_default=False,
-    ),
+    Path | None, option("--file -f FILE", "A file whose text is the prompt, or comes before it.")
 ]
 Tasks = Annotated[
     str,
-    typer.Option(
-        "--tasks",
-        help="Tasks, comma-separated: mt_bench, translation, summarization, qa, math_reasoning, "
-        "rag, humaneval; or all.",
-        metavar="A,B,...",
-        rich_help_panel=_PROMPTS,
+    option(
+        "--tasks A,B,...",
+        "Tasks, comma-separated: mt_bench, translation, summarization, qa, math_reasoning, rag, "
+        "humaneval; or all.",
+        _PROMPTS,
     ),
 ]
 PromptFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--data",
-        help="A folder of prompts in Spec-Bench's format; without it, our own.",
-        metavar="FOLDER",
-        show_default=False,
-        rich_help_panel=_PROMPTS,
+    option(
+        "--data FOLDER",
+        "A folder of prompts in Spec-Bench's format; without it, our own.",
+        _PROMPTS,
     ),
 ]
 
 # Simulations
 
+CURVES = f"""Curves:
+25  milliseconds, however many rows (to 81): a limit that flatters, no hardware's curve
+1:47.6,2:57,4:64,8:95  milliseconds by rows; linear between, beyond as between the last two
+{", ".join(published())}  measured by others up to a number of rows, and a model beyond it: \
+results and docs/evaluation.md name the sources
+roofline:1008GB/s,165TFLOPS,4.7GB  a model, not a measurement: the longer of reading the weights \
+and of the rows' arithmetic, at 4.5 bits a weight; a fourth part, such as 16bit, says otherwise
+"""
+
 DraftCosts = Annotated[
     str | None,
-    typer.Option(
-        "--draft-ms",
-        help="Time of a forward pass of the draft model in a simulation, by its tokens: "
-        "TOKENS:MS, comma-separated; measured at the start if absent.",
-        metavar="1:1.3,4:2.5,...",
-        show_default=False,
-        rich_help_panel="Benchmark",
+    option(
+        "--draft-ms 1:1.3,4:2.5,...",
+        "Time of a forward pass of the draft model in a simulation, by its tokens: TOKENS:MS, "
+        "comma-separated; measured at the start if absent.",
+        "Benchmark",
     ),
 ]
 
 SimulateAs = Annotated[
     str,
-    typer.Option(
-        "--simulate-as",
-        help="The shape of the target's forward pass in a simulation: tree (up to 80 tokens, as "
-        "many rows), chain (the same, without branches), torch (trees, 32 rows a pass), llama.cpp "
-        "(on a device: what it chooses for these costs, chains in passes of one number of rows, or "
+    option(
+        "--simulate-as NAME",
+        "The shape of the target's forward pass in a simulation: tree (up to 80 tokens, as many "
+        "rows), chain (the same, without branches), torch (trees, 32 rows a pass), llama.cpp (on "
+        "a device: what it chooses for these costs, chains in passes of one number of rows, or "
         "trees); torch:64 and llama.cpp:8 say the rows.",
-        metavar="NAME",
-        rich_help_panel="Benchmark",
+        "Benchmark",
     ),
 ]
 HostCosts = Annotated[
     str | None,
-    typer.Option(
-        "--host-us",
-        help="Microseconds of the host's work in a simulation: of a row copied from the device, "
-        "drawn from, searched for its likeliest tokens, and of a draft selected; 0: none. Measured "
-        "at the start if absent.",
-        metavar="copy:8,draw:120,candidates:60,selection:40",
-        show_default=False,
-        rich_help_panel="Benchmark",
+    option(
+        "--host-us copy:8,draw:120,candidates:60,selection:40",
+        "Microseconds of the host's work in a simulation: of a row copied from the device, drawn "
+        "from, searched for its likeliest tokens, and of a draft selected; 0: none. Measured at "
+        "the start if absent.",
+        "Benchmark",
+    ),
+]
+
+# Measurements
+
+Wait = Annotated[
+    float,
+    option(
+        "--wait SECONDS",
+        "Most seconds to wait for other programs that use the cores; nothing is measured while "
+        "they do.",
+        "Machine",
     ),
 ]
 
 # Output
 
+Json = Annotated[bool, option("--json", "One JSON object instead.", _OUTPUT)]
 ShowDraft = Annotated[
     bool,
-    typer.Option(
-        "--show-draft",
-        help="Tint and underline accepted draft text; on a terminal only.",
-        rich_help_panel=_OUTPUT,
-    ),
+    option("--show-draft", "Tint and underline accepted draft text; on a terminal only.", _OUTPUT),
 ]
 Plain = Annotated[
     bool,
-    typer.Option(
+    option(
         "--plain",
-        help="The text as the model writes it; on a terminal, Markdown is rendered otherwise.",
-        rich_help_panel=_OUTPUT,
+        "The text as the model writes it; on a terminal, Markdown is rendered otherwise.",
+        _OUTPUT,
     ),
 ]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="No closing lines; warnings stay.", rich_help_panel=_OUTPUT),
+Quiet = Annotated[bool, option("--quiet -q", "No closing lines; warnings stay.", _OUTPUT)]
+
+# Of every command
+
+_COMMON_PANEL = "Common"
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def _set_level(level: str | None) -> str | None:
+    if level is None:
+        return None
+    if level.lower() not in LEVELS:
+        raise BadOption(f"--log-level is '{level}'; choose from: {', '.join(LEVELS)}")
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    for name in ("", "duodec"):
+        logging.getLogger(name).setLevel(level.upper())
+    if level.lower() == "debug":
+        os.environ["DUODEC_LLAMA_LOG"] = "1"
+    return level.lower()
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A YAML file with options by their long names; without it ~/.config/duodec/"
+        "config.yaml, if there is one. The command line and the environment override it.",
+        metavar="FILE",
+        envvar=[config_file.VARIABLE, "DUODEC_CONFIG_FILE"],
+        callback=config_file.apply,
+        is_eager=True,
+        show_default=False,
+        rich_help_panel=_COMMON_PANEL,
+    ),
 ]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        "--log-level",
+        help="How much is logged to stderr: debug (with llama.cpp's own log), info, warning or "
+        "error.",
+        metavar="LEVEL",
+        callback=_set_level,
+        show_default=False,
+        rich_help_panel=_COMMON_PANEL,
+    ),
+]
+HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        help="Show every option.",
+        callback=show_all,
+        is_eager=True,
+        rich_help_panel=_COMMON_PANEL,
+    ),
+]
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "config_file": (ConfigFile, None),
+    "log_level": (LogLevel, None),
+    "help_all": (HelpAll, False),
+}
+
+
+def register(app: typer.Typer, commands: Sequence[tuple[str, Callable[..., None]]]) -> None:
+    """Add commands by name. What stands below a command's help is the ``EPILOG`` of its module, in
+    a module of several commands by their names."""
+    for name, command in commands:
+        words = vars(inspect.getmodule(command)).get("EPILOG", "")
+        if isinstance(words, Mapping):
+            words = words.get(name, "")
+        settings: dict[str, Any] = dict(CONTEXT_SETTINGS)
+        if name == "serve":
+            settings["auto_envvar_prefix"] = "DUODEC"
+        app.command(name, cls=Command, epilog=words, context_settings=settings)(_common(command))
+
+
+def _common(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options that every command has, which it does not see."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in signature.parameters.values()]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for name, (kind, default) in _COMMON.items()
+        if name not in signature.parameters
+    ]
+
+    def run(**values: Any) -> None:
+        command(**{p.name: values[p.name] for p in own})
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
+    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    return run

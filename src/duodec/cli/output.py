@@ -1,14 +1,20 @@
-"""Write completions to stdout, everything else to stderr; no ANSI codes off a terminal."""
+"""Write results to stdout, everything else to stderr; no ANSI codes off a terminal."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from duodec.core.events import Segment
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from duodec.bench.tables import Cell, Table
 
 _RESET = "\x1b[0m"
 _DIM, _UNDERLINE, _GREEN_UNDERLINE = "\x1b[2m", "\x1b[4m", "\x1b[4;32m"
@@ -59,11 +65,19 @@ def put(text: str) -> None:
 
 
 def put_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns to stdout; the last one is not padded."""
+    """Aligned columns to stdout; the last one is not padded. Where a terminal is too narrow, the
+    first cell of a row has a line of its own."""
     lines = [head, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
+    longest = max(sum(widths) + 2 * len(widths) + len(line[-1]) for line in lines)
+    is_folded = is_terminal(sys.stdout) and longest > shutil.get_terminal_size().columns
+    if is_folded:
+        widths[0] = 2
     for line in lines:
         cells = [f"{cell:<{width}}" for cell, width in zip(line, widths, strict=False)]
+        if is_folded:
+            put(f"{line[0]}\n")
+            cells[0] = " " * widths[0]
         put("  ".join([*cells, line[-1]]).rstrip() + "\n")
 
 
@@ -79,7 +93,7 @@ def status(words: str, *, is_quiet: bool = False) -> Iterator[None]:
         yield
 
 
-class AnswerWriter:
+class CompletionWriter:
     """Streams a completion to stdout; with ``show_draft`` accepted drafts are tinted."""
 
     def __init__(self, *, show_draft: bool = False) -> None:
@@ -111,3 +125,132 @@ class AnswerWriter:
         if is_inside_line and is_terminal(sys.stdout) and is_terminal(sys.stderr):
             say("")
         warn(line)
+
+
+def size(num_bytes: int) -> str:
+    """Bytes for people."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+# Tables of reports
+
+_STYLES = {"slower": "bold red", "failed": "bold red", "faster": "green"}
+_LONG_HEAD = 8
+
+
+def one_line(text: str) -> str:
+    """Text from a file, without characters that move a terminal's cursor."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def put_rich_table(table: Table) -> None:
+    """Raises OutputClosed."""
+    from duodec.bench.tables import markdown
+
+    put(f"{_drawn(table) if is_terminal(sys.stdout) else markdown(table)}\n")
+
+
+def _drawn(table: Table) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(
+        title=Text(one_line(table.caption), style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for name in table.head:
+        is_first = not drawn.columns
+        drawn.add_column(
+            Text(_broken(one_line(name))),
+            justify="left" if is_first else "right",
+            no_wrap=is_first,
+            overflow="fold",
+        )
+    for row in table.rows:
+        drawn.add_row(*map(_text, row))
+    console = Console(file=sys.stdout, highlight=False)
+    with console.capture() as capture:
+        console.print(drawn if table.rows else drawn.title)
+        for note in table.notes:
+            console.print(Text(one_line(note), style="dim"))
+    return capture.get().rstrip()
+
+
+def _broken(head: str) -> str:
+    """Let a long name break at its underscores before it breaks within a word."""
+    return head.replace("_", "_\n") if len(head) > _LONG_HEAD else head
+
+
+def _text(cell: Cell) -> Text:
+    """A bad verdict is also in the text, not in the colour alone."""
+    from rich.text import Text
+
+    text = Text()
+    is_bad = cell.mark in ("slower", "failed")
+    text.append(
+        one_line(f"{cell.text} {cell.mark}" if is_bad else cell.text), _STYLES.get(cell.mark, "")
+    )
+    if cell.detail:
+        text.append(f"\n{one_line(cell.detail)}", "dim")
+    return text
+
+
+# Progress
+
+OnProgress = Callable[[str, int, int], None]
+"""What is being done, the amount done, and the total."""
+
+
+# beginnings of their words
+_STAGES = ("recording plain", "recording", "training", "reading", "sorting", "writing")
+
+
+@contextmanager
+def progress_bar(*, is_quiet: bool) -> Iterator[OnProgress]:
+    """Progress on stderr: a bar with the time left, or off a terminal a line now and then."""
+    if is_quiet:
+        yield lambda words, done, total: None
+    elif not is_terminal(sys.stderr):
+        yield _Lines()
+    else:
+        from rich import progress
+        from rich.console import Console
+
+        with progress.Progress(
+            progress.TextColumn("{task.description:<28}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        ) as bar:
+            stages: dict[str, progress.TaskID] = {}
+
+            def show(words: str, done: int, total: int) -> None:
+                stage = next((word for word in _STAGES if words.startswith(word)), "")
+                if stage not in stages:  # each stage has its own speed
+                    for task in stages.values():
+                        bar.update(task, visible=False)
+                    stages[stage] = bar.add_task(words, total=total)
+                bar.update(stages[stage], description=words, completed=done, total=total)
+
+            yield show
+
+
+class _Lines:
+    """A line whenever another prompt begins."""
+
+    def __init__(self) -> None:
+        self._last = (-1, -1)
+
+    def __call__(self, words: str, done: int, total: int) -> None:
+        if (done, total) != self._last:
+            self._last = (done, total)
+            say(f"{done}/{total}  {words}")

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from duodec.core.protocols import Query, Scores
+from duodec.core.protocols import Scores
 from duodec.core.rows import top
-from duodec.core.sampling import Distribution, Sampler, SamplingParams
-from duodec.errors import DistributionUnavailable
+from duodec.core.sampling import Context, Distribution, Sampler, SamplingParams
 
 _PLAIN = Sampler(SamplingParams(temperature=1.0))
+_NO_CONTEXT = Context(np.empty(0, dtype=np.int32), ())  # no parameter that looks at it
 _LOWEST = -9999.0  # in place of minus infinity, which JSON lacks
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token of a completion, its log probability, and the likeliest tokens with theirs, best
-    first."""
+    """A token, its log probability, and the likeliest tokens with theirs, best first. ``rank``, of
+    a prompt's tokens, is 1 for the likeliest."""
 
     token: int
     logprob: float
     tops: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 def logprob(scores: Scores, row: int, token: int, num_tops: int) -> Logprob:
@@ -35,15 +35,16 @@ def logprob(scores: Scores, row: int, token: int, num_tops: int) -> Logprob:
     return Logprob(token, _log(plain.prob(token)), tops)
 
 
+def rank(scores: Scores, row: int, token: int) -> int:
+    """How many tokens are likelier in a row, and one. Raises DistributionUnavailable."""
+    plain = plain_distribution(scores, row)
+    return 1 + int(np.count_nonzero(plain.probs > plain.prob(token)))
+
+
 def plain_distribution(scores: Scores, row: int) -> Distribution:
-    """The model's own distribution: no temperature, no penalties, no cuts."""
-    sampled: Any = scores
-    query = getattr(sampled, "query", None)
-    if not (is_dataclass(sampled) and isinstance(query, Query)):
-        raise DistributionUnavailable("this target has no logprobs; leave logprobs out")
-    plain: Any = replace(sampled, query=replace(query, sampler=_PLAIN))  # type: ignore[type-var]
-    distribution: Distribution = plain.distribution(row)
-    return distribution
+    """The model's own distribution: no temperature, no penalties, no cuts. Raises
+    DistributionUnavailable."""
+    return _PLAIN.distribution(scores.row_logits(row), _NO_CONTEXT)
 
 
 def _log(prob: float) -> float:

@@ -8,9 +8,9 @@ other side reuses what it has already computed.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,8 +18,12 @@ from numpy.typing import NDArray
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
+from duodec.core.grammar import Grammar, Mask
 from duodec.core.rows import Row, top
 from duodec.core.sampling import Context, Distribution, Draw, Sampler, Tokens
+from duodec.core.special_tokens import SpecialTokens, Spelled
+from duodec.core.traits import DraftTraits, TargetCache, TargetTraits
+from duodec.errors import BadOption
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Query:
     draft: Draft = field(default_factory=Draft)
     sampler: Sampler = field(default_factory=Sampler)
     num_candidates: int = 0  # of each row, to be returned with its draw
+    cache: int = 0  # of the target: the number of `Target.cache_for` the slot
 
     def context(self, row: int) -> Context:
         """The text and the draft tokens that precede the token drawn from ``row``."""
@@ -80,10 +85,14 @@ class Scores(Protocol):
     def candidates(self, row: int) -> Candidates:
         """The row's likeliest tokens, best first: as many as the query requested, or none if the
         target does not know them or the row is not finite. On a GPU they come with the draws;
-        elsewhere each call costs a pass over the row, unless ``candidates_are_ready`` is set."""
+        elsewhere each call costs a pass over the row."""
 
     def distribution(self, row: int) -> Distribution:
-        """The distribution of a row. Raises DistributionUnavailable if the target has none."""
+        """The distribution of a row under the query's sampler. Raises DistributionUnavailable if
+        the target has none."""
+
+    def row_logits(self, row: int) -> Row:
+        """The model's own logits of a row. Raises DistributionUnavailable if there are none."""
 
 
 class Vocabulary(Protocol):
@@ -111,21 +120,53 @@ class Tokenizer(Speller, Protocol):
 
     @property
     def chat_template(self) -> str | None: ...
+    @property
+    def controls(self) -> SpecialTokens:
+        """Tokens that direct the model: no text of a user may spell them."""
+
+    def tokenize_around(self, text: str, controls: Sequence[Spelled]) -> list[int]:
+        """Tokens of a templated text in which these are the only control tokens."""
+
+
+class Launched(Protocol):
+    """A forward pass in flight."""
+
+    @property
+    def due_s(self) -> float:
+        """When it will be over, in seconds of the scheduler's clock, where that is known; else
+        infinite. What comes later is not the target's time."""
+
+    def result(self) -> list[Scores]:
+        """Wait for the pass to end. Raises what `Target.score` raises."""
 
 
 class Target(Protocol):
-    """The model whose text is generated."""
+    """The model whose text is generated. A subclass has at least `score`."""
+
+    on_chunk: Callable[[], None] = staticmethod(lambda: None)
+    """Called between two chunks of a long text that it prefills, where its traits say so; may raise
+    to abandon the text."""
+
+    @property
+    def traits(self) -> TargetTraits:
+        """What it can do."""
+        return TargetTraits()
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Score every query's draft in one forward pass. Raises ContextExceeded."""
 
+    def launch(self, queries: Sequence[Query]) -> Launched:
+        """Start one forward pass over every query's draft.
 
-class Launched(Protocol):
-    """A forward pass in flight. One that knows when it will be over says so as ``due_s``, in
-    seconds of `time.perf_counter`: what comes later is not the target's time."""
+        Only one pass is in flight at a time, and earlier scores end with it. A target whose traits
+        do not say that it launches computes when the result is requested.
+        """
+        return InThisThread(self, queries)
 
-    def result(self) -> list[Scores]:
-        """Wait for the pass to end. Raises what `Target.score` raises."""
+    def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
+        """Which cache computes a slot's request whose method reads rows off the text's path or not,
+        and which has no company or some."""
+        return TargetCache(traits=self.traits)
 
 
 @dataclass(frozen=True)
@@ -134,32 +175,10 @@ class InThisThread:
 
     target: Target
     queries: Sequence[Query]
+    due_s: float = math.inf
 
     def result(self) -> list[Scores]:
         return self.target.score(self.queries)
-
-
-def launch(target: Target, queries: Sequence[Query]) -> Launched:
-    """Start one forward pass over every query's draft.
-
-    A target that computes elsewhere has a ``launch`` of its own; only one pass is in flight at a
-    time, and earlier scores whose candidates are not ready end with it. Any other target computes
-    when the result is requested.
-    """
-    start: Callable[[Sequence[Query]], Launched] | None = getattr(target, "launch", None)
-    return InThisThread(target, queries) if start is None else start(queries)
-
-
-def has_branches(model: Target | DraftModel) -> bool:
-    """Whether a target scores a whole tree; a target with ``has_branches = False`` scores its first
-    chain only, and a draft model computes several paths one after the other."""
-    return bool(getattr(model, "has_branches", True))
-
-
-def max_draft(target: Target) -> int:
-    """Draft tokens of a query that a target can score; one that cannot take back a state scores as
-    many as its ``max_draft``."""
-    return int(getattr(target, "max_draft", sys.maxsize))
 
 
 @dataclass(frozen=True)
@@ -244,12 +263,52 @@ class RowQuery:
 
 
 class DraftModel(Protocol):
-    """A language model seen by the drafter: rows of logits after the nodes of a tree."""
+    """A language model seen by the drafter: rows of logits after the nodes of a tree.
+
+    A subclass has at least `rows`; whatever else it has, its ``traits`` declare.
+    """
+
+    clock: Callable[[], float] = perf_counter
+    """The seconds by which it measures itself; others may set it. With ``has_clock``."""
+    on_chunk: Callable[[], None] = staticmethod(lambda: None)
+    """Called between two chunks of a text that it prefills. An exception from there must leave the
+    model usable, with what it has prefilled so far. A model is taken for hung that prefills for
+    10 s without its first call, or later for five times the usual pause between two calls, a second
+    at least. With ``reads_in_chunks``."""
+
+    @property
+    def traits(self) -> DraftTraits:
+        """What it can do."""
+        return DraftTraits()
 
     def rows(self, query: RowQuery) -> list[Row]:
         """The logits after each of ``query.rows``, in one batched forward pass; with no rows, the
         text and the draft are only prefilled. What was computed for the slot before is not computed
         again."""
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens computed so far, by all forward passes; with ``counts_tokens``."""
+        return 0
+
+    def widen(self, slot: int, *, is_idle: bool) -> bool:
+        """Prefill a little older text of the slot, where that pays or, if the drafter ``is_idle``,
+        where it helps; within tens of milliseconds. Whether anything was computed. With
+        ``has_window``."""
+        return False
+
+    def anew(self) -> DraftModel:
+        """The same model over the same cache, which has measured nothing of itself yet."""
+        return self
+
+    def use_all_threads(self, is_alone: bool) -> None:
+        """Compute on all cores of this process, or on the draft model's share of them, where it can
+        choose."""
+        return
+
+    def mask(self, grammar: Grammar) -> Mask:
+        """The grammar on its vocabulary; with ``has_masks``. Raises BadOption."""
+        raise BadOption("this draft model follows no grammars")
 
 
 class Plan(Protocol):

@@ -132,24 +132,31 @@ class SamplingParams:
     ] = None
     max_tokens: int | None = None  # of the completion; None: as many as the context holds
     stop: Sequence[str] = ()  # texts that end the completion and are not part of it
+    stop_token_ids: Sequence[int] = ()  # tokens that end it, besides the model's own
     logprobs: int | None = None  # alternatives to each token, reported with its log probability
+    prompt_logprobs: int | None = None  # the same for each token of the prompt
 
     def __post_init__(self) -> None:
         check(self, by_name)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "stop", _stops(self.stop))
+        ends = tuple(whole("a token of stop_token_ids", token) for token in self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", ends)
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise BadOption(f"grammar is {shown(self.grammar)}; give a Grammar, or None")
-        for name in ("max_tokens", "logprobs"):
+        for name in ("max_tokens", "logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole(name, value))
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise BadOption(f"max_tokens is {shown(self.max_tokens)}; use 1 or more")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+        least = 1 if self.prompt_logprobs is None else 0
+        if self.max_tokens is not None and self.max_tokens < least:
             raise BadOption(
-                f"logprobs is {shown(self.logprobs)}; use a number from 0 to {MAX_LOGPROBS}, "
-                "or None"
+                f"max_tokens is {shown(self.max_tokens)}; use 1 or more, or 0 with prompt_logprobs"
             )
+        for name in ("logprobs", "prompt_logprobs"):
+            if (number := getattr(self, name)) is not None and not 0 <= number <= MAX_LOGPROBS:
+                raise BadOption(
+                    f"{name} is {shown(number)}; use a number from 0 to {MAX_LOGPROBS}, or None"
+                )
 
     @property
     def is_greedy(self) -> bool:

@@ -54,3 +54,6 @@ def _branches(node: dict[str, Any]) -> str:
     if not inner:
         return chain
     return f"{chain}(?:{'|'.join(inner)}){'?' if '' in node else ''}"
+
+
+NO_TOKENS = SpecialTokens({})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from duodec.core.events import Segment
@@ -21,7 +22,15 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held: list[Segment] = []
         self.text = ""  # all text released so far
-        self.is_stopped = False
+        self.stop: str | None = None  # the one that ended the text
+        self.num_released = 0  # tokens whose text is released as a whole
+        self._num_decoded = 0  # characters of all tokens
+        self._ends: deque[int] = deque()  # of the text of each token that is not released, in them
+
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string has ended the text."""
+        return self.stop is not None
 
     @property
     def can_stop(self) -> bool:
@@ -30,7 +39,11 @@ class TextStream:
 
     def push(self, token: int, *, is_drafted: bool) -> list[Segment]:
         """Text that is certain after one more token."""
-        self._hold(self._decoder.decode(self._piece(token)), is_drafted)
+        text = self._decoder.decode(self._piece(token))
+        self._num_decoded += len(text)
+        has_more = bool(self._decoder.getstate()[0])  # of a character that is not complete
+        self._ends.append(self._num_decoded + has_more)
+        self._hold(text, is_drafted)
         return self._release(is_last=False)
 
     def finish(self) -> list[Segment]:
@@ -45,9 +58,9 @@ class TextStream:
     def _release(self, *, is_last: bool) -> list[Segment]:
         held = "".join(segment.text for segment in self._held)
         # the one that is complete first, so that the segmentation does not matter
-        found = [(at + len(stop), at) for stop in self._stop if (at := held.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stop if (at := held.find(stop)) >= 0]
         if found:
-            self.is_stopped = True
+            self.stop = min(found)[2]
         length = min(found)[1] if found else len(held) - (0 if is_last else self._doubtful(held))
         released: list[Segment] = []
         rest: list[Segment] = []
@@ -60,6 +73,9 @@ class TextStream:
                 rest.append(Segment(later, segment.is_drafted))
         self._held = [] if self.is_stopped else rest
         self.text += "".join(segment.text for segment in released)
+        while self._ends and self._ends[0] <= len(self.text):
+            self._ends.popleft()
+            self.num_released += 1
         return released
 
     def _doubtful(self, held: str) -> int:

@@ -20,7 +20,8 @@ from duodec.datastores.documents import sources
 from duodec.datastores.places import fingerprint
 from duodec.drafting.datastore_file import MAGIC, Header, file_parts
 from duodec.errors import BackendUnavailable, BadOption
-from duodec.machine.files import replacing
+from duodec.machine.files import is_full, replacing
+from duodec.machine.install import install_command
 
 if TYPE_CHECKING:
     from duodec.core.protocols import Tokenizer
@@ -102,7 +103,7 @@ def _divsufsort() -> Sort:
     except (ImportError, OSError) as error:
         raise BackendUnavailable(
             f"a datastore cannot be sorted without the library pydivsufsort ({error}); "
-            "install it: pip install 'duodec[datastore]'"
+            f"run: {install_command('pydivsufsort')}"
         ) from error
     return cast(Sort, divsufsort)
 
@@ -160,7 +161,7 @@ def _written(path: Path) -> Iterator[BinaryIO]:
         with replacing(path) as part, part.open("wb") as file:
             yield file
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if is_full(error):
             raise
         raise _unwritable(path, error) from error
 

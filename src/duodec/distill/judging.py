@@ -8,12 +8,12 @@ from pathlib import Path
 
 from duodec.bench.plan import BenchPlan
 from duodec.bench.results import Generation
-from duodec.bench.simulation import simulate
+from duodec.bench.run import simulate
 from duodec.bench.tasks import Prompt
 from duodec.core.sampling import SamplingParams
 from duodec.distill.prompts import Conversation
 from duodec.errors import ComputeFailed
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 CHAIN, DEFAULT, WITHOUT = "sps:4", "stream", "lookup"
 # prompts, and tokens of each: rows off the text, which the default method reads, are computed

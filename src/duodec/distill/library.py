@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from duodec.backends.torch.library import torch as torch
 from duodec.errors import BackendUnavailable
+from duodec.machine.install import extra_command
 
 try:
     import gguf as gguf
 except ImportError as error:
     raise BackendUnavailable(
-        f"gguf cannot be loaded ({error}); run `make setup-torch`, or pip install 'duodec[torch]'"
+        f"gguf cannot be loaded ({error}); run: {extra_command('torch')}"
     ) from error

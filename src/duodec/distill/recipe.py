@@ -22,15 +22,14 @@ from duodec.distill.student import open_student, transplant
 from duodec.distill.training import Measure, Training, most_steps
 from duodec.distill.writing import write_gguf
 from duodec.errors import BadOption, DuodecError, warn
-from duodec.llm import LLM
-from duodec.loading import draft_for, load
+from duodec.llm import LLM, load
+from duodec.loading.config import LLAMA_CPP, EngineConfig
+from duodec.loading.resolve import ResolvedPair, ResolvedTarget, draft_for, resolve_target
+from duodec.loading.vetting import vetted
 from duodec.machine.cores import available_cores
 from duodec.machine.memory import available_bytes
 from duodec.models import resolve
-from duodec.models.config import EngineConfig
-from duodec.models.pairing import difference
-from duodec.models.targets import open_vocabulary, target_file
-from duodec.models.vetting import vetted
+from duodec.models.vocabularies import difference
 
 _VERSION = 1
 _FOLDER_VERSION = 2  # of the shards in it
@@ -85,30 +84,31 @@ class Distillation:
     def check(self) -> None:
         """Raises BadOption, ModelNotFound, ModelUnreadable or BackendUnavailable."""
         self.prompts: Prompts = collect(self.files, self.settings.num_prompts, self.seed)
-        target = target_file(self.config)
+        self.target = resolve_target(self.config)
+        path = self.target.file.path
         self.before = self._known_draft()
         reference = self.origin or self.before or self.config.target
         file = vetted(resolve(reference, offline=self.config.offline))
         self.source = SourceFile(file.path)
-        if self.before is not None and file.path == target.path:
+        self.teacher = ResolvedTarget(self.config, LLAMA_CPP, file)
+        if self.before is not None and file.path == path:
             self.before = draft_for(replace(self.config, draft="auto"))
         self.layers = self.settings.layers_of(self.source.num_layers)
-        with closing(open_vocabulary(self.config)) as vocabulary:
+        with closing(self.target.open_vocabulary()) as vocabulary:
             num_vocab = vocabulary.num_vocab
             if vocabulary.chat_template is None:
                 raise BadOption(
                     f"{self.config.target} has no chat template, and prompts are chats; distil for "
                     "a model that was trained to chat"
                 )
-            with closing(open_vocabulary(self._of_source)) as own:
+            with closing(self.teacher.open_vocabulary()) as own:
                 self.is_transplanted = difference(vocabulary, own) is not None
-        if self.is_transplanted and not target.path.is_file():
+        if self.is_transplanted and not path.is_file():
             raise BadOption(
                 f"{self.config.target} is a folder, and {reference} has another vocabulary: a "
                 "tokenizer is copied from GGUF files only; name a draft of the target's "
                 "vocabulary with --from, or a GGUF file of the target"
             )
-        self.target_path = target.path
         needs = Needs.of(self.source, self.layers, num_vocab, self.prompts, self.settings)
         self.folder = Folder.beside(self.output)
         try:
@@ -134,8 +134,8 @@ class Distillation:
             self.source,
             self.folder.candidate,
             layers=self.layers,
-            vocabulary=SourceFile(self.target_path) if self.is_transplanted else None,
-            name=f"{self.target_path.stem} draft",
+            vocabulary=SourceFile(self.target.file.path) if self.is_transplanted else None,
+            name=f"{self.target.file.path.stem} draft",
             kind=self.settings.quantize,
         )
         before, after = self._judge()
@@ -182,7 +182,8 @@ class Distillation:
     def _llm(self) -> LLM:
         """The target, which records."""
         config = replace(self.config, draft=None, num_slots=self.settings.parallel)
-        return load(config, on_warning=self.on_warning)
+        pair = ResolvedPair(config, self.target.backend, self.target.file)
+        return load(pair, on_warning=self.on_warning)
 
     def _train(self, recording: Recording) -> Training:
         device = "cuda" if torch.cuda.is_available() and self.config.device != "cpu" else "cpu"
@@ -191,8 +192,8 @@ class Distillation:
         student = open_student(self.source, self.layers, device)
         if self.is_transplanted:
             with (
-                closing(open_vocabulary(self._of_source)) as own,
-                closing(open_vocabulary(self.config)) as vocabulary,
+                closing(self.teacher.open_vocabulary()) as own,
+                closing(self.target.open_vocabulary()) as vocabulary,
             ):
                 transplant(student, own, vocabulary)
         training = Training(
@@ -253,10 +254,6 @@ class Distillation:
             return draft_for(replace(self.config, draft="auto"))
         return None
 
-    @property
-    def _of_source(self) -> EngineConfig:
-        return EngineConfig(target=str(self.source.path), offline=True)
-
     def _check_manifest(self) -> None:
         """Raises BadOption if the folder holds another distillation, or the output is taken."""
         wanted = self._manifest()
@@ -278,7 +275,7 @@ class Distillation:
         """What decides the recording and the weights."""
         return {
             "version": _FOLDER_VERSION,
-            "target": _identity(self.target_path),
+            "target": _identity(self.target.file.path),
             "from": _identity(self.source.path),
             "prompts": self.prompts.digest,
             "seed": self.seed,

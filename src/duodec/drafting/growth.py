@@ -18,7 +18,7 @@ import numpy as np
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import DraftModel, DraftRequest, RowQuery, has_branches
+from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.sampling import Context, Sampler, Tokens
 
 _LEAVES = (1, 2, 4, 8)
@@ -46,7 +46,7 @@ class Tree:
         """What is left of the last tree, then the tree after each forward pass."""
         growth = _growth_of(model, request, self)
         yield growth.tree
-        clock = getattr(model, "clock", perf_counter)  # a simulation's is virtual
+        clock = model.clock if model.traits.has_clock else perf_counter  # a simulation's is virtual
         while leaves := growth.best_leaves():
             start_s = clock()
             growth.expand(leaves, growth.successors(model, request, leaves))
@@ -177,7 +177,7 @@ def _growth_of(model: DraftModel, request: DraftRequest, plan: Tree) -> _Growth:
         length = len(last.text)
         if len(request.text) >= length and np.array_equal(request.text[:length], last.text):
             tree = last.tree.follow(request.text[length:].tolist())
-    is_chain = not has_branches(model)
+    is_chain = not model.traits.has_branches
     growth = _Growth(request.text, request.sampler, tree, plan, memory.steps, is_chain)
     memory.growths[request.slot] = growth
     return growth

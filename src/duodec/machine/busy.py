@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
+from contextlib import suppress
+from time import perf_counter, sleep
 
 import psutil
 
 from duodec.machine.cores import available_cores
 
 NOTABLE = 0.5  # cores: from here on a timing is unreliable
+_LOOK_S = 0.5  # of waiting, at who is busy
+_MOST_NAMED = 3  # programs
 _EVERY_S = 0.25  # between two looks at others' load
 _RECENT_S = 2.0  # a longer window may contain a pause and does not describe the present
 _AT_WORK = 0.25  # of our threads' time in the window: below it there was a pause
@@ -33,6 +36,47 @@ class OtherPrograms:
         elapsed_s = perf_counter() - self._start_s
         others_s = (_busy_s() - self._busy_s) - (_own_s() - self._own_s)
         return max(0.0, others_s / elapsed_s)
+
+
+def wait_until_idle(
+    patience_s: float,
+    *,
+    sleep: Callable[[float], None] = sleep,
+    clock: Callable[[], float] = perf_counter,
+) -> str | None:
+    """Wait while other programs use our cores, at most so many seconds: None once they do not, or
+    else who does, in words. Takes a second or two where nobody does."""
+    end_s = clock() + patience_s
+    while True:
+        others = OtherPrograms()
+        before = _seconds_by_process()
+        sleep(_LOOK_S)
+        if (num_cores := others.num_cores) < NOTABLE:
+            return None
+        if clock() >= end_s:
+            return f"other programs keep {num_cores:.1f} cores busy{_busiest(before)}"
+
+
+def _busiest(before: dict[int, float]) -> str:
+    """The processes that have computed most since, in words."""
+    here = psutil.Process()
+    own = {one.pid for one in (here, *here.children(recursive=True))}
+    used = {pid: s - before.get(pid, s) for pid, s in _seconds_by_process().items()}
+    found = sorted((s, pid) for pid, s in used.items() if pid not in own and s > _TAKEN * _LOOK_S)
+    named = []
+    for _, pid in found[: -1 - _MOST_NAMED : -1]:
+        with suppress(psutil.Error):  # it has ended
+            named.append(f"{psutil.Process(pid).name()} (process {pid})")
+    return f": {', '.join(named)}" if named else ""
+
+
+def _seconds_by_process() -> dict[int, float]:
+    """Seconds that each process of this machine has computed."""
+    found = {}
+    for process in psutil.process_iter(["cpu_times"]):
+        if times := process.info["cpu_times"]:  # none: it is another user's
+            found[process.pid] = times.user + times.system
+    return found
 
 
 class SpareCores:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,3 +97,14 @@ class CorePlan:
             shares_cores=target_is_on_cpu,
             launch_cores=tuple(core for core in cores if core not in draft_cores) or cores,
         )
+
+
+@dataclass(frozen=True)
+class CoreSharing:
+    """How a loaded target and its drafter share the cores of this machine."""
+
+    is_shared: bool = False  # both compute on the same cores
+    num_for_target: int = 1  # of those, while the drafter works
+    takes_turns: bool = False  # the drafter rests while the target computes
+    prepare: Callable[[bool], None] = lambda is_drafting: None
+    """Called before each completion: shares the cores, with a drafter or without."""

@@ -9,7 +9,7 @@ from duodec.methods.stream import Stream
 from duodec.planning.governor import Governor, Sources
 
 _FIRST_PROBE = 8  # rounds of drafting before the first one of plain decoding
-_FIRST_REST = 4  # rounds before a draft model is tried that takes the target's cores
+_FIRST_REST = 16  # rounds before a draft model is tried that takes the target's cores
 _TRIAL = 24  # rounds, of which few may have had a draft
 _HOPELESS = 0.6  # of plain decoding's rate: two rounds show it
 _MARGIN = 0.97  # of plain decoding's rate: what drafts nothing may take a moment longer

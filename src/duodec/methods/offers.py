@@ -18,9 +18,9 @@ from duodec.core.candidates import Place
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Drafted, Scores
 from duodec.core.sampling import Tokens
+from duodec.core.turns import InTurns
 from duodec.drafting.growth import Tree
 from duodec.drafting.recycling import MAX_ORDER
-from duodec.drafting.turns import InTurns
 from duodec.methods.request import PATIENCE, Need, Request
 from duodec.planning.planner import Planner
 from duodec.planning.selection import Selection, Source
@@ -28,7 +28,7 @@ from duodec.planning.sources import Lesson, TextSources, TreeSource
 
 _LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held likely in its rows
 _NUM_REHEARSED = 2  # verdicts
-_LEAST_TURN_S = 0.1  # for which a drafter on the target's cores is waited
+_LEAST_TURN_S = 0.3  # for which a drafter on the target's cores is waited
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class Offers:
             self._request.rest()
         self._request.is_drafting = is_drafting
 
+    @property
+    def _is_in_parallel(self) -> bool:
+        """The draft model takes part, and computes whenever it has something to do."""
+        return self._request.is_drafting and not self._request.takes_turns
+
     def best(self) -> Generator[Need, Any, Offer]:
         """The likeliest candidates of all sources, after the draft steps that are worth waiting
         for."""
@@ -71,7 +76,7 @@ class Offers:
         self._texts.read(text)
         offer = self._rehearsed.get(tuple(text[len(self._text) :].tolist()))
         if offer is None:
-            if request.is_drafting and planner.is_worth_waiting(self._place, self._nothing):
+            if self._is_in_parallel and planner.is_worth_waiting(self._place, self._nothing):
                 self._ask()  # it is at work while we are
             offer = self._offer(self._place, self._texts.sources(text), request.remaining)
         while (
@@ -120,7 +125,7 @@ class Offers:
     def overlap_s(self) -> float:
         """How long the drafter worked during the forward pass that has just ended; takes in what
         it has drafted."""
-        if not self._request.is_drafting or self._request.takes_turns:
+        if not self._is_in_parallel:
             return 0.0
         drafted = self._request.peek_tree()
         self._place = _newer(drafted, self._place)
@@ -135,14 +140,14 @@ class Offers:
         lessons: Iterable[Lesson] = ()
         if scores is not None:
             lessons = self._lessons(self._text, offer.draft, scores, end)
-            if not getattr(scores, "candidates_are_ready", False):
+            if not self._request.traits.has_ready_candidates:
                 lessons = list(lessons)  # the scores do not outlive the next forward pass
         self._request.defer(partial(self._learn, offer, place, tokens, lessons))
 
     def _offer(self, place: Place, others: Sequence[Source], remaining: int) -> Offer:
         """The likeliest candidates, the text being at a place, with room for so many tokens."""
         planner = self._planner
-        planner.has_branches = self._request.has_branches
+        planner.has_branches = self._request.traits.has_branches
         own = TreeSource(place.tree, planner.acceptance, place.node)
         agreement, width = self._texts.memory.agreement, self._request.max_width
         selection = planner.select([own, *others], agreement, width, remaining - 1)
@@ -188,7 +193,7 @@ class Offers:
         ``end_s``, and one at least. They are there if such a verdict comes; if not, what makes
         them is still warm."""
         request, text = self._request, self._text
-        if request.is_drafting and not request.takes_turns:
+        if self._is_in_parallel:
             self._place = _newer(request.peek_tree(), self._place)
         begin_s = request.clock()
         for number, tokens in enumerate(self._likely_verdicts(offer.draft)):

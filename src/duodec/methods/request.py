@@ -26,9 +26,10 @@ from duodec.core.protocols import (
 from duodec.core.round import Round
 from duodec.core.sampling import Sampler, Tokens
 from duodec.core.text import TextStream
+from duodec.core.traits import TargetTraits
+from duodec.core.turns import InTurns
 from duodec.core.verify import Verdict
 from duodec.drafting.plans import Chain
-from duodec.drafting.turns import InTurns
 from duodec.planning.costs import Costs
 
 _FRESH_S = 0.002  # after that, what the drafter made is looked at again
@@ -69,6 +70,7 @@ class Score:
 
     draft: Draft = field(default_factory=Draft)
     num_candidates: int = 0  # of each row
+    num_text: int | None = None  # tokens of the text that the draft follows; None: all of them
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class Request:
 
     ``prompt`` are tokens, ``capacity`` the length that the text may reach, ``sampler`` holds the
     sampling parameters and ``slot`` names the target's memory of this text. The scheduler sets
-    what depends on the company in a batch: ``slot``, ``costs`` and ``has_branches``.
+    what depends on the company in a batch: ``slot``, ``costs`` and the
+    target's ``traits``.
     """
 
     prompt: Sequence[int]
@@ -118,12 +121,13 @@ class Request:
     shares_cores: bool = False  # drafter and target compute on the same cores
     takes_turns: bool = False  # and the drafter rests while the target computes
     max_width: int = 80  # draft tokens that one forward pass may score
-    has_branches: bool = True  # the target scores all of a tree, not its first chain only
+    traits: TargetTraits = field(default_factory=TargetTraits)
     clock: Callable[[], float] = perf_counter
     is_end: Callable[[int], bool] = lambda token: False
     """Whether a token ends the completion."""
     stream: TextStream | None = None  # makes text of the tokens
     num_logprobs: int | None = None  # alternatives for each token; None: no logprobs
+    num_prompt_logprobs: int | None = None  # the same, of the prompt's tokens
 
     def __post_init__(self) -> None:
         self._buffer = np.empty(self.capacity, dtype=np.int32)
@@ -133,6 +137,7 @@ class Request:
         self.rounds: list[Round] = []
         self.segments: list[Segment] = []  # text that nobody has taken yet
         self.logprobs: list[Logprob] = []
+        self.prompt_logprobs: list[Logprob | None] = []
         self.finish_reason: FinishReason | None = None  # once an end was drawn
         self.is_drafting = False  # the draft model takes part
         self.is_contended = False  # it is at work on the target's cores, against its turn
@@ -309,8 +314,12 @@ class Request:
     # --- what the scheduler does
 
     def query(self, need: Score) -> Query:
-        """What the target is asked."""
-        return Query(self.slot, self.text, need.draft, self.sampler, need.num_candidates)
+        """What the target is to score."""
+        if need.num_text is None:
+            return Query(self.slot, self.text, need.draft, self.sampler, need.num_candidates)
+        # nothing is drawn from a prompt's rows
+        plain = Sampler(num_prompt_tokens=len(self.prompt))
+        return Query(self.slot, self.text[: need.num_text], need.draft, plain)
 
     def run_deferred(self) -> None:
         """Do the work that need not stand between two forward passes."""

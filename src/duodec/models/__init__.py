@@ -7,12 +7,11 @@ are used before the network; a download resumes; nothing is ever installed or ex
 we did not create are never changed or deleted.
 """
 
-from duodec.models.aliases import ALIASES, Bundled
+from duodec.models.aliases import ALIASES, BundledFile
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.cache import cache_folder
-from duodec.models.folders import check_folder, folder_bytes, is_model_folder
-from duodec.models.hub import Hub, choose_gguf
-from duodec.models.packages import Package
+from duodec.models.folders import check_folder, is_model_folder
+from duodec.models.hub import HubFile, choose_gguf
 from duodec.models.pip import pip_download
 from duodec.models.references import parse_hub
 from duodec.models.resolving import (
@@ -23,24 +22,24 @@ from duodec.models.resolving import (
     resolve,
     resolve_folder,
 )
+from duodec.models.wheels import WheelFile
 
 __all__ = [
     "ALIASES",
     "Alias",
-    "Bundled",
+    "BundledFile",
     "CachedModel",
     "Format",
-    "Hub",
+    "HubFile",
     "ModelFile",
-    "Package",
     "Progress",
     "Source",
+    "WheelFile",
     "cache_folder",
     "cached_models",
     "check_folder",
     "check_reference",
     "choose_gguf",
-    "folder_bytes",
     "format_of",
     "is_model_folder",
     "parse_hub",

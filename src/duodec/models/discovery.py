@@ -1,4 +1,4 @@
-"""Find drafts for a target on this machine: beside it, and in the caches of other programs.
+"""Find drafts for a target on this machine: next to it, and in the caches of other programs.
 
 Files are only read. Each is judged by what it says of its vocabulary, size and kind; a file that
 does not suit is kept in the list with the reason.
@@ -17,7 +17,7 @@ from pathlib import Path
 from duodec.errors import ModelUnreadable
 from duodec.models.aliases import ALIASES
 from duodec.models.cache import cache_folder
-from duodec.models.summary import Summary
+from duodec.models.metadata import ModelMetadata
 
 _MOST_PART = 0.5  # of the target's parameters, above which a draft cannot pay
 _MOST_FILES = 400  # of one place that are looked at
@@ -44,7 +44,7 @@ def candidates(target: Path) -> list[Candidate]:
     """What may draft for a target, best first: of its own vocabulary, those that draft trees before
     recurrent ones, smaller before larger; then of other vocabularies; then what does not suit.
     Raises ModelUnreadable for the target."""
-    summary = Summary.of(target)
+    summary = ModelMetadata.of(target)
     found: dict[Path, Candidate] = {}
     for path, name, place in places(target):
         real = path.resolve()
@@ -68,14 +68,14 @@ def best_for(target: Path) -> Path | None:
     return first.path if first and first.is_same and not first.fault else None
 
 
-def _judged(path: Path, name: str, place: str, target: Summary) -> Candidate:
+def _judged(path: Path, name: str, place: str, target: ModelMetadata) -> Candidate:
     num_bytes = path.stat().st_size
     if num_bytes > target.num_bytes:
         return Candidate(path, name, place, 0, num_bytes, fault="it is larger than the target")
     if _NO_DRAFT.search(name.lower()):
         return Candidate(path, name, place, 0, num_bytes, fault="its name says that it embeds")
     try:
-        found = Summary.of(path)
+        found = ModelMetadata.of(path)
     except ModelUnreadable as error:
         fault = str(error).partition("; ")[0]
         return Candidate(path, name, place, 0, num_bytes, fault=fault)
@@ -98,7 +98,7 @@ Found = Iterator[tuple[Path, str, str]]
 
 def places(target: Path) -> Found:
     """Every GGUF file that may be a draft, nearest first."""
-    yield from _in_folder(target if target.is_dir() else target.parent, "beside the target")
+    yield from _in_folder(target if target.is_dir() else target.parent, "next to the target")
     yield from _ours()
     yield from _in_folder(_hub_folder(), "the hub's cache")
     yield from _in_folder(_llama_folder(), "llama.cpp's cache")
@@ -109,7 +109,7 @@ def places(target: Path) -> Found:
 
 def _in_folder(folder: Path, place: str) -> Found:
     """GGUF files, of folders below too where the place is a cache."""
-    pattern = "*.gguf" if place == "beside the target" else "**/*.gguf"
+    pattern = "*.gguf" if place == "next to the target" else "**/*.gguf"
     try:
         paths = sorted(folder.glob(pattern))[:_MOST_FILES]
     except OSError:

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from duodec.errors import DownloadFailed, ModelNotFound, ModelUnreadable
-from duodec.models.base import ModelFile
-from duodec.models.hub import Hub
+from duodec.models.base import WEIGHTS, ModelFile
+from duodec.models.hub import HubFile
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 _SMALL = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab"
     r"|chat_template)\.json|merges\.txt|tokenizer\.model|chat_template\.jinja|LICENSE"
@@ -53,19 +52,9 @@ def check_folder(path: Path) -> Path:
     return path
 
 
-def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a model's folder."""
-    return sorted(item for item in path.iterdir() if _WEIGHTS.fullmatch(item.name))
-
-
-def folder_bytes(path: Path) -> int:
-    """Bytes of a model's weights."""
-    return sum(file.stat().st_size for file in weight_files(path))
-
-
 def choose_files(names: list[str], repo: str) -> list[str]:
     """The files of a repository that make a model. Raises ModelNotFound if there are none."""
-    weights = [name for name in names if _WEIGHTS.fullmatch(name)]
+    weights = [name for name in names if WEIGHTS.fullmatch(name)]
     if not weights:
         raise ModelNotFound(_no_weights(repo, names))
     if CONFIG not in names:
@@ -75,7 +64,7 @@ def choose_files(names: list[str], repo: str) -> list[str]:
 
 def has_weights(names: list[str]) -> bool:
     """Whether a repository's files include a model's safetensors."""
-    return any(_WEIGHTS.fullmatch(name) for name in names)
+    return any(WEIGHTS.fullmatch(name) for name in names)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -102,7 +91,7 @@ def _named_weights(path: Path, names: list[str]) -> list[str]:
                 f"{path} is incomplete: it lacks {what or 'all weights'}; fetch it again"
             )
         return wanted
-    weights = [name for name in names if _WEIGHTS.fullmatch(name)]
+    weights = [name for name in names if WEIGHTS.fullmatch(name)]
     if not weights:
         raise ModelUnreadable(_no_weights(str(path), names))
     return weights
@@ -141,7 +130,7 @@ def _check_weights(path: Path) -> None:
 
 
 def fetch_folder(
-    hub: Hub, reference: str, *, offline: bool, check: Callable[[Path], object]
+    hub: HubFile, reference: str, *, offline: bool, check: Callable[[Path], object]
 ) -> ModelFile:
     """A repository's folder in the hub's cache, fetched if needed. Before its weights are fetched,
     ``check`` gets the folder with the other files, and may raise.
@@ -151,20 +140,21 @@ def fetch_folder(
     if offline:
         _check_is_cached(hub)
     wanted = choose_files(hub.names(offline=offline), hub.repo)
-    small = [name for name in wanted if not _WEIGHTS.fullmatch(name)]
+    small = [name for name in wanted if not WEIGHTS.fullmatch(name)]
     first, terms = hub.find(lambda _: small, offline=offline)
     if not hub.has_cached(wanted):
         check(first.parent)
     hub.find(lambda _: [name for name in wanted if name not in small], offline=offline)
-    return ModelFile(check_folder(first.parent), reference, hub.words_of(first), terms, None)
+    return ModelFile(check_folder(first.parent), reference, hub.description_of(first), terms, None)
 
 
-def _check_is_cached(hub: Hub) -> None:
+def _check_is_cached(hub: HubFile) -> None:
     """Raises DownloadFailed if an earlier download failed or did not finish."""
     names = hub.names(offline=True)
     try:
         choose_files(names, hub.repo)
     except ModelNotFound as error:
         raise DownloadFailed(
-            f"{hub.words} is incomplete in the cache and the network is off; fetch it once online"
+            f"{hub.description} is incomplete in the cache and the network is off; "
+            "fetch it once online"
         ) from error

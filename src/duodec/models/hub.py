@@ -28,7 +28,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True)
-class Hub:
+class HubFile:
     """A GGUF file in a repository of the Hugging Face hub, kept in the hub library's cache."""
 
     repo: str
@@ -37,7 +37,7 @@ class Hub:
     revision: str | None = None
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"hub {self.repo}"
 
     def cached(self, alias: Alias) -> Path | None:
@@ -52,12 +52,12 @@ class Hub:
     def resolve(self, reference: str, *, offline: bool) -> ModelFile:
         """The file, from the network if allowed and reachable, otherwise from the hub's cache."""
         path, terms = self.find(self._gguf, offline=offline)
-        return ModelFile(check_gguf(path), reference, self.words_of(path), terms, None)
+        return ModelFile(check_gguf(path), reference, self.description_of(path), terms, None)
 
-    def words_of(self, path: Path) -> str:
+    def description_of(self, path: Path) -> str:
         """The source with its commit, which is in a path of the cache: `snapshots/<commit>/`."""
         _, _, after = path.as_posix().partition("/snapshots/")
-        return f"{self.words}@{after.split('/')[0][:12]}" if after else self.words
+        return f"{self.description}@{after.split('/')[0][:12]}" if after else self.description
 
     def names(self, *, offline: bool) -> list[str]:
         """The repository's files; those in the cache if the network is off or down."""
@@ -201,11 +201,11 @@ def _hub_library() -> Any:
     return huggingface_hub
 
 
-def _hub_error(hub: Hub, error: Exception | None) -> DuodecError:
+def _hub_error(hub: HubFile, error: Exception | None) -> DuodecError:
     """One line on why a file of the hub is unavailable."""
     if error is None:
         return DownloadFailed(
-            f"{hub.words} is not in the cache and the network is off; fetch it once online"
+            f"{hub.description} is not in the cache and the network is off; fetch it once online"
         )
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         return CacheUnwritable(
@@ -223,15 +223,19 @@ def _hub_error(hub: Hub, error: Exception | None) -> DuodecError:
         (errors.HFValidationError, "is not a repository name; write hf:owner/repo"),
     ):
         if isinstance(error, kind):
-            return ModelNotFound(f"{hub.words} {words}")
+            return ModelNotFound(f"{hub.description} {words}")
     is_absent = isinstance(error, errors.EntryNotFoundError)
     if is_absent and not isinstance(error, errors.LocalEntryNotFoundError):
-        return ModelNotFound(f"{hub.words} has no file {hub.filename}; see {page}/tree/{revision}")
+        return ModelNotFound(
+            f"{hub.description} has no file {hub.filename}; see {page}/tree/{revision}"
+        )
     if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
         status = error.response.status_code
-        return DownloadFailed(f"{hub.words} answered with HTTP status {status}; try again later")
+        return DownloadFailed(
+            f"{hub.description} answered with HTTP status {status}; try again later"
+        )
     reason = " ".join(str(error).split()) or type(error).__name__
     return DownloadFailed(
-        f"{hub.words} cannot be reached ({reason[:120]}) and is not in the cache; "
+        f"{hub.description} cannot be reached ({reason[:120]}) and is not in the cache; "
         "check the network or HF_ENDPOINT"
     )

@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from duodec.backends.llamacpp.native import BuildFailed, pip_command
 from duodec.errors import DownloadFailed
+from duodec.machine.pip import PipMissing, pip_command
 
 
 def pip_download(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
@@ -22,7 +22,7 @@ def pip_download(requirement: str, folder: Path, on_bytes: Callable[[int], None]
     try:
         with pip_command() as pip:
             return _download(pip, requirement, folder, on_bytes)
-    except BuildFailed as error:
+    except PipMissing as error:
         raise DownloadFailed(f"package {requirement} cannot be downloaded: {error}") from None
 
 

@@ -10,7 +10,7 @@ from duodec.models.base import Alias, Progress
 
 
 @contextlib.contextmanager
-def shown(alias: Alias, on_progress: Progress | None) -> Iterator[Progress]:
+def download_progress(alias: Alias, on_progress: Progress | None) -> Iterator[Progress]:
     """The receiver of a download's progress: the caller, or stderr if it is a terminal."""
     if on_progress is not None:
         yield on_progress

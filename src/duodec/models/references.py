@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from duodec.errors import ModelNotFound
-from duodec.models.hub import Hub
+from duodec.models.hub import HubFile
 
 _URL = re.compile(r"https?://(?:huggingface\.co|hf\.co)/(?P<rest>.+)")
 _URL_FILE = re.compile(r"(?P<repo>[^/]+/[^/]+)/(?:blob|resolve|tree)/(?P<rev>[^/]+)/?(?P<file>.*)")
@@ -17,7 +17,7 @@ _HUB = re.compile(
 )
 
 
-def parse_hub(reference: str) -> Hub | None:
+def parse_hub(reference: str) -> HubFile | None:
     """The hub's file that a reference names; None if it names none.
 
     Without a prefix only `owner/repo[:quant][@rev]` counts, and only if it cannot be a
@@ -28,7 +28,7 @@ def parse_hub(reference: str) -> Hub | None:
     if url:
         page = _URL_FILE.fullmatch(url["rest"].split("?")[0])
         if page:
-            return Hub(page["repo"], page["file"] or None, None, page["rev"])
+            return HubFile(page["repo"], page["file"] or None, None, page["rev"])
         text = f"hf:{url['rest']}"
     prefix = _PREFIX.match(text)
     body = text[prefix.end() :] if prefix else text
@@ -39,7 +39,7 @@ def parse_hub(reference: str) -> Hub | None:
         )
     if parts is None or (not prefix and _looks_like_path(body, parts)):
         return None
-    return Hub(parts["repo"], parts["file"], parts["quant"], parts["rev"])
+    return HubFile(parts["repo"], parts["file"], parts["quant"], parts["rev"])
 
 
 def _looks_like_path(text: str, parts: re.Match[str]) -> bool:

@@ -20,7 +20,7 @@ from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.cache import cache_folder
 from duodec.models.contents import check_content, check_gguf
 from duodec.models.folders import CONFIG, check_folder, fetch_folder, has_weights, is_model_folder
-from duodec.models.hub import Hub, hub_listing
+from duodec.models.hub import HubFile, hub_listing
 from duodec.models.references import parse_hub
 
 Format = Literal["gguf", "safetensors"]
@@ -137,7 +137,7 @@ def _resolve_alias(
 
 
 def _pinned(alias: Alias, path: Path, reference: str, source: Source) -> ModelFile:
-    words = source.words_of(path) if isinstance(source, Hub) else source.words
+    words = source.description_of(path) if isinstance(source, HubFile) else source.description
     return ModelFile(path, reference, words, alias.license, alias.sha256)
 
 
@@ -145,8 +145,10 @@ def _listed(alias: Alias) -> CachedModel:
     for source in alias.sources:
         path = source.cached(alias)
         if path is not None and path.stat().st_size == alias.num_bytes:
-            return CachedModel(alias.name, path, alias.num_bytes, alias.license, source.words)
-    return CachedModel(alias.name, None, alias.num_bytes, alias.license, alias.sources[0].words)
+            return CachedModel(alias.name, path, alias.num_bytes, alias.license, source.description)
+    return CachedModel(
+        alias.name, None, alias.num_bytes, alias.license, alias.sources[0].description
+    )
 
 
 def _hub_is_offline() -> bool:

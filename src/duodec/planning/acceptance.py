@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from duodec.core.candidates import CandidateTree, Place
 from duodec.core.draft import ROOT
@@ -42,6 +43,18 @@ class Acceptance:
         self.num_right = array("d", [0.0]) * (_NUM_BINS * NUM_RANKS)  # labels of 1, by bin and rank
         self.num_seen = array("d", [0.0]) * (_NUM_BINS * NUM_RANKS)
         self._coverage = (0.0, 0.0)  # the same for whole sets of candidates
+
+    @classmethod
+    def doubting(cls, share: float, below: float = 1.0, ranks: Iterable[int] = (0,)) -> Acceptance:
+        """One that begins with labels: candidates of these ranks, with a confidence of less than
+        ``below``, are expected to be right ``share`` times as often as they say, half at least."""
+        known = cls()
+        for bin_, (low, high) in enumerate(pairwise((0.0, *EDGES, 1.0))):
+            if high <= below:
+                for cell in (bin_ * NUM_RANKS + rank for rank in ranks):
+                    known.num_seen[cell] = PRIOR_WEIGHT
+                    known.num_right[cell] = (2 * share - 1) * PRIOR_WEIGHT * (low + high) / 2
+        return known
 
     def estimate(self, confidence: float, rank: int) -> float:
         """The likelihood that a candidate is the target's token, given that its parent is."""

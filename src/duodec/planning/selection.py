@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 # Who proposes a token, as far as that says how likely it is.
-_ALONE, _UNLIKE_DRAFT, _DRAFT_ALONE, _TOGETHER = range(4)
+ALONE, _UNLIKE_DRAFT, _DRAFT_ALONE, _TOGETHER = range(4)
 
 _Asked = list[tuple[int, Sequence[Successor]]]
 """Sources and what they propose at a node, if anything."""
@@ -106,7 +106,7 @@ class Selection:
             if mask & 1
             else _UNLIKE_DRAFT
             if draft_knows
-            else _ALONE
+            else ALONE
             for _, mask, _ in found.values()
         ]
         return found, patterns

@@ -18,7 +18,7 @@ from duodec.drafting.continuations import most_frequent
 from duodec.drafting.recycling import MAX_ORDER, RecycledRows
 from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.planning.acceptance import Acceptance
-from duodec.planning.selection import Source
+from duodec.planning.selection import ALONE, Source
 
 _MAX_DEPTH = 24
 _FACTOR = float(_MAX_DEPTH)  # draft tokens a matched token: their values say how many are scored
@@ -27,6 +27,9 @@ LENGTHS = (1, 2, 4, 8, 16)  # matches that are judged apart: of one token, 2 or 
 BY_LENGTH = (0.4, 0.6, 0.8, 0.9, 0.95)  # how often they are expected to go on as before
 _MAX_SPAN, _MIN_SPAN = 16, 2  # tokens of a suffix that a datastore is searched for
 _STORED_TOKENS, _STORED_DEPTH = 64, 10  # of what it proposes
+# measured on other texts, before any was seen: how often what a row says after a context of one
+# token comes true, and what a single source proposes where none is sure, of what they promise
+_AFTER_ONE, _ALONE, _SURE = 0.5, 0.6, 0.85
 BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)  # expected where a row tells no more
 
 
@@ -206,10 +209,15 @@ class TextMemory:
     )
     rows: RecycledRows = field(default_factory=RecycledRows)
     by_order: tuple[Acceptance, ...] = field(
-        default_factory=lambda: tuple(Acceptance() for _ in range(MAX_ORDER))
+        default_factory=lambda: (
+            Acceptance.doubting(_AFTER_ONE),
+            *(Acceptance() for _ in range(1, MAX_ORDER)),
+        )
     )
     stored: Acceptance = field(default_factory=Acceptance)
-    agreement: Acceptance = field(default_factory=Acceptance)
+    agreement: Acceptance = field(
+        default_factory=lambda: Acceptance.doubting(_ALONE, below=_SURE, ranks=(ALONE,))
+    )
 
 
 class TextSources:

@@ -29,16 +29,18 @@ class Counts:
 
 @dataclass(frozen=True)
 class Piece:
-    """New text, and the logprobs of new tokens."""
+    """New text, and the logprobs of new tokens; the prompt's come with the first output."""
 
     delta: Delta
     logprobs: tuple[Logprob, ...] = ()
     counts: Counts = field(default_factory=Counts)
+    prompt_logprobs: tuple[Logprob | None, ...] = ()
 
     def plus(self, later: Piece) -> Piece:
         """Both as one."""
         delta = Delta(self.delta.segments + later.delta.segments)
-        return Piece(delta, self.logprobs + later.logprobs, later.counts)
+        logprobs = self.logprobs + later.logprobs
+        return Piece(delta, logprobs, later.counts, self.prompt_logprobs or later.prompt_logprobs)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Done:
     num_cached: int  # tokens of the prompt that the target knew already
     arrive_s: float
     start_s: float  # when it left the queue
+    prompt_logprobs: tuple[Logprob | None, ...] = ()  # where no `Piece` was
+    stop: str | None = None  # the stop string that ended it
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from time import sleep
 
 from duodec.methods.request import Request
 
-_FIRST_REHEARSAL_S, _FIRST_PRACTICE_S = 0.001, 0.0002  # expected before there was one
-_PRACTISED_S = 0.003  # of a forward pass: after shorter ones the code is still warm
+_FIRST_REHEARSAL_S, _FIRST_WARM_UP_S = 0.001, 0.0002  # expected before there was one
+_COLD_AFTER_S = 0.003  # of a forward pass: after shorter ones the code is still warm
 _MARGIN = 1.5  # of what it usually takes at most
 _REMEMBERED, _OUTLIERS = 16, 2  # times; the longest of them, when something else had the core
 
@@ -44,12 +44,12 @@ class _Lead:
 
 @dataclass
 class Rehearsal:
-    """Of one scheduler; ``practise`` runs the code between two forward passes."""
+    """Of one scheduler; ``warm_up`` runs the code between two forward passes."""
 
-    practise: Callable[[], None]
+    warm_up: Callable[[], None]
     clock: Callable[[], float]
     _offers: _Lead = field(default_factory=lambda: _Lead(_FIRST_REHEARSAL_S))
-    _practice: _Lead = field(default_factory=lambda: _Lead(_FIRST_PRACTICE_S))
+    _warming: _Lead = field(default_factory=lambda: _Lead(_FIRST_WARM_UP_S))
 
     def before_end(self, request: Request, start_s: float, num_drafted: int) -> None:
         """Wait until a forward pass over so many draft tokens is about to end at the soonest, and
@@ -60,8 +60,8 @@ class Rehearsal:
             begin_s = self._offers.wait(end_s, self.clock)
             request.rehearse(end_s)
             self._offers.took(self.clock() - begin_s)
-        if soonest_s > _PRACTISED_S:
-            begin_s = self._practice.wait(end_s, self.clock)
+        if soonest_s > _COLD_AFTER_S:
+            begin_s = self._warming.wait(end_s, self.clock)
             request.look()
-            self.practise()
-            self._practice.took(self.clock() - begin_s)
+            self.warm_up()
+            self._warming.took(self.clock() - begin_s)

@@ -8,9 +8,8 @@ server's thirty-two run the same loop; a server runs it in a thread of its own.
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,27 +18,26 @@ from time import perf_counter, process_time
 
 from duodec.core.protocols import (
     Drafted,
-    InThisThread,
     Launched,
     Query,
     Scores,
     Target,
-    has_branches,
-    launch,
 )
 from duodec.core.sampling import Tokens
 from duodec.errors import ComputeFailed
+from duodec.methods.prompt_logprobs import decode
 from duodec.methods.request import Forward, Score, Wait
 from duodec.planning.budget import BatchBudget
 from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Failed
+from duodec.scheduler.queue import Queue
 from duodec.scheduler.rehearsal import Rehearsal
-from duodec.scheduler.slots import Slot, Targets, best_slot
-from duodec.scheduler.task import Task
+from duodec.scheduler.scheduled_request import ScheduledRequest
+from duodec.scheduler.slots import Slot, best_slot
 
 _POLL_S = 0.0005  # of waiting for one slot's draft, before others are looked at
 
-Ended = Callable[[Task, str], None]
+Ended = Callable[[ScheduledRequest, str], None]
 """Told of each task that ends, and how: as OpenAI's finish reasons, ``abort`` or ``error``."""
 
 
@@ -48,23 +46,19 @@ class _Flight:
     """One forward pass on its way."""
 
     start_s: float
-    tasks: list[Task] = field(default_factory=list)
-    queries: list[Query] = field(default_factory=list)
-    launched: list[Launched] = field(default_factory=list)  # one a target
-    targets: list[int] = field(default_factory=list)  # their numbers
-    is_here: bool = True  # computed in this thread, when its result is wanted
-
-    @property
-    def due_s(self) -> float:
-        """When its result is there, where that is known; never, where it is not."""
-        return max((getattr(one, "due_s", math.inf) for one in self.launched), default=math.inf)
+    tasks: Sequence[ScheduledRequest]
+    queries: Sequence[Query]
+    caches: Set[int]  # that compute it
+    launched: Launched
+    is_here: bool  # computed in this thread, when its result is wanted
 
 
 @dataclass
 class Scheduler:
-    """Use `submit`, then `launch` and `land` in turn while `launch` is true (`step` does both)."""
+    """Use `submit`, then `launch` and `finish_forward` in turn while `launch` is true; `step` does
+    both."""
 
-    targets: Targets
+    target: Target
     costs: Costs = field(default_factory=Costs)
     num_slots: int = 1
     cores_for_target: int | None = None
@@ -75,36 +69,36 @@ class Scheduler:
     """Whether another thread computes for long: then the target leaves cores as for a drafter. With
     more threads than cores, those that have a core spin until the others do."""
     num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all
+    num_chunk_in_company: int | None = None  # while others decode; None: as many
+    most_slots: int | None = None  # for tasks that were submitted together; None: all
     on_end: Ended = lambda task, reason: None
-    practise: Callable[[], None] = lambda: None
+    warm_up: Callable[[], None] = lambda: None
     """Runs the code between two forward passes once, so that it is in the processor's caches."""
     clock: Callable[[], float] = perf_counter
 
     def __post_init__(self) -> None:
-        shared = self.targets.number(self.targets.shared)
+        cache_for = partial(self.target.cache_for, reads_off_path=False)
+        shared = cache_for(0, is_alone=False).number
         self.budget = BatchBudget(self.costs, self.cores_for_target, shared=shared)
-        self.slots = [
-            Slot(i, self.targets.of(i, reads_off_path=False, is_alone=True))
-            for i in range(self.num_slots)
-        ]
+        self.slots = [Slot(i, cache_for(i, is_alone=True)) for i in range(self.num_slots)]
         self.changed = Condition()  # of what waits and what runs
-        self.waiting: deque[Task] = deque()
-        self.running: list[Task] = []  # by slot
+        self.waiting = Queue()
+        self.running: list[ScheduledRequest] = []  # by slot
         self.num_forwards = 0
         self._last_prefill = -1
         self._flight: _Flight | None = None
         self._is_sharing: bool | None = None  # the cores, by the last forward pass
-        self._rehearsal = Rehearsal(self.practise, self.clock)
+        self._rehearsal = Rehearsal(self.warm_up, self.clock)
         self._accounts: list[Callable[[], None]] = []  # of forward passes, to be settled
 
-    # --- for its owner; `submit` and `Task.abort` also for other threads
+    # --- for its owner; `submit` and `ScheduledRequest.abort` also for other threads
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def submit(self, tasks: Sequence[Task]) -> None:
-        """Queue them."""
+    def submit(self, tasks: Sequence[ScheduledRequest]) -> None:
+        """Queue them; they take turns with those of other calls."""
         with self.changed:
             self.waiting.extend(tasks)
             self.changed.notify_all()
@@ -113,14 +107,14 @@ class Scheduler:
         """One forward pass; False when there is nothing to do."""
         if not self.launch():
             return False
-        self.land()
+        self.finish_forward()
         return True
 
     def launch(self) -> bool:
         """Start the next forward pass, and deliver the last one's text while it runs. False when
         nothing is left to do; then all is delivered."""
         if self._flight is not None:  # somebody else launched
-            self.land()
+            self.finish_forward()
         self.drop_aborted()
         if self.waiting:
             self._admit()
@@ -142,7 +136,7 @@ class Scheduler:
             self._deliver(task)
         return True
 
-    def land(self) -> None:
+    def finish_forward(self) -> None:
         """Wait for the forward pass in flight, if any, and send every request its scores."""
         flight, self._flight = self._flight, None
         if flight is None:
@@ -150,11 +144,12 @@ class Scheduler:
         begin_s = self.clock()
         if flight.is_here:
             flight.start_s = begin_s
-        late_s = max(0.0, begin_s - flight.due_s)
+        due_s = flight.launched.due_s
+        late_s = max(0.0, begin_s - due_s)
         try:
             if len(flight.tasks) == 1 and not flight.is_here:
                 self._rehearse(flight)
-            scores = [s for launched in flight.launched for s in launched.result()]
+            scores = flight.launched.result()
         except Exception as error:  # noqa: BLE001  whoever caused it is told
             self._blame(flight.tasks, error)
             return
@@ -165,7 +160,7 @@ class Scheduler:
         if late_s:  # the caller's time, not the target's
             for task in flight.tasks:
                 task.request.outside_s += late_s
-        self._landed(flight, scores, flight.due_s if late_s else self.clock())
+        self._take_scores(flight, scores, due_s if late_s else self.clock())
 
     @property
     def is_computing_elsewhere(self) -> bool:
@@ -195,8 +190,8 @@ class Scheduler:
         """End what was aborted in the queue; any thread may call it."""
         with self.changed:
             dropped = [task for task in self.waiting if task.is_aborted]
-            for task in dropped:
-                self.waiting.remove(task)
+            if dropped:
+                self.waiting.drop(dropped)
             self.changed.notify_all()
         for task in dropped:
             self.on_end(task, "abort")
@@ -211,24 +206,26 @@ class Scheduler:
             self._flight = None  # nobody wants what it would compute
 
     def _admit(self) -> None:
-        """Waiting tasks into idle slots, first come, first served."""
+        """Waiting tasks into idle slots, in the order of the queue."""
         while self.waiting and len(self.running) < self.num_slots:
             used = [task.slot for task in self.running]
             idle = [slot for slot in self.slots if slot not in used]
             with self.changed:
-                if not self.waiting:  # aborted meanwhile
+                taken = Counter(task.submission for task in self.running)
+                most = self.most_slots or self.num_slots
+                task = self.waiting.pop([own for own, num in taken.items() if num >= most])
+                if task is None:  # all were aborted meanwhile, or have as many as they may
                     return
-                task = self.waiting.popleft()
                 task.slot = best_slot(idle, task.request.text)
                 task.request.slot = task.slot.number
                 self.running.append(task)
                 self.running.sort(key=lambda task: task.slot.number)
             self._begin(task)
 
-    def _begin(self, task: Task) -> None:
+    def _begin(self, task: ScheduledRequest) -> None:
         request, slot = task.request, task.slot
         self._settle()
-        self._use_target(task)
+        self._choose_cache(task)
         task.start_s = self.clock()
         task.num_cached = min(slot.num_known(request.text), len(request.prompt) - 1)
         task.num_restarts = request.drafter.restarts
@@ -236,31 +233,31 @@ class Scheduler:
             request.costs = self.budget.costs(slot.number)
         self.budget.begin(slot.number)
         try:
-            task.loop = task.method.decode(request)
+            task.loop = decode(task.method, request)
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(task, error)
         else:
             self._advance(task, None)
 
-    def _use_target(self, task: Task) -> None:
-        """Compute a request with the target for it, in the company that it has now."""
-        target = self.targets.of(
-            task.slot.number,
+    def _choose_cache(self, task: ScheduledRequest) -> None:
+        """Compute a request in the cache for it, in the company that it has now."""
+        slot = task.slot
+        slot.cache = self.target.cache_for(
+            slot.number,
             reads_off_path=task.method.reads_off_path,
             is_alone=len(self.running) == 1,
         )
-        task.slot.use(target)
-        self.budget.use(task.slot.number, self.targets.number(target))
+        self.budget.use(slot.number, slot.cache.number)
 
     # --- needs
 
-    def _advance(self, task: Task, result: Forward | Drafted | None) -> None:
+    def _advance(self, task: ScheduledRequest, result: Forward | Drafted | None) -> None:
         """Send a request what it waited for, and take its next need."""
         if task.is_aborted:  # while the target or the drafter was at work for it
             self._end(task, "abort")
             return
         request = task.request
-        request.has_branches = has_branches(task.slot.target)
+        request.traits = task.slot.cache.traits
         num_rounds = request.num_rounds
         need = None
         try:
@@ -299,7 +296,7 @@ class Scheduler:
                 except Exception as error:  # noqa: BLE001  one request ends, the others go on
                     self._fail(task, error)
 
-    def _poll(self, task: Task) -> None:
+    def _poll(self, task: ScheduledRequest) -> None:
         request, need, begin_s = task.request, task.need, self.clock()
         assert isinstance(need, Wait)
         if len(self.running) == 1:
@@ -315,35 +312,35 @@ class Scheduler:
 
     # --- the forward pass
 
-    def _batch(self) -> list[Task]:
+    def _batch(self) -> list[ScheduledRequest]:
         """All that decode, and one of those that prefill a long text."""
-        batch: list[Task] = []
-        prefills: list[Task] = []
+        num_chunk = self.num_chunk_in_company or self.num_chunk
+        batch: list[ScheduledRequest] = []
+        prefills: list[ScheduledRequest] = []
         for task in self.running:
             if isinstance(task.need, Score):
                 if len(self.running) > 1:
-                    self._use_target(task)
-                (prefills if task.is_long(self.num_chunk) else batch).append(task)
+                    self._choose_cache(task)
+                (prefills if task.is_long(num_chunk) else batch).append(task)
         if prefills:
             later = [task for task in prefills if task.request.slot > self._last_prefill]
             prefill = (later or prefills)[0]  # they take turns
             self._last_prefill = prefill.request.slot
+            if not batch:
+                prefill.is_long(self.num_chunk)  # nobody waits for a larger part
             batch.append(prefill)
         return batch
 
-    def _launched(self, batch: Sequence[Task]) -> _Flight:
-        flight = _Flight(start_s=self.clock())
-        groups: dict[int, tuple[Target, list[Task]]] = {}
-        for task in batch:
-            groups.setdefault(id(task.slot.target), (task.slot.target, []))[1].append(task)
-        for target, tasks in groups.values():
-            queries = [task.query() for task in tasks]
-            flight.tasks += tasks
-            flight.queries += queries
-            flight.launched.append(launch(target, queries))
-            flight.targets.append(self.targets.number(target))
-        flight.is_here = any(isinstance(one, InThisThread) for one in flight.launched)
-        return flight
+    def _launched(self, batch: Sequence[ScheduledRequest]) -> _Flight:
+        start_s, queries = self.clock(), [task.query() for task in batch]
+        return _Flight(
+            start_s,
+            batch,
+            queries,
+            {query.cache for query in queries},
+            self.target.launch(queries),
+            is_here=not self.target.traits.launches,
+        )
 
     def _rehearse(self, flight: _Flight) -> None:
         """Prepare what follows a lone request's forward pass."""
@@ -355,7 +352,7 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
             self._fail(task, error)
 
-    def _landed(self, flight: _Flight, scores: Sequence[Scores], end_s: float) -> None:
+    def _take_scores(self, flight: _Flight, scores: Sequence[Scores], end_s: float) -> None:
         before = [task.slot.known for task in flight.tasks]
         num_rows = [own.num_rows for own in scores]  # these end with the next forward pass
         account = partial(self._note_forward, flight, num_rows, before, len(self.running), end_s)
@@ -369,7 +366,7 @@ class Scheduler:
         if len(self.running) > 1:
             self._settle()
 
-    def _blame(self, tasks: Sequence[Task], error: Exception) -> None:
+    def _blame(self, tasks: Sequence[ScheduledRequest], error: Exception) -> None:
         """Alone, each of them shows whose fault it was; the others go on."""
         tasks = [task for task in tasks if task in self.running]
         for task in tasks:
@@ -383,7 +380,7 @@ class Scheduler:
             except Exception as own:  # noqa: BLE001  of a target that computes at once
                 self._flight = None
                 self._fail(task, own)
-            self.land()
+            self.finish_forward()
 
     def _share_cores(self) -> None:
         requests = [task.request for task in self.running]
@@ -414,9 +411,9 @@ class Scheduler:
         self.budget.ended(num_running, end_s, process_time(), is_plain_work=is_plain_work)
         if is_plain_work and not any(task.request.is_contended for task in flight.tasks):
             by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))
-            self.budget.observe(by_slot, end_s - flight.start_s, flight.targets)
+            self.budget.observe(by_slot, end_s - flight.start_s, flight.caches)
 
-    def _note_round(self, task: Task, number: int, now_s: float) -> None:
+    def _note_round(self, task: ScheduledRequest, number: int, now_s: float) -> None:
         done = task.request.rounds[number]
         task.counts = task.counts.plus(done)
         self.budget.took(len(done.tokens))
@@ -426,7 +423,7 @@ class Scheduler:
 
     # --- what is said
 
-    def _deliver(self, task: Task) -> None:
+    def _deliver(self, task: ScheduledRequest) -> None:
         """Do what was put off, and say the new text."""
         try:
             task.request.run_deferred()
@@ -436,7 +433,7 @@ class Scheduler:
         if piece := task.text_so_far():
             task.say(piece)
 
-    def _finish(self, task: Task) -> None:
+    def _finish(self, task: ScheduledRequest) -> None:
         """The completion came to its end."""
         self._settle()
         try:
@@ -452,19 +449,19 @@ class Scheduler:
             if not task.is_aborted:  # by whoever was told the one before
                 task.say(output)
 
-    def _fail(self, task: Task, error: Exception) -> None:
+    def _fail(self, task: ScheduledRequest, error: Exception) -> None:
         self._end(task, "error")
         if not task.is_aborted:
             task.say(Failed(error))
 
-    def _end(self, task: Task, reason: str) -> None:
+    def _end(self, task: ScheduledRequest, reason: str) -> None:
         """It does not come to its end."""
         task.is_over = True
         with suppress(Exception):
             self._leave(task)
         self.on_end(task, reason)
 
-    def _leave(self, task: Task) -> None:
+    def _leave(self, task: ScheduledRequest) -> None:
         """Free the task's slot, and let its method put away what it learned."""
         with self.changed:
             if task not in self.running:

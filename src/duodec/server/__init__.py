@@ -1,16 +1,11 @@
-"""Serve one model over OpenAI's interface.
+"""Serve models over the APIs that clients speak.
 
-running     the process: a socket, loading, signals, an end without loss
-connections, guard, intake, workers, bounds, jsons
-            limits: what a client may send, and who may
+process     a socket, loading, signals, an end without loss
 app         the routes
-schemas, asking, formats, tools
-            from a request's JSON to prompts and sampling parameters
+http/       limits of what a connection may send, who may ask, streams of events
+api/        from a request's JSON to a request, and from its outputs to JSON
+models/     loaded models, and the scheduler of each in a thread of its own
 service     the parts put together
-scheduling  the scheduler in a thread of its own
-feed        its outputs, in the event loop
-forms, shapes, logprobs, stream
-            from outputs to JSON and to server-sent events
-meters, watchdog, logs
+metrics, watchdog, logs
             what an operator sees
 """

@@ -14,25 +14,25 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from duodec.errors import DuodecError
-from duodec.server.asking import Wish
 from duodec.server.errors import ApiError, api_error
-from duodec.server.feed import Feed
-from duodec.server.guard import guarded, too_large
-from duodec.server.jsons import parse_object
+from duodec.server.http.guard import guarded, too_large
+from duodec.server.http.json_limits import parse_object
+from duodec.server.http.streams import ClientGone, EventStream, Prepared, Writer, or_gone, whole
 from duodec.server.logs import log
-from duodec.server.meters import CONTENT_TYPE
+from duodec.server.metrics import CONTENT_TYPE
+from duodec.server.models.feed import Feed
 from duodec.server.page import chat_page, content_policy
 from duodec.server.service import Service
-from duodec.server.stream import ClientGone, EventStream, Form, or_gone, whole
 
+_ANTHROPIC = "/v1/messages"
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
-Prepared = tuple[Wish, Form, Feed]
 Prepare = Callable[[Mapping[str, Any]], Awaitable[Prepared]]
+Compute = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class Routes:
-    """What each path answers."""
+    """The handlers of each path."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -45,6 +45,18 @@ class Routes:
 
     async def respond(self, request: Request) -> Response:
         return await self._serve(request, self._service.respond)
+
+    async def message(self, request: Request) -> Response:
+        return await self._serve(request, self._service.message)
+
+    async def count_tokens(self, request: Request) -> Response:
+        return await self._computed(request, self._service.count_tokens)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._computed(request, self._service.tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._computed(request, self._service.detokenize)
 
     async def response(self, request: Request) -> Response:
         stored = self._service.store.get(request.path_params["name"])
@@ -94,17 +106,28 @@ class Routes:
         late: list[Feed] = []  # that nobody waited for any more
 
         def drop(found: Prepared) -> None:
-            found[2].leave()
-            late.append(found[2])
+            found[1].close()
+            late.append(found[1])
 
-        prepared = intake.prepared(len(data), self._service.room, work(), drop)
+        prepared = intake.prepared(len(data), self._service.num_free, work(), drop)
         try:
             found = await or_gone(request.receive, prepared)
         except ClientGone:
             if not late:  # else it ends, and is counted, as others are
                 self._service.meters.dropped()
             raise
-        return await self._answer(request, *found)
+        return await self._response(request, *found)
+
+    async def _computed(self, request: Request, compute: Compute) -> Response:
+        """What needs no completion."""
+        data = await self._body(request)
+        intake = self._service.intake
+
+        async def work() -> dict[str, Any]:
+            return await compute(await intake.run(parse_object, data))
+
+        prepared = intake.prepared(len(data), self._service.num_free, work())
+        return JSONResponse(await or_gone(request.receive, prepared))
 
     async def _body(self, request: Request) -> bytes:
         """What the client sends. Raises ApiError of what is too large or too slow."""
@@ -128,28 +151,29 @@ class Routes:
                     raise too_large(most)
         return bytes(data)
 
-    async def _answer(self, request: Request, wish: Wish, form: Form, feed: Feed) -> Response:
-        if wish.is_streamed:
-            stream: Any = EventStream(form, feed, self._service.settings.ping_s)
+    async def _response(self, request: Request, writer: Writer, feed: Feed) -> Response:
+        if writer.is_streamed:
+            stream: Any = EventStream(writer, feed, self._service.settings.ping_s)
             return stream  # type: ignore[no-any-return]
-        return JSONResponse(await whole(form, feed, request.receive))
+        return JSONResponse(await whole(writer, feed, request.receive))
 
 
 def make_app(service: Service) -> ASGIApp:
     """The ASGI application over a service, which may still be loading."""
     routes = Routes(service)
 
-    def refusal(error: Exception) -> Response:
+    def refusal(error: Exception, path: str) -> Response:
         if isinstance(error, ClientGone | ClientDisconnect):
             return Response(status_code=_GONE)
         told = _of_http(error) if isinstance(error, HTTPException) else api_error(error)
         if told.status >= 500 and not isinstance(error, ApiError):
             log.error("a request failed", exc_info=error)
         service.meters.refused(told.status)
-        return JSONResponse(told.body, told.status, told.headers)
+        body = told.named if path.startswith(_ANTHROPIC) else told.body
+        return JSONResponse(body, told.status, told.headers)
 
     async def refused(request: Request, error: Exception) -> Response:
-        return refusal(error)
+        return refusal(error, request.url.path)
 
     app = Starlette(
         routes=[
@@ -162,6 +186,10 @@ def make_app(service: Service) -> ASGIApp:
             Route("/v1/models/{name:path}", routes.model),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/completions", routes.complete, methods=["POST"]),
+            Route("/v1/messages", routes.message, methods=["POST"]),
+            Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
+            Route("/tokenize", routes.tokenize, methods=["POST"]),
+            Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/v1/responses", routes.respond, methods=["POST"]),
             Route("/v1/responses/{name}", routes.response, methods=["GET"]),
             Route("/v1/responses/{name}", routes.forget, methods=["DELETE"]),
@@ -173,9 +201,11 @@ def make_app(service: Service) -> ASGIApp:
 
 
 def _of_http(error: HTTPException) -> ApiError:
-    words = {
-        404: "there is nothing at this path; see /v1/models, /v1/chat/completions, /v1/completions",
+    messages = {
+        404: "there is nothing at this path; docs/server.md lists those that there are",
         405: "this path takes another method",
     }
     headers = dict(error.headers or {})
-    return ApiError(error.status_code, words.get(error.status_code, error.detail), headers=headers)
+    return ApiError(
+        error.status_code, messages.get(error.status_code, error.detail), headers=headers
+    )

@@ -1,4 +1,5 @@
-"""Everything that goes wrong, in OpenAI's shape: ``{"error": {message, type, param, code}}``.
+"""Everything that goes wrong, in OpenAI's shape: ``{"error": {message, type, param, code}}``; where
+Anthropic's API is spoken, in its own.
 
 openai-python tries 408, 409, 429 and 5xx twice more; ``x-should-retry: false`` stops it where that
 can bring nothing.
@@ -40,6 +41,21 @@ class ApiError(Exception):
         self.body: dict[str, Any] = {
             "error": {"message": message, "type": kind, "param": param, "code": code}
         }
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The body in Anthropic's shape."""
+        other = "invalid_request_error" if self.status < 500 else "api_error"
+        message = self.body["error"]["message"]
+        return {"type": "error",
+                "error": {"type": _KINDS.get(self.status, other), "message": message}}  # fmt: skip
+
+
+_KINDS = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error",
+}  # fmt: skip
 
 
 def bad_field(name: str, message: str) -> ApiError:

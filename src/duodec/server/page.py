@@ -23,7 +23,7 @@ def chat_page() -> str:
 @cache
 def content_policy() -> str:
     """What a browser lets the page do: run our scripts and ask this server, nothing else. A script
-    in an answer of the model would not run even if it got into the page."""
+    in a response of the model would not run even if it got into the page."""
     digests = (hashlib.sha256(script.encode()).digest() for script in _SCRIPT.findall(chat_page()))
     scripts = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (

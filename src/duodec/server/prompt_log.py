@@ -1,4 +1,4 @@
-"""Keep what clients say in a file, for `duodec distill`, where the operator asks for that."""
+"""Keep the messages of chats in a file, for `duodec distill`, where the operator wants that."""
 
 from __future__ import annotations
 

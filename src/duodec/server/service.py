@@ -5,41 +5,47 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+from duodec.chat.template import Message
+from duodec.core.sampling import SamplingParams
 from duodec.llm import LLM
-from duodec.scheduler.task import Task
-from duodec.server.asking import ChatWish, Wish, parse_chat, parse_completion
-from duodec.server.calls.splitting import Reader
-from duodec.server.choosing import method_for
+from duodec.scheduler.outputs import Output
+from duodec.scheduler.scheduled_request import ScheduledRequest
+from duodec.server.api.bodies import Body, ChatBody, CompletionBody, Conversation, Tool
+from duodec.server.api.completions import ChatWriter, TextWriter
+from duodec.server.api.fields import Object, validated
+from duodec.server.api.formats import expected_of, text_grammar
+from duodec.server.api.message_bodies import CountTokensBody, MessagesBody
+from duodec.server.api.messages import MessageWriter
+from duodec.server.api.response_bodies import ResponsesBody
+from duodec.server.api.response_store import Store, continued, conversation
+from duodec.server.api.responses import ResponseWriter
+from duodec.server.api.tokenizing import DetokenizeBody, TokenizeBody
+from duodec.server.api.tools.splitting import Reader
 from duodec.server.errors import ApiError, unavailable
-from duodec.server.feed import Feed
-from duodec.server.forms import ChatForm, CompletionForm
-from duodec.server.intake import Intake
-from duodec.server.meters import Meters
-from duodec.server.models import Models, Source
+from duodec.server.http.intake import Intake
+from duodec.server.http.streams import Prepared
+from duodec.server.metrics import Meters
+from duodec.server.models.feed import Feed
+from duodec.server.models.loaded import UNLOADED, LoadedModel, ModelLease
+from duodec.server.models.registry import Models, Source
+from duodec.server.models.scheduler_thread import FairLock
 from duodec.server.prompt_log import PromptLog
-from duodec.server.responses.form import ResponseForm
-from duodec.server.responses.schemas import ResponsesBody, messages_of
-from duodec.server.responses.store import Store, continued, conversation
-from duodec.server.schemas import ChatBody, validated
-from duodec.server.served import UNLOADED, Hold, Served
 from duodec.server.settings import Settings
-from duodec.server.speech import Speech
-from duodec.server.stream import Form
-from duodec.server.turns import Turns
 
+_B = TypeVar("_B", bound=Object)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SHUTTING_DOWN = "the server is shutting down; ask again in a moment"
 
 
 class Service:
-    """Models for many clients, the first of them for who names none. It is loaded by `start`; until
-    then everything but the list of models is refused with 503."""
+    """Models for many clients, the first of them for requests that name none. It is loaded by
+    `start`; until then everything but the list of models is refused with 503."""
 
     def __init__(self, settings: Settings, sources: Mapping[str, Source] | None = None) -> None:
         self.settings = settings
@@ -49,8 +55,8 @@ class Service:
         self._prompt_log = PromptLog(Path(settings.prompt_log)) if settings.prompt_log else None
         self.store = Store()
         sources = sources or {settings.model: Source(_never, method=settings.method)}
-        self.models = Models(sources, settings.num_models, self._served)
-        self._turns = Turns() if len(sources) > 1 else None
+        self.models = Models(sources, settings.num_models, self._started)
+        self._lock = FairLock() if len(sources) > 1 else None
         self._is_started = self._is_closing = False
         self._watch()
 
@@ -61,17 +67,17 @@ class Service:
         self.models.load_now(self.settings.model, llm)
         self._is_started = True
 
-    def _served(self, name: str, llm: LLM, method: str | None) -> Served:
-        return Served(name, llm, method, self.settings, self.intake, self.meters, self._turns)
+    def _started(self, name: str, llm: LLM, method: str | None) -> LoadedModel:
+        return LoadedModel(name, llm, method, self.settings, self.intake, self.meters, self._lock)
 
     def _watch(self) -> None:
         gauge, counter, models = self.meters.gauge, self.meters.counter, self.models
         gauge("num_requests_preparing", "Requests on their way to the scheduler.",
               lambda: self.intake.num_preparing)  # fmt: skip
         gauge("num_requests_running", "Requests in slots.",
-              lambda: sum(served.scheduler.num_running for served in models.loaded))  # fmt: skip
+              lambda: sum(model.scheduler.num_running for model in models.loaded))  # fmt: skip
         gauge("num_requests_waiting", "Requests in the queue.",
-              lambda: sum(served.scheduler.num_waiting for served in models.loaded))  # fmt: skip
+              lambda: sum(model.scheduler.num_waiting for model in models.loaded))  # fmt: skip
         gauge("num_models_loaded", "Models in memory.", lambda: len(models.loaded))
         counter("target_forwards", "Forward passes.", lambda: models.num_forwards)
         counter("drafter_restarts", "Starts of a drafter after its first.",
@@ -93,41 +99,41 @@ class Service:
             raise unavailable(f"the server is {self.state}; ask again in a moment")
 
     @property
-    def room(self) -> int:
+    def num_free(self) -> int:
         """Requests that may be with a scheduler or on their way to it, besides those there are.
-        Raises ApiError while nobody is served."""
+        Raises ApiError while no model is loaded."""
         self.check_ready()
-        threads = [served.scheduler for served in self.models.loaded]
-        num_there = sum(thread.num_running + thread.num_waiting for thread in threads)
+        threads = [model.scheduler for model in self.models.loaded]
+        num_there = sum(thread.num_taken for thread in threads)
         num_slots = self.settings.num_slots * max(1, len(threads))
         return num_slots + self.settings.num_queued - num_there
 
     def drain(self) -> None:
-        """Let answers in work come to their end, for as long as they are given; then end them."""
+        """Let completions come to their end, for as long as they are given; then end them."""
         self._is_closing = True
         self.intake.close(unavailable(_SHUTTING_DOWN))
         end_s = time.monotonic() + self.settings.grace_s
-        threads = [served.scheduler for served in self.models.loaded]
+        threads = [model.scheduler for model in self.models.loaded]
         if not all(thread.drain(max(0.0, end_s - time.monotonic())) for thread in threads):
             self.end_all()
 
     def end_all(self) -> None:
         """End what is in work, or waits."""
-        for served in self.models.loaded:
-            served.scheduler.end_all(unavailable(_SHUTTING_DOWN))
+        for model in self.models.loaded:
+            model.scheduler.end_all(unavailable(_SHUTTING_DOWN))
 
     def close(self, wait_s: float | None = None) -> bool:
         """End the schedulers' threads: whether they have ended by then."""
         self._is_closing = True
-        ended = [served.close(wait_s) for served in self.models.loaded]
+        ended = [model.close(wait_s) for model in self.models.loaded]
         return all(ended)
 
     # --- what it is
 
     def described(self, name: str) -> dict[str, Any]:
         """A model of the list of models."""
-        served = self.models.get(name)
-        length = served.llm.num_context if served else None
+        model = self.models.get(name)
+        length = model.llm.num_context if model else None
         return {
             "id": name,
             "object": "model",
@@ -139,15 +145,15 @@ class Service:
         }
 
     def props(self, name: str | None) -> dict[str, Any]:
-        """What is served, and with what. Raises ApiError for a model that does not exist."""
+        """Which model is served, and how. Raises ApiError for a model that does not exist."""
         name = self.named(name)
-        served = self.models.get(name)
-        return {"model": name, "state": self.state, **(served.props() if served else UNLOADED)}
+        model = self.models.get(name)
+        return {"model": name, "state": self.state, **(model.props() if model else UNLOADED)}
 
     def slots(self, name: str | None) -> list[dict[str, Any]]:
         """What each slot of a model works at. Raises ApiError for one that does not exist."""
-        served = self.models.get(self.named(name))
-        return served.slots() if served else []
+        model = self.models.get(self.named(name))
+        return model.slots() if model else []
 
     # --- requests
 
@@ -163,154 +169,218 @@ class Service:
             )  # fmt: skip
         return name
 
-    @asynccontextmanager
-    async def _held(self, body: Mapping[str, Any]) -> AsyncIterator[Hold]:
-        """The model that a body names, loaded; a request that fails holds it no longer."""
-        self.check_ready()
-        name = body.get("model")
-        hold = await self.models.hold(self.named(name if isinstance(name, str) else None))
-        try:
-            yield hold
-        except BaseException:
-            hold.release()
-            raise
+    async def chat(self, body: Mapping[str, Any]) -> Prepared:
+        """A request of ``/v1/chat/completions``. Raises ApiError and what the model refuses."""
+        chat = await self._validated(ChatBody, body, "messages")
+        async with self._leased(chat.model) as lease:
+            scheduled, readers = await self._scheduled_chat(lease.model, chat, chat.shown)
+            writer = ChatWriter(chat, lease.model.name, _prompts(scheduled), self._piece(lease))
+            writer.read_with(readers, chat.most_calls)
+            return writer, self._feed(lease, scheduled, chat)
 
-    async def chat(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
-        """A chat request on its way. Raises ApiError and what the model refuses."""
-        if self._must_wait(body):
-            await self.intake.run(validated, ChatBody, body)  # what is refused waits for no model
-        async with self._held(body) as hold:
-            chat = await self._chat(hold.served, body)
-            wish = chat.asked.wish
-            form = ChatForm(wish, hold.served.name, wish.num_choices, len(chat.tokens), chat.piece)
-            form.read_with(chat.reader, chat.asked.most_calls)
-            return wish, form, await self._fed(hold, chat)
-
-    def _must_wait(self, body: Mapping[str, Any]) -> bool:
-        """For its model, which is not loaded."""
-        name = body.get("model")
-        return isinstance(name, str) and self.models.get(self.named(name)) is None
-
-    async def _run(
-        self, served: Served, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
-        """A part of the request in work that uses a model, in a thread."""
-        return await self.intake.run(served.guarded(call), *args, **kwargs)
-
-    async def respond(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
-        """A request of ``/v1/responses`` on its way. Raises ApiError and what the model refuses."""
-        own = await self.intake.run(validated, ResponsesBody, body)
-        messages = messages_of(own.input)
+    async def respond(self, body: Mapping[str, Any]) -> Prepared:
+        """A request of ``/v1/responses``. Raises ApiError and what the model refuses."""
+        own = await self._validated(ResponsesBody, body, "input")
+        messages = own.shown
         if (previous := own.previous_response_id) is not None:
             stored = self.store.get(previous, "previous_response_id")
             messages = [*await self.intake.run(stored.messages), *messages]
         begun = await self.intake.run(conversation, messages) if own.store else b""
 
-        def remember(response: dict[str, Any], message: dict[str, Any]) -> None:
+        def remember(response: dict[str, Any], message: Message) -> None:
             if own.store:
                 self.store.add(response, continued(begun, message))
 
-        as_chat = own.as_chat(dict(body), messages)
-        if self._must_wait(body):
-            await self.intake.run(validated, ChatBody, as_chat)
-        async with self._held(body) as hold:
-            chat = await self._chat(hold.served, as_chat)
-            form = ResponseForm(
-                own, chat.asked, hold.served.name, len(chat.tokens), chat.reader(),
-                lambda text: len(chat.llm.tokenizer.tokenize(text, is_templated=False)), remember,
+        async with self._leased(own.model) as lease:
+            scheduled, readers = await self._scheduled_chat(
+                lease.model, own, [*own.system, *messages]
+            )
+            num_prompt_tokens = len(scheduled[0].request.prompt)
+            writer = ResponseWriter(
+                own, lease.model.name, num_prompt_tokens, readers[0], self._piece(lease),
+                lease.model.num_tokens, remember,
             )  # fmt: skip
-            return chat.asked.wish, form, await self._fed(hold, chat)
+            return writer, self._feed(lease, scheduled, own)
 
-    async def _chat(self, served: Served, body: Mapping[str, Any]) -> _Chat:
-        """A chat request that is understood and fits."""
-        llm, bounds = served.llm, served.bounds
-        bounds.check_number(body.get("messages"))
-        speech = Speech.of(llm.tokenizer)
-        asked = await self.intake.run(parse_chat, body, speech.dialect)
-        await self._run(served, bounds.check_chat, asked.messages, asked.tools)
-        tokens = await self._run(served, speech.prompt, llm, asked, bounds.check_rendered)
+    async def message(self, body: Mapping[str, Any]) -> Prepared:
+        """A request of ``/v1/messages``. Raises ApiError and what the model refuses."""
+        own = await self._validated(MessagesBody, body, "messages")
+        async with self._leased(own.model) as lease:
+            messages = [*own.preamble, *own.shown]
+            scheduled, readers = await self._scheduled_chat(lease.model, own, messages)
+            num_prompt_tokens = len(scheduled[0].request.prompt)
+            writer = MessageWriter(own, lease.model.name, num_prompt_tokens, readers[0])
+            return writer, self._feed(lease, scheduled, own)
+
+    async def complete(self, body: Mapping[str, Any]) -> Prepared:
+        """A request of ``/v1/completions``. Raises ApiError and what the model refuses."""
+        own = await self._validated(CompletionBody, body, "prompt")
+        grammar = text_grammar(own)
+        async with self._leased(own.model) as lease:
+            model, llm = lease.model, lease.model.llm
+            params = own.sampling(grammar)
+            for prompt in own.prompt:
+                await self._run(model, model.prompt_limits.check_text, prompt)
+            scheduled: list[ScheduledRequest] = []
+            for prompt in own.prompt:
+                tokens = await self._run(model, llm.tokens_of, prompt)
+                scheduled += await self._scheduled(model, own, params, tokens)
+            writer = TextWriter(own, model.name, _prompts(scheduled), self._piece(lease))
+            if own.echo:
+                texts = [await self._run(model, _text, llm, prompt) for prompt in own.prompt]
+                writer.begin_with([text for text in texts for _ in range(own.n)])
+            return writer, self._feed(lease, scheduled, own)
+
+    # --- tokens
+
+    async def count_tokens(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a request of ``/v1/messages/count_tokens``. Raises ApiError and what the model
+        refuses."""
+        own = await self._validated(CountTokensBody, body, "messages")
+        async with self._leased(own.model) as lease:
+            messages = [*own.preamble, *own.shown]
+            tokens = await self._prompt(lease.model, messages, own.offered, own.variables)
+            lease.release()
+            return {"input_tokens": len(tokens)}
+
+    async def tokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The tokens of a text or a chat. Raises ApiError and what the model refuses."""
+        own = await self._validated(TokenizeBody, body, "messages")
+        async with self._leased(own.model) as lease:
+            model, llm = lease.model, lease.model.llm
+            text = own.prompt if own.content is None else own.content
+            if text is None:
+                messages = [message.shown() for message in own.messages or ()]
+                tokens = await self._prompt(model, messages, own.tools, own.chat_template_kwargs)
+            else:
+                await self._run(model, model.prompt_limits.check_text, text)
+                tokens = await self._run(model, llm.tokens_of, text)
+                if not own.begins and tokens[:1] == [llm.tokenizer.bos]:
+                    tokens = tokens[1:]
+            lease.release()
+            pieces = [llm.tokenizer.piece(token).decode("utf-8", "replace") for token in tokens]
+            pairs = [{"id": t, "piece": p} for t, p in zip(tokens, pieces, strict=True)]
+            return {
+                "tokens": pairs if own.with_pieces else tokens,
+                "count": len(tokens),
+                "max_model_len": llm.num_context,
+                "token_strs": pieces if own.return_token_strs else None,
+            }
+
+    async def detokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The text of tokens. Raises ApiError."""
+        own = await self._validated(DetokenizeBody, body, "tokens")
+        async with self._leased(own.model) as lease:
+            llm = lease.model.llm
+            tokens = await self._run(lease.model, llm.tokens_of, own.tokens)
+            text = await self._run(lease.model, _text, llm, tokens)
+            lease.release()
+            return {"content": text, "prompt": text}
+
+    # --- parts of requests
+
+    async def _validated(self, kind: type[_B], body: Mapping[str, Any], items: str) -> _B:
+        """The body as its API has it. Raises ApiError: what is refused waits for no model."""
+        self.check_ready()
+        name = body.get("model")
+        model = self.models.get(self.named(name if isinstance(name, str) else None))
+        if model is not None and items in ("messages", "input"):
+            model.prompt_limits.check_number(body.get(items))
+        return await self.intake.run(validated, kind, body)
+
+    @asynccontextmanager
+    async def _leased(self, name: str | None) -> AsyncIterator[ModelLease]:
+        """The model of a request, loaded; a request that fails holds it no longer."""
+        lease = await self.models.lease(self.named(name))
+        try:
+            yield lease
+        except BaseException:
+            lease.release()
+            raise
+
+    async def _run(
+        self, model: LoadedModel, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """A part of the request in work that uses a model, in a thread."""
+        return await self.intake.run(model.guarded(call), *args, **kwargs)
+
+    async def _scheduled_chat(
+        self, model: LoadedModel, body: Conversation, messages: list[Message]
+    ) -> tuple[list[ScheduledRequest], list[Reader | None]]:
+        """The requests of a chat, and what reads the response to each."""
+        tools, chat_format = body.offered, model.chat_format
+        expected = expected_of(body)
+        tokens = await self._prompt(model, messages, tools, body.variables)
         if self._prompt_log is not None:
-            await self.intake.run(self._prompt_log.write, asked.messages)
-        end = speech.end_of(tokens)
-        grammar = await self._run(served, speech.grammar, asked.wanted, end)
-        wish = asked.wish.constrained(grammar)
-        return _Chat(llm, speech, replace(asked, wish=wish), tokens, end)
+            await self.intake.run(self._prompt_log.write, messages)
+        end = chat_format.end_of(tokens)
+        params = body.sampling(await self._run(model, chat_format.grammar, expected, end))
+        scheduled = await self._scheduled(model, body, params, tokens, chat_format.shown(tools))
+        is_certain = bool(expected.calls)
+        return scheduled, [chat_format.reader(tools, end, is_certain=is_certain) for _ in scheduled]
 
-    async def _fed(self, hold: Hold, chat: _Chat) -> Feed:
-        wish, shown = chat.asked.wish, chat.speech.shown(chat.asked.tools)
-        return self._feed(hold, await self._tasks(hold.served, wish, chat.tokens, shown), wish)
+    async def _prompt(
+        self, model: LoadedModel, messages: list[Message], tools: list[Tool],
+        variables: Mapping[str, Any],
+    ) -> list[int]:  # fmt: skip
+        """The tokens of a chat."""
+        limits, chat_format = model.prompt_limits, model.chat_format
+        limits.check_number(messages)
+        chat_format.check_tools(tools)
+        await self._run(model, limits.check_chat, messages, tools)
+        return await self._run(
+            model, chat_format.prompt, model.llm, messages, tools, variables, limits.check_rendered
+        )
 
-    async def complete(self, body: Mapping[str, Any]) -> tuple[Wish, Form, Feed]:
-        """A text request on its way. Raises ApiError and what the model refuses."""
-        asked = await self.intake.run(parse_completion, body)
-        wish = asked.wish
-        async with self._held(body) as hold:
-            served, llm = hold.served, hold.served.llm
-            for prompt in asked.prompts:
-                await self._run(served, served.bounds.check_text, prompt)
-            prompts = [await self._run(served, llm.tokens_of, prompt) for prompt in asked.prompts]
-            tasks = [task for tokens in prompts for task in await self._tasks(served, wish, tokens)]
-            num_prompt = sum(map(len, prompts))
-            form = CompletionForm(wish, served.name, len(tasks), num_prompt, llm.tokenizer.piece)
-            if asked.is_echoed:
-                texts = [await self._run(served, _text, llm, prompt) for prompt in asked.prompts]
-                form.begin_with([text for text in texts for _ in range(wish.num_choices)])
-            return wish, form, self._feed(hold, tasks, wish)
+    async def _scheduled(
+        self,
+        model: LoadedModel,
+        body: Body,
+        params: SamplingParams,
+        tokens: list[int],
+        shown: Collection[int] = (),
+    ) -> list[ScheduledRequest]:
+        """The requests of a prompt, one a choice; a new grammar that takes long is compiled where
+        only others of its kind wait."""
+        grammar, llm = params.grammar, model.llm
+        if body.ignores_end:
+            bans = dict.fromkeys(model.ends, -inf)
+            params = replace(params, logit_bias={**params.logit_bias, **bans})
 
-    def _feed(self, hold: Hold, tasks: Sequence[Task], wish: Wish) -> Feed:
-        """The model is held until the response has its last word, read or not."""
-        interval_s = self.settings.interval_s if wish.is_streamed else inf
-        return Feed(
-            hold.served.scheduler, tasks, self.settings.timeout_s, interval_s,
-            self.intake.begin_s, hold.release,
-        )  # fmt: skip
+        def made() -> list[ScheduledRequest]:
+            method = model.method_for(body.speculation)
+            return [
+                llm.task(tokens, params, method=method, say=_unheard, choice=choice, shown=shown)
+                for choice in range(body.num_choices)
+            ]
 
-    async def _tasks(
-        self, served: Served, wish: Wish, tokens: list[int], shown: Collection[int] = ()
-    ) -> list[Task]:
-        """The requests of a wish; a new grammar that takes long is compiled where only others of
-        its kind wait."""
-        grammar, llm = wish.sampling.grammar, served.llm
         is_quick = (
             grammar is None
             or llm.is_compiled(grammar)
-            or await self.intake.glance(served.guarded(llm.is_compiled_soon), grammar)
+            or await self.intake.run_quick(model.guarded(llm.is_compiled_soon), grammar)
         )
         run = self.intake.run if is_quick else self.intake.compile
-        return await run(served.guarded(_made), served, wish, tokens, shown)
+        return await run(model.guarded(made))
+
+    def _feed(self, lease: ModelLease, scheduled: Sequence[ScheduledRequest], body: Body) -> Feed:
+        """The model is leased until the response has its last output, read or not."""
+        interval_s = self.settings.interval_s if body.stream else inf
+        return Feed(
+            lease.model.scheduler, scheduled, self.settings.timeout_s, interval_s,
+            self.intake.begin_s, lease.release,
+        )  # fmt: skip
+
+    def _piece(self, lease: ModelLease) -> Callable[[int], bytes]:
+        return lease.model.llm.tokenizer.piece
 
 
-@dataclass(frozen=True)
-class _Chat:
-    """A chat request on its way, whatever form its response has."""
-
-    llm: LLM
-    speech: Speech
-    asked: ChatWish
-    tokens: list[int]
-    prompt_end: str
-
-    @property
-    def piece(self) -> Callable[[int], bytes]:
-        return self.llm.tokenizer.piece
-
-    def reader(self) -> Reader | None:
-        """For one of the choices."""
-        is_certain = bool(self.asked.wanted.called)
-        return self.speech.dialect.reader(self.asked.tools, self.prompt_end, is_certain=is_certain)
+def _prompts(scheduled: Sequence[ScheduledRequest]) -> list[Sequence[int]]:
+    """Of each choice."""
+    return [one.request.prompt for one in scheduled]
 
 
-def _made(served: Served, wish: Wish, tokens: list[int], shown: Collection[int]) -> list[Task]:
-    """The tasks of a wish, one a choice."""
-    llm = served.llm
-    method = method_for(llm, wish.method or served.method, wish.max_draft)
-    params = replace(
-        wish.sampling, max_tokens=wish.max_tokens, stop=wish.stop, logprobs=wish.num_logprobs
-    )
-    return [
-        llm.task(tokens, params, method=method, say=lambda output: None, choice=choice, shown=shown)
-        for choice in range(wish.num_choices)
-    ]
+def _unheard(output: Output) -> None:
+    """Until a feed listens."""
 
 
 def _text(llm: LLM, prompt: str | list[int]) -> str:

@@ -28,6 +28,7 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Plan, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams, Tokens
+from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain, SampledChain, Sequences
@@ -86,7 +87,7 @@ class Tells:
 
 
 @dataclass
-class DyingModel:
+class DyingModel(DraftModel):
     """Ends its process in the middle of every so-manyth forward."""
 
     table: TableDraftModel
@@ -108,7 +109,7 @@ class Dying:
 
 
 @dataclass
-class FailingModel:
+class FailingModel(DraftModel):
     """Raises after texts that end with token 0."""
 
     table: TableDraftModel
@@ -126,8 +127,10 @@ class Failing:
 
 
 @dataclass
-class ReadingModel:
+class ReadingModel(DraftModel):
     """Reads its texts 10 tokens at a time, ``chunk_s`` each."""
+
+    traits = DraftTraits(reads_in_chunks=True)
 
     table: TableDraftModel
     chunk_s: float = 0.01
@@ -152,10 +155,11 @@ class Reading:
 
 
 @dataclass
-class WideningModel:
+class WideningModel(DraftModel):
     """Reads ``chunk_s`` of older text at a time, ``num_left`` times for each text, and writes down
     whether it was idle."""
 
+    traits = DraftTraits(has_window=True)
     table: TableDraftModel
     log: str
     chunk_s: float
@@ -583,7 +587,7 @@ def test_one_that_gets_no_core_for_a_while_is_not_hung_and_not_waited_for(
 
 
 @dataclass
-class EndlessModel:
+class EndlessModel(DraftModel):
     """Computes forever after texts that end with token 0."""
 
     table: TableDraftModel

@@ -23,16 +23,17 @@ from fakes.tiny_models import write_dense
 from duodec import LLM, SamplingParams
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.llamacpp import devices, library, row_choice, row_trial
-from duodec.backends.llamacpp.fixed_rows import NUM_PIECE, LlamaFixedRows
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.padded import NUM_PIECE, LlamaPadded
 from duodec.backends.placement import Placement
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler, Tokens
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded, ModelUnreadable
+from duodec.loading.config import EngineConfig
+from duodec.loading.load import load_target
+from duodec.loading.resolve import resolve_target
 from duodec.methods.registry import METHODS
-from duodec.models.config import EngineConfig
-from duodec.models.targets import load_target
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(1800)]  # a busy machine takes its time
 KINDS = ("F16", "Q8_0")  # benchmarks/exactness/device_rows.py measures more of them
@@ -82,18 +83,18 @@ def query(text: Tokens, num_prompt: int, draft: tuple[int, ...] = (), slot: int 
     return Query(slot, text, Draft(draft, tuple(range(-1, len(draft) - 1))), sampler)
 
 
-def open_target(model: LlamaModel, num_slots: int = 1, **more: Any) -> LlamaFixedRows:
-    return LlamaFixedRows(
+def open_target(model: LlamaModel, num_slots: int = 1, **more: Any) -> LlamaPadded:
+    return LlamaPadded(
         model, num_rows=NUM_ROWS, num_context=640, num_threads=1, num_slots=num_slots, **more
     )
 
 
-def rows_of(target: LlamaFixedRows, queries: list[Query]) -> list[list[np.ndarray]]:
+def rows_of(target: LlamaPadded, queries: list[Query]) -> list[list[np.ndarray]]:
     """Copies of the rows of each query."""
     return [[row.copy() for row in scores.rows] for scores in target.score(queries)]  # type: ignore[attr-defined]
 
 
-def plain(target: LlamaFixedRows, text: Tokens, num_prompt: int) -> list[np.ndarray]:
+def plain(target: LlamaPadded, text: Tokens, num_prompt: int) -> list[np.ndarray]:
     """The row after each token from the prompt's last on, one forward pass each."""
     lengths = range(num_prompt, len(text) + 1)
     return [rows_of(target, [query(text[:n], num_prompt)])[0][0] for n in lengths]
@@ -180,7 +181,7 @@ def params(temperature: float) -> SamplingParams:
 @pytest.fixture(scope="module")
 def expected(alone: LLM) -> dict[float, list[tuple[int, ...]]]:
     """What plain decoding says, one request at a time."""
-    assert isinstance(alone.target, LlamaFixedRows)
+    assert isinstance(alone.target, LlamaPadded)
     return {
         t: [alone.generate(prompt, params(t), method="ar")[0].tokens for prompt in PROMPTS]
         for t in TEMPERATURES
@@ -217,9 +218,9 @@ def test_a_killed_drafter_changes_no_text(alone: LLM, expected: dict[float, Any]
 def test_part_of_the_layers_gives_one_text_too(path: Path) -> None:
     """The text of the same split without drafts."""
     with LLM.load(str(path), draft=str(path), exact=True, context=512, gpu_layers=1) as llm:
-        assert isinstance(llm.target, LlamaFixedRows)
+        assert isinstance(llm.target, LlamaPadded)
         assert llm.shares_cores
-        assert not llm.takes_turns
+        assert not llm.cores.takes_turns
         texts = {
             llm.generate(PROMPTS[0], params(0.8), method=name)[0].tokens
             for name in ("ar", "lookup", "sps:4", "duo", "stream")
@@ -231,12 +232,14 @@ _ON_TWO = """
 import sys
 from duodec import LLM, SamplingParams
 from duodec.backends.llamacpp import devices, library
-from duodec.models.config import EngineConfig
-from duodec.models.targets import load_target
+from duodec.loading.config import EngineConfig
+from duodec.loading.load import load_target
+from duodec.loading.resolve import resolve_target
 
 path, *names = sys.argv[1:]
 found = ",".join(device.name for device in devices.every(library.load())[:2])
-loaded = load_target(EngineConfig(target=path, draft=None, exact=True, device=found))
+config = EngineConfig(target=path, draft=None, exact=True, device=found)
+loaded = load_target(resolve_target(config))
 assert all(name in loaded.place for name in found.split(",")), loaded.place
 loaded.model.close()
 with LLM.load(path, draft=path, exact=True, context=512, device=found, num_slots=2) as llm:
@@ -292,7 +295,7 @@ def test_the_choice_of_rows_is_kept(
 
 def test_a_target_says_where_it_computes(path: Path, device: devices.Device) -> None:
     config = EngineConfig(target=str(path), draft=None, exact=True, device=device.name)
-    loaded = load_target(config)
+    loaded = load_target(resolve_target(config))
     with closing(loaded.model):
         assert loaded.placement is Placement.ELSEWHERE
         assert device.name in loaded.place
@@ -302,7 +305,7 @@ def test_a_target_says_where_it_computes(path: Path, device: devices.Device) -> 
 @pytest.mark.parametrize("name", ["cuda:7", "vulkan:7", "Vulkan7", "sycl"])
 def test_a_device_that_is_not_there_is_one_line(path: Path, name: str) -> None:
     with pytest.raises(Exception, match=r"no device|and there are|unknown device") as caught:
-        load_target(EngineConfig(target=str(path), draft=None, device=name))
+        load_target(resolve_target(EngineConfig(target=str(path), draft=None, device=name)))
     assert "\n" not in str(caught.value)
 
 
@@ -347,7 +350,7 @@ def test_a_failed_pass_ends_one_request(model: LlamaModel, monkeypatch: pytest.M
 
 def test_a_text_longer_than_the_cache_is_one_line(model: LlamaModel) -> None:
     with (
-        closing(LlamaFixedRows(model, num_rows=8, num_context=256, num_threads=1)) as target,
+        closing(LlamaPadded(model, num_rows=8, num_context=256, num_threads=1)) as target,
         pytest.raises(ContextExceeded, match="--context"),
     ):
         target.score([query(words(600), 600)])
@@ -373,7 +376,7 @@ def test_caches_that_do_not_fit_are_one_line(
 def test_a_device_named_twice_is_one_line(path: Path, device: devices.Device) -> None:
     twice = f"{device.name},{device.kind}:0"
     with pytest.raises(BadOption, match="names a GPU twice"):
-        load_target(EngineConfig(target=str(path), draft=None, device=twice))
+        load_target(resolve_target(EngineConfig(target=str(path), draft=None, device=twice)))
 
 
 # --- the self-test of `duodec doctor`

@@ -16,14 +16,13 @@ from fakes.families import FAMILIES, write_family
 
 from duodec import LLM, SamplingParams
 from duodec.backends.drafter.process import ProcessDrafter
+from duodec.backends.llamacpp.chains import MAX_ROWS
 from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
-from duodec.backends.llamacpp.streams import MAX_ROWS
 from duodec.core.events import Finished
-from duodec.core.protocols import has_branches
 from duodec.errors import BadOption
-from duodec.loading import load
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
 from duodec.methods.registry import METHODS
-from duodec.models.config import EngineConfig
 
 NUM_TOKENS = 200
 TEMPERATURES = (0.0, 0.8)
@@ -117,14 +116,14 @@ def test_a_killed_drafter_changes_no_text(family: str, llm: LLM, expected: Texts
 def test_drafts_are_trees_or_chains(family: str, llm: LLM) -> None:
     target = llm.target
     if isinstance(target, LlamaRecurrent):
-        assert not has_branches(target)
+        assert not target.traits.has_branches
         for name in BRANCHED:
             with pytest.raises(BadOption, match="branches"):
                 llm.method(name)
         assert target.max_draft == NUM_SNAPSHOTS
         assert FAMILIES[family].drafts == "chains"
     else:
-        assert has_branches(target)
+        assert target.traits.has_branches
         assert FAMILIES[family].drafts == "trees"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from duodec.models.config import EngineConfig
+from duodec.loading.config import EngineConfig
 
 pytest.importorskip("llama_cpp", reason="llama.cpp is not built: make setup")
 

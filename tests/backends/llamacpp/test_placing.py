@@ -15,15 +15,18 @@ from fakes.tiny_models import write_mixture
 
 from duodec.backends.llamacpp import library, overrides
 from duodec.backends.llamacpp.header import Header
+from duodec.backends.llamacpp.load import placed_tensors
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.placement import Placement
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.errors import BadOption
+from duodec.loading.config import EngineConfig
+from duodec.loading.load import load_target
+from duodec.loading.resolve import resolve_target
 from duodec.models import resolve
-from duodec.models.config import EngineConfig
-from duodec.models.targets import load_target, placed_tensors
 
 MOE = EngineConfig(draft=None, cpu_moe=True)
 
@@ -71,7 +74,9 @@ def test_one_text_or_several_are_parsed() -> None:
 
 
 def test_a_target_on_the_cpu_loads_with_overrides(mixture: Path) -> None:
-    loaded = load_target(EngineConfig(target=str(mixture), draft=None, cpu_moe=True))
+    loaded = load_target(
+        resolve_target(EngineConfig(target=str(mixture), draft=None, cpu_moe=True))
+    )
     with closing(loaded.model):
         assert (loaded.placement, loaded.num_context) == (Placement.CPU, 512)
 
@@ -115,7 +120,7 @@ def test_llama_cpp_gets_a_list_that_ends_with_an_empty_entry(
 )
 def test_what_cannot_be_placed_is_one_line(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(BadOption, match=words):
-        load_target(EngineConfig(target="smollm2-draft", draft=None, **fields))
+        load_target(resolve_target(EngineConfig(target="smollm2-draft", draft=None, **fields)))
 
 
 def test_a_pattern_that_matches_nothing_is_said_before_weights_are_read(
@@ -123,8 +128,9 @@ def test_a_pattern_that_matches_nothing_is_said_before_weights_are_read(
 ) -> None:
     loaded: list[object] = []
     monkeypatch.setattr(library.load(), "llama_model_load_from_file", lambda *a: loaded.append(a))
+    config = EngineConfig(target="smollm2-draft", override_tensor=("exsp=CPU",))
     with pytest.raises(BadOption, match="exsp"):
-        load_target(EngineConfig(target="smollm2-draft", override_tensor=("exsp=CPU",)))
+        load_target(resolve_target(config))
     assert not loaded
 
 

@@ -24,8 +24,10 @@ from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.drafter.window import NUM_FIRST
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.context import LlamaContext
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.testbeds import PacedTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
@@ -98,7 +100,7 @@ def test_a_tree_scores_as_its_branches_one_token_at_a_time(
     text = text_of(model, 600)  # beyond 512 cells, where llama.cpp's own attention changes paths
     tree = Draft.sequences([[5, 6, 7, 8], [5, 9], [20, 21, 22], [30]])
     (rows,) = logits(target, Query(0, text, tree))
-    target.context.num_threads = 2
+    target.trees(0).context.num_threads = 2
     for node in range(-1, len(tree)):
         path = np.array(tree.path_tokens(node), dtype=np.int32)
         for length in range(len(path) + 1):
@@ -232,6 +234,17 @@ def read_all(model: LlamaDraftModel) -> int:
     while model.widen(0, is_idle=True):
         num_parts += 1
     return num_parts
+
+
+def test_a_draft_model_anew_has_measured_nothing_and_has_the_same_rows(draft: LlamaModel) -> None:
+    model, text = drafts_of(draft), varied_text(draft, 3000)
+    begin = model.window.start
+    model.clock = lambda: 0.0  # it seems to read for nothing
+    before = rows_of(model, text[:2000])
+    assert model.window.start > begin
+    other = model.anew()
+    assert other.window.start == begin
+    assert np.array_equal(rows_of(other, text[:2000]), before)
 
 
 def test_of_a_short_text_the_draft_reads_all(draft: LlamaModel) -> None:
@@ -480,7 +493,8 @@ def test_mutants_of_the_target_are_caught(
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signals) -> None:
     warnings: list[str] = []
-    from duodec.loading import EngineConfig, load
+    from duodec.llm import load
+    from duodec.loading.config import EngineConfig
 
     # at a pace, so that a draft pays however busy the machine is
     with load(EngineConfig(pace=0.03), on_warning=warnings.append) as engine:
@@ -526,13 +540,13 @@ def test_repeated_calls_reuse_the_prefix(engine: LLM) -> None:
     assert isinstance(target, LlamaTarget)
     first = answer(engine, chat(QUESTIONS[2]), "ar", n=20)
     computed: list[int] = []
-    decode = target.context._decode
+    decode = target.trees(0).context._decode
 
     def counting(entries: object, used: object) -> None:
         computed.append(len(entries))  # type: ignore[arg-type]
         decode(entries, used)  # type: ignore[arg-type]
 
-    target.context._decode = counting  # type: ignore[method-assign,assignment]
+    target.trees(0).context._decode = counting  # type: ignore[method-assign,assignment]
     try:
         history = [
             *chat(QUESTIONS[2]),
@@ -541,7 +555,7 @@ def test_repeated_calls_reuse_the_prefix(engine: LLM) -> None:
         ]
         answer(engine, history, "ar", n=2)
     finally:
-        target.context._decode = decode  # type: ignore[method-assign]
+        target.trees(0).context._decode = decode  # type: ignore[method-assign]
     assert computed[0] < 30  # the first turn is known
 
 
@@ -560,12 +574,8 @@ def test_reading_a_prompt_can_be_abandoned_by_the_engines_hook(engine: LLM) -> N
         raise InterruptedError
 
     prompt = engine.tokens_of("The harbour was quiet that morning. " * 200)
-    engine.on_chunk = stop
-    try:
-        with pytest.raises(InterruptedError):
-            list(engine.stream(prompt, SamplingParams(max_tokens=2), method="ar"))
-    finally:
-        engine.on_chunk = lambda: None
+    with engine.checked_by(stop), pytest.raises(InterruptedError):
+        list(engine.stream(prompt, SamplingParams(max_tokens=2), method="ar"))
     assert answer(engine, chat(QUESTIONS[0]), "ar", n=8).tokens
 
 

@@ -18,27 +18,29 @@ from fakes.tiny_models import write_hybrid
 
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.footprint import Footprint
 from duodec.backends.llamacpp.header import Header
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
 from duodec.backends.llamacpp.recurrent_draft import LlamaRecurrentDraft
-from duodec.backends.llamacpp.target import LlamaDraftModel, LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.grammar import Grammar
-from duodec.core.protocols import Query, RowQuery, has_branches
+from duodec.core.protocols import Query, RowQuery
 from duodec.core.sampling import SamplingParams
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ModelUnreadable
-from duodec.llm import LLM
-from duodec.loading import load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
+from duodec.loading.load import load_target
+from duodec.loading.resolve import resolve_target
 from duodec.machine.cores import CorePlan
 from duodec.models import resolve
-from duodec.models.config import EngineConfig
-from duodec.models.targets import load_target
 
 WORDS = Grammar("regex", "( (one|two|three|four)){70,90}")  # so that drafts come true at times
 
@@ -160,7 +162,7 @@ def test_a_draft_longer_than_the_snapshots_is_scored_as_far_as_they_go(model: Ll
     with closing(target_of(model)) as target:
         (scores,) = target.score([query([5, 6, 7], range(100, 130))])
         assert scores.num_rows == NUM_SNAPSHOTS + 1
-        assert not has_branches(target)
+        assert not target.traits.has_branches
 
 
 def test_states_and_snapshots_are_counted_before_loading(path: Path, model: LlamaModel) -> None:
@@ -266,12 +268,12 @@ def test_methods_that_score_branches_are_refused(model: LlamaModel) -> None:
 
 
 def test_a_hybrid_is_loaded_as_a_target_that_has_no_branches(path: Path) -> None:
-    loaded = load_target(EngineConfig(target=str(path), draft=None, num_slots=2))
+    loaded = load_target(resolve_target(EngineConfig(target=str(path), draft=None, num_slots=2)))
     with closing(loaded.model):
         plan = CorePlan.make((0,), target_is_on_cpu=True)
         with closing(loaded.start(128, plan)) as target:
             assert isinstance(target, LlamaRecurrent)
-            assert (target.num_slots, has_branches(target)) == (2, False)
+            assert (target.num_slots, target.traits.has_branches) == (2, False)
         with pytest.raises(ModelUnreadable, match="whose state has no branches"):
             LlamaTarget(loaded.model, num_context=64, num_threads=1)  # type: ignore[arg-type]
 

@@ -14,9 +14,9 @@ from fakes.families import write_family
 from fakes.tiny_models import write_hybrid
 
 from duodec.core.sampling import SamplingParams
-from duodec.loading import load
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
 from duodec.models import resolve
-from duodec.models.config import EngineConfig
 
 METHODS = ("ar", "lookup", "sps", "duo", "stream", "auto")
 PROMPT = "one two three four one two three"

@@ -19,6 +19,7 @@ from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp import build, native, self_test
 from duodec.cli.app import run
 from duodec.errors import BackendUnavailable
+from duodec.machine.pip import pip_command
 from duodec.models import resolve
 
 FAKE_PIP = """
@@ -164,7 +165,7 @@ def test_the_command_builds_installs_and_checks(
 
     monkeypatch.setattr(self_test, "check", check)
     monkeypatch.setattr(native, "install", install)
-    monkeypatch.setattr(native, "pip_command", fake)
+    monkeypatch.setattr("duodec.machine.pip.pip_command", fake)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert run(["setup"]) == 0
     assert checked == [False, True]
@@ -195,7 +196,7 @@ def test_an_environment_without_pip_gets_one_for_the_moment(
         return Done()
 
     monkeypatch.setattr(native.subprocess, "run", run_)
-    with native.pip_command() as pip:
+    with pip_command() as pip:
         assert pip[1:4] == ["-m", "pip", "--python"]
         assert pip[4] == sys.executable
         assert pip[0] != sys.executable
@@ -236,14 +237,14 @@ def test_the_reference_is_that_of_the_draft_that_we_ship() -> None:
     source = SourceFile(resolve("smollm2-draft").path)
     model = open_student(source, tuple(range(source.num_layers)), "cpu").eval()
     with torch.inference_mode():
-        rows = model(torch.tensor([self_test._PROMPT])).logits[0].numpy()
-    for length, expected in self_test._REFERENCE.items():
-        found = rows[length - 1][:: self_test._STRIDE]
+        rows = model(torch.tensor([self_test.PROMPT])).logits[0].numpy()
+    for length, expected in self_test.REFERENCE.items():
+        found = rows[length - 1][:: self_test.STRIDE]
         assert abs(found - expected).max() < 0.02, [round(float(x), 2) for x in found]
 
 
 def test_rows_of_other_tokens_are_not_taken_for_rounding() -> None:
-    moved = [list(row) for row in self_test._REFERENCE.values()]
+    moved = [list(row) for row in self_test.REFERENCE.values()]
     assert self_test.deviation(moved) == 0
     assert self_test.deviation([*moved[1:], moved[0]]) > 2 * self_test.MOST_DEVIATION
 
@@ -252,7 +253,7 @@ def found_by(
     rows: object = None, kernels: str = "AVX", deviation: float = 0.0, seconds: float = 1.0
 ) -> str:
     """A program that prints what a process of the self-test would."""
-    rows = [list(row) for row in self_test._REFERENCE.values()] if rows is None else rows
+    rows = [list(row) for row in self_test.REFERENCE.values()] if rows is None else rows
     found = self_test.Examined(rows, kernels, deviation, seconds)  # type: ignore[arg-type]
     return f"print({json.dumps(asdict(found))!r})"
 

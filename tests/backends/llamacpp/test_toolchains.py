@@ -10,11 +10,11 @@ import pytest
 
 from duodec.backends.llamacpp import devices, native, self_test, toolchains
 from duodec.backends.llamacpp.devices import Device
-from duodec.cli import setup
+from duodec.backends.llamacpp.load import llama_devices
 from duodec.cli.app import run
+from duodec.cli.commands import setup
 from duodec.errors import BackendUnavailable, BadOption
-from duodec.models.config import EngineConfig
-from duodec.models.targets import llama_devices
+from duodec.loading.config import EngineConfig
 
 SMI = "#!/bin/sh\necho '| NVIDIA-SMI 550.54   Driver Version: 550.54   CUDA Version: 12.4  |'\n"
 
@@ -137,7 +137,7 @@ def test_setup_for_a_gpu_builds_checks_and_names_the_device(
         yield []
 
     seen = [Device("CUDA0", "a GPU", 1 << 30)]
-    monkeypatch.setattr(native, "pip_command", no_pip)
+    monkeypatch.setattr("duodec.machine.pip.pip_command", no_pip)
     monkeypatch.setattr(native, "find_or_build", build)
     monkeypatch.setattr(native, "install", lambda *_: None)
     monkeypatch.setattr(self_test, "check", lambda: None)
@@ -207,7 +207,7 @@ def test_names_of_every_backend_are_known() -> None:
 def test_layers_for_a_gpu_are_refused_by_a_build_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("duodec.models.targets.can_offload", lambda: False)
+    monkeypatch.setattr("duodec.backends.llamacpp.load.can_offload", lambda: False)
     with pytest.raises(BackendUnavailable, match=r"gpu-layers is 20, .*built without a GPU"):
         llama_devices(EngineConfig(draft=None, gpu_layers=20))
     for layers in (-1, 0):

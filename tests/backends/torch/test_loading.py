@@ -46,8 +46,9 @@ from duodec.errors import (
     DuodecError,
     ModelUnreadable,
 )
-from duodec.loading import EngineConfig, load
-from duodec.models.pairing import difference
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
+from duodec.models.vocabularies import difference
 
 
 @pytest.fixture(scope="module")

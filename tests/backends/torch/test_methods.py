@@ -17,12 +17,12 @@ import torch
 from fakes.decoding import FakeDatastore, FixedBudget, Session, decode_rounds
 from fakes.torch_models import KINDS, NUM_VOCAB, WINDOWED, build, random_text, target_of
 
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaDraftModel
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import TorchScores, TorchTarget
 from duodec.core.grammar import Grammar
-from duodec.core.protocols import RowQuery
+from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Draw, Sampler, SamplingParams
@@ -72,7 +72,7 @@ def drafting_model(kind: str) -> torch.nn.Module:
 
 
 @dataclass(frozen=True)
-class BlurredModel:
+class BlurredModel(DraftModel):
     """A draft model that is the target, less sure of itself: mostly right, often wrong."""
 
     kind: str

@@ -17,8 +17,8 @@ from fakes.server import Running, running
 
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.protocols import Query, Scores
-from duodec.llm import LLM
-from duodec.loading import EngineConfig, load
+from duodec.llm import LLM, load
+from duodec.loading.config import EngineConfig
 
 NUM_SLOTS, NUM_TOKENS = 4, 40
 PROMPTS = ["The sky is", "Once upon a time there was a fox", "1 2 3 4 5 6 7 8 9", "x " * 150]

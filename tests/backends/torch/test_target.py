@@ -110,7 +110,7 @@ def test_candidates_come_with_the_draws_as_many_as_each_query_asks_for() -> None
     ]
     for query, scores in zip(queries, target.score(queries), strict=True):
         assert isinstance(scores, TorchScores)
-        assert scores.candidates_are_ready
+        assert target.traits.has_ready_candidates
         for row in range(4):
             wanted = Candidates.of(scores.logits[row].numpy(), query.num_candidates)
             tokens, confidences = scores.candidates(row)

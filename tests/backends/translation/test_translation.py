@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.drafter.worker import HasMasks, ReadsInChunks, Widens
 from duodec.backends.llguidance import Masks
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.translation.model import TranslatedModel
@@ -33,6 +32,7 @@ from duodec.core.grammar import Grammar
 from duodec.core.protocols import DraftRequest, RowQuery
 from duodec.core.rows import log_normaliser
 from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain
 from duodec.errors import VocabularyMismatch
@@ -362,11 +362,8 @@ def test_vocabularies_without_a_common_token_are_refused() -> None:
 
 def test_what_a_model_lacks_is_lacking() -> None:
     model = translated(LARGE, TableModel(SMALL.num_vocab), SMALL)
-    assert isinstance(model, HasMasks)
-    assert isinstance(model, Widens)
-    assert not isinstance(model, ReadsInChunks)
+    assert model.traits == DraftTraits(has_masks=True)
     assert not model.widen(0, is_idle=True)
-    assert not hasattr(model, "num_computed")
 
 
 def test_a_slow_step_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,6 +372,7 @@ def test_a_slow_step_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> 
     model = translated(target, SaysOneText(draft, b"a cat sat. "), draft)
     calls: list[int] = []
     object.__setattr__(model.model, "on_chunk", lambda: calls.append(1))
+    monkeypatch.setattr(TableDraftModel, "traits", DraftTraits(reads_in_chunks=True))
     seconds = iter(range(100))
     monkeypatch.setattr("duodec.backends.translation.model.perf_counter", lambda: next(seconds))
     model.rows(RowQuery(0, tokens(target, "a "), Draft(), (0,)))

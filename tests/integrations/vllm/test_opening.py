@@ -19,7 +19,7 @@ from fakes.vllm_rows import FakeEngine, FakeRow
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel
 from duodec.cli.app import run
-from duodec.cli.vllm import command
+from duodec.cli.commands.vllm import command
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded, ModelNotFound
 from duodec.integrations.vllm import DuoProposer, opening, proposer
 from duodec.integrations.vllm.meters import counters
@@ -27,7 +27,7 @@ from duodec.integrations.vllm.opening import Engine, Host, OpenDrafter, draft_co
 from duodec.integrations.vllm.settings import PREFIX, Settings
 from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
 from duodec.models import resolve
-from duodec.models.pairing import difference
+from duodec.models.vocabularies import difference
 
 TABLE = TableModel(seed=7)
 FACTS = DraftFacts((b"a",) * 32, -1, -1, frozenset(), 2048, 4096)

@@ -14,11 +14,10 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from threading import Thread
 from time import perf_counter
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,38 +36,12 @@ from duodec.core.grammar import Grammar, Mask
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.sampling import Tokens
+from duodec.core.turns import InTurns
 from duodec.errors import BadOption
 
 LONG_TEXT = 64  # new tokens from which reading is announced, so that nobody waits for it
 _LAST_WORDS_S = 1.0
 _NOTHING = np.empty(0, dtype=np.int32)
-
-
-@runtime_checkable
-class ReadsInChunks(Protocol):
-    """A draft model that calls ``on_chunk`` between two chunks of a text it reads. An exception
-    from there must leave the model usable, with what it has read so far. A model is taken for
-    hung that reads for 10 s without its first call, or later for five times the usual pause
-    between two calls, a second at least."""
-
-    on_chunk: Callable[[], None]
-
-
-@runtime_checkable
-class Widens(Protocol):
-    """A draft model that drafts from the end of a long text and reads older text later."""
-
-    def widen(self, slot: int, *, is_idle: bool) -> bool:
-        """Read a little older text of the slot, where that pays or, if the drafter ``is_idle``,
-        where it helps; within tens of milliseconds. Whether anything was computed."""
-
-
-@runtime_checkable
-class HasMasks(Protocol):
-    """A draft model that knows its vocabulary's texts, so that what it drafts follows a grammar.
-    Another one's drafts are refused where they do not."""
-
-    def mask(self, grammar: Grammar) -> Mask: ...
 
 
 class _Abandoned(BaseException):  # so that no model's `except Exception` eats it
@@ -102,7 +75,7 @@ class Worker:
         self._wide: dict[int, int] = {}  # slots that may read older text -> their last epoch
         self._current: _Job | None = None
         self._busy_s = 0.0
-        if isinstance(model, ReadsInChunks):
+        if model.traits.reads_in_chunks:
             model.on_chunk = self._between_chunks
 
     def run(self) -> None:
@@ -129,7 +102,7 @@ class Worker:
         return any(self._widen(slot, is_idle=True) for slot in list(self._wide))
 
     def _widen(self, slot: int, *, is_idle: bool) -> bool:
-        if slot not in self._wide or not isinstance(self._model, Widens):
+        if slot not in self._wide or not self._model.traits.has_window:
             return False
         try:
             return self._model.widen(slot, is_idle=is_idle)
@@ -199,6 +172,8 @@ class Worker:
         slot, text = job.request.slot, job.request.text
         job.start_s = perf_counter()
         is_long = len(text) - common_prefix(self._seen.get(slot, _NOTHING), text) > LONG_TEXT
+        # in turns the target waits for it: it is read on all cores, by the first step
+        is_long = is_long and not isinstance(job.request.plan, InTurns)
         if is_long:
             self._tell(Kind.READING, job)
             self._model.rows(RowQuery(slot, text[:-1], Draft(), ()))
@@ -210,7 +185,7 @@ class Worker:
         """The request, with a mask of its own where its grammar can be followed here."""
         request = job.request
         grammar = request.sampler.params.grammar
-        if grammar is None or not isinstance(self._model, HasMasks):
+        if grammar is None or not self._model.traits.has_masks:
             return request
         known = self._masks.get(request.slot)
         if known is None or known[0] != grammar:
@@ -228,7 +203,8 @@ class Worker:
             raise _Abandoned
         if job.steps is None:
             job.read_s = perf_counter() - job.start_s
-        self._tell(Kind.READING, job)
+        if not isinstance(job.request.plan, InTurns):  # its step is waited for
+            self._tell(Kind.READING, job)
 
     def _tell(self, kind: Kind, job: _Job, tree: Draft | CandidateTree | None = None) -> None:
         """A frame about a job, with the nodes of ``tree`` that were not sent yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -120,6 +121,10 @@ class LlamaModel:
             kind = "an embedding model"
         if kind:
             raise ModelUnreadable(f"{self.path} is {kind}; use a causal (decoder-only) model")
+
+    def by_value(self) -> FileVocabulary:
+        """Its vocabulary, for another process to load."""
+        return FileVocabulary(self.path)
 
     def close(self) -> None:
         """Free the weights; no context may be in use."""
@@ -345,6 +350,16 @@ class LlamaModel:
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
+
+
+@dataclass(frozen=True)
+class FileVocabulary:
+    """The vocabulary of a GGUF file."""
+
+    path: Path
+
+    def load(self) -> LlamaModel:
+        return LlamaModel(self.path, vocabulary_only=True, num_gpu_layers=0)
 
 
 _HEAD_BYTES = 256

@@ -20,8 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -207,29 +206,6 @@ def check_compiler(cmake_args: str) -> None:
             "no C++ compiler found; install one: apt install build-essential (Debian, Ubuntu), "
             "dnf install gcc-c++ (Fedora), xcode-select --install (macOS)"
         )
-
-
-@contextmanager
-def pip_command() -> Iterator[list[str]]:
-    """A command that runs pip for this environment. One of uv or pipx has none of its own: pip
-    runs in an environment made for that, and works on this one. Raises BuildFailed."""
-    if importlib.util.find_spec("pip"):
-        yield [sys.executable, "-m", "pip"]
-        return
-    with tempfile.TemporaryDirectory(prefix="duodec-pip-") as folder:
-        made = subprocess.run(
-            [sys.executable, "-m", "venv", folder],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-        if made.returncode:
-            release = "python{}.{}".format(*sys.version_info[:2])
-            raise BuildFailed(
-                f"this environment has no pip, and {release} cannot make one; apt install "
-                f"{release}-venv (Debian, Ubuntu), or put pip into it: uv pip install pip"
-            )
-        yield [str(Path(folder) / "bin" / "python"), "-m", "pip", "--python", sys.executable]
 
 
 def pip_environment() -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.recurrent_draft import LlamaRecurrentDraft
-from duodec.backends.llamacpp.target import LlamaDraftModel
 
 
 @dataclass(frozen=True)

@@ -17,23 +17,24 @@ from itertools import groupby
 
 import numpy as np
 
-from duodec.backends.llamacpp.context import logits
-from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.streams import (
+from duodec.backends.llamacpp.chains import (
     MAX_ROWS,
     NOTHING,
     NUM_BATCH,
-    LlamaStreams,
+    LlamaChains,
     Work,
     chain_of,
 )
-from duodec.backends.llamacpp.target import LlamaScores
+from duodec.backends.llamacpp.context import logits
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query, Scores
 from duodec.core.rows import Row
 from duodec.core.sampling import Tokens
+from duodec.core.traits import TargetTraits
 
 NUM_SNAPSHOTS = 8  # of a slot's state, and so draft tokens of a forward pass
 _LONG_TEXT = 32  # new tokens of a text after which a checkpoint is worth its memory
@@ -52,7 +53,7 @@ class _Checkpoint:
     state: ctypes.Array[ctypes.c_uint8]
 
 
-class LlamaRecurrent(LlamaStreams):
+class LlamaRecurrent(LlamaChains):
     """A target whose layers are recurrent, some or all of them; its scores hold until the next
     `score`."""
 
@@ -66,6 +67,7 @@ class LlamaRecurrent(LlamaStreams):
         is_width_exact: bool = True,
         num_snapshots: int = NUM_SNAPSHOTS,
         num_chunk: int = NUM_BATCH,
+        on_chunk: Callable[[], None] = lambda: None,
     ) -> None:
         """``num_chunk`` tokens of a text are computed between two calls of ``on_chunk``."""
         super().__init__(
@@ -80,7 +82,7 @@ class LlamaRecurrent(LlamaStreams):
         self._num_chunk = num_chunk
         # none where llama.cpp takes no snapshots of this architecture
         self.num_snapshots = int(self._lib.llama_n_rs_seq(self._handle))
-        self.on_chunk: Callable[[], None] = lambda: None
+        self.on_chunk = on_chunk
         self._firm: dict[int, int] = {}  # by slot, tokens that no snapshot takes back
         self._checkpoints: dict[int, _Checkpoint] = {}  # of prompts
         self._kept: dict[int, list[_Checkpoint]] = {}  # before the last chains, ascending
@@ -105,6 +107,10 @@ class LlamaRecurrent(LlamaStreams):
             rows |= self._score_even(list(group))
         return [LlamaScores(query, rows[query.slot]) for query in queries]
 
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(has_branches=False, max_draft=self.max_draft, is_recurrent=True)
+
     @cached_property
     def max_draft(self) -> int:
         """Draft tokens of a query that can be scored, since they can be taken back."""
@@ -124,10 +130,6 @@ class LlamaRecurrent(LlamaStreams):
             return begin
         return max((one.num_tokens for one in self._states(slot) if one.num_tokens <= begin),
                    default=0)  # fmt: skip
-
-    def use_threads(self, num_threads: int) -> None:
-        """Threads of every forward pass."""
-        self.use_threads_throughout(num_threads)
 
     # --- parts
 

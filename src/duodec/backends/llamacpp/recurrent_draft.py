@@ -16,9 +16,10 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.recurrent import LlamaRecurrent
 from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar, Mask
-from duodec.core.protocols import Query, RowQuery
+from duodec.core.protocols import DraftModel, Query, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling import Tokens
+from duodec.core.traits import DraftTraits
 from duodec.errors import ModelUnreadable
 
 _FIRST_PART = 512  # tokens: of a long new text only so many last ones are read
@@ -26,12 +27,14 @@ _MARGIN = 128  # tokens of drafts behind a text
 _CHUNK = 128  # tokens that are read at once; it looks up between
 
 
-class LlamaRecurrentDraft:
+class LlamaRecurrentDraft(DraftModel):
     """A draft model over a `LlamaRecurrent`. A step computes one path; others are computed one
     after the other. Parameters as of `LlamaDraftModel`. Raises ModelUnreadable for a state that
     cannot be put back."""
 
-    has_branches = False
+    traits = DraftTraits(
+        has_branches=False, reads_in_chunks=True, has_masks=True, counts_tokens=True
+    )
 
     def __init__(
         self,
@@ -69,7 +72,6 @@ class LlamaRecurrentDraft:
 
     @property
     def num_computed(self) -> int:
-        """Tokens computed so far, by all forward passes."""
         return self.target.num_computed
 
     def rows(self, query: RowQuery) -> list[Row]:

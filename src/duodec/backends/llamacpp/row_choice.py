@@ -19,9 +19,9 @@ from statistics import median
 import numpy as np
 
 from duodec.backends.llamacpp import devices, self_test
-from duodec.backends.llamacpp.fixed_rows import LlamaFixedRows
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.native import cache_folder
+from duodec.backends.llamacpp.padded import LlamaPadded
 from duodec.core.protocols import Query
 from duodec.core.sampling import Tokens
 
@@ -75,7 +75,7 @@ def measure(
     """Seconds of a forward pass by its rows: of one, and of more as long as they cost little."""
     found: dict[int, float] = {}
     for num_rows in (1, *WIDTHS):
-        target = LlamaFixedRows(
+        target = LlamaPadded(
             model, num_rows=num_rows, num_context=_CONTEXT, num_threads=num_threads
         )
         with closing(target):

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from duodec.backends.llamacpp.fixed_rows import LlamaFixedRows
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaScores, LlamaTarget
+from duodec.backends.llamacpp.padded import LlamaPadded
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
 from duodec.core.rows import Row
@@ -68,14 +69,14 @@ def try_rows(model: LlamaModel, *, num_rows: int | None, num_threads: int) -> Ro
 @contextmanager
 def _opened(
     model: LlamaModel, num_rows: int | None, num_threads: int
-) -> Iterator[LlamaTarget | LlamaFixedRows]:
-    target: LlamaTarget | LlamaFixedRows
+) -> Iterator[LlamaTarget | LlamaPadded]:
+    target: LlamaTarget | LlamaPadded
     if num_rows is None:
         target = LlamaTarget(
             model, num_context=2 * _CONTEXT, num_threads=num_threads, is_width_exact=False
         )
     else:
-        target = LlamaFixedRows(
+        target = LlamaPadded(
             model, num_rows=num_rows, num_slots=2, num_context=_CONTEXT, num_threads=num_threads
         )
     with closing(target):
@@ -88,14 +89,14 @@ def _query(text: Tokens, length: int, draft: Draft, slot: int = 0) -> Query:
 
 
 def _scored(
-    target: LlamaTarget | LlamaFixedRows, text: Tokens, length: int, draft: Draft, *beside: Query
+    target: LlamaTarget | LlamaPadded, text: Tokens, length: int, draft: Draft, *beside: Query
 ) -> list[Row]:
     scores = target.score([_query(text, length, draft), *beside])[0]
     assert isinstance(scores, LlamaScores)
     return [row.copy() for row in scores.rows]
 
 
-def _chains(target: LlamaTarget | LlamaFixedRows, text: Tokens, width: int) -> _Rows:
+def _chains(target: LlamaTarget | LlamaPadded, text: Tokens, width: int) -> _Rows:
     """Rows of a text whose every draft is right, so many tokens at once."""
     found: _Rows = {}
     length = _NUM_PROMPT

@@ -16,19 +16,13 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from time import perf_counter
-from typing import TYPE_CHECKING
 
 from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp.native import PACKAGE, VERSION, cache_folder
 from duodec.errors import BackendUnavailable, warn
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 SWITCH, OFF = "DUODEC_KERNELS", "off"  # read when the library is loaded: whose kernels it uses
 CHECKED = "DUODEC_KERNELS_CHECKED"  # in the processes we start: the build that was checked
@@ -41,13 +35,11 @@ MOST_DEVIATION = 0.2
 MOST_PRODUCT_DEVIATION = 0.05
 _WORTH = 1.1  # the time of llama.cpp's kernels that ours may take: with theirs bits move
 _MOVING = "texts of K-quants can differ from plain decoding's in near ties"
-_TIMED = (1, 8)  # rows, of each of which the least of some times counts
-_REPEATS = 7
 
-_PROMPT = tuple(range(100, 48_000, 1499))  # 32 tokens; any do
-_STRIDE = 3072  # of the logits that are compared, of the 49,152 of a row
+PROMPT = tuple(range(100, 48_000, 1499))  # 32 tokens; any do
+STRIDE = 3072  # of the logits that are compared, of the 49,152 of a row
 # fmt: off
-_REFERENCE = {  # by the prompt's length; transformers computed them in float32, weights dequantised
+REFERENCE = {  # by the prompt's length; transformers computed them in float32, weights dequantised
     4: (5.22, -3.72, 2.47, -0.09, 0.65, -2.25, 1.96, 2.18,
         -2.88, -0.62, -6.27, -6.64, -4.52, -7.51, -7.37, -4.39),
     8: (9.24, 8.92, 12.91, -0.22, 9.16, 6.50, 8.97, 8.98,
@@ -130,50 +122,9 @@ def deviation(rows: list[list[float]]) -> float:
     are none."""
     import numpy as np
 
-    expected = np.array(list(_REFERENCE.values()))
+    expected = np.array(list(REFERENCE.values()))
     error = np.sqrt(np.mean((np.array(rows) - expected) ** 2, axis=1))
     return float(np.median(error / expected.std(axis=1)))
-
-
-def compute() -> Examined:
-    """Load the library, and compute the logits that are compared, of the draft model that we ship.
-    In a process of its own."""
-    import ctypes
-
-    import numpy as np
-
-    from duodec.backends.llamacpp import library
-    from duodec.backends.llamacpp.context import LlamaContext
-    from duodec.backends.llamacpp.model import LlamaModel
-    from duodec.core.draft import Draft
-    from duodec.core.protocols import RowQuery
-
-    path = Path(__file__).parents[2] / "data" / "smollm2-135m-draft-q4_0.gguf"
-    model = LlamaModel(path, num_gpu_layers=0)
-    context = LlamaContext(model, num_context=64, num_sequences=1, num_threads=1, max_rows=1)
-    text = np.array(_PROMPT, np.int32)
-
-    def row_after(length: int) -> NDArray[np.float32]:
-        ((row,),) = context.rows([RowQuery(0, text[:length], Draft(), (0,))])
-        return np.array(row)
-
-    found = []
-    for length in _REFERENCE:
-        row_after(length - 1)  # several tokens at once, then one: other kernels
-        found.append([float(x) for x in row_after(length)[::_STRIDE]])
-    seconds: dict[int, list[float]] = {num_rows: [] for num_rows in _TIMED}
-    for _ in range(_REPEATS):
-        for num_rows, times in seconds.items():
-            row_after(16)
-            begin = perf_counter()
-            row_after(16 + num_rows)
-            times.append(perf_counter() - begin)
-    named, worst = library.kernels(model.lib), 0.0
-    if named:
-        measure = model.lib._lib.duodec_deviation
-        measure.restype, measure.argtypes = ctypes.c_double, ()
-        worst = measure()
-    return Examined(found, named, worst, sum(min(times) for times in seconds.values()))
 
 
 def library_key() -> str:
@@ -203,13 +154,13 @@ def _library_folder() -> Path:
 def _key(folder: Path) -> str:
     """Names these files on this processor."""
     files = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in folder.glob("*"))
-    parts = [cpu_key(), _PROMPT, _STRIDE, list(_REFERENCE.items()), files]
+    parts = [cpu_key(), PROMPT, STRIDE, list(REFERENCE.items()), files]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _examine(switched: dict[str, str]) -> Examined:
     """What a process of its own finds in this environment. Raises BackendUnavailable."""
-    command = [sys.executable, "-m", "duodec.backends.llamacpp.self_test"]
+    command = [sys.executable, "-m", "duodec.backends.llamacpp.self_test_child"]
     environment = {**os.environ, CHECKED: ANY, **switched}
     try:
         done = subprocess.run(
@@ -240,7 +191,3 @@ def _refuse(found: Examined) -> None:
             f"llama.cpp computes wrongly here: logits are off by {deviation(found.rows):.0%} of "
             f"their spread; {REMEDY}"
         )
-
-
-if __name__ == "__main__":
-    print(json.dumps(asdict(compute())))

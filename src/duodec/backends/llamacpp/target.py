@@ -1,116 +1,34 @@
-"""Target and draft model on llama.cpp."""
+"""Score drafts with llama.cpp, in the way that suits the model and where it computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from time import perf_counter
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
-import numpy as np
-
-from duodec.backends.drafter.window import (
-    DEFAULT_WINDOW,
-    LEAST_MEASURED,
-    LEAST_WINDOW,
-    NUM_FIRST,
-    Track,
-    Window,
-)
-from duodec.backends.llamacpp import library
-from duodec.backends.llamacpp.context import LlamaContext
+from duodec.backends.llamacpp.chains import LlamaChains
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llguidance import Masks
-from duodec.core.grammar import Grammar, Mask
-from duodec.core.protocols import Candidates, Query, RowQuery, Scores
-from duodec.core.rows import Row
-from duodec.core.sampling import Distribution, Draw, Tokens
-from duodec.machine.cores import available_cores
+from duodec.backends.llamacpp.padded import LlamaPadded
+from duodec.backends.llamacpp.recurrent import LlamaRecurrent
+from duodec.backends.llamacpp.trees import LlamaTrees
+from duodec.core.protocols import InThisThread, Launched, Query, Scores, Target
+from duodec.core.traits import TargetCache, TargetTraits
 
-MAX_WIDTH = 80  # draft tokens that a forward of the target may score
-NUM_EXTRA_CELLS = 4 * MAX_WIDTH + NUM_FIRST  # of a draft's cache, for each text beyond its window
-_DRAFT_SEQUENCES = 128  # leaves of a tree that a draft grows
-_DRAFT_CHUNK = 128  # tokens that a draft reads at once, at least a whole tree; it looks up between
+_CHAINS = 1  # the number of the cache for several slots
 
 
-@dataclass(frozen=True)
-class LlamaScores:
-    """Draws from the rows of the last forward."""
+class LlamaTarget(Target):
+    """A llama.cpp model as a target, for the texts of ``num_slots`` slots; its scores hold until
+    the next `launch` or `score`.
 
-    query: Query
-    rows: list[Row]
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.rows)
-
-    def draw(self, row: int) -> Draw:
-        return self.query.sampler.draw(self.rows[row], self.query.context(row))
-
-    def candidates(self, row: int) -> Candidates:
-        return Candidates.of(self.rows[row], self.query.num_candidates)
-
-    def distribution(self, row: int) -> Distribution:
-        return self.query.sampler.distribution(self.rows[row], self.query.context(row))
-
-
-class LlamaTarget:
-    """A target over a `LlamaContext`; its scores hold until the next `score`."""
-
-    def __init__(
-        self,
-        model: LlamaModel,
-        *,
-        num_context: int,
-        num_threads: int,
-        is_width_exact: bool = True,
-    ) -> None:
-        self.context = LlamaContext(
-            model,
-            num_context=num_context + MAX_WIDTH,
-            num_sequences=MAX_WIDTH + 1,  # llama.cpp keeps room for as many rows
-            num_threads=num_threads,
-            max_rows=2 * MAX_WIDTH,
-            is_width_exact=is_width_exact,
-        )
-
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        rows = self.context.rows(
-            [RowQuery(q.slot, q.text, q.draft, tuple(range(len(q.draft) + 1))) for q in queries]
-        )
-        return [LlamaScores(query, own) for query, own in zip(queries, rows, strict=True)]
-
-    def use_threads(self, num_threads: int) -> None:
-        """Threads of a forward that continues a text; a prompt is read by all it was made with."""
-        self.context.num_threads = num_threads
-
-    def use_threads_throughout(self, num_threads: int) -> None:
-        """Of prompts too: where others' drafts are made meanwhile."""
-        self.context.num_threads = self.context.num_prompt_threads = num_threads
-
-    @property
-    def on_chunk(self) -> Callable[[], None]:
-        """Called between the chunks of a long text; may raise to abandon it."""
-        return self.context.on_chunk
-
-    @on_chunk.setter
-    def on_chunk(self, hook: Callable[[], None]) -> None:
-        self.context.on_chunk = hook
-
-    def close(self) -> None:
-        self.context.close()
-
-
-class LlamaDraftModel:
-    """A draft model over a `LlamaContext`; its rows hold until the next call.
-
-    Of a long text it reads the end first, so that it drafts at once, and then older text while that
-    pays: see `duodec.backends.drafter.window`. ``max_window`` is the number of tokens of a text
-    that it holds at most (None: `DEFAULT_WINDOW`), and no text is longer than ``num_context``. Of a
-    vocabulary larger than the target's it knows the first ``num_vocab`` tokens only. Its cache
-    holds ``num_texts`` texts at once. Positions beyond those that the model was trained for are not
-    used: a longer text begins anew with its later half. llama.cpp's flash attention is slow for a
-    draft step's few rows, and is taken by default where ours computes it. ``clock`` tells the
-    seconds by which it measures itself.
+    A recurrent model scores chains, and so does one on a device with ``num_rows`` rows in each
+    forward pass. Any other model scores trees, and where there are several slots, chains of all of
+    them in one forward pass: in one cache, the branches of several texts fill each other's holes,
+    and attention then sums in another order, so that bits would depend on the other requests. So a
+    request that is alone is scored as trees, and so is one whose method needs branches, in a
+    context of its slot's own, which is opened when it is first needed. ``pass_rows`` are as of
+    `LlamaChains`. ``most_threads`` tells how many threads may compute now, if that changes.
     """
 
     def __init__(
@@ -119,125 +37,115 @@ class LlamaDraftModel:
         *,
         num_context: int,
         num_threads: int,
-        num_vocab: int | None = None,
-        num_texts: int = 1,
-        max_window: int | None = None,
-        uses_flash_attention: bool | None = None,
+        num_slots: int = 1,
+        num_rows: int | None = None,
+        is_width_exact: bool = True,
+        pass_rows: int = 1,
+        most_threads: Callable[[], int] | None = None,
     ) -> None:
-        self.vocabulary = model
-        self._num_vocab = num_vocab
-        self._masks = Masks(model)
-        self._num_positions = model.num_context_train - MAX_WIDTH
-        most = min(max_window or DEFAULT_WINDOW, num_context, self._num_positions)
-        self._num_threads = num_threads
-        self.clock: Callable[[], float] = perf_counter
-        self.window = Window(max(most, LEAST_WINDOW), model.num_params)
-        self._origins: dict[int, int] = {}  # by slot, tokens of its text before position 0
-        self._tracks: dict[int, Track] = {}  # by slot
-        self.context = LlamaContext(
-            model,
-            num_context=num_texts * (self.window.most + NUM_EXTRA_CELLS),
-            num_sequences=_DRAFT_SEQUENCES,
-            num_threads=num_threads,
-            max_rows=_DRAFT_SEQUENCES,
-            num_chunk=_DRAFT_CHUNK,
-            num_first=NUM_FIRST,
-            uses_flash_attention=(
-                bool(library.kernels(model.lib))
-                if uses_flash_attention is None
-                else uses_flash_attention
-            ),
-        )
-
-    @property
-    def num_computed(self) -> int:
-        """Tokens computed so far, by all forward passes."""
-        return self.context.num_computed
-
-    def rows(self, query: RowQuery) -> list[Row]:
-        start_s, num_before = self.clock(), self.num_computed
-        track = self._tracks.setdefault(query.slot, Track())
-        for num_seen, is_hit in track.follow(query.text):
-            self.window.observe_guess(num_seen, is_hit=is_hit)
-        query = replace(query, text=self._within_positions(query.slot, query.text))
-        self._place(query.slot, query.text)
-        (rows,) = self.context.rows([query])
-        num_seen = len(query.text) - self.context.part(query.slot).begin
-        for row, logits in zip(query.rows, rows, strict=True):
-            first_guess = int(logits[: self._num_vocab].argmax())
-            track.guess(query.draft.path_tokens(row - 1), first_guess, num_seen)
-        seconds, num_read = self.clock() - start_s, self.num_computed - num_before
-        if num_read - len(query.draft) < LEAST_MEASURED:
-            track.spent_s += seconds
-        else:
-            self.window.observe_reading(num_read, seconds)
-        return [row[: self._num_vocab] for row in rows]
-
-    def widen(self, slot: int, *, is_idle: bool) -> bool:
-        """Read the next tokens of older text, where the slot's text lacks some and reading pays, or
-        the drafter ``is_idle`` and reading helps. Whether anything was computed."""
-        track = self._tracks.get(slot)
-        if track is None:
-            return False
-        part = self.context.part(slot)
-        num_seen = len(part.trunk) - part.begin
-        num_tokens = min(self.window.block(num_seen), part.begin)
-        num_missing = min(self.window.kept - num_seen, part.begin)
-        if not part.num_to_come and not num_tokens:
-            return False
-        if is_idle:
-            is_due = self.window.helps(num_seen, num_missing)
-        else:
-            is_due = self.window.pays(num_seen, num_missing, track.spent_s)
-        if not is_due:
-            return False
-        if not part.num_to_come and not self.context.open_block(slot, part.begin - num_tokens):
-            return False
-        start_s, num_before = self.clock(), self.num_computed
-        self.context.read_block(slot, self.window.chunk)
-        num_read = self.num_computed - num_before
-        self.window.observe_reading(num_read, self.clock() - start_s)
-        return num_read > 0
-
-    def _within_positions(self, slot: int, text: Tokens) -> Tokens:
-        """The text, or its first tokens and what can be given positions of the rest."""
-        if len(text) <= self._num_positions:
-            return text
-        origin = self._origins.get(slot, 0)
-        if not NUM_FIRST < len(text) - origin <= self._num_positions:
-            origin = self._origins[slot] = len(text) - self._num_positions // 2
-        return np.concatenate([text[:NUM_FIRST], text[origin + NUM_FIRST :]])
-
-    def _place(self, slot: int, text: Tokens) -> None:
-        """Begin with the end of a text that would take long to read, and drop the oldest part of
-        one that has outgrown the window."""
-        part = self.context.part(slot)
-        num_known = part.num_known(text)
-        if self.window.is_long(len(text) - num_known, num_known):
-            self.context.start_at(slot, text, len(text) - self.window.start)
-        elif num_known and len(text) - part.begin > self.window.most:
-            begin = len(text) - self.window.kept
-            if self.context.open_block(slot, begin):
-                self.context.read_block(slot, NUM_FIRST)
+        """Raises BadOption and ModelUnreadable."""
+        self.on_chunk = lambda: None
+        self._model, self._num_context, self._num_slots = model, num_context, num_slots
+        self._num_threads, self._is_width_exact = num_threads, is_width_exact
+        self._most_threads = most_threads
+        self._trees: dict[int, LlamaTrees] = {}  # by slot
+        self._chains: LlamaChains | None = None
+        options: Any = {
+            "num_slots": num_slots,
+            "num_context": num_context,
+            "num_threads": num_threads,
+        }
+        try:
+            if model.is_recurrent:
+                self._chains = LlamaRecurrent(
+                    model, is_width_exact=is_width_exact, on_chunk=self._look_up, **options
+                )
+            elif num_rows:
+                self._chains = LlamaPadded(
+                    model, num_rows=num_rows, on_chunk=self._look_up, **options
+                )
             else:
-                self.context.start_at(slot, text, len(text) - self.window.start)
+                self._open_trees(0)
+                if num_slots > 1:
+                    self._chains = LlamaChains(
+                        model, is_width_exact=is_width_exact, pass_rows=pass_rows, **options
+                    )
+            # what a recurrent model can do is tried now, before there are texts
+            only_chains = replace(self.traits, has_branches=False)
+            self._caches = TargetCache(0, self.traits), TargetCache(_CHAINS, only_chains)
+        except BaseException:
+            self.close()
+            raise
 
-    def mask(self, grammar: Grammar) -> Mask:
-        """The grammar on this vocabulary. Raises BadOption."""
-        return self._masks.mask(grammar)
+    @cached_property
+    def traits(self) -> TargetTraits:
+        traits = TargetTraits() if self._trees or not self._chains else self._chains.traits
+        num_mapped = 0 if self._model.is_read else self._model.num_bytes
+        return replace(traits, reads_in_chunks=True, num_mapped_bytes=num_mapped)
 
-    def use_all_threads(self, is_alone: bool) -> None:
-        """Compute on all cores of this process, or on the draft model's share of them."""
-        self.context.num_threads = len(available_cores()) if is_alone else self._num_threads
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        """Raises ContextExceeded and ComputeFailed."""
+        chained = [query for query in queries if self._is_chained(query)]
+        found: dict[int, Scores] = {}
+        if self._chains and chained:
+            found = dict(zip((q.slot for q in chained), self._chains.score(chained), strict=True))
+        treed = [query for query in queries if query.slot not in found]
+        if self._num_slots == 1 and treed:
+            return self.trees(0).score(treed)
+        for query in treed:
+            (found[query.slot],) = self.trees(query.slot).score([query])
+        return [found[query.slot] for query in queries]
 
-    @property
-    def on_chunk(self) -> Callable[[], None]:
-        """Called between the chunks of a long text; may raise to abandon it."""
-        return self.context.on_chunk
+    def launch(self, queries: Sequence[Query]) -> Launched:
+        if self._chains and self.traits.launches:
+            return self._chains.launch(queries)
+        return InThisThread(self, queries)
 
-    @on_chunk.setter
-    def on_chunk(self, hook: Callable[[], None]) -> None:
-        self.context.on_chunk = hook
+    def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
+        is_only_one = not (self._trees and self._chains)
+        # other slots than the first would each need a context of their own
+        is_first = is_only_one or reads_off_path or (is_alone and slot == 0)
+        return self._caches[0 if is_first else _CHAINS]
+
+    def use_threads(self, num_threads: int) -> None:
+        """Threads of every forward pass. Where there is one slot, a prompt is read by all that it
+        was made with: nothing is drafted meanwhile."""
+        self._num_threads = num_threads
+        for trees in self._trees.values():
+            self._set_threads(trees)
+        if self._chains:
+            self._chains.num_threads = num_threads
 
     def close(self) -> None:
-        self.context.close()
+        for part in (*self._trees.values(), *([self._chains] if self._chains else ())):
+            part.close()
+
+    def trees(self, slot: int) -> LlamaTrees:
+        """The context for trees over a slot's text."""
+        slot = slot if self._num_slots > 1 else 0
+        return self._trees.get(slot) or self._open_trees(slot)
+
+    # --- parts
+
+    def _is_chained(self, query: Query) -> bool:
+        return not self._trees or query.cache == _CHAINS
+
+    def _open_trees(self, slot: int) -> LlamaTrees:
+        trees = self._trees[slot] = LlamaTrees(
+            self._model,
+            num_context=self._num_context,
+            num_threads=self._num_threads,
+            is_width_exact=self._is_width_exact,
+            on_chunk=self._look_up,
+        )
+        if slot == 0:
+            trees.context.most_threads = self._most_threads
+        return trees
+
+    def _set_threads(self, trees: LlamaTrees) -> None:
+        trees.context.num_threads = self._num_threads
+        if self._num_slots > 1:  # others' drafts may be made while a prompt is read
+            trees.context.num_prompt_threads = self._num_threads
+
+    def _look_up(self) -> None:
+        self.on_chunk()

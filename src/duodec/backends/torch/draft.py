@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import TorchScores, TorchTarget
-from duodec.core.protocols import Query, RowQuery
+from duodec.core.protocols import DraftModel, Query, RowQuery
 from duodec.core.rows import Row
 
 
-class TorchDraftModel:
+class TorchDraftModel(DraftModel):
     """A draft model over a `TorchTarget`: one forward pass, the requested rows to the host.
 
     It has the target's context length; of a larger vocabulary it uses only the first ``num_vocab``

@@ -7,13 +7,14 @@ outside this package imports one of its modules before a torch target is request
 from __future__ import annotations
 
 from duodec.errors import BackendUnavailable
+from duodec.machine.install import extra_command
 
 try:
     import torch as torch
     import transformers as transformers
 except (ImportError, OSError) as error:
     raise BackendUnavailable(
-        f"torch and transformers cannot be loaded ({error}); run `make setup-torch`"
+        f"torch and transformers cannot be loaded ({error}); run: {extra_command('torch')}"
     ) from error
 
 

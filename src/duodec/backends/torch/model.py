@@ -14,6 +14,7 @@ from duodec.backends.torch.library import torch, transformers
 from duodec.backends.torch.rope import add_rope
 from duodec.backends.torch.tokenizer import FolderTokenizer
 from duodec.backends.torch.weights import read_weights
+from duodec.backends.translation.recipe import VocabularyRecipe
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import ModelUnreadable
 
@@ -120,6 +121,10 @@ class TorchModel:
         return name_of(self.config, self.path)
 
     # Its vocabulary
+
+    def by_value(self) -> VocabularyRecipe:
+        """Its vocabulary, for another process to load."""
+        return self.vocabulary.by_value()
 
     @property
     def num_vocab(self) -> int:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +23,10 @@ from duodec.backends.torch.network import Network
 from duodec.backends.torch.picking import picker
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, Launched, Query, Scores
-from duodec.core.rows import check_finite
+from duodec.core.protocols import Candidates, InThisThread, Launched, Query, Scores, Target
+from duodec.core.rows import Row, check_finite
 from duodec.core.sampling import Distribution, Draw, Sampler, SamplingParams
+from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 MAX_WIDTH = TAIL  # draft tokens that a forward may score
@@ -41,8 +43,7 @@ class TorchScores:
 
     query: Query
     drawn: Drawn  # of all queries of the call
-    logits: torch.Tensor  # (rows, vocab) fp32, this query's
-    candidates_are_ready: ClassVar[bool] = True
+    logits: torch.Tensor  # (rows, vocab) fp32, this query's logits
     first: int  # its first row in ``drawn``
 
     @property
@@ -63,15 +64,19 @@ class TorchScores:
 
     def distribution(self, row: int) -> Distribution:
         """Copies the row's logits to the host."""
-        logits = self.logits[self._checked(row)].cpu().numpy()
-        return self.query.sampler.distribution(logits, self.query.context(row))
+        return self.query.sampler.distribution(self.row_logits(row), self.query.context(row))
+
+    def row_logits(self, row: int) -> Row:
+        """Copies the row to the host."""
+        found: Row = self.logits[self._checked(row)].cpu().numpy()
+        return found
 
     def _checked(self, row: int) -> int:
         assert 0 <= row < self.num_rows, "a row of this draft"
         return row
 
 
-class TorchTarget:
+class TorchTarget(Target):
     """A target over a loaded causal language model, on its device.
 
     ``num_slots`` texts of ``num_context`` tokens are kept. A forward that continues a text has
@@ -98,7 +103,7 @@ class TorchTarget:
     ) -> None:
         if num_threads is not None:
             self.use_threads(num_threads)
-        self.on_chunk: Callable[[], None] = lambda: None
+        self.on_chunk = lambda: None
         self.num_context = num_context
         if is_width_exact:
             network.check_rowwise()
@@ -160,10 +165,19 @@ class TorchTarget:
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         return self.queued(queries).result()
 
-    @property
-    def launch(self) -> Callable[[Sequence[Query]], Launched] | None:
-        """Where the device computes while the host goes on, `queued`; None on a CPU."""
-        return self.queued if self._queue.is_cuda else None
+    @cached_property
+    def traits(self) -> TargetTraits:
+        num_rows = self._widths[0] if self._is_exact else 1
+        return TargetTraits(
+            launches=self._queue.is_cuda,
+            has_ready_candidates=True,
+            num_rows=num_rows,
+            reads_in_chunks=True,
+        )
+
+    def launch(self, queries: Sequence[Query]) -> Launched:
+        """`queued` where the device computes while the host goes on."""
+        return self.queued(queries) if self._queue.is_cuda else InThisThread(self, queries)
 
     def queued(self, queries: Sequence[Query]) -> Launched:
         """Tell the device to score the queries and to draw; nothing is waited for."""
@@ -306,6 +320,7 @@ class _Queued:
     firsts: Sequence[int]  # each query's first row, and the number of rows
     logits: torch.Tensor  # (rows, vocab) fp32
     drawing: Drawing
+    due_s: float = math.inf
 
     def result(self) -> list[Scores]:
         with self.queue.scope(), _blamed(self.memos):

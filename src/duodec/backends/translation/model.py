@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -30,6 +30,7 @@ from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row, log_normaliser, top
 from duodec.core.sampling import Tokens
+from duodec.core.traits import DraftTraits
 
 _Path = tuple[int, ...]  # of the draft's tokens, from the trunk on
 
@@ -109,11 +110,18 @@ class TranslatedModel(Wrapped):
         frames: Sequence[Frame] = (),
     ) -> None:
         super().__init__(model)
-        self.mask = mask
+        self._mask = mask
         self._words, self._target, self._draft = words, words.target, words.draft
         self._frames = frames
         self._slots: dict[int, _Slot] = {}
         self._start_s = 0.0  # of the call in work
+
+    @property
+    def traits(self) -> DraftTraits:
+        return replace(self.model.traits, has_masks=True)
+
+    def mask(self, grammar: Grammar) -> Mask:
+        return self._mask(grammar)
 
     def rows(self, query: RowQuery) -> list[Row]:
         """Log-probabilities over the target's vocabulary."""
@@ -155,7 +163,8 @@ class TranslatedModel(Wrapped):
             else:
                 slot.rows[path] = row  # used last
         if missing:
-            if perf_counter() - self._start_s > _SILENT_S and hasattr(self.model, "on_chunk"):
+            is_silent = perf_counter() - self._start_s > _SILENT_S
+            if is_silent and self.model.traits.reads_in_chunks:
                 self.model.on_chunk()  # so that a slow machine is not taken for hung
             tree = TreeBuilder()
             known: dict[_Path, int] = {(): ROOT}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from duodec.backends.drafter.process import Recipe
-from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llguidance import Masks
 from duodec.backends.translation.model import TranslatedModel
 from duodec.backends.translation.renumbering import RenumberedModel
@@ -23,16 +21,6 @@ class VocabularyRecipe(Protocol):
 
     def load(self) -> Speller:
         """Raises the typed errors of loading."""
-
-
-@dataclass(frozen=True)
-class FileVocabulary:
-    """The vocabulary of a GGUF file."""
-
-    path: Path
-
-    def load(self) -> LlamaModel:
-        return LlamaModel(self.path, vocabulary_only=True, num_gpu_layers=0)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from duodec.core.draft import Draft
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row
+from duodec.core.traits import DraftTraits
 
 
 class RenumberedModel(Wrapped):
@@ -26,13 +27,20 @@ class RenumberedModel(Wrapped):
         self, model: DraftModel, words: Correspondence, mask: Callable[[Grammar], Mask]
     ) -> None:
         super().__init__(model)
-        self.mask = mask
+        self._mask = mask
         self._words = words
         self._numbers = words.of_target.copy()
         filler = max(0, words.draft.vocabulary.eos)
         for token in np.flatnonzero(self._numbers == NONE).tolist():
             spelled = words.draft.tokens_of(words.target.pieces[token])
             self._numbers[token] = spelled[0] if spelled else filler
+
+    @property
+    def traits(self) -> DraftTraits:
+        return replace(self.model.traits, has_masks=True)
+
+    def mask(self, grammar: Grammar) -> Mask:
+        return self._mask(grammar)
 
     def rows(self, query: RowQuery) -> list[Row]:
         """Logits over the target's vocabulary."""

@@ -4,47 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from duodec.core.protocols import DraftModel, has_branches
+from duodec.core.protocols import DraftModel
+from duodec.core.traits import DraftTraits
 
 
-class Wrapped:
-    """A draft model that has one of its own. What that one lacks is lacking here: a clock, a count
-    of the tokens computed, a hook between the chunks of a text."""
+class Wrapped(DraftModel):
+    """A draft model that has one of its own, and its traits."""
 
     def __init__(self, model: DraftModel) -> None:
         self.model = model
 
-    def widen(self, slot: int, *, is_idle: bool) -> bool:
-        """Read a little older text, where the model does."""
-        widen = getattr(self.model, "widen", None)
-        return widen is not None and bool(widen(slot, is_idle=is_idle))
-
     @property
-    def has_branches(self) -> bool:
-        """Whether it computes several paths at once."""
-        return has_branches(self.model)
+    def traits(self) -> DraftTraits:
+        return self.model.traits
+
+    def widen(self, slot: int, *, is_idle: bool) -> bool:
+        return self.model.widen(slot, is_idle=is_idle)
 
     @property
     def num_computed(self) -> int:
-        """Tokens computed so far, by all forward passes."""
-        return int(getattr(self.model, "num_computed"))  # noqa: B009  not of every model
+        return self.model.num_computed
 
     @property
     def on_chunk(self) -> Callable[[], None]:
-        """Called between the chunks of a long text; may raise to abandon it."""
-        hook: Callable[[], None] = getattr(self.model, "on_chunk")  # noqa: B009  not of every model
-        return hook
+        return self.model.on_chunk
 
     @on_chunk.setter
     def on_chunk(self, hook: Callable[[], None]) -> None:
-        setattr(self.model, "on_chunk", hook)  # noqa: B010
+        self.model.on_chunk = hook
 
     @property
     def clock(self) -> Callable[[], float]:
-        """The seconds by which the model measures itself."""
-        clock: Callable[[], float] = getattr(self.model, "clock")  # noqa: B009
-        return clock
+        return self.model.clock
 
     @clock.setter
     def clock(self, clock: Callable[[], float]) -> None:
-        setattr(self.model, "clock", clock)  # noqa: B010
+        self.model.clock = clock

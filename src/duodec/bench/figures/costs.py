@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from duodec.profiling import Profile
+    from duodec.loading.profile import Profile
 
 
 def costs_figure(profile: Profile) -> str:

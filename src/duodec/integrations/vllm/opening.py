@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.drafter.window import DEFAULT_WINDOW
+from duodec.backends.llamacpp.draft import NUM_EXTRA_CELLS
 from duodec.backends.llamacpp.recipe import LlamaRecipe
-from duodec.backends.llamacpp.target import MAX_WIDTH, NUM_EXTRA_CELLS
+from duodec.backends.llamacpp.trees import MAX_WIDTH
 from duodec.backends.translation.recipe import TranslatedRecipe
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded
 from duodec.integrations.vllm.settings import PREFIX, Settings
 from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
 from duodec.machine.cores import MOST_DRAFT_THREADS, Cores, available_cores, memory_nodes
+from duodec.machine.install import install_command
 from duodec.models import resolve
-from duodec.models.pairing import difference
+from duodec.models.vocabularies import difference
 
 if TYPE_CHECKING:
     from duodec.backends.torch.tokenizer import FolderTokenizer
@@ -48,7 +50,9 @@ def check_version() -> str:
     found = vllm_version()
     known = ", ".join(TESTED)
     if found is None:
-        raise BackendUnavailable(f"vLLM is not installed; pip install vllm=={TESTED[-1]}")
+        raise BackendUnavailable(
+            f"vLLM is not installed; run: {install_command(f'vllm=={TESTED[-1]}')}"
+        )
     if found.partition("+")[0] not in TESTED:
         raise BackendUnavailable(
             f"vLLM is {found}, and its proposer hook is tested with {known} only; "

@@ -21,7 +21,7 @@ _CODE = "from duodec.integrations.vllm.vocabulary import tell; tell()"
 
 @dataclass(frozen=True)
 class DraftFacts:
-    """A draft model's vocabulary, for `duodec.models.pairing`, and its cache's size."""
+    """A draft model's vocabulary, for `duodec.models.vocabularies`, and its cache's size."""
 
     texts: tuple[bytes, ...]  # by token
     bos: int

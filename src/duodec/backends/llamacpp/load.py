@@ -1,0 +1,263 @@
+"""Load a GGUF file as a target: where its layers lie, how long its texts may be, how it scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from duodec.backends.llamacpp import devices, overrides
+from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint
+from duodec.backends.llamacpp.header import Header
+from duodec.backends.llamacpp.library import load as load_llama
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.row_choice import FEWEST, choice_for
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.loaded import LoadedTarget, checked_context
+from duodec.backends.placement import Placement
+from duodec.errors import BackendUnavailable, BadOption, ContextExceeded, warn
+from duodec.machine.busy import SpareCores
+from duodec.machine.cores import CorePlan, available_cores
+from duodec.machine.memory import available_bytes
+
+_PASS_ROWS = 64  # of a target elsewhere: rows that cost as much as another pass over its weights
+GPU_BUILD = "build one with `duodec setup --gpu cuda` (or vulkan, rocm, metal)"
+
+
+class Options(Protocol):
+    """What a user says of a target, as of `duodec.loading.config.EngineConfig`."""
+
+    @property
+    def context(self) -> int | None: ...
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def threads(self) -> int | None: ...
+    @property
+    def exact(self) -> bool: ...
+    @property
+    def fast(self) -> bool: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def dtype_name(self) -> str: ...
+    @property
+    def gpu_layers(self) -> int: ...
+    @property
+    def cpu_moe(self) -> bool: ...
+    @property
+    def n_cpu_moe(self) -> int: ...
+    @property
+    def override_tensor(self) -> tuple[str, ...]: ...
+    @property
+    def no_repack(self) -> bool: ...
+    @property
+    def no_mmap(self) -> bool: ...
+    @property
+    def cache_type_k(self) -> str: ...
+    @property
+    def cache_type_v(self) -> str: ...
+
+
+def load(
+    path: Path,
+    config: Options,
+    on_warning: Callable[[str], None] = warn,
+    *,
+    taken_bytes: int = 0,
+) -> LoadedTarget:
+    """Load a target's file. ``taken_bytes`` of the memory that looks free are not: other models'
+    weights and the draft's. Raises what is wrong with the file or with the options."""
+    spare = SpareCores(len(available_cores()))  # looks at the cores while the model loads
+    layers = llama_layers(config)
+    placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
+    lib = load_llama()
+    on = llama_devices(config)
+    footprint, num_context, packs = None, config.context, not config.no_repack
+    if header := Header.read(lib, path):  # otherwise loading reports what is wrong with the file
+        overrides.check(placed, path, header)
+        cache.check(lib, header)
+        footprint, free = _memory(config, header, cache, taken_bytes)
+        num_context = llama_context(config.context, header, footprint, free, on_warning)
+        packs = packs and _holds_packed(config, header, footprint, taken_bytes, on_warning)
+    model = LlamaModel(
+        path, num_gpu_layers=layers, packs=packs, placed=placed, cache=cache, on=on,
+        is_mapped=not config.no_mmap,
+    )  # fmt: skip
+    placement = model.placement
+    is_device = placement is not Placement.CPU and not model.is_recurrent
+    rows = padded_rows(config, model, on_warning) if is_device else None
+
+    def start(num_context: int, plan: CorePlan) -> LlamaTarget:
+        # llama.cpp looks at the cores that others leave free where nobody has said how many to use
+        looks = plan.shares_cores and config.threads is None
+        return LlamaTarget(
+            model,
+            num_context=num_context,
+            num_threads=plan.target_alone,
+            num_slots=config.num_slots,
+            num_rows=rows,
+            is_width_exact=plan.shares_cores and not config.fast,
+            pass_rows=1 if plan.shares_cores else _PASS_ROWS,
+            most_threads=spare if looks else None,
+        )
+
+    place = f"llama.cpp on {_where(model, layers)}, as quantised"
+    if rows:
+        place += f", {rows} rows a forward pass"
+    num_context = num_context or model.num_context_train
+    return LoadedTarget(
+        model, placement, num_context, start, place, num_padded=rows or 1, footprint=footprint
+    )
+
+
+def fits(path: Path, config: Options, taken_bytes: int) -> bool:
+    """Whether memory holds a target with caches of a short context, where ``taken_bytes`` of what
+    looks free are not: an estimate. Raises ContextExceeded and BadOption."""
+    header = Header.read(load_llama(), path)
+    if header is None:
+        return True  # loading reports what is wrong with the file
+    cache = CacheTypes(config.cache_type_k, config.cache_type_v)
+    if config.context:
+        checked_context(config.context, header.num_context_train or UNKNOWN_CONTEXT)
+    footprint, free = _memory(config, header, cache, taken_bytes)
+    return footprint.weight_bytes + footprint.least_bytes(config.context) <= free
+
+
+def _memory(
+    config: Options, header: Header, cache: CacheTypes, taken_bytes: int
+) -> tuple[Footprint, int]:
+    """What a target takes where it will be, and the free bytes there."""
+    lib = load_llama()
+    footprint = Footprint.of(lib, header, cache, config.num_slots)
+    layers = llama_layers(config)
+    if layers and can_offload():
+        on = llama_devices(config)
+        free = devices.free_bytes(lib, on) or available_bytes()  # some drivers do not report it
+        return footprint.on_gpu(header, placed_tensors(config), layers), free
+    return footprint, available_bytes() - taken_bytes
+
+
+def _holds_packed(
+    config: Options,
+    header: Header,
+    footprint: Footprint,
+    taken_bytes: int,
+    on_warning: Callable[[str], None],
+) -> bool:
+    """Whether main memory holds a packed copy of the weights that the CPU computes; otherwise they
+    stay in the mapped file, which comes into memory as it is read."""
+    is_on_gpu = llama_layers(config) != 0 and can_offload()
+    weights = header.num_bytes - (footprint.weight_bytes if is_on_gpu else 0)
+    caches = 0 if is_on_gpu else footprint.least_bytes(config.context)
+    free = available_bytes() - taken_bytes
+    if weights + caches <= free:
+        return True
+    on_warning(
+        f"{weights / 1e9:.1f} GB of weights stay mapped from their file, as memory is short: they "
+        "are computed by slower kernels than a packed copy would be"
+    )
+    return False
+
+
+def _where(model: LlamaModel, num_layers: int) -> str:
+    """What computes a model, for people."""
+    if model.placement is Placement.CPU:
+        return "the CPU"
+    names = " and ".join(f"{device.name} ({device.description})" for device in model.devices)
+    if model.placement is Placement.ELSEWHERE:
+        return names
+    part = f" ({num_layers} of {model.num_layers} layers)" if num_layers >= 0 else ""
+    return f"{names}{part} and the CPU"
+
+
+def padded_rows(
+    config: Options, model: LlamaModel, on_warning: Callable[[str], None] = warn
+) -> int | None:
+    """Rows of every forward pass on a device, so that no bit depends on what is drafted. None for
+    `--fast`, and where padding costs too much and nobody asked for `--exact`."""
+    if config.fast:
+        return None
+    choice = choice_for(model, num_threads=config.threads or len(available_cores()))
+    if choice.num_rows is None and not config.exact:
+        on_warning(
+            f"{FEWEST} rows of a forward pass take {choice.price:.1f} times as long as one here, "
+            "so passes are not padded to one number of rows, and last bits depend on what is "
+            "drafted; --exact pads them all the same"
+        )
+        return None
+    return choice.num_rows or FEWEST
+
+
+def placed_tensors(config: Options) -> list[overrides.Override]:
+    """Tensors to place on other devices than their layers. Raises BadOption."""
+    found = overrides.parse(config.override_tensor)
+    if config.cpu_moe:
+        found += overrides.experts(None)
+    return found + overrides.experts(config.n_cpu_moe)
+
+
+def llama_context(
+    asked: int | None,
+    header: Header,
+    footprint: Footprint,
+    free_bytes: int,
+    on_warning: Callable[[str], None],
+) -> int:
+    """The most tokens of a text: as configured, or as the model was trained for and memory holds.
+    Raises ContextExceeded for more than either."""
+    trained = header.num_context_train or UNKNOWN_CONTEXT
+    if asked is None:
+        num_context = min(trained, footprint.good_context(free_bytes))
+        if num_context < trained:
+            on_warning(
+                f"the context is {num_context} tokens of the {trained} that the model was trained "
+                "for, as memory is short; --context sets another"
+            )
+        return num_context
+    most = footprint.most_context(free_bytes)
+    if checked_context(asked, trained) > most:
+        raise ContextExceeded(
+            f"context is {asked}, and memory holds caches of {most} tokens; use {most} or less, "
+            "or a smaller format with --cache-type-k and --cache-type-v"
+        )
+    return asked
+
+
+def can_offload() -> bool:
+    """Whether llama.cpp was built for a GPU."""
+    return bool(load_llama().llama_supports_gpu_offload())
+
+
+def llama_layers(config: Options) -> int:
+    """Layers that llama.cpp is to place on a GPU. Raises what it cannot do."""
+    if config.dtype_name != "auto":
+        raise BadOption(
+            f"dtype is {config.dtype}, and llama.cpp computes a GGUF file as it is quantised; "
+            "leave it out, or use --target-backend torch"
+        )
+    if config.device == "auto":
+        return config.gpu_layers
+    if config.device == "cpu":
+        return 0
+    return config.gpu_layers
+
+
+def llama_devices(config: Options) -> list[devices.Device]:
+    """The devices that the user names for a GGUF file; none: all that there are. Raises BadOption
+    and BackendUnavailable."""
+    lib = load_llama()
+    if config.gpu_layers > 0 and config.device != "cpu" and not can_offload():
+        raise BackendUnavailable(
+            f"gpu-layers is {config.gpu_layers}, and this llama.cpp was built without a GPU; leave "
+            f"it out, or {GPU_BUILD}"
+        )
+    if config.device in ("auto", "cpu"):
+        return []
+    found = [device for name in config.device.split(",") for device in devices.find(lib, name)]
+    if len(set(found)) < len(found):
+        raise BadOption(f"device is {config.device}, which names a GPU twice; name each once")
+    return found

@@ -1,0 +1,86 @@
+"""Load a folder of safetensors, or a GGUF file, as a target that torch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import duodec.backends.torch.library  # noqa: F401  says what to do where there is no torch
+from duodec.backends.loaded import LoadedTarget, RunningTarget, checked_context
+from duodec.backends.placement import Placement
+from duodec.backends.torch.blueprint import Blueprint
+from duodec.backends.torch.memory import Extent
+from duodec.backends.torch.model import TorchModel
+from duodec.backends.torch.network import Network, check_rowwise
+from duodec.backends.torch.placing import choose_places, is_out_of_memory
+from duodec.backends.torch.target import TorchTarget
+from duodec.errors import ModelUnreadable, warn
+from duodec.machine.cores import CorePlan
+
+DEFAULT_CONTEXT = 8192  # tokens, if the model was trained for so many
+
+
+class Options(Protocol):
+    """What a user says of a target, as of `duodec.loading.config.EngineConfig`."""
+
+    @property
+    def context(self) -> int | None: ...
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def fast(self) -> bool: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype_name(self) -> str: ...
+
+
+def blueprint(path: Path, config: Options) -> Blueprint:
+    """The plan of a model, without its weights. Raises what is wrong with it."""
+    found = Blueprint.of(
+        path,
+        dtype=config.dtype_name,
+        device=config.device,
+        num_context=config.context or DEFAULT_CONTEXT,
+        num_slots=config.num_slots,
+    )
+    if not config.fast:
+        check_rowwise(found.config)
+    return found
+
+
+def free_bytes(config: Options) -> int:
+    """Of the memory where the model would be."""
+    return sum(choose_places(config.device, config.dtype_name, None)[-1].free_bytes)
+
+
+def load(path: Path, config: Options, on_warning: Callable[[str], None] = warn) -> LoadedTarget:
+    """Load a target's files. Raises what is wrong with them or with the options."""
+    model = TorchModel(blueprint(path, config))
+
+    def start(num_context: int, plan: CorePlan) -> RunningTarget:
+        try:
+            return TorchTarget(
+                Network(model.causal_lm, on_warning),
+                num_context=num_context,
+                num_slots=config.num_slots,
+                num_threads=plan.target_alone,
+                is_width_exact=not config.fast,
+                on_warning=on_warning,
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            need = replace(model.need, num_context=num_context).beside_weights()
+            raise ModelUnreadable(f"out of memory: {need.complaint(model.place)}") from error
+
+    place = f"torch on {model.place.words}, in {model.place.dtype_name}"
+    is_on_cpu = model.place.is_on_cpu
+    placement = Placement.CPU if is_on_cpu else Placement.ELSEWHERE
+    asked, trained = config.context, model.num_context_train
+    num_context = checked_context(asked, trained) if asked else min(trained, DEFAULT_CONTEXT)
+    free = None if is_on_cpu else lambda: sum(model.place.free_bytes)
+    num_padded = 1 if config.fast else Extent.on("cpu" if is_on_cpu else "cuda", 0).num_rows
+    return LoadedTarget(model, placement, num_context, start, place, free, num_padded)

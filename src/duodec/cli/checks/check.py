@@ -1,0 +1,24 @@
+"""Define the result of a check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from duodec.errors import DuodecError
+
+
+@dataclass(frozen=True)
+class Check:
+    """One result; fail means that this pair cannot be used."""
+
+    name: str
+    verdict: Literal["ok", "warn", "fail"]
+    words: str
+    remedy: str = ""
+
+
+def failed(error: DuodecError, name: str = "use") -> Check:
+    """The check of an error that makes the pair unusable."""
+    words, _, remedy = str(error).rpartition("; ")
+    return Check(name, "fail", words or remedy, remedy if words else "")

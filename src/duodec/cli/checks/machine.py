@@ -1,0 +1,105 @@
+"""Check this machine: cores, what is compiled for it, its GPU, other programs."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from duodec.backends.cpu import cpu_key
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.header import Header, ggml
+from duodec.cli.checks.check import Check
+from duodec.errors import BackendUnavailable
+from duodec.loading.config import LLAMA_CPP, TORCH
+from duodec.machine.cores import CorePlan
+from duodec.machine.install import extra_command
+
+
+def check_cores(plan: CorePlan, num_cores: int) -> Check:
+    if plan.shares_cores:
+        words = f"{num_cores}: target and draft take turns on {plan.target_alone}"
+    else:
+        words = f"{num_cores}: the draft computes on {len(plan.draft_cores)}, the target elsewhere"
+    return Check("cores", "ok", words)
+
+
+def check_llama(lib: Any, backend: str, *, has_gpu: bool) -> Check:
+    """llama.cpp's build; one for another processor never gets this far."""
+    from duodec.backends.llamacpp.load import GPU_BUILD
+
+    info = lib.llama_print_system_info().decode("utf-8", "replace")
+    parts = [part.split(":")[-1].partition("=") for part in info.split("|")]
+    features = " ".join(name.strip() for name, _, value in parts if value.strip() == "1")
+    can_offload = lib.llama_supports_gpu_offload()
+    words = (
+        f"llama-cpp-python {version('llama-cpp-python')} {'with' if can_offload else 'without'} "
+        f"GPU offload, for this processor ({cpu_key()}): {features}"
+    )
+    if has_gpu and not can_offload and backend == LLAMA_CPP:
+        return Check(LLAMA_CPP, "warn", f"{words}; the GPU of this machine stays idle", GPU_BUILD)
+    return Check(LLAMA_CPP, "ok", words)
+
+
+def check_kernels(lib: Any, path: Path) -> Check:
+    """Which kernels compute weights on the CPU, and what they leave to llama.cpp's."""
+    named = library.kernels(lib)
+    if not named:
+        words = "llama.cpp's own for weights on the CPU: near ties, texts of K-quants can differ"
+        remedy = "`duodec setup --rebuild` builds ours, where the processor has AVX2 or NEON"
+        return Check("kernels", "warn", words, remedy)
+    words = f"ours for {named}: weights on the CPU give a row the same bits at any width"
+    header = Header.read(lib, path)
+    left = [
+        name
+        for name, type_ in (header.types if header else {}).items()
+        if not library.packs(lib, type_)
+    ]
+    if not header or not left:
+        return Check("kernels", "ok", words)
+    type_name = ggml(lib, "ggml_type_name", ctypes.c_char_p, ctypes.c_int)
+    formats = sorted({type_name(header.types[name]).decode() for name in left})
+    share = sum(header.tensors[name] for name in left) / header.num_bytes
+    return Check(
+        "kernels",
+        "warn",
+        f"{words}; llama.cpp's compute {len(left)} tensors in {', '.join(formats)}, {share:.0%} of "
+        "the weights, in which several tokens cost nearly as many times one",
+        "on a CPU take another quantisation, such as Q4_K_M",
+    )
+
+
+def check_torch(backend: str, *, has_gpu: bool) -> Check:
+    """Check torch, which computes targets in safetensors."""
+    try:
+        words = f"torch {version('torch')}, transformers {version('transformers')}"
+    except PackageNotFoundError:
+        return Check(
+            TORCH, "ok", "not installed; targets in safetensors need it", extra_command("torch")
+        )
+    if backend != TORCH and not has_gpu:  # loading it would take seconds
+        return Check(TORCH, "ok", f"{words}; not needed for this target")
+    try:
+        from duodec.backends.torch.placing import gpu_words
+    except BackendUnavailable as error:
+        return Check(TORCH, "warn", words, str(error))
+    if (found := gpu_words()) is None:
+        lacks = f"{words}, without a GPU that it can use"
+        remedy = "see docs/torch.md on builds of torch with CUDA" if has_gpu else ""
+        return Check(TORCH, "warn" if has_gpu else "ok", lacks, remedy)
+    return Check(TORCH, "ok", f"{words}, {found}")
+
+
+def gpu_is_there() -> bool:
+    """Whether Linux lists an NVIDIA GPU, usable or not."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+IDLE = Check("idle", "ok", "no other program used the cores during the measurement")
+
+
+def busy(words: str) -> Check:
+    """Instead of times and estimates, which other programs would make nonsense of."""
+    remedy = "stop them, or let --wait 120 wait until they are done"
+    return Check("idle", "warn", f"{words}; no speed is estimated", remedy)

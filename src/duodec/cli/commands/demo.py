@@ -1,0 +1,144 @@
+"""Run `duodec demo`: decode one prompt plainly and with drafts."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duodec.cli.completion import StreamedCompletion, stream_completion
+from duodec.cli.interrupts import Interruption, Stopped
+from duodec.cli.opening import open_llm, resolve_for
+from duodec.cli.options import option
+from duodec.cli.output import CompletionWriter, put, say, say_dim, warn
+from duodec.cli.summary import rate
+from duodec.core.sampling import SamplingParams
+from duodec.errors import BadOption
+from duodec.llm import LLM
+from duodec.machine.busy import NOTABLE, OtherPrograms
+
+if TYPE_CHECKING:
+    pass
+
+EPILOG = """
+Examples:
+duodec demo
+duodec demo --pace 0.1 "Explain recursion with an example."
+"""
+
+PROMPT = "Write a Python function that reverses a list, and explain it."
+_INTERRUPTED, _DIFFERENT = 130, 3
+_WORTH = 1.1  # times plain decoding, below which a slower target shows more
+_PACE = "0.05"
+_LEAST_PACE_S = 0.001
+_YOUR_OWN = 'duodec generate -m MODEL.gguf -md SMALL_MODEL_OF_ITS_FAMILY.gguf "Your question"'
+
+
+def demo(
+    prompt: Annotated[str, typer.Argument(help="What to complete.")] = PROMPT,
+    pace: Annotated[
+        str | None,
+        option(
+            "--pace SECONDS",
+            "Least seconds of a forward pass of the target, or a curve as in `duodec bench "
+            "--help`; by default real clocks, or 0.05 where drafts do not pay on this processor.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, option("--max-tokens -n", "Most tokens of each completion.", min=8)
+    ] = 128,
+) -> None:
+    """Decode a prompt plainly and with drafts, and compare both.
+
+    Target and drafts share this processor, on real clocks. Where drafts do not pay there, the
+    target is slowed down: a stand-in for a larger one on a GPU, whose drafts are made in real
+    time.
+    """
+    try:
+        if pace is not None:
+            _compare(prompt, max_tokens, pace)
+        elif _compare(prompt, max_tokens, None) < _WORTH:
+            say("")
+            say_dim("on this processor alone drafts bring little; as for a larger model on a GPU:")
+            _compare(prompt, max_tokens, _PACE)
+    except (Stopped, KeyboardInterrupt):
+        say_dim("interrupted")
+        raise typer.Exit(_INTERRUPTED) from None
+    say_dim(f"With your own model: {_YOUR_OWN}")
+
+
+def _compare(prompt: str, max_tokens: int, pace: str | None) -> float:
+    """Decode plainly and with drafts, and print both and the result; the ratio of their speeds."""
+    from duodec.loading.config import EngineConfig
+
+    config = EngineConfig(pace=pace) if pace else EngineConfig()
+    curve = config.pace_curve
+    if pace is not None and (curve is None or curve.forward_s < _LEAST_PACE_S):
+        raise BadOption(f"pace is {pace}; use {_LEAST_PACE_S} seconds or more")
+    with open_llm(resolve_for(config, None), on_warning=warn) as engine:
+        if curve is not None:
+            slowed = (
+                curve.words if isinstance(config.pace, str) else f"{curve.forward_s * 1e3:.0f} ms"
+            )
+            say_dim(
+                f"SmolLM2 135M, slowed to {slowed} a forward pass: a stand-in for a "
+                "larger model on a GPU; this CPU drafts in parallel"
+            )
+        else:
+            say_dim("SmolLM2 135M on this CPU, on real clocks")
+        others = OtherPrograms()
+        _title("Plain decoding")
+        plain = _decode(engine, prompt, "ar", max_tokens)
+        if plain.is_interrupted:
+            raise Stopped
+        _title("duodec, drafted text is underlined")
+        drafted = _decode(engine, prompt, None, max_tokens)
+        busy = others.num_cores
+        if drafted.is_interrupted:
+            raise Stopped
+    if plain.finished.tokens != drafted.finished.tokens:
+        warn("the two texts differ, which must never happen; please report it")
+        raise typer.Exit(_DIFFERENT)
+    say("")
+    say(result_line(plain, drafted, busy))
+    slow, fast = plain.finished.stats, drafted.finished.stats
+    return fast.tokens_per_second / slow.tokens_per_second
+
+
+def result_line(plain: StreamedCompletion, drafted: StreamedCompletion, num_busy: float) -> str:
+    """Both speeds and their ratio, or why the ratio is missing."""
+    slow, fast = plain.finished.stats, drafted.finished.stats
+    same = f"the same {len(plain.finished.tokens)} tokens"
+    if num_busy >= NOTABLE:
+        return (
+            f"{same}; no ratio: other programs kept {num_busy:.1f} cores busy meanwhile, which "
+            "slows drafts most; try again when they are done"
+        )
+    return (
+        f"{rate(slow.tokens_per_second)} plainly, {rate(fast.tokens_per_second)} with drafts: "
+        f"{fast.tokens_per_second / slow.tokens_per_second:.2f}x, {same}; "
+        f"{fast.mean_accepted:.1f} tokens a forward pass"
+    )
+
+
+def _decode(engine: LLM, prompt: str, method: str | None, max_tokens: int) -> StreamedCompletion:
+    writer = CompletionWriter(show_draft=True)
+    done = stream_completion(
+        engine,
+        engine.tokens_of([{"role": "user", "content": prompt}]),
+        SamplingParams(seed=1),
+        method=method,
+        max_tokens=max_tokens,
+        writer=writer,
+        interruption=Interruption(patience=0),
+    )
+    writer.end()
+    say_dim(rate(done.finished.stats.tokens_per_second))
+    return done
+
+
+def _title(words: str) -> None:
+    sys.stdout.flush()
+    say("")
+    put(f"{words}\n\n")

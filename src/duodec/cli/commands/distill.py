@@ -1,0 +1,199 @@
+"""Run `duodec distill`: make a draft for a target, and keep it if it is better."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duodec.cli import options
+from duodec.cli.output import OnProgress, is_terminal, progress_bar, put, put_table, say, say_dim
+from duodec.core.sampling import SamplingParams
+from duodec.distill.settings import DistillSettings
+from duodec.loading.config import EngineConfig
+from duodec.machine.signals import INTERRUPTED
+
+if TYPE_CHECKING:
+    from duodec.distill.recipe import Result
+
+EPILOG = """
+Examples:
+duodec distill smollm2 --minutes 60  # adapt its own draft, with our prompts
+duodec distill MODEL.gguf --from SMALL.gguf --prompts chats.jsonl  # with your prompts
+duodec distill smollm2 --from smollm2 --layers 6  # a copy of the target with six of its layers
+duodec distill qwen2.5-coder-1.5b --from smollm2  # another vocabulary: it gets the target's
+
+What happens:
+1. The target completes prompts at --temperature. Its likeliest tokens are recorded. 2. A copy of \
+--from is trained to say what the target says. 3. The copy is written as GGUF. 4. Both draft for \
+held-out prompts on a virtual clock; the file is kept at --output only if the target needs fewer \
+forward passes with it.
+
+Ctrl-C at any time: the same command goes on where it stopped. All work is in OUTPUT.distill, which
+you may delete afterwards. It needs torch. See docs/distill.md.
+
+Exit status:
+0: a better draft was written. 1: it is not better, the disk is full, or a device failed. 2: bad \
+input. 130: interrupted.
+"""
+
+_LINE_S = 15.0  # between lines of progress off a terminal
+
+
+@options.derived
+def distill(
+    *,
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="The model that the draft is for.", metavar="TARGET", show_default=False
+        ),
+    ],
+    origin: Annotated[
+        str | None,
+        options.option(
+            "--from DRAFT",
+            "The small model to start from: a GGUF file, hf:owner/repo or an alias. By default the "
+            "draft known for the target, else a copy of the target itself.",
+            "Models",
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        options.option(
+            "--prompts FILE",
+            "Files or folders of prompts: chats (.jsonl, .json), or text with a prompt a "
+            "paragraph; may be given several times. By default our own.",
+            "Distillation",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        options.option(
+            "--output -o FILE",
+            "The new draft's file; by default TARGET-draft.gguf in this folder.",
+            "Output",
+        ),
+    ] = None,
+    json: Annotated[bool, options.option("--json", "One JSON object on stdout.", "Output")] = False,
+    quiet: options.Quiet = False,
+    settings: Annotated[DistillSettings, options.Options()],
+    config: Annotated[
+        EngineConfig,
+        options.Options(
+            only=(
+                "target_backend",
+                "offline",
+                "context",
+                "threads",
+                "draft_threads",
+                "gpu_layers",
+                "device",
+                "dtype",
+            )
+        ),
+    ],
+    sampling: Annotated[
+        SamplingParams,
+        options.Options(only=("temperature", "top_p", "top_k", "seed"), defaults={"seed": 0}),
+    ],
+) -> None:
+    """Make a draft for a target, and keep it if it is better.
+
+    Record what the target says, train a small model on that, judge it.
+    """
+    from duodec.distill.recipe import Distillation
+
+    path = output or Path(f"{_stem(target)}-draft.gguf")
+    with progress_bar(is_quiet=quiet) as on_progress:
+        work = Distillation(
+            replace(config, target=target),
+            origin,
+            path,
+            settings,
+            sampling,
+            tuple(prompts or ()),
+            _throttled(on_progress),
+        )
+        with _one_line_for_its_end(path):
+            work.check()
+            result = work.run()
+    if json:
+        put(f"{json_format.dumps(result.as_json(), ensure_ascii=False)}\n")
+    elif not quiet:
+        _show(result)
+    _close(result, target)
+
+
+def _stem(target: str) -> str:
+    """A file's name for a target: of a path, a repository or an alias."""
+    name = Path(target.partition("@")[0]).name.removesuffix(".gguf")
+    return name.replace(":", "-") or "target"
+
+
+def _throttled(show: OnProgress) -> OnProgress:
+    """Off a terminal, a line now and then."""
+    if is_terminal(sys.stderr):
+        return show
+    last: list[float] = []
+
+    def rarely(words: str, done: int, total: int) -> None:
+        now_s = monotonic()
+        if not last or now_s - last[0] >= _LINE_S or done == total:
+            last[:] = [now_s]
+            show(words, done, total)
+
+    return rarely
+
+
+@contextmanager
+def _one_line_for_its_end(path: Path) -> Iterator[None]:
+    """Say how to go on after Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say("")
+        say_dim(f"interrupted; what was done is in {path}.distill: the same command goes on")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _show(result: Result) -> None:
+    first, last = result.measures[0], result.measures[-1]
+    put_table(
+        ("", "BEFORE", "AFTER"),
+        [
+            ("draft", result.before.draft or "none: earlier text", str(result.path)),
+            (
+                "tokens a forward pass",
+                f"{result.before.default:.3f}",
+                f"{result.after.default:.3f}",
+            ),
+            ("  by the draft alone", f"{result.before.chain:.3f}", f"{result.after.chain:.3f}"),
+            ("agreement, first guess", f"{first.top1:.3f}", f"{last.top1:.3f}"),
+            ("  one of the first four", f"{first.top4:.3f}", f"{last.top4:.3f}"),
+            ("loss", f"{first.loss:.3f}", f"{last.loss:.3f}"),
+        ],
+    )
+
+
+def _close(result: Result, target: str) -> None:
+    say_dim(
+        f"{result.num_recorded:,} tokens of {result.num_conversations} conversations in "
+        f"{result.recording_s / 60:.1f} min; {result.num_steps} steps in "
+        f"{result.training_s / 60:.1f} min"
+    )
+    if result.is_better:
+        say_dim(f"better; use it: duodec generate -m {target} -md {result.path} PROMPT")
+        return
+    say(
+        f"duodec: the new draft is no better, and was not kept as the output; it is "
+        f"{result.path}: record more with --minutes and --prompts"
+    )
+    raise typer.Exit(1)

@@ -1,0 +1,263 @@
+"""Run `duodec generate`: one prompt, one completion."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duodec.cli import opening, options
+from duodec.cli.completion import StreamedCompletion, plain_seconds, stream_completion
+from duodec.cli.interrupts import Interruption, Stopped
+from duodec.cli.markdown import writer_for
+from duodec.cli.opening import open_llm
+from duodec.cli.output import is_terminal, put, say, say_dim, warn
+from duodec.cli.summary import (
+    busy_line,
+    comparison,
+    draft_line,
+    end_line,
+    seconds,
+    speed_line,
+    to_json,
+)
+from duodec.core.grammar import Grammar
+from duodec.core.sampling import SamplingParams, seeded
+from duodec.errors import BadOption
+from duodec.loading.config import EngineConfig
+from duodec.machine.busy import NOTABLE, OtherPrograms
+
+if TYPE_CHECKING:
+    from duodec.llm import LLM
+
+EPILOG = """
+Examples:
+duodec generate "Why is the sky blue?"
+cat question.txt | duodec generate --method sps --temperature 0.7 --seed 1
+duodec generate --raw --show-draft "def fibonacci(n):"
+duodec generate --regex "(yes|no), because .{10,80}\\." "Is the sky blue?"
+duodec generate -m hf:Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF -md qwen2.5-coder-0.5b "Sort a list."
+duodec generate -m Qwen/Qwen2.5-Coder-7B-Instruct -md qwen2.5-coder-0.5b "Sort it."  # safetensors
+"""
+
+_INTERRUPTED = 130
+_READ_FROM_STDIN = "-"
+
+
+@options.derived
+def generate(
+    *,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The prompt; read from standard input if absent.", show_default=False),
+    ] = None,
+    prompt_option: options.Prompt = None,
+    file: options.PromptFile = None,
+    method: options.MethodName = "auto",
+    max_tokens: Annotated[
+        int | None, options.option("--max-tokens -n", "Most tokens of the completion.", "Decoding")
+    ] = 256,
+    stop: options.Stop = None,
+    raw: Annotated[
+        bool,
+        options.option(
+            "--raw", "Continue the text as it is, without the model's chat template.", "Decoding"
+        ),
+    ] = False,
+    system: options.System = None,
+    json_schema: Annotated[
+        str | None,
+        options.option(
+            "--json-schema SCHEMA",
+            "Complete in JSON of this schema: a file, or the schema itself; {} for any JSON.",
+            "Decoding",
+        ),
+    ] = None,
+    regex: Annotated[
+        str | None,
+        options.option(
+            "--regex EXPRESSION",
+            "Complete with a text that this regular expression matches as a whole.",
+            "Decoding",
+        ),
+    ] = None,
+    show_draft: options.ShowDraft = False,
+    plain: options.Plain = False,
+    json: Annotated[
+        bool,
+        options.option(
+            "--json", "After the text, one JSON object as the last line of stdout.", "Output"
+        ),
+    ] = False,
+    quiet: options.Quiet = False,
+    config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
+    sampling: Annotated[SamplingParams, options.Options()],
+) -> None:
+    """Complete a prompt: the text to stdout, everything else to stderr.
+
+    A draft model guesses ahead in another process while the target computes.
+
+    The text is the target's own; draft and method only change the speed.
+    """
+    sampling = replace(seeded(sampling), grammar=_grammar(json_schema, regex))
+    opening.check_length(max_tokens, stop or ())
+    config = opening.with_datastore(config, method)
+    chosen = opening.method_or_none(method, config.draft)
+    if raw and system is not None:
+        raise BadOption("--system needs the chat template that --raw leaves out; choose one")
+    text = _prompt_text(prompt, prompt_option, file)
+    pair = opening.resolve_for(config, chosen)
+    if pair.draft is None and config.draft not in ("auto", "none"):
+        warn(f"method '{method}' uses no draft model: --draft {config.draft} is not loaded")
+
+    writer = writer_for(show_draft=show_draft, is_plain=plain or raw or json)
+    if show_draft and not is_terminal(sys.stdout):
+        warn("--show-draft has no effect: stdout is not a terminal")
+    try:
+        with (
+            closing(writer),
+            open_llm(
+                pair,
+                on_warning=writer.warn,
+                is_quiet=quiet,
+            ) as engine,
+        ):
+            tokens = engine.tokens_of(text if raw else messages(text, system))
+            others = OtherPrograms()
+            done = stream_completion(
+                engine,
+                tokens,
+                sampling,
+                method=chosen,
+                max_tokens=max_tokens,
+                stop=stop or (),
+                writer=writer,
+                interruption=Interruption(patience=0),
+            )
+            writer.end()
+            if json:
+                line = to_json(
+                    done,
+                    target=config.target,
+                    draft=pair.draft_name,
+                    seed=sampling.seed,
+                    pace_s=engine.pace_s,
+                )
+                put(f"{line}\n")
+            if not quiet:
+                _close(engine, done, sampling, pair.draft_name)
+                if not (json or done.is_interrupted or done.method == "ar"):
+                    _compare(engine, done, sampling, others)
+    except (Stopped, KeyboardInterrupt):
+        if writer.text:
+            writer.end()
+        say_dim("interrupted")
+        raise typer.Exit(_INTERRUPTED) from None
+    if done.is_interrupted:
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
+    """The grammar of the completion. A schema that is not a JSON object is the name of its file.
+    Raises BadOption."""
+    if json_schema is not None and regex is not None:
+        raise BadOption("--json-schema and --regex exclude each other; choose one")
+    if regex is not None:
+        return Grammar("regex", regex)
+    if json_schema is None:
+        return None
+    if json_schema.lstrip().startswith("{"):
+        return Grammar("json_schema", json_schema)
+    try:
+        return Grammar("json_schema", Path(json_schema).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadOption(
+            f"the JSON schema {json_schema} cannot be read ({error}); name a file, or write it out"
+        ) from error
+
+
+def messages(text: str, system: str | None) -> list[dict[str, Any]]:
+    """A conversation with one user message."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": text}]
+
+
+def _close(
+    engine: LLM, done: StreamedCompletion, sampling: SamplingParams, draft: str | None
+) -> None:
+    """The closing lines."""
+    stats = done.finished.stats
+    words = [speed_line(stats), f"seed {sampling.seed}"]
+    if engine.pace_s:
+        words.append(f"paced at {seconds(engine.pace_s)} a pass: a stand-in for a larger model")
+    end = end_line(
+        done.finished.finish_reason,
+        is_interrupted=done.is_interrupted,
+        num_context=engine.num_context,
+    )
+    if end:
+        words.append(end)
+    say("")
+    say_dim("; ".join(words))
+    say_dim(draft_line(stats, done.method, draft))
+
+
+def _compare(
+    engine: LLM, done: StreamedCompletion, sampling: SamplingParams, others: OtherPrograms
+) -> None:
+    """Print how it compares with plain decoding, which is timed for that."""
+    try:
+        plain_s = plain_seconds(engine, done, sampling)
+    except KeyboardInterrupt:  # the completion is done: only its comparison is abandoned
+        return
+    if plain_s is not None and (num_cores := others.num_cores) >= NOTABLE:
+        say_dim(busy_line(num_cores))
+        return
+    say_dim(comparison(done.finished.stats, plain_s, shares_cores=engine.shares_cores))
+
+
+def _prompt_text(prompt: str | None, option: str | None, file: Path | None) -> str:
+    """The prompt: a file's text and the question about it, from standard input if there is neither.
+    Raises BadOption."""
+    if prompt is not None and option is not None:
+        raise BadOption("a prompt and --prompt are given; leave one out")
+    question = option if prompt is None else prompt
+    if question == _READ_FROM_STDIN or (question is None and file is None):
+        question = _standard_input()
+    parts = [*([_file_text(file)] if file else []), *([question] if question is not None else [])]
+    text = "\n\n".join(parts)
+    if not text.strip():
+        raise BadOption("the prompt is empty; write something to complete")
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _standard_input() -> str:
+    """Raises BadOption if a person sits before it, or it is no text."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise BadOption(
+            'no prompt; write one (duodec generate "Why is the sky blue?") or pipe it in'
+        )
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise BadOption(
+            f"standard input is not UTF-8 text (byte {error.start}); convert it first"
+        ) from error
+
+
+def _file_text(file: Path) -> str:
+    """Raises BadOption."""
+    try:
+        return file.read_text("utf-8").removesuffix("\n")
+    except OSError as error:
+        raise BadOption(
+            f"cannot read {file} ({error.strerror}); name a text with --file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise BadOption(
+            f"{file} is not UTF-8 text (byte {error.start}); convert it first"
+        ) from error

@@ -1,0 +1,155 @@
+"""Run `duodec ps`: list the servers that run on this machine."""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from duodec.cli.options import Json
+from duodec.cli.output import put, put_table, say_dim
+from duodec.errors import BadOption
+from duodec.models.cache import cache_folder
+
+EPILOG = {
+    "ps": "Examples:\nduodec ps\nduodec ps --json",
+    "stop": "Examples:\nduodec stop\nduodec stop smollm2",
+}
+
+_SCHEMA_VERSION = 1
+_PATIENCE_S = 2.0  # for a server's word on how it is
+_STOPPING_S = 5.0  # to wait for the end of one
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server of this user."""
+
+    model: str
+    url: str
+    pid: int
+    started_s: float  # of its process, since the epoch
+
+
+def folder() -> Path:
+    """Where servers say that they run, a file each."""
+    return cache_folder() / "servers"
+
+
+@contextmanager
+def announced(model: str, url: str) -> Iterator[None]:
+    """While entered, `duodec ps` lists this process. A folder that cannot be written is no
+    reason not to serve."""
+    import psutil
+
+    serving = RunningServer(model, url, os.getpid(), psutil.Process().create_time())
+    file = folder() / f"{serving.pid}.json"
+    with suppress(OSError):
+        folder().mkdir(parents=True, exist_ok=True)
+        file.write_text(json_format.dumps(asdict(serving)), "utf-8")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def servers() -> list[RunningServer]:
+    """The servers that run, oldest first; what killed ones left behind is removed."""
+    found = []
+    for file in folder().glob("*.json"):
+        try:
+            serving = RunningServer(**json_format.loads(file.read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            continue  # being written, or not ours
+        if _runs(serving):
+            found.append(serving)
+        else:
+            with suppress(OSError):
+                file.unlink()
+    return sorted(found, key=lambda serving: serving.started_s)
+
+
+def _runs(serving: RunningServer) -> bool:
+    """Whether this process lives; its number may be another's by now."""
+    import psutil
+
+    try:
+        return abs(psutil.Process(serving.pid).create_time() - serving.started_s) < 1
+    except psutil.Error:
+        return False
+
+
+def _state(serving: RunningServer) -> str:
+    """What the server says of itself: ok, loading, or nothing."""
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(f"{serving.url}/health", timeout=_PATIENCE_S) as response:  # noqa: S310
+            status = str(json_format.load(response).get("status", "ok"))
+    except HTTPError as error:
+        return "loading" if error.code == 503 else f"error {error.code}"
+    except (OSError, ValueError):
+        return "no response"
+    return "ready" if status == "ok" else status
+
+
+def ps(*, json: Json = False) -> None:
+    """List the servers of `duodec serve` that run on this machine."""
+    found = [(serving, _state(serving)) for serving in servers()]
+    if json:
+        listed: list[dict[str, Any]] = [{**asdict(one), "state": state} for one, state in found]
+        record = {"schema_version": _SCHEMA_VERSION, "servers": listed}
+        put(f"{json_format.dumps(record, ensure_ascii=False)}\n")
+        return
+    if not found:
+        say_dim("no server runs; start one with duodec serve")
+        return
+    put_table(
+        ("MODEL", "URL", "PID", "UP", "STATE"),
+        [
+            (one.model, one.url, str(one.pid), _age(time.time() - one.started_s), state)
+            for one, state in found
+        ],
+    )
+
+
+def stop(
+    *,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="The name that it serves; needed if several servers run."),
+    ] = None,
+) -> None:
+    """Stop a server of `duodec serve` on this machine, as Ctrl-C does."""
+    import psutil
+
+    found = [one for one in servers() if model in (None, one.model)]
+    names = ", ".join(one.model for one in servers())
+    if not found:
+        raise BadOption(f"no server of {model or 'any model'} runs; {names or 'none'} does")
+    if len(found) > 1:
+        raise BadOption(f"several servers run: {names}; name one, or end its process (`duodec ps`)")
+    process = psutil.Process(found[0].pid)
+    process.terminate()
+    try:
+        process.wait(_STOPPING_S)
+    except psutil.TimeoutExpired:
+        say_dim(f"{found[0].model} finishes its requests and ends then")
+        return
+    say_dim(f"stopped {found[0].model} at {found[0].url}")
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

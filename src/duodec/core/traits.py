@@ -1,0 +1,42 @@
+"""Say what targets and draft models can do, so that no caller has to probe for it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class TargetTraits:
+    """What a target can do and how; fixed once it is loaded."""
+
+    has_branches: bool = True  # scores whole trees; otherwise the first chain of each draft
+    max_draft: int = sys.maxsize  # draft tokens of a query; 0 where no state can be taken back
+    launches: bool = False  # computes a forward pass while the caller goes on
+    has_ready_candidates: bool = False  # come with the draws, and outlive the next forward pass
+    num_rows: int = 1  # that a forward pass is padded to a multiple of
+    is_recurrent: bool = False  # some of its layers keep a state, which has no branches
+    reads_in_chunks: bool = False  # calls ``on_chunk`` between two chunks of a text it prefills
+    pace_s: float = 0.0  # that each forward pass is slowed to, for a demo; 0: it is not
+    num_mapped_bytes: int = 0  # of its weights, which look like free memory
+
+
+@dataclass(frozen=True)
+class TargetCache:
+    """Which of a target's caches computes a request. What one of them holds another does not, and
+    each has costs of its own."""
+
+    number: int = 0  # 0 computes a request that is alone
+    traits: TargetTraits = field(default_factory=TargetTraits)  # what the target does with it
+
+
+@dataclass(frozen=True)
+class DraftTraits:
+    """What a draft model can do."""
+
+    has_branches: bool = True  # computes several paths at once, not one after the other
+    reads_in_chunks: bool = False  # calls ``on_chunk`` between two chunks of a text it prefills
+    has_clock: bool = False  # measures itself by ``clock``
+    has_window: bool = False  # drafts from the end of a long text, and prefills the rest later
+    has_masks: bool = False  # knows its vocabulary's texts, so that its drafts follow a grammar
+    counts_tokens: bool = False  # ``num_computed`` says how many it has computed

@@ -1,0 +1,308 @@
+"""Define what to load and how, and how target and drafter share the machine's cores."""
+
+from __future__ import annotations
+
+import math
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+from duodec.backends import grammar_trial
+from duodec.backends.curves import CostCurve
+from duodec.backends.drafter.window import DEFAULT_WINDOW, LEAST_WINDOW
+from duodec.backends.llamacpp.caches import CACHE_TYPES
+from duodec.core.parameters import Parameter, check, shown, whole
+from duodec.errors import BadOption
+from duodec.machine.cores import available_cores
+from duodec.models.modelfile import Modelfile
+
+DEFAULT_TARGET = "smollm2"
+LLAMA_CPP, TORCH = "llama.cpp", "torch"
+BACKENDS = ("auto", LLAMA_CPP, TORCH)
+DTYPES = {
+    "auto": "auto",
+    **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
+    **dict.fromkeys(("float16", "fp16", "half"), "float16"),
+    **dict.fromkeys(("float32", "fp32", "float"), "float32"),
+}
+_KIND = r"(cuda|rocm|vulkan|metal|sycl)(:\d+)?|(CUDA|ROCm|Vulkan|MTL|Metal|SYCL)\d*"
+_DEVICE = re.compile(rf"auto|cpu|({_KIND})(,({_KIND}))*")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What to load and how. Every described field is an option of the command line."""
+
+    target: Annotated[
+        str,
+        Parameter(
+            "The model whose text is generated: a GGUF file, a folder of safetensors, "
+            "hf:owner/repo[:quant], an alias (see `duodec models`), or a Modelfile of Ollama.",
+            "Models",
+            ("--target", "-m"),
+            "MODEL",
+        ),
+    ] = DEFAULT_TARGET
+    draft: Annotated[
+        str | None,
+        Parameter(
+            "The smaller model that drafts for it; auto: the one known to suit the target, or the "
+            "smallest of its vocabulary on this machine; none: no draft.",
+            "Models",
+            ("--draft", "-md"),
+            "MODEL",
+        ),
+    ] = "auto"
+    target_backend: Annotated[
+        str,
+        Parameter(
+            "The target's backend: llama.cpp or torch; auto: llama.cpp for GGUF files, torch "
+            "for safetensors.",
+            "Models",
+            metavar="NAME",
+            choices=BACKENDS,
+        ),
+    ] = "auto"
+    datastore: Annotated[
+        str | None,
+        Parameter(
+            "Datastore of `rest`; auto: the one that `duodec datastore build` made for this "
+            "vocabulary.",
+            "Models",
+            metavar="FILE",
+        ),
+    ] = None
+    offline: Annotated[bool, Parameter("Use only models that are on the disk.", "Models")] = False
+    exact: Annotated[
+        bool,
+        Parameter(
+            "On a GPU, pad forward passes to one number of rows whatever that costs, so that no "
+            "bit depends on what is drafted; on a CPU that is the default and costs nothing.",
+            "Decoding",
+        ),
+    ] = False
+    fast: Annotated[
+        bool,
+        Parameter(
+            "llama.cpp's own choice of attention: some per cent faster on a CPU, but near ties "
+            "may be decided differently than in plain decoding.",
+            "Decoding",
+        ),
+    ] = False
+    pace: Annotated[
+        float | str,
+        Parameter(
+            "Least time of a forward pass of the target, to imitate a slower or larger model: "
+            "seconds, or a curve as in `duodec bench --help` (milliseconds by rows, a published "
+            "one's name, or a roofline).",
+            "Decoding",
+            metavar="SECONDS",
+            ge=0,
+            lt=math.inf,
+            remedy="use seconds, 0 or more",
+        ),
+    ] = 0.0
+    parse_special: Annotated[
+        bool,
+        Parameter(
+            "Read control tokens spelled in prompts and messages as control tokens; without it, "
+            "they are text.",
+            "Decoding",
+        ),
+    ] = False
+    context: Annotated[
+        int | None,
+        Parameter(
+            "Most tokens of prompt and completion together; by default what the model was "
+            "trained for, as far as memory allows.",
+            "Machine",
+            ("--context", "-c"),
+            ge=1,
+        ),
+    ] = None
+    no_mmap: Annotated[
+        bool,
+        Parameter(
+            "Read a GGUF target whole into memory in place of mapping its file, which must not "
+            "become shorter while it is used.",
+            "Machine",
+        ),
+    ] = False
+    threads: Annotated[
+        int | None,
+        Parameter(
+            "Cores to use; by default all that this process may use.",
+            "Machine",
+            ("--threads", "-t"),
+            ge=1,
+        ),
+    ] = None
+    draft_threads: Annotated[
+        int | None,
+        Parameter(
+            "Cores for the draft model; by default a share of them.",
+            "Machine",
+            ("--draft-threads", "-td"),
+            ge=1,
+        ),
+    ] = None
+    draft_window: Annotated[
+        int | None,
+        Parameter(
+            f"Most tokens of a text in the draft model's cache, {LEAST_WINDOW} or more; by "
+            f"default {DEFAULT_WINDOW}. It drafts from the end of a long prompt at once and adds "
+            "older text while that pays.",
+            "Machine",
+            metavar="TOKENS",
+            ge=LEAST_WINDOW,
+        ),
+    ] = None
+    gpu_layers: Annotated[
+        int,
+        Parameter(
+            "Layers of the target to place on a GPU; -1: all, if llama.cpp was built for it.",
+            "Machine",
+            ("--gpu-layers", "-ngl"),
+        ),
+    ] = -1
+    cpu_moe: Annotated[
+        bool,
+        Parameter(
+            "Keep the experts of a mixture on the CPU, and the rest on the GPU.",
+            "Machine",
+            ("--cpu-moe", "-cmoe"),
+        ),
+    ] = False
+    n_cpu_moe: Annotated[
+        int,
+        Parameter(
+            "The same, for the experts of the first N layers only.",
+            "Machine",
+            ("--n-cpu-moe", "-ncmoe"),
+            "N",
+            ge=0,
+        ),
+    ] = 0
+    no_repack: Annotated[
+        bool,
+        Parameter(
+            "Compute weights on the CPU as they lie in the mapped file, without a packed copy in "
+            "memory: slower, above all for several tokens at once. The default where memory is "
+            "short.",
+            "Machine",
+            ("--no-repack", "-nr"),
+        ),
+    ] = False
+    override_tensor: Annotated[
+        tuple[str, ...],
+        Parameter(
+            "Keep tensors whose names match a regular expression on a device, such as exps=CPU; "
+            "comma-separated, or given several times. The first match counts.",
+            "Machine",
+            ("--override-tensor", "-ot"),
+            "PATTERN=DEVICE",
+        ),
+    ] = ()
+    cache_type_k: Annotated[
+        str,
+        Parameter(
+            "The format of the target's cached keys: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 "
+            "or iq4_nl; auto: bf16 on a CPU, else f16. See docs/exactness.md.",
+            "Machine",
+            ("--cache-type-k", "-ctk"),
+            "TYPE",
+            choices=CACHE_TYPES,
+        ),
+    ] = "auto"
+    cache_type_v: Annotated[
+        str,
+        Parameter(
+            "The same for its cached values; auto: f16.",
+            "Machine",
+            ("--cache-type-v", "-ctv"),
+            "TYPE",
+            choices=CACHE_TYPES,
+        ),
+    ] = "auto"
+    device: Annotated[
+        str,
+        Parameter(
+            "Where the target computes: cpu, cuda (as few GPUs as hold it), cuda:1, or "
+            "cuda:0,cuda:1; of a GGUF file vulkan, rocm, metal and sycl too, or a device as "
+            "llama.cpp names it, such as Vulkan0; auto: a GPU if there is one.",
+            "Machine",
+            metavar="NAME",
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        Parameter(
+            "Format of a torch target: bfloat16, float16 or float32; auto: bfloat16 on a GPU, "
+            "the files' own on the CPU.",
+            "Machine",
+            metavar="NAME",
+            choices=DTYPES,
+        ),
+    ] = "auto"
+    grammar_s: Annotated[
+        float,
+        Parameter(
+            "Seconds of processor time to compile a JSON schema or another grammar in.",
+            "Limits",
+            ("--grammar-timeout",),
+            ge=0.001,
+            lt=math.inf,
+        ),
+    ] = grammar_trial.SECONDS
+    grammar_bytes: Annotated[
+        int,
+        Parameter(
+            "Bytes of memory that compiling it may take.",
+            "Limits",
+            ("--grammar-memory",),
+            ge=1 << 20,
+        ),
+    ] = grammar_trial.NUM_BYTES
+    num_slots: int = 1  # requests that share forward passes; --parallel of serve
+
+    def __post_init__(self) -> None:
+        with suppress(ValueError, TypeError):  # the command line gives a text
+            object.__setattr__(self, "pace", float(self.pace))
+        check(self)
+        if modelfile := Modelfile.read(self.target):
+            object.__setattr__(self, "target", modelfile.target)
+            if self.draft == "auto" and modelfile.draft:
+                object.__setattr__(self, "draft", modelfile.draft)
+        object.__setattr__(self, "num_slots", whole("num_slots", self.num_slots))
+        if self.num_slots < 1:
+            raise BadOption(f"num_slots is {shown(self.num_slots)}; use 1 or more")
+        _ = self.pace_curve
+        if self.exact and self.fast:
+            raise BadOption("exact and fast exclude each other; choose one")
+        if not _DEVICE.fullmatch(self.device):
+            raise BadOption(
+                f"unknown device '{self.device}'; use auto, cpu, cuda (vulkan, rocm, metal, sycl), "
+                "one GPU such as cuda:1, or several as cuda:0,cuda:1"
+            )
+
+        num_cores = len(available_cores())
+        for name in ("threads", "draft_threads"):
+            if (getattr(self, name) or 0) > num_cores:
+                raise BadOption(
+                    f"{name.replace('_', '-')} is {getattr(self, name)} and this process may use "
+                    f"{num_cores} cores: more threads than cores slow each other down tenfold; "
+                    f"use {num_cores} or less"
+                )
+
+    @property
+    def pace_curve(self) -> CostCurve | None:
+        """What a forward pass of the target takes at least; None if it is not slowed."""
+        if isinstance(self.pace, str):
+            return CostCurve.parse(self.pace, "pace")
+        return CostCurve.constant(self.pace) if self.pace else None
+
+    @property
+    def dtype_name(self) -> str:
+        """Spelled out: `bf16` is bfloat16."""
+        return DTYPES[self.dtype]

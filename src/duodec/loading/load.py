@@ -1,0 +1,178 @@
+"""Load a resolved pair: the target's model, the drafter's process, and the cores of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from duodec.backends.drafter.process import ProcessDrafter
+from duodec.backends.loaded import LoadedTarget, RunningTarget, TargetModel
+from duodec.backends.placement import Placement
+from duodec.backends.testbeds import PacedTarget
+from duodec.core.protocols import Datastore, Target, Tokenizer
+from duodec.datastores import open_for
+from duodec.errors import DuodecError, warn
+from duodec.loading.config import TORCH, EngineConfig
+from duodec.loading.drafter import SentVocabulary, open_drafter
+from duodec.loading.profile import Profile
+from duodec.loading.resolve import ResolvedPair, ResolvedTarget, check_torch
+from duodec.loading.vetting import vetted
+from duodec.machine.cores import CorePlan, CoreSharing, available_cores, keep_to, memory_nodes
+from duodec.planning.costs import Costs
+
+_NO_STATES = (
+    "this build of llama.cpp cannot take back the state of its recurrent layers, so that no draft "
+    "can be scored; every method decodes plainly"
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A pair that is ready; closing ``resources`` ends it."""
+
+    config: EngineConfig
+    target: Target
+    tokenizer: TargetModel
+    num_context: int
+    drafter: ProcessDrafter | None
+    datastore: Datastore | None
+    cores: CoreSharing
+    costs: Costs  # as a profile measured them
+    resources: ExitStack = field(default_factory=ExitStack)
+
+
+def load(
+    pair: ResolvedPair, *, on_warning: Callable[[str], None] = warn, taken_bytes: int = 0
+) -> Loaded:
+    """Load the models of a pair. ``taken_bytes`` of the memory that looks free are other models'
+    weights, mapped from files. Raises what is wrong with the models or the pair."""
+    config = pair.config
+    with ExitStack() as stack:
+        loaded = load_target(pair, on_warning, taken_bytes=taken_bytes + draft_bytes(pair))
+        model = loaded.model
+        stack.callback(model.close)
+        plan = core_plan(pair, loaded)
+        drafter: ProcessDrafter | None = None
+        try:
+            if pair.draft:
+                drafter = open_drafter(pair, model, loaded.num_context, plan, on_warning=on_warning)
+                stack.callback(drafter.close)
+        except DuodecError as error:
+            pair = pair.refuse_draft(error)
+        target = loaded.start(loaded.num_context, plan)
+        stack.callback(target.close)
+        if drafter and not target.traits.max_draft:
+            on_warning(f"{config.target}: {_NO_STATES}")
+            drafter.close()
+            drafter, pair = None, pair.without_draft()
+        try:
+            if drafter:
+                drafter.wait_ready()
+        except DuodecError as error:
+            drafter.close() if drafter else None
+            drafter, pair = None, pair.refuse_draft(error)
+        if pair.no_draft:
+            on_warning(f"no draft: {pair.no_draft}")
+        known = Profile.read(pair.profile_key)
+        return Loaded(
+            config,
+            PacedTarget(target, config.pace_curve) if config.pace_curve else target,
+            model,
+            loaded.num_context,
+            drafter,
+            _datastore(config, model),
+            CoreSharing(
+                plan.shares_cores,
+                plan.target_beside,
+                # a target that is slowed for a demo leaves its cores idle, and so do a GPU's layers
+                takes_turns=loaded.placement is Placement.CPU and config.pace_curve is None,
+                prepare=_sharing(plan, target, stack),
+            ),
+            costs=known.costs(is_drafting=not plan.shares_cores) if known else Costs(),
+            resources=stack.pop_all(),
+        )
+    raise AssertionError("the stack swallows nothing")
+
+
+def load_target(
+    target: ResolvedTarget, on_warning: Callable[[str], None] = warn, *, taken_bytes: int = 0
+) -> LoadedTarget:
+    """Load the target's model; ``taken_bytes`` of the memory that looks free are not. Raises what
+    is wrong with its files, or with the backend's options."""
+    if target.backend == TORCH:
+        check_torch(target.config)
+        from duodec.backends.torch.load import load as load_torch
+
+        return load_torch(vetted(target.file, vocabulary_only=True).path, target.config, on_warning)
+    from duodec.backends.llamacpp.load import load as load_llama
+
+    path = vetted(target.file).path
+    return load_llama(path, target.config, on_warning, taken_bytes=taken_bytes)
+
+
+def fits(pair: ResolvedPair, taken_bytes: int) -> bool:
+    """Whether memory holds a target with caches of a short context, where ``taken_bytes`` of what
+    looks free are other models' weights: an estimate. Raises what is wrong with its files."""
+    if pair.backend == TORCH:
+        from duodec.backends.torch.load import free_bytes
+
+        return pair.file.num_bytes <= free_bytes(pair.config) - taken_bytes
+    from duodec.backends.llamacpp import load as llama
+
+    return llama.fits(vetted(pair.file).path, pair.config, taken_bytes + draft_bytes(pair))
+
+
+def draft_bytes(pair: ResolvedPair) -> int:
+    """The size of the draft model's weights; its cache is small."""
+    return pair.draft.num_bytes if pair.draft else 0
+
+
+def core_plan(pair: ResolvedPair, target: LoadedTarget) -> CorePlan:
+    """How this target and its draft share the cores that this process may use: as a profile
+    measured it to be best, if there is one."""
+    cores, config = available_cores(), pair.config
+    known = None if target.is_on_cpu else Profile.read(pair.profile_key)
+    return CorePlan.make(
+        cores,
+        target_is_on_cpu=target.is_on_cpu,
+        num_threads=config.threads,
+        num_draft_threads=config.draft_threads or (known.draft_threads if known else None),
+        nodes=memory_nodes(cores),
+    )
+
+
+def another_drafter(
+    pair: ResolvedPair, target: SentVocabulary, num_context: int, num_threads: int
+) -> ProcessDrafter:
+    """Start another drafter with ``num_threads`` threads, to compare, for a target that computes
+    elsewhere."""
+    cores = available_cores()
+    plan = CorePlan.make(
+        cores,
+        target_is_on_cpu=False,
+        num_draft_threads=num_threads,
+        nodes=memory_nodes(cores),
+    )
+    drafter = open_drafter(pair, target, num_context, plan)
+    drafter.wait_ready()
+    return drafter
+
+
+def _sharing(plan: CorePlan, target: RunningTarget, stack: ExitStack) -> Callable[[bool], None]:
+    """A function that shares the cores before a completion, with a drafter or without."""
+    if plan.shares_cores:
+        return lambda is_drafting: target.use_threads(
+            plan.target_beside if is_drafting else plan.target_alone
+        )
+    # the thread that launches a GPU's work must never wait for a core that the drafter uses
+    every = available_cores()
+    stack.callback(keep_to, every)
+    return lambda is_drafting: keep_to(plan.launch_cores if is_drafting else every)
+
+
+def _datastore(config: EngineConfig, model: Tokenizer) -> Datastore | None:
+    if config.datastore is None:
+        return None
+    return open_for(model, None if config.datastore == "auto" else Path(config.datastore))

@@ -1,0 +1,317 @@
+"""Measure what forward passes and draft steps cost on this machine, in a minute, and keep it.
+
+A profile belongs to a processor, its cores and a pair of model files. `load` starts the planner
+with it; without a profile the planner learns the same while it decodes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+
+from duodec.backends.step_time import StepTime
+from duodec.core.draft import Draft
+from duodec.core.protocols import Drafter, DraftRequest, Plan, Query, Target, Vocabulary
+from duodec.core.round import median
+from duodec.core.sampling import Sampler, Tokens
+from duodec.drafting.growth import Tree
+from duodec.drafting.plans import Chain, Comb
+from duodec.machine.busy import NOTABLE, OtherPrograms
+from duodec.machine.files import replacing
+from duodec.models.cache import cache_folder
+from duodec.planning.costs import Costs
+
+VERSION = 3
+WIDTHS = (0, 1, 3, 7, 15, 31, 63)
+LEAVES = (1, 2, 4, 8)
+CONTEXTS = (64, 512)  # tokens in the context
+_SLOT = 0
+_RUNS, _BUDGET_S = 7, 2.0  # for one figure, at most
+_STEPS, _STEPS_WAIT_S = 8, 20.0
+_SWEPT_LEAVES = 4
+_ENOUGH = 1.05  # of the fastest step: more threads are not worth their cores
+ATTENTION_TEXTS, ATTENTION_LEAVES = (64, 1024), (1, 4, 8)
+_TRIES = 2  # for the whole measurement
+_PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # by which less work may seem to take longer: noise
+_AS_MANY = 3  # observations that one measured median counts as
+
+
+class Pair(Protocol):
+    """What is measured: a loaded pair, or an `LLM` of it."""
+
+    @property
+    def target(self) -> Target: ...
+    @property
+    def tokenizer(self) -> Vocabulary: ...
+    @property
+    def num_context(self) -> int: ...
+    @property
+    def drafter(self) -> Drafter | None: ...
+    @property
+    def prepare(self) -> Callable[[bool], None]: ...
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A target's forward pass over so many draft tokens."""
+
+    context: int
+    width: int
+    seconds: float
+    beside_s: float | None  # with the drafter at work; None without one
+
+
+@dataclass(frozen=True)
+class Step:
+    """A draft step that expands so many leaves, with the process's overhead."""
+
+    context: int
+    leaves: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Threads:
+    """A draft step with a number of threads."""
+
+    num_threads: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The curves T(n, context) and d(k, context), and how much each side slows the other."""
+
+    key: str
+    target: str
+    draft: str | None
+    forwards: tuple[Forward, ...]
+    steps: tuple[Step, ...]
+    threads: tuple[Threads, ...] = ()  # empty where target and drafter share the cores
+    attention: tuple[StepTime, ...] = ()
+
+    @property
+    def draft_threads(self) -> int | None:
+        """The fewest threads that are about as fast as any; None if they were not measured."""
+        fastest_s = min((t.seconds for t in self.threads), default=0.0)
+        enough = [t.num_threads for t in self.threads if t.seconds <= _ENOUGH * fastest_s]
+        return min(enough, default=None)
+
+    @property
+    def draft_uses_flash_attention(self) -> bool:
+        """Whether draft steps are faster with it, over all measurements; False if there are none,
+        as on every CPU so far."""
+        both = [
+            [a.seconds for a in self.attention if a.uses_flash_attention is flag]
+            for flag in (True, False)
+        ]
+        ratios = [with_ / without for with_, without in zip(*both, strict=True)]
+        return bool(ratios) and fmean(ratios) < 1.0
+
+    @property
+    def contention(self) -> float | None:
+        """How much longer a forward pass takes while the drafter works, as a ratio."""
+        ratios = [f.beside_s / f.seconds for f in self.forwards if f.beside_s]
+        return median(ratios) if ratios else None
+
+    @property
+    def flaw(self) -> str | None:
+        """What is implausible: less work that takes much longer, as on a machine that was busy for
+        a while. None if nothing is wrong."""
+        curves = [
+            (f"a forward pass of {{}} draft tokens after {context}", points)
+            for context in sorted({f.context for f in self.forwards})
+            for points in (
+                [(f.width, f.seconds) for f in self.forwards if f.context == context],
+                [(f.width, f.beside_s) for f in self.forwards
+                 if f.context == context and f.beside_s is not None],
+            )
+        ]  # fmt: skip
+        curves += [
+            (f"a draft step of {{}} leaves after {context}",
+             [(s.leaves, s.seconds) for s in self.steps if s.context == context])
+            for context in sorted({s.context for s in self.steps})
+        ]  # fmt: skip
+        for words, points in curves:
+            points = sorted(points)
+            for i, (few, seconds) in enumerate(points):
+                for many, more_s in points[i + 1 :]:
+                    if seconds > _PLAUSIBLE * more_s + _PLAUSIBLE_S:
+                        return (
+                            f"{words.format(few)} took {seconds * 1e3:.0f} ms, one of {many} "
+                            f"{more_s * 1e3:.0f} ms"
+                        )
+        return None
+
+    def costs(self, *, is_drafting: bool) -> Costs:
+        """The planner's initial costs; ``is_drafting``: the drafter will work in parallel."""
+        costs = Costs()
+        for forward in self.forwards:
+            beside_s = forward.beside_s if is_drafting else None
+            for _ in range(_AS_MANY):
+                costs.observe_forward(beside_s or forward.seconds, forward.width)
+        for step in self.steps:
+            if step.leaves == 1:  # other steps cost less per leaf
+                costs.observe_step(step.seconds)
+        return costs
+
+    def write(self) -> Path:
+        """Write it, in place of an older one. Raises OSError."""
+        path = place(self.key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1))
+        return path
+
+    @classmethod
+    def read(cls, key: str) -> Profile | None:
+        """The profile kept for this machine and pair; None if there is no usable one, and it will
+        be measured again."""
+        try:
+            record = json.loads(place(key).read_text())
+            if record.pop("version") != VERSION or record["key"] != key:
+                return None
+            forwards = tuple(Forward(**f) for f in record.pop("forwards"))
+            steps = tuple(Step(**s) for s in record.pop("steps"))
+            threads = tuple(Threads(**t) for t in record.pop("threads"))
+            attention = tuple(StepTime(**a) for a in record.pop("attention"))
+            found = cls(
+                **record, forwards=forwards, steps=steps, threads=threads, attention=attention
+            )
+            return found if found.flaw is None else None  # kept by an older version
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def place(key: str) -> Path:
+    """The file of a profile."""
+    return cache_folder() / "profiles" / f"{key}.json"
+
+
+def measure(
+    pair: Pair,
+    key: str,
+    names: tuple[str, str | None],
+    on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
+) -> Profile:
+    """Measure a pair. Takes a minute at most for models that suit the machine."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, pair.tokenizer.num_vocab, max(CONTEXTS) + 1).astype(np.int32)
+    contexts = [context for context in CONTEXTS if context + max(WIDTHS) < pair.num_context]
+    drafter = pair.drafter
+    total = len(contexts) * (len(WIDTHS) + (len(LEAVES) if drafter else 0))
+    forwards: list[Forward] = []
+    steps: list[Step] = []
+    for context in contexts:
+        text = tokens[:context]
+        if drafter:
+            for leaves in LEAVES:
+                if (seconds := step_s(drafter, text, leaves)) is not None:
+                    steps.append(Step(context, leaves, seconds))
+                on_progress("measuring", len(forwards) + len(steps), total)
+        for forward in _forwards(pair, text):
+            forwards.append(forward)
+            on_progress("measuring", len(forwards) + len(steps), total)
+    return Profile(key, *names, tuple(forwards), tuple(steps))
+
+
+def measure_soundly(
+    pair: Pair,
+    key: str,
+    names: tuple[str, str | None],
+    on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
+) -> tuple[Profile, str | None]:
+    """`measure`, repeated if the result is implausible, and the flaw that remains, if any."""
+    for _ in range(_TRIES):
+        others = OtherPrograms()
+        found = measure(pair, key, names, on_progress)
+        flaw = found.flaw
+        if flaw is None and (num_cores := others.num_cores) >= NOTABLE:
+            flaw = f"other programs kept {num_cores:.1f} of these cores busy"
+        if flaw is None:
+            break
+    return found, flaw
+
+
+def _forwards(pair: Pair, text: Tokens) -> Iterator[Forward]:
+    pair.target.score([Query(_SLOT, text)])
+    for width in WIDTHS:
+        draft = Draft.chain([int(token) for token in text[:width]])
+        pair.prepare(False)
+        alone_s = median(_timed(pair.target, text, draft, None))
+        beside_s = None
+        if pair.drafter:
+            pair.prepare(True)  # never more busy threads than cores
+            beside_s = median(_timed(pair.target, text, draft, pair.drafter))
+            pair.drafter.cancel(_SLOT)
+        yield Forward(len(text), width, alone_s, beside_s)
+
+
+def _timed(target: Target, text: Tokens, draft: Draft, drafter: Drafter | None) -> list[float]:
+    """Seconds of some forward passes over the same draft; the drafter grows a new tree during
+    each."""
+    seconds: list[float] = []
+    begin_s = perf_counter()
+    while len(seconds) < _RUNS and (not seconds or perf_counter() - begin_s < _BUDGET_S):
+        if drafter:
+            other = np.append(text[:-1], np.int32(len(seconds))).astype(np.int32)
+            drafter.submit(DraftRequest(_SLOT, other, Tree(), Sampler()))
+        start_s = perf_counter()
+        target.score([Query(_SLOT, text, draft)])
+        seconds.append(perf_counter() - start_s)
+    return seconds
+
+
+def step_s(drafter: Drafter, text: Tokens, leaves: int) -> float | None:
+    """Seconds of a draft step at so many leaves; None if the drafter is too slow to measure."""
+    _drafted_s(drafter, text, Chain(1))  # reads the text
+    first_s = _drafted_s(drafter, text, Chain(1))
+    all_s = _drafted_s(drafter, text, Comb(leaves, 1 + _STEPS))
+    if first_s is None or all_s is None:
+        return None
+    return max(0.0, all_s - first_s) / _STEPS
+
+
+def _drafted_s(drafter: Drafter, text: Tokens, plan: Plan) -> float | None:
+    """Seconds of work on one whole draft."""
+    drafter.submit(DraftRequest(_SLOT, text, plan, Sampler()))
+    end_s = perf_counter() + _STEPS_WAIT_S
+    drafted = drafter.poll(_SLOT)
+    while not drafted.is_complete and perf_counter() < end_s:
+        drafted = drafter.poll(_SLOT, 1.0)
+    drafter.cancel(_SLOT)
+    return drafted.draft_s if drafted.is_complete and len(drafted.draft) else None
+
+
+def thread_counts(most: int) -> list[int]:
+    """1, 2, 4, 8 and so on, and ``most``."""
+    counts = [1]
+    while 2 * counts[-1] <= most:
+        counts.append(2 * counts[-1])
+    return counts if most <= counts[-1] else [*counts, most]
+
+
+def sweep_threads(
+    start: Callable[[int], AbstractContextManager[Drafter]],
+    counts: Sequence[int],
+    num_vocab: int,
+) -> tuple[Threads, ...]:
+    """Measure a draft step with each number of threads; ``start`` starts a drafter with that
+    many."""
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, num_vocab, min(CONTEXTS)).astype(np.int32)
+    found = []
+    for count in counts:
+        with start(count) as drafter:
+            seconds = step_s(drafter, text, _SWEPT_LEAVES)
+        if seconds is not None:
+            found.append(Threads(count, seconds))
+    return tuple(found)

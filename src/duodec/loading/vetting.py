@@ -1,0 +1,126 @@
+"""Vet model files that are not pinned: their header first, then a trial in a limited process.
+
+llama.cpp aborts the process on some damaged files. So a child process first loads a file and
+computes a little; a failure is reported as ModelUnreadable. It is done once a file: see `Note`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+
+from duodec import errors
+from duodec.backends.llamacpp.gguf_checks import check_header
+from duodec.backends.llamacpp.load_probe import REFUSED
+from duodec.errors import DuodecError, ModelUnreadable
+from duodec.models import ModelFile
+from duodec.models.contents import CachedCheck
+from duodec.models.hub import parts_of
+
+_LEAST_S, _BYTES_PER_S = 15.0, 10e6  # the limit of a trial
+_BOOT = """\
+import sys
+arguments, sys.path[:] = sys.argv[1:4], sys.argv[4:]
+from duodec.backends.llamacpp.load_probe import main
+main(*arguments)
+"""
+_OF_HEADER, _REFUSAL = "gguf_init_from_reader: ", "error loading model: "  # in llama.cpp's log
+_BY_LLAMA = "cannot be loaded by llama.cpp"  # in our message
+_LONGEST = 160  # characters of its message
+
+
+def vetted(file: ModelFile, *, vocabulary_only: bool = False) -> ModelFile:
+    """The file, if llama.cpp can load it. Raises ModelUnreadable, or what the trial raised.
+
+    A file whose content is pinned is trusted.
+    """
+    if file.sha256 is not None or not file.path.is_file():
+        return file
+    parts = [path for path in parts_of(file.path) if path.is_file()]
+    finding = "vocabulary" if vocabulary_only else "model"
+    note = CachedCheck(f"tried-{finding}", file.path, f"survived {_versions()}", tuple(parts))
+    if note.holds():
+        return file
+    for path in parts:
+        check_header(path)
+    _try(file.path, sum(path.stat().st_size for path in parts), vocabulary_only)
+    note.write()
+    return file
+
+
+def _versions() -> str:
+    """Others may crash where these do not, or know more that is wrong."""
+    return f"llama-cpp-python {version('llama-cpp-python')}, duodec {version('duodec')}"
+
+
+def _try(path: Path, num_bytes: int, vocabulary_only: bool) -> None:
+    arguments = [str(path), str(num_bytes), str(vocabulary_only)]
+    most_s = _LEAST_S + num_bytes / _BYTES_PER_S
+    with tempfile.TemporaryFile() as log:
+        try:
+            status, said = _tried(arguments, log, most_s)
+        except subprocess.TimeoutExpired as error:
+            raise ModelUnreadable(
+                f"{path} was not loaded within {most_s:.0f} s; it is damaged, or on a disk that "
+                "is too slow: copy it to a faster one, or download it again"
+            ) from error
+        log.seek(0)
+        words = log.read().decode("utf-8", "replace")
+    if status == REFUSED:
+        raise _told(said.decode("utf-8", "replace"), words)
+    if status:
+        raise ModelUnreadable(
+            f"llama.cpp crashed on {path} ({_reason(words, status)}); it is damaged, or "
+            "llama.cpp has a fault: download it again, or update llama-cpp-python"
+        )
+
+
+def _tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int, bytes]:
+    """How the child ended, and what it said. Raises subprocess.TimeoutExpired."""
+    child = subprocess.run(
+        [sys.executable, "-c", _BOOT, *arguments, *sys.path],
+        env={**os.environ, "DUODEC_LLAMA_LOG": "1", "GGML_NO_BACKTRACE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        start_new_session=True,  # we pass on the terminal's Ctrl-C
+        timeout=most_s,
+        check=False,
+    )
+    return child.returncode, child.stdout
+
+
+def _told(words: str, log: str) -> DuodecError:
+    """The child's error, with the library's message."""
+    name, message = json.loads(words.strip().splitlines()[-1])
+    kind = getattr(errors, name)
+    assert issubclass(kind, DuodecError), name
+    for telling in (_OF_HEADER, _REFUSAL):
+        if said := _telling_line(log, telling).rpartition(telling)[2]:
+            message = message.replace(_BY_LLAMA, f"{_BY_LLAMA} ({said})", 1)
+            break
+    found: DuodecError = kind(message)
+    return found
+
+
+def _reason(log: str, code: int) -> str:
+    """Why a child died: from its log, or the signal."""
+    for telling in ("GGML_ASSERT", _REFUSAL, "error"):
+        if line := _telling_line(log, telling):
+            return line
+    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+
+def _telling_line(log: str, words: str) -> str:
+    """The first line of a log that contains these words, from there on, safe for a terminal."""
+    line = next((line for line in log.splitlines() if words in line), "")
+    shown = "".join(c if c.isprintable() else " " for c in line[line.find(words) :])
+    return " ".join(shown[:_LONGEST].split())

@@ -1,0 +1,159 @@
+"""Hold a request while it is in the queue or in a slot: what it waits for, what it has said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from duodec.core.events import Delta, Finished, FinishReason
+from duodec.core.logprobs import Logprob
+from duodec.core.prefix import common_prefix
+from duodec.core.protocols import Query
+from duodec.core.round import Stats
+from duodec.core.sampling import Tokens
+from duodec.methods.method import Method
+from duodec.methods.request import Loop, Need, Request, Score
+from duodec.scheduler.outputs import Counts, Done, Output, Piece
+from duodec.scheduler.slots import Slot
+
+
+class ScheduledRequest:
+    """A request with its method. ``say`` is called with `Piece`s and then with one `Done` or
+    `Failed`, from the thread that steps the scheduler; after `abort` with nothing more. `abort`
+    may be called from any thread."""
+
+    slot: Slot  # from admission on
+    loop: Loop
+
+    def __init__(
+        self,
+        request: Request,
+        method: Method,
+        say: Callable[[Output], None],
+        *,
+        full: FinishReason = "length",
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.request = request
+        self.method = method
+        self.say = say
+        self.full = full  # why the completion ends when its text is full
+        self.should_stop = should_stop  # asked each round: end with what there is
+        self.arrive_s = self.start_s = request.clock()
+        self.submission = 0  # tasks of the same one were submitted together
+        self.counts = Counts()
+        self.is_aborted = False
+        self.is_over = False  # all is said
+        self.need: Need | None = None  # what it waits for
+        self.deadline_s = 0.0  # of a `Wait`
+        self.part: Tokens | None = None  # of a long prompt, in the next forward pass
+        self.num_cached = 0
+        self.num_restarts = 0  # of the drafter, before
+        self.first_s: float | None = None
+        self.finish_s = self.arrive_s
+        self._num_said = 0  # logprobs that pieces have told
+        self._has_said_prompt = False
+
+    def abort(self) -> None:
+        """Nobody waits for it any more: its slot is free within a round."""
+        self.is_aborted = True
+
+    # --- at the target
+
+    def query(self) -> Query:
+        """What the next forward pass scores of it."""
+        request, need = self.request, self.need
+        assert isinstance(need, Score)
+        query = request.query(need)
+        if self.part is not None:
+            query = Query(request.slot, self.part, sampler=request.sampler)
+        cache = self.slot.cache.number
+        return replace(query, cache=cache) if cache else query
+
+    def is_long(self, num_chunk: int | None) -> bool:
+        """Whether more of its text is unread than one part of ``num_chunk`` tokens; then it is
+        cut."""
+        self.part = None
+        if num_chunk is None:
+            return False
+        text = self.query().text
+        if len(text) <= num_chunk:
+            return False
+        num_known = self.slot.num_known(text)
+        if len(text) - num_known <= num_chunk:
+            return False
+        # parts end at multiples of their length, however much was known before
+        self.part = text[: (num_known // num_chunk + 1) * num_chunk]
+        return True
+
+    def has_prefill(self, query: Query, known: Tokens) -> bool:
+        """Whether a query computes more than a round's tokens, where ``known`` is cached: a
+        prompt, or a text that another target knew."""
+        if len(query.text) <= query.sampler.num_prompt_tokens or not len(known):
+            return True
+        return len(query.text) - common_prefix(known, query.text) > self.request.max_width + 1
+
+    # --- what is said
+
+    def text_so_far(self) -> Piece | None:
+        """What is new since the last call."""
+        request = self.request
+        if not (segments := request.take_segments()):
+            return None
+        num_released = request.stream.num_released if request.stream is not None else 0
+        new = self._new_logprobs(num_released)
+        return Piece(Delta(segments), new, self.counts, self._prompt_logprobs())
+
+    def _new_logprobs(self, end: int) -> tuple[Logprob, ...]:
+        """Those up to the token at ``end`` that nobody was told yet: they come with their text. An
+        end token has none, and no logprob."""
+        request = self.request
+        new = request.logprobs[self._num_said : end]
+        self._num_said = max(self._num_said, end)
+        return tuple(one for one in new if not request.is_end(one.token))
+
+    def _prompt_logprobs(self) -> tuple[Logprob | None, ...]:
+        """With the first output only."""
+        if self._has_said_prompt:
+            return ()
+        self._has_said_prompt = True
+        return tuple(self.request.prompt_logprobs)
+
+    def finished(self) -> Finished:
+        """The whole completion."""
+        request, stream = self.request, self.request.stream
+        if stream is not None:
+            request.segments += stream.finish()
+        return Finished(
+            text=stream.text if stream is not None else "",
+            tokens=tuple(request.text[len(request.prompt) :].tolist()),
+            finish_reason=request.finish_reason or self.full,
+            stats=Stats(
+                num_prompt_tokens=len(request.prompt),
+                rounds=tuple(request.rounds),
+                begin_s=self.arrive_s,
+                first_s=self.arrive_s if self.first_s is None else self.first_s,
+                finish_s=self.finish_s,
+                drafter_restarts=request.drafter.restarts - self.num_restarts,
+            ),
+        )
+
+    def last_words(self, finished: Finished) -> list[Output]:
+        """What ends it: text that was held back, and how it went."""
+        request = self.request
+        outputs: list[Output] = []
+        if piece := self.text_so_far():
+            outputs.append(piece)
+        done = Done(
+            finished,
+            self.method.name,
+            request.sampler.seed,
+            self._new_logprobs(len(request.logprobs)),
+            # with a prompt's logprobs, each of its rows is computed
+            self.num_cached if request.num_prompt_logprobs is None else 0,
+            self.arrive_s,
+            self.start_s,
+            self._prompt_logprobs(),
+            request.stream.stop if request.stream is not None else None,
+        )
+        return [*outputs, done]

@@ -1,0 +1,213 @@
+"""Describe bodies of ``/v1/responses``, whose items are read as the messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, StrictBool, StrictStr
+
+from duodec.chat.template import Message
+from duodec.server.api.bodies import (
+    MAX_LOGPROBS,
+    Body,
+    ChatMessage,
+    Conversation,
+    Effort,
+    NamedSchema,
+    ResponseFormat,
+    Tool,
+    formats_of,
+)
+from duodec.server.api.fields import Limit, Object, Whole, between, one_of, refused
+from duodec.server.errors import bad_field
+from duodec.server.http.json_limits import kind
+
+Item = dict[str, Any]
+_TEXTS = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")  # there is nothing to encrypt
+_FORMATS = ("text", "json_object", "json_schema")
+
+
+def _messages(value: Any) -> list[Item]:
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise refused(f"is {kind(value)}; send a text or an array of items")
+    if not value:
+        raise refused("is empty; send a text or an array of items")
+    for item in value:
+        if not isinstance(item, dict):
+            raise refused(f"holds {kind(item)} among its items; send objects")
+    return messages_of(value)
+
+
+def _tool(value: Any) -> Tool:
+    """A function in a chat request's form."""
+    if not isinstance(value, dict) or value.get("type") != "function":
+        form = value.get("type") if isinstance(value, dict) else None
+        raise refused(f"is of type {form!r}, and functions only are served; leave it out")
+    if not isinstance(value.get("name"), str):
+        raise refused("names no function; send {type, name, parameters}")
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {n: value[n] for n in names if n in value}}
+
+
+def _is_false(value: bool) -> bool:
+    if value:
+        raise refused("is true, and nothing is computed later; leave it out")
+    return value
+
+
+class TextFormat(Object):
+    """OpenAI's ``text.format``."""
+
+    without_effect = frozenset({"description", "strict"})
+
+    type: Annotated[StrictStr, one_of(_FORMATS)] = "text"
+    name: StrictStr = "answer"
+    json_schema: Any = Field(default=None, alias="schema")
+
+
+class Text(Object):
+    neutral = MappingProxyType({"verbosity": ("medium",)})
+
+    format: TextFormat = TextFormat()
+
+
+class StreamOptions(Object):
+    without_effect = frozenset({"include_obfuscation"})
+
+
+class Reasoning(Object):
+    without_effect = frozenset({"summary", "generate_summary"})
+
+    effort: Effort | None = None
+
+
+class ResponsesBody(Conversation):
+    """Of ``/v1/responses``."""
+
+    without_effect = Body.without_effect - {"metadata", "store"}
+    neutral = MappingProxyType({
+        **Body.neutral, "truncation": ("disabled",),
+    })  # fmt: skip
+
+    messages: Annotated[list[ChatMessage], FailFast(), BeforeValidator(_messages)] = Field(
+        alias="input"
+    )
+    instructions: StrictStr | None = None
+    previous_response_id: StrictStr | None = None
+    store: StrictBool = True
+    max_output_tokens: Limit | None = None
+    tools: Annotated[list[Annotated[Tool, BeforeValidator(_tool)]], FailFast()] = Field(
+        default_factory=list
+    )
+    text: Text = Text()
+    reasoning: Reasoning = Reasoning()
+    background: Annotated[StrictBool, AfterValidator(_is_false)] = False
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    stream_options: StreamOptions = StreamOptions()
+    include: list[Annotated[StrictStr, one_of(_INCLUDED)]] = Field(default_factory=list)
+    top_logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] | None = None
+
+    @property
+    def system(self) -> list[Message]:
+        """The instructions, which are this request's alone."""
+        return [{"role": "system", "content": self.instructions}] if self.instructions else []
+
+    @property
+    def choice(self) -> Any:
+        choice = self.tool_choice
+        if isinstance(choice, dict) and "name" in choice:
+            return {"type": "function", "function": {"name": choice["name"]}}
+        return choice
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if _LOGPROBS in self.include else self.top_logprobs
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning.effort
+
+    @property
+    def formats(self) -> Iterator[tuple[str, str, Any]]:
+        yield from super().formats
+        own = self.text.format
+        schema = NamedSchema(schema=own.json_schema)
+        yield from formats_of("text.format", ResponseFormat(type=own.type, json_schema=schema))
+
+
+# --- items
+
+
+def messages_of(items: Sequence[Item]) -> list[Item]:
+    """The messages of a chat that items stand for: reasoning and calls belong to the assistant's
+    message. Raises ApiError."""
+    messages: list[Item] = []
+    thought = ""
+    for i, item in enumerate(items):
+        place = f"input[{i}]"
+        form = item.get("type", "message")
+        if form == "message":
+            message = {"role": item.get("role"), "content": _text(item.get("content"), place)}
+            messages.append(message)
+        elif form == "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            thought += _text(parts, place)
+        elif form == "function_call":
+            _assistant(messages)["tool_calls"].append(_call(item, place))
+        elif form == "function_call_output":
+            output = _text(item.get("output"), place)
+            messages.append(
+                {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+            )
+        else:
+            raise bad_field(
+                f"{place}.type", f"{place} is of type {form!r}; use message, reasoning, "
+                "function_call or function_call_output",
+            )  # fmt: skip
+        if thought and messages and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("reasoning_content", thought)
+            thought = ""
+    return messages
+
+
+def _assistant(messages: list[Item]) -> Item:
+    """The assistant's message that a call belongs to."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    messages[-1].setdefault("tool_calls", [])
+    return messages[-1]
+
+
+def _call(item: Item, place: str) -> Item:
+    name, arguments = item.get("name"), item.get("arguments")
+    if not isinstance(name, str) or not isinstance(arguments, str):
+        raise bad_field(place, f"{place} has no name or no arguments; send both as texts")
+    function = {"name": name, "arguments": arguments}
+    return {"id": item.get("call_id"), "type": "function", "function": function}
+
+
+def _text(content: Any, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_field(f"{place}.content", f"{place} has no text; send a string")
+    texts = []
+    for part in content:
+        form, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, "")
+        if form not in _TEXTS or not isinstance(text, str):
+            raise bad_field(
+                f"{place}.content",
+                f"{place} has a part of type {form!r}, and this model reads text only",
+            )
+        texts.append(text)
+    return "".join(texts)

@@ -1,0 +1,203 @@
+"""Send responses: whole, or as server-sent events; and notice when a client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from math import inf
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from duodec.scheduler.outputs import Done, Piece
+from duodec.server.errors import ApiError, api_error
+from duodec.server.logs import log, note
+from duodec.server.models.feed import Feed
+
+_T = TypeVar("_T")
+_LAST_WORDS_S = 5.0  # that a client may take to read why its response ended
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that collects events defeats them
+]
+
+
+class Framing(Protocol):
+    """How an API writes events to a stream."""
+
+    ping: bytes
+    end: bytes
+
+    def event(self, value: Mapping[str, Any]) -> bytes: ...
+    def error(self, error: ApiError) -> bytes: ...
+
+
+class _DataEvents:
+    """OpenAI's: no event has a name. A ping is a comment of one line, since some clients take an
+    empty line for an event."""
+
+    ping, end = b": ping\n", b"data: [DONE]\n\n"
+
+    def event(self, value: Mapping[str, Any]) -> bytes:
+        return b"data: " + _JSON.encode(value).encode() + b"\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return self.event(error.body)
+
+
+class _NamedEvents:
+    """Anthropic's: each event has its type for a name."""
+
+    ping, end = b'event: ping\ndata: {"type":"ping"}\n\n', b""
+
+    def event(self, value: Mapping[str, Any]) -> bytes:
+        name = f"event: {value['type']}\n".encode()
+        return name + b"data: " + _JSON.encode(value).encode() + b"\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return self.event(error.named)
+
+
+DATA_EVENTS, NAMED_EVENTS = _DataEvents(), _NamedEvents()
+
+
+class Writer(Protocol):
+    """Writes a response as JSON: whole, or as events."""
+
+    @property
+    def framing(self) -> Framing: ...
+
+    @property
+    def is_streamed(self) -> bool:
+        """The client wants events."""
+
+    def opening(self) -> Sequence[dict[str, Any]]:
+        """Events before the first output."""
+
+    def add(self, index: int, output: Piece | Done) -> Sequence[dict[str, Any]]:
+        """The events that an output of a choice makes."""
+
+    def ending(self) -> Sequence[dict[str, Any]]:
+        """Events after the last output."""
+
+    def whole(self) -> dict[str, Any]:
+        """The response, once it is complete."""
+
+    def facts(self) -> dict[str, Any]:
+        """For the log: how many tokens, how fast."""
+
+
+Prepared = tuple[Writer, Feed]
+"""A request that is with the scheduler, and what writes its response."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection before it had its response."""
+
+
+async def whole(writer: Writer, feed: Feed, receive: Receive) -> dict[str, Any]:
+    """The complete response. Raises what ended it, and ClientGone."""
+    try:
+        return await or_gone(receive, _collected(writer, feed))
+    finally:
+        feed.close()
+        note(**writer.facts())
+
+
+async def _collected(writer: Writer, feed: Feed) -> dict[str, Any]:
+    while not feed.is_over:
+        for index, output in await feed.next(inf):
+            writer.add(index, output)
+    return writer.whole()
+
+
+class EventStream:
+    """An ASGI response of events, as they come. The feed is closed after its last output, whenever
+    the client reads that."""
+
+    def __init__(self, writer: Writer, feed: Feed, ping_s: float) -> None:
+        self._writer, self._feed, self._ping_s = writer, feed, ping_s
+        self._unsent = bytearray()
+        self._news = asyncio.Event()  # there is more to send, or never will be
+        self._is_complete = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        most_s = self._feed.left_s + _LAST_WORDS_S
+        making = asyncio.ensure_future(self._make())
+        try:
+            await asyncio.wait_for(or_gone(receive, self._send_all(send)), most_s)
+        except (ClientGone, OSError):
+            note(is_gone=True)  # nobody is there to be told
+        except asyncio.TimeoutError:
+            note(is_stalled=True)  # nobody reads what is sent
+        finally:
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+            self._feed.close()
+            note(**self._writer.facts())
+
+    async def _make(self) -> None:
+        """Take outputs as they come, so that the model is free after the last one."""
+        try:
+            async for data in self._events():
+                self._unsent += data
+                self._news.set()
+        finally:
+            self._is_complete = True
+            self._news.set()
+            self._feed.close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        while self._unsent or not self._is_complete:
+            await self._news.wait()
+            self._news.clear()
+            if data := bytes(self._unsent):
+                self._unsent.clear()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        sent_s, framing = perf_counter(), self._writer.framing
+        try:
+            for chunk in self._writer.opening():
+                yield framing.event(chunk)
+            while not self._feed.is_over:
+                # text may be held back for long, as that of a call is
+                outputs = await self._feed.next(max(0.0, sent_s + self._ping_s - perf_counter()))
+                chunks = [chunk for output in outputs for chunk in self._writer.add(*output)]
+                if chunks or perf_counter() - sent_s >= self._ping_s:
+                    yield b"".join(map(framing.event, chunks)) or framing.ping
+                    sent_s = perf_counter()
+            yield b"".join(map(framing.event, self._writer.ending()))
+        except Exception as error:  # noqa: BLE001  what began must be ended in the same shape
+            told = api_error(error)
+            if told is not error and told.status >= 500:
+                log.error("a stream failed", exc_info=error)
+            note(error=told.status)
+            yield framing.error(told)
+        yield framing.end
+
+
+async def or_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """What ``work`` returns. Raises ClientGone, and ends it, when the client leaves before."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

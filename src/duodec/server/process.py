@@ -1,0 +1,170 @@
+"""Run the process: listen, respond while the model loads, and end without loss."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread, current_thread, main_thread
+from types import FrameType
+from typing import NoReturn
+
+import uvicorn
+
+from duodec.errors import BadOption
+from duodec.server.app import make_app
+from duodec.server.http.connections import Connections, allow_open_files
+from duodec.server.logs import log
+from duodec.server.service import Service
+from duodec.server.settings import Settings
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_MARGIN_S = 5.0  # for what is left when all responses have ended
+_LOOK_S = 0.1  # between two looks for a second signal
+_SWITCH_S = 0.001  # after which threads that prepare requests make way: Python's own is 5 ms
+_COMPUTING_MARGIN_S = 5.0  # for the forward pass that is under way
+_LOADING_MARGIN_S = 0.5  # for a model that is loading still
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A socket that is ours, before anything is loaded. Raises BadOption."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise BadOption(
+            f"host is '{settings.host}', which is no address of this machine ({error.strerror}); "
+            "use 127.0.0.1, or 0.0.0.0 for all of them"
+        ) from error
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if user_timeout := getattr(socket, "TCP_USER_TIMEOUT", None):
+            # connections are ended whose clients read nothing; Linux only
+            sock.setsockopt(socket.IPPROTO_TCP, user_timeout, int(1e3 * settings.timeout_s))
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        why = {
+            errno.EADDRINUSE: f"port {settings.port} of {settings.host} is taken; choose another "
+            "with --port, or end what uses it",
+            errno.EACCES: f"port {settings.port} may not be used; choose one above 1023",
+        }.get(error.errno or 0, f"cannot listen on {settings.host}:{settings.port} ({error})")
+        raise BadOption(why) from error
+    return sock
+
+
+def serve(service: Service, sock: socket.socket) -> None:
+    """Serve until a signal ends it. Raises what went wrong while the first model was loaded."""
+    allow_open_files(service.settings.max_connections)
+    sys.setswitchinterval(_SWITCH_S)
+    server = Server(service)
+    loader = _Loader(service, server)
+    loader.start()
+    try:
+        server.run(sockets=[sock])
+    finally:
+        loader.join(_LOADING_MARGIN_S)
+        # libraries that know no interruption; nobody is served yet, or waits for them
+        if loader.is_alive() or service.models.is_loading:
+            _leave("loading")
+        if service.intake.is_busy:
+            _leave("preparing")
+        if not service.close(_COMPUTING_MARGIN_S):
+            _leave("computing")
+        service.models.free()
+        sock.close()
+    if loader.error is not None:
+        raise loader.error
+
+
+def _leave(work: str) -> NoReturn:
+    """End the process in the middle of this."""
+    log.info("ended while %s", work)
+    logging.shutdown()
+    os._exit(0)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but signals end it with status 0 and after the responses in work."""
+
+    def __init__(self, service: Service) -> None:
+        settings = service.settings
+        super().__init__(
+            uvicorn.Config(
+                make_app(service),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                http=Connections(settings).protocol,
+                timeout_graceful_shutdown=int(_MARGIN_S),
+            )
+        )
+        self._service = service
+
+    async def main_loop(self) -> None:
+        watching = asyncio.ensure_future(self._service.meters.watchdog.run())
+        try:
+            await super().main_loop()
+        finally:
+            watching.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse what is new, end what is in work within the time it has, then the connections.
+        Until then it listens: new clients are told to come back."""
+        draining = asyncio.ensure_future(asyncio.to_thread(self._service.drain))
+        while not (draining.done() or self.force_exit):
+            await asyncio.wait({draining}, timeout=_LOOK_S)
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await asyncio.to_thread(self._service.end_all)
+        await draining
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """A signal ends the server, a second one at once; the process then ends by itself."""
+        if current_thread() is not main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+class _Loader(Thread):
+    """Loads the first model while the server runs, which says meanwhile that it does."""
+
+    def __init__(self, service: Service, server: uvicorn.Server) -> None:
+        super().__init__(name="duodec-load", daemon=True)
+        self._service, self._server = service, server
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._service.start()
+        except Exception as error:  # noqa: BLE001  raised again by the caller
+            self.error = error
+            self._server.should_exit = True
+        else:
+            if len(self._service.models.names) == 1:
+                gc.collect()
+                gc.freeze()  # what lives for ever is not walked over again while clients wait
+            log.info("ready", extra={"facts": {"model": self._service.settings.model}})
