@@ -1,6 +1,6 @@
 """Draw when target and drafter work, from the results of a run of `duodec bench`.
 
-python -m benchmarks timeline benchmarks/results/stream-25ms.json
+python -m benchmarks timeline FOLDER/results.json
 """
 
 from __future__ import annotations
