@@ -4,44 +4,36 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.message_bodies import MessagesBody
-from duodec.server.api.tools.call import Call, Found, Fragment, Reasoning
-from duodec.server.api.tools.splitting import Reader
+from duodec.server.api.parts import Change, Part, Parts
 from duodec.server.http.streams import NAMED_EVENTS
 
 Event = dict[str, Any]
 _REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
 
 
-@dataclass
-class _Block:
-    """A block of content: its kind is text, thinking or tool_use."""
+_KINDS = {"text": "text", "reasoning": "thinking", "call": "tool_use"}
 
-    kind: str
-    text: str = ""
-    call: Call | None = None
 
-    def shown(self, *, is_begun: bool) -> Event:
-        """As a whole, or as it begins."""
-        text = "" if is_begun else self.text
-        if self.call is not None:
-            given = {} if is_begun else _object(self.call.arguments)
-            return {"type": self.kind, "id": self.call.id, "name": self.call.name, "input": given}
-        if self.kind == "thinking":
-            return {"type": self.kind, "thinking": text, "signature": ""}
-        return {"type": self.kind, "text": text}
+def _block(part: Part, text: str) -> Event:
+    """A block of content with this text."""
+    kind = _KINDS[part.kind]
+    if part.kind == "call":
+        return {"type": kind, "id": part.id, "name": part.name, "input": _object(text)}
+    more = {"signature": ""} if kind == "thinking" else {}
+    return {"type": kind, kind: text, **more}
 
-    def delta(self, text: str) -> Event:
-        """More of it."""
-        if self.kind == "tool_use":
-            return {"type": "input_json_delta", "partial_json": text}
-        return {"type": f"{self.kind}_delta", self.kind: text}
+
+def _delta(part: Part, text: str) -> Event:
+    """More of a block."""
+    if part.kind == "call":
+        return {"type": "input_json_delta", "partial_json": text}
+    kind = _KINDS[part.kind]
+    return {"type": f"{kind}_delta", kind: text}
 
 
 def _object(arguments: str) -> Any:
@@ -59,14 +51,11 @@ class MessageWriter:
     framing = NAMED_EVENTS
 
     def __init__(
-        self, body: MessagesBody, model: str, num_prompt_tokens: int, reader: Reader | None
+        self, body: MessagesBody, model: str, num_prompt_tokens: int, parts: Parts
     ) -> None:
         self.is_streamed = body.stream
-        self._model, self._num_prompt_tokens, self._reader = model, num_prompt_tokens, reader
-        self._most_calls = body.most_calls
+        self._model, self._num_prompt_tokens, self._parts = model, num_prompt_tokens, parts
         self._id = f"msg_{secrets.token_hex(12)}"
-        self._blocks: list[_Block] = []
-        self._is_open = False  # the last block goes on
         self._done: Done | None = None
 
     # --- events
@@ -77,12 +66,11 @@ class MessageWriter:
     def add(self, index: int, output: Piece | Done) -> list[Event]:
         """The events that an output makes."""
         text = output.delta.text if isinstance(output, Piece) else ""
-        events = []
-        for found in self._split(text, is_last=isinstance(output, Done)):
-            events += self._found(found)
+        changes = self._parts.push(text, is_last=isinstance(output, Done))
+        events = [event for change in changes for event in self._changed(change)]
         if isinstance(output, Done):
             self._done = output
-            events += self._end()
+            events += [event for change in self._parts.end() for event in self._changed(change)]
         return events
 
     def ending(self) -> list[Event]:
@@ -93,52 +81,16 @@ class MessageWriter:
             {"type": "message_stop"},
         ]
 
-    def _split(self, text: str, *, is_last: bool) -> Sequence[Found]:
-        if self._reader is None:
-            return [text] if text else []
-        return [*self._reader.push(text), *(self._reader.finish() if is_last else ())]
-
-    def _found(self, found: Found) -> list[Event]:
-        if isinstance(found, Call):
-            events = self._begin(_Block("tool_use", call=replace(found, arguments="")))
-            return [*events, *self._more(found.arguments), *self._end()] if events else []
-        if isinstance(found, Fragment) and found.name is not None:
-            events = self._begin(_Block("tool_use", call=Call(found.id, found.name, "")))
-            return [*events, *self._more(found.arguments)] if events else []
-        if isinstance(found, Fragment):
-            call = self._blocks[-1].call
-            return self._more(found.arguments) if call and call.id == found.id else []
-        kind, text = ("thinking", found.text) if isinstance(found, Reasoning) else ("text", found)
-        events = []
-        if not (self._is_open and self._blocks[-1].kind == kind):
-            events = self._begin(_Block(kind))
-        return [*events, *self._more(text)]
-
-    def _begin(self, block: _Block) -> list[Event]:
-        """Nothing of a call beyond those that are allowed."""
-        num_calls = sum(one.call is not None for one in self._blocks)
-        if block.call is not None and num_calls >= self._most_calls:
-            return []
-        ended = self._end()
-        self._blocks.append(block)
-        self._is_open = True
-        return [*ended, self._event("start", content_block=block.shown(is_begun=True))]
-
-    def _more(self, text: str) -> list[Event]:
-        block = self._blocks[-1]
-        if block.call is not None:
-            block.call = replace(block.call, arguments=block.call.arguments + text)
-        else:
-            block.text += text
-        return [self._event("delta", delta=block.delta(text))]
-
-    def _end(self) -> list[Event]:
-        """Of the block that is open."""
-        was_open, self._is_open = self._is_open, False
-        return [self._event("stop")] if was_open else []
+    def _changed(self, change: Change) -> list[Event]:
+        part = change.part
+        if change.kind == "end":
+            return [self._event("stop")]
+        begun = [self._event("start", content_block=_block(part, ""))]
+        more = [self._event("delta", delta=_delta(part, change.text))] if change.text else []
+        return [*begun, *more] if change.kind == "begin" else more
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        return {"type": f"content_block_{kind}", "index": len(self._blocks) - 1, **fields}
+        return {"type": f"content_block_{kind}", "index": len(self._parts.all) - 1, **fields}
 
     # --- as a whole
 
@@ -154,7 +106,7 @@ class MessageWriter:
         num_cached = done.num_cached if done else 0
         return {
             "id": self._id, "type": "message", "role": "assistant", "model": self._model,
-            "content": [block.shown(is_begun=False) for block in self._blocks],
+            "content": [_block(part, part.text) for part in self._parts.all],
             "stop_reason": self._reason(done) if done else None,
             "stop_sequence": done.stop if done else None,
             "usage": {
@@ -166,8 +118,7 @@ class MessageWriter:
         }  # fmt: skip
 
     def _reason(self, done: Done) -> str:
-        calls = [block.call for block in self._blocks if block.call is not None]
-        if shapes.finish_reason(done, calls) == "tool_calls":
+        if shapes.finish_reason(done, self._parts.calls) == "tool_calls":
             return "tool_use"
         if done.stop is not None:
             return "stop_sequence"
