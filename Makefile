@@ -57,7 +57,7 @@ test-gpu: setup  ## run the tests of llama.cpp on a device: a GPU, or the softwa
 bench-aiperf: setup  ## measure the server with AIPerf, which gets an environment of its own
 	@[ -x .venv-aiperf/bin/aiperf ] || { $(BIN)/python -m venv .venv-aiperf && \
 		.venv-aiperf/bin/pip install --quiet aiperf==0.13.0; }
-	@$(BIN)/python -m benchmarks.aiperf $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT))
+	@$(BIN)/python -m benchmarks.serving.aiperf $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT))
 
 lint: setup  ## check style and types
 	@$(BIN)/ruff check .
@@ -68,5 +68,5 @@ docs: setup  ## build the documentation site into build/site, without network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
 clean:  ## remove .venv, .venv-vllm, .venv-aiperf and every cache in this folder (models and wheels stay cached)
-	@rm -rf .venv .venv-vllm .venv-aiperf $(SOFTWARE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .venv-vllm .venv-aiperf $(SOFTWARE) src/duodec/native/lib build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -39,7 +39,7 @@ CPU_KEY_FILE = VENV / "duodec-cpu-key"  # read at run time: which processor this
 
 def _module(name: str) -> ModuleType:
     """A file of the package, which is not installed yet."""
-    path = ROOT / "src" / "duodec" / "backends" / f"{name}.py"
+    path = ROOT / "src" / "duodec" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"duodec_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -48,8 +48,9 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-native = _module("llamacpp/native")
-toolchains = _module("llamacpp/toolchains")
+native = _module("backends/llamacpp/native")
+toolchains = _module("backends/llamacpp/toolchains")
+inner_loops = _module("native/build")
 USE_EXTRAS = "llama-cpp,server"  # to decode and to serve; the others are for work on duodec
 EXTRAS = "bench,datastore,dev,llama-cpp,server"
 VLLM_EXTRAS = "bench,dev,llama-cpp,server,torch,vllm"
@@ -61,7 +62,7 @@ def main() -> int:
     """Bring `.venv` up to date; 0 when it is."""
     if VENV.exists() and not VENV.is_dir():
         _fail(f"{VENV} is not a folder; move it away and try again")
-    cpu = str(_module("cpu").cpu_key())
+    cpu = str(_module("backends/cpu").cpu_key())
     stamp = _read_stamp()
     if stamp == _wanted_stamp(cpu, stamp):
         return 0
@@ -132,6 +133,7 @@ def _wanted_stamp(cpu: str, made: "dict[str, str]") -> "dict[str, str]":
         "cmake_args": _cmake_args(made),
         "cpu": cpu,
         "extras": _extras(made),
+        "inner_loops": inner_loops.library_path().name,  # its sources, by their digest
         "place": str(ROOT),  # scripts in .venv/bin name it: a moved folder is set up anew
         "ours": native.sources_digest(),
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),

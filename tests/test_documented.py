@@ -144,8 +144,8 @@ def check_python(words: list[str]) -> None:
     name = words[1].replace(".", "/") if words[0] == "-m" else words[0]
     if words[0] == "-m":
         name += "/__main__.py" if (ROOT / name).is_dir() else ".py"
-    file = ROOT / name
-    assert file.is_file(), f"there is no {name}"
+    file = next((path for path in (ROOT / name, ROOT / "src" / name) if path.is_file()), None)
+    assert file, f"there is no {name}"
     shared = "\n".join(path.read_text("utf-8") for path in file.parent.glob("*.py"))
     for option in (word for word in words if word.startswith("--")):
         parameter = option.partition("=")[0].removeprefix("--").replace("-", "_")

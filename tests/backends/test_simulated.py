@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.backends.curves import CostCurve
+from duodec.backends.host import HostPrices
 from duodec.backends.simulated import (
     HANDOVER_S,
     Place,
@@ -24,15 +24,18 @@ from duodec.backends.simulated import (
     SimulatedTarget,
     StepTable,
     VirtualClock,
+    innermost,
 )
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.testbeds import LatencyCurve
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.bench.beds import Parts
+from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Turn, record
 from duodec.bench.results import Results
+from duodec.bench.run import simulate
 from duodec.bench.simulation import SimulatedBed
-from duodec.bench.tasks import Prompt
+from duodec.bench.tasks import Prompt, read_prompts
 from duodec.cli.app import run
 from duodec.core.draft import Draft
 from duodec.core.protocols import (
@@ -197,6 +200,24 @@ def test_each_forward_pass_within_a_translation_has_its_price() -> None:
     priced.rows(RowQuery(0, TEXT, Draft(), (0,)))
     passes = [TABLE.seconds(num) for num in (120, 1, 4, 1)]
     assert priced.busy_s == priced.clock() == sum(passes) != TABLE.seconds(126)
+
+
+class Taught(TableDraftModel):
+    """Has measured itself before."""
+
+    def anew(self) -> DraftModel:
+        return DRAFT.load()
+
+
+def test_a_priced_model_anew_has_measured_nothing() -> None:
+    priced = PricedModel(ReadTwice(Taught(DRAFT)), TABLE)
+    priced.rows(RowQuery(0, TEXT, Draft(), (0,)))
+    other = priced.anew()
+    assert other.busy_s == 0.0
+    assert isinstance(other.model, ReadTwice)
+    assert type(innermost(other.model)) is type(DRAFT.load())
+    other.rows(RowQuery(0, TEXT, Draft(), (0,)))
+    assert other.busy_s == priced.busy_s == 2 * TABLE.seconds(1)
 
 
 def test_a_simulated_drafter_has_made_what_fits_into_the_time() -> None:
@@ -517,7 +538,7 @@ def test_a_bed_repeats_itself_and_its_answers_are_cold() -> None:
     prompts = [Prompt("qa", str(i), (f"qa {i}?",), None, None) for i in range(2)]
     turns: list[Turn] = [c.turns[0] for c in record(engine, prompts, SamplingParams(), 24)]
 
-    def figures(names: Sequence[str]) -> list[tuple[Round, ...]]:
+    def figures(names: Sequence[str]) -> list[list[tuple[Round, ...]]]:
         parts = Parts(tokenizer, 2000, None, None, SamplingParams(), ())
         priced = PricedModel(replace(model, noise=0.3).load(), TABLE)
         bed = SimulatedBed(
@@ -525,20 +546,22 @@ def test_a_bed_repeats_itself_and_its_answers_are_cold() -> None:
         )
         assert bed.name == "simulated"
         assert bed.forward_s == FORWARD_S
-        found = []
+        found: list[list[tuple[Round, ...]]] = [[] for _ in names]
+        costs = [Costs() for _ in names]
         for turn in turns:
-            for name in names:
+            for name, own_costs, rounds in zip(names, costs, found, strict=True):
                 bed.forget()
-                finished = bed.answer(method(name), turn, Costs())
+                finished = bed.answer(method(name), turn, own_costs)
                 assert finished.tokens == turn.answer
-                found.append(finished.stats.rounds)
+                rounds.append(finished.stats.rounds)
         return found
 
-    names = ("auto", "recycling", "pearl", "sps")
-    assert figures(names) == figures(names)
-    first, again, *_ = figures(("pearl", "pearl"))  # nothing is left of the earlier completion
-    assert first == again
-    assert first[0].start_s == 0.0
+    names = ("auto", "recycling", "pearl", "pearl", "stream", "sps")
+    together = figures(names)
+    assert together == figures(names)
+    for name, rounds in zip(names, together, strict=True):
+        assert [rounds] == figures((name,))  # no method learns from another
+        assert rounds[0][0].start_s == 0.0
 
 
 # --- the commands
@@ -569,13 +592,32 @@ def test_a_simulation_is_reported_and_repeats_itself(tmp_path: Path) -> None:
     assert "simulated" in (tmp_path / "first" / "report.html").read_text()
 
 
+def traces(results: Results) -> list[object]:
+    return [generation.as_json()["trace"] for generation in results.generations]
+
+
 @pytest.mark.slow
-def test_a_measured_table_is_kept_with_the_results(tmp_path: Path) -> None:
-    assert bench(tmp_path / "out", "--methods", "ar,sps:2", "--simulate-ms", "20") == 0
-    record = json.loads((tmp_path / "out" / "results.json").read_text())
-    table = StepTable.parse(record["settings"]["draft_ms"])
-    assert [num for num, _ in table.points] == [1, 2, 4, 8, 16, 32, 64]
-    assert all(seconds > 0 for _, seconds in table.points)
+def test_what_is_measured_at_the_start_gives_the_figures_again(tmp_path: Path) -> None:
+    """Kept with the results, and given back; `duodec plan` is the same simulation."""
+    curve = "mi50-27b-q8_0"
+    methods = ("ar", "sps:2", "auto")
+    asked = ["--methods", ",".join(methods), "--simulate-ms", curve]
+    assert bench(tmp_path / "measured", *asked) == 0
+    measured = Results.read(tmp_path / "measured")
+    draft_ms, host_us = measured.settings["draft_ms"], measured.settings["host_us"]
+    assert [num for num, _ in StepTable.parse(draft_ms).points] == [1, 2, 4, 8, 16, 32, 64]
+    assert HostPrices.parse(host_us).draw > 0
+    assert host_us in (tmp_path / "measured" / "report.html").read_text()
+    plan = BenchPlan(
+        methods=methods, tasks=("qa",), limit=1, max_tokens=8, simulate_ms=curve,
+        draft_ms=draft_ms, host_us=host_us,
+    )  # fmt: skip
+    planned = simulate(plan, read_prompts(None, ("qa",), 1), lambda *_: None)
+    asked += ["--draft-ms", draft_ms, "--host-us", host_us]
+    assert bench(tmp_path / "given", *asked) == 0
+    for again in (planned, Results.read(tmp_path / "given")):
+        assert (again.settings["draft_ms"], again.settings["host_us"]) == (draft_ms, host_us)
+        assert traces(again) == traces(measured)
 
 
 @pytest.mark.parametrize(
@@ -605,11 +647,14 @@ def test_one_command_plans(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--target-ms", "20", "--methods", "ar,recycling,stream"]
     arguments += ["--tasks", "qa", "--limit", "1", "-n", "8", "--quiet"]
     assert run([*arguments, "--draft-speed", "4"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr()
+    out = " ".join(said.out.split())
     assert "stream" in out
     assert "recycling" in out
     assert f"a forward pass of the target takes {CostCurve.parse('20').words}" in out
     assert "1/4 of the table" in out
+    assert "the same costs again: --draft-ms 1:" in said.err
+    assert "--host-us copy:" in said.err
     assert run([*arguments, "--draft-speed", "0"]) == 2
     assert "draft-speed is 0" in capsys.readouterr().err
     assert run([*arguments, "--draft-ms", "x"]) == 2

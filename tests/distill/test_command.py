@@ -7,9 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fakes.disks import full_beyond
 from fakes.tiny_models import write_hybrid
 
 from duodec.cli import app
@@ -149,6 +152,43 @@ def test_a_disk_that_fills_up_is_one_line_and_loses_nothing(
     assert record["num_steps"] == 4
     assert (folder / "shard-00001.npz").stat().st_mtime_ns == before, "it was not recorded again"
     assert refused_again(capsys, pair).endswith("or delete that folder")
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "candidate"])
+def test_a_disk_that_fills_up_while_weights_are_written(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    pair: list[str],
+    tmp_path: Path,
+    name: str,
+) -> None:
+    """torch and gguf say something else of it."""
+    from duodec.distill import library, recipe, training
+
+    begin = library.gguf.GGUFReader(pair[2]).data_offset
+
+    def full(write: Callable[..., None]) -> Callable[..., None]:
+        def writing(*args: Any, **kwargs: Any) -> None:
+            with full_beyond(begin + 4096):
+                write(*args, **kwargs)
+
+        return writing
+
+    few = ("--limit", "28", "--max-tokens", "8", "--steps", "2", "--quantize", "f16", "--quiet")
+    with monkeypatch.context() as patch:
+        if name == "checkpoint":
+            patch.setattr(training.Training, "save", full(training.Training.save))
+        else:
+            patch.setattr(recipe, "write_gguf", full(recipe.write_gguf))
+        status, out, err = run(capsys, *pair, *few)
+    assert (status, out) == (1, "")
+    line = err.strip().splitlines()[-1]
+    assert line.startswith("duodec: cannot write the output: File too large; ")
+    assert not list(tmp_path.rglob(".*.part"))
+    folder = tmp_path / "new.gguf.distill"
+    assert (folder / "checkpoint.pt").exists() == (name == "candidate")
+    status, out, _ = run(capsys, *pair, *few, "--json")
+    assert status == (0 if json.loads(out)["is_better"] else 1)
 
 
 def refused_again(capsys: pytest.CaptureFixture[str], pair: list[str]) -> str:

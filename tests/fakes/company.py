@@ -14,6 +14,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from fakes import oracles
 from fakes.decoding import FakeDatastore
 from fakes.dice import RuleMask
 from fakes.targets import Caches
@@ -29,11 +30,9 @@ from duodec.core.text import TextStream
 from duodec.core.traits import TargetTraits
 from duodec.drafting.growth import Tree
 from duodec.errors import ComputeFailed
-from duodec.inner_loops import use_native
 from duodec.methods.method import Method
 from duodec.methods.registry import METHODS
 from duodec.methods.request import NoDatastore, NoDrafter, Request
-from duodec.native import library as native
 from duodec.planning.costs import Costs
 from duodec.scheduler import rehearsal
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
@@ -404,6 +403,7 @@ class Company:
         self.drafter: Drafter = drafter or chance.choice([moody, moody, NoDrafter()])
         self.costs = Costs()
         self.shares_cores = chance.random() < 0.5
+        self.takes_turns = self.shares_cores and Random(seed + 4).random() < 0.5
         self.num_chunk = chance.choice([None, None, 4, 7])
         self.scheduler = Scheduler(
             self._target(),
@@ -411,6 +411,8 @@ class Company:
             num_slots=chance.randint(1, 6),
             cores_for_target=chance.choice([1, 2]) if self.shares_cores else None,
             num_chunk=self.num_chunk,
+            num_chunk_in_company=(None, 2)[self.seed % 3 == 1],
+            most_slots=(None, 1, 2)[self.seed % 5 % 3],
             warm_up=WarmUp(Scheduler),
             clock=self.clock,
         )
@@ -470,7 +472,10 @@ class Company:
                     come = [self._guest() for _ in range(min(left, chance.choice([1, 1, 2, 6])))]
                     left -= len(come)
                     guests += come
-                    scheduler.submit([guest.task for guest in come])
+                    tasks = [guest.task for guest in come]
+                    is_one_request = self.seed % 2 == 1  # and these are its completions
+                    for submission in [tasks] if is_one_request else [[task] for task in tasks]:
+                        scheduler.submit(submission)
                 self._abort_some(guests, p_abort)
                 self.record.num_shared += len(scheduler.running) > 1
                 if scheduler.launch():
@@ -502,6 +507,7 @@ class Company:
             datastore=self.datastore if method.needs_datastore else NoDatastore(),
             costs=self.costs,
             shares_cores=self.shares_cores,
+            takes_turns=self.takes_turns,
             clock=self.clock,
             is_end=lambda token: wish.ends and token == END,
             stream=TextStream(lambda token: letter(token).encode(), wish.sampler.params.stop),
@@ -609,16 +615,10 @@ def keep_company(
 ) -> Record:
     """So many requests in each of the companies of these seeds."""
     record = Record()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_library", native.library())  # as before, at the end
-        use_native()
-        loops = [
-            native.library(),
-            native.library(),
-            None,
-        ]  # two companies in three, where it can be
-        for seed in seeds:
-            patch.setattr(native, "_library", loops[seed % 3])
+    for seed in seeds:
+        with pytest.MonkeyPatch.context() as patch:
+            if seed % 3 == 2:
+                oracles.use(patch)
             company = of(seed)
             patch.setattr(rehearsal, "sleep", company.clock.advance)
             record = record.plus(company.run(num_requests))

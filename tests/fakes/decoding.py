@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from fakes.oracles import grow
 from hypothesis import HealthCheck, settings
 
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
@@ -256,7 +257,7 @@ def selected(
 ) -> Selection:
     """The merged candidates of sources, the first of which stands for the draft model's tree."""
     selection = Selection(sources, agreement or Acceptance())
-    selection.grow(num_tokens, depth, has_branches=has_branches)
+    grow(selection, num_tokens, depth, has_branches=has_branches)
     return selection
 
 

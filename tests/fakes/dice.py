@@ -25,6 +25,7 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Drafted
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Distribution, Draw, Sampler
+from duodec.core.turns import InTurns
 from duodec.core.verify import rejection, verify
 from duodec.drafting import plans
 from duodec.drafting.growth import Tree
@@ -215,25 +216,30 @@ class DiceSampler(Sampler):
 
 class WitnessDrafter(InlineDrafter):
     """An in-process drafter that remembers its drafts. While ``is_late``, a poll that does not
-    wait sees the first step of a draft at most every other time, as with a drafter at work."""
+    wait sees the first step of a draft at most every other time, as with a drafter at work; in
+    turns with the target, one that waits sees no more."""
 
     def __init__(self, model, *, is_late: bool = False) -> None:
         super().__init__(model)
         self.is_late = is_late
+        self.is_in_turn = False
         self.drafts: list[Draft] = []
         self._num_polls = 0
 
     def submit(self, request) -> None:
         super().submit(request)
+        self.is_in_turn = isinstance(request.plan, InTurns)
         self.drafts.append(self._drafted[request.slot].draft)
 
     def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None):
         drafted = super().poll(slot, wait_s, beyond)
-        if self.is_late and not wait_s:
+        if self.is_late and (not wait_s or self.is_in_turn):
             self._num_polls += 1
             if drafted.tree is not None:
-                return drafted if self._num_polls % 2 else Drafted()
-            draft = Draft.chain(drafted.draft.tokens[: self._num_polls % 2])
+                return drafted if self._num_polls % 2 else Drafted(is_complete=False)
+            num, whole = self._num_polls % 2, drafted.draft
+            distributions = whole.distributions and whole.distributions[:num]
+            draft = Draft.chain(whole.tokens[:num], distributions)
             return replace(drafted, draft=draft, is_complete=False)
         return drafted
 
@@ -263,6 +269,7 @@ class Case:
     budget: int = 6
     prompt: Tokens = (0, 1, 0, 1, 0)
     is_late: bool = False
+    takes_turns: bool = False  # drafter and target, on the same cores
     mask: Rule | None = None  # by the completion so far
 
 
@@ -276,6 +283,7 @@ class Witness:
     longest: int = 0  # draft in a forward pass
     widest: int = 0  # sequences in a draft
     num_branches_taken: int = 0  # an alternative, not the likeliest sequence, went on
+    num_contended: int = 0  # forward passes with the drafter at work, against its turn
     distribution: dict[Tokens, float] = field(default_factory=dict)
 
 
@@ -332,6 +340,8 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
             ),
             costs=FixedBudget(case.budget),
             datastore=NoDatastore() if teacher else noisy_text(case.target.num_vocab),
+            shares_cores=case.takes_turns,
+            takes_turns=case.takes_turns,
             clock=TickingClock(),
         )
         tokens: list[int] = []
@@ -343,6 +353,7 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
             witness.num_scored += done.num_scored
             witness.longest = max(witness.longest, done.num_scored)
             witness.num_refused += done.num_accepted < done.num_scored
+            witness.num_contended += session.is_contended
             if done.num_scored and guess is not None and guess != tokens[-1]:
                 witness.num_branches_taken += 1
             # what was asked for before this round's forward pass
@@ -508,6 +519,8 @@ CASES = [
     replace(FULL_SUPPORT, name="late drafter", is_late=True),
     FULL_SUPPORT,
     replace(FULL_SUPPORT, name="wide", num_tokens=3, room=5),
+    replace(FULL_SUPPORT, name="in turns", room=5, takes_turns=True),
+    replace(FULL_SUPPORT, name="late in turns", room=5, takes_turns=True, is_late=True),
     MASKED,
     replace(MASKED, name="masked, draft is target", draft=MASKED.target),
 ]

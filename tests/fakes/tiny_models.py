@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import byref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,23 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from duodec.backends.llamacpp import library
 from duodec.models import resolve
 
 WIDTH, NUM_LAYERS, NUM_HEADS, INNER, NUM_EXPERTS = 64, 3, 2, 96, 4
 
 
-def write_mixture(path: Path, *, num_vocab: int | None = None) -> Path:
+def write_mixture(
+    path: Path, *, num_vocab: int | None = None, width: int = WIDTH, inner: int = INNER
+) -> Path:
     """A mixture of experts of three layers, in Llama's architecture."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(512)
-    writer.add_embedding_length(WIDTH)
+    writer.add_embedding_length(width)
     writer.add_block_count(NUM_LAYERS)
-    writer.add_feed_forward_length(INNER)
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(NUM_HEADS)
     writer.add_head_count_kv(NUM_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(WIDTH // NUM_HEADS)
+    writer.add_rope_dimension_count(width // NUM_HEADS)
     writer.add_expert_count(NUM_EXPERTS)
     writer.add_expert_used_count(2)
     num_vocab = copy_vocabulary(writer, num_vocab)
@@ -36,17 +40,17 @@ def write_mixture(path: Path, *, num_vocab: int | None = None) -> Path:
         drawn = dice.normal(0, shape[-1] ** -0.5, shape).astype(np.float32)
         writer.add_tensor(f"{name}.weight", np.ones_like(drawn) if len(shape) == 1 else drawn)
 
-    add("token_embd", num_vocab, WIDTH)
-    add("output_norm", WIDTH)
+    add("token_embd", num_vocab, width)
+    add("output_norm", width)
     for i in range(NUM_LAYERS):
         for norm in ("attn_norm", "ffn_norm"):
-            add(f"blk.{i}.{norm}", WIDTH)
+            add(f"blk.{i}.{norm}", width)
         for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            add(f"blk.{i}.{part}", WIDTH, WIDTH)
-        add(f"blk.{i}.ffn_gate_inp", NUM_EXPERTS, WIDTH)
-        add(f"blk.{i}.ffn_gate_exps", NUM_EXPERTS, INNER, WIDTH)
-        add(f"blk.{i}.ffn_up_exps", NUM_EXPERTS, INNER, WIDTH)
-        add(f"blk.{i}.ffn_down_exps", NUM_EXPERTS, WIDTH, INNER)
+            add(f"blk.{i}.{part}", width, width)
+        add(f"blk.{i}.ffn_gate_inp", NUM_EXPERTS, width)
+        add(f"blk.{i}.ffn_gate_exps", NUM_EXPERTS, inner, width)
+        add(f"blk.{i}.ffn_up_exps", NUM_EXPERTS, inner, width)
+        add(f"blk.{i}.ffn_down_exps", NUM_EXPERTS, width, inner)
     return finish(writer, path)
 
 
@@ -176,6 +180,23 @@ def write_hybrid(path: Path, *, num_vocab: int | None = None) -> Path:
         add(f"{block}ffn_up.weight", INNER, WIDTH)
         add(f"{block}ffn_down.weight", WIDTH, INNER)
     return finish(writer, path)
+
+
+# llama.cpp's numbers of files whose matrices are in these formats
+_FILES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K": 15,
+    "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38,
+}  # fmt: skip
+
+
+def requantised(path: Path, kind: str) -> Path:
+    """A model with all of its matrices in another format, which llama.cpp writes."""
+    lib: Any = library.load()
+    params = lib.llama_model_quantize_default_params()
+    params.ftype, params.pure, params.nthread = _FILES[kind], True, 1
+    made = path.with_suffix(f".{kind.lower()}.gguf")
+    assert not lib.llama_model_quantize(str(path).encode(), str(made).encode(), byref(params))
+    return made
 
 
 @cache

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.vllm_engine import slow_down
+from benchmarks.vllm.engine import slow_down
 
 
 def main() -> None:

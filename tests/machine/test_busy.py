@@ -218,6 +218,15 @@ def test_what_held_of_a_flawed_profile_is_kept(
     assert Profile.read("key") == SOUND
 
 
+def test_a_context_too_short_for_a_profile_is_told(
+    profiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = LLM(TableTarget(TableModel()), Letters(), 100)
+    monkeypatch.setattr(llm, "load", lambda pair, on_warning: engine)
+    assert run(["profile", "-m", "smollm2-draft", "--draft", "none", "-c", "100"]) == 2
+    assert "context is 100, and a profile needs 128 tokens" in capsys.readouterr().err
+
+
 def test_nothing_is_measured_while_others_use_the_cores(
     profiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

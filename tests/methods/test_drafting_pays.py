@@ -13,8 +13,8 @@ from duodec.core.events import Finished
 from duodec.core.protocols import DraftRequest, Plan
 from duodec.core.round import Round
 from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.turns import InTurns
 from duodec.drafting.inline import InlineDrafter
-from duodec.drafting.turns import InTurns
 from duodec.machine.cores import CoreSharing
 from duodec.methods.auto import Auto
 from duodec.methods.registry import method

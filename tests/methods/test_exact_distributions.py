@@ -33,15 +33,9 @@ from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.drafting.inline import InlineDrafter
 from duodec.methods.registry import METHODS, method
-from duodec.native import library as native
 
-
-@pytest.fixture(autouse=True)
-def python_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What earlier completions taught is copied for each outcome; compiled loops hold pointers."""
-    monkeypatch.setattr(native, "_library", None)
-
-
+# what earlier completions taught is copied for each outcome
+pytestmark = pytest.mark.usefixtures("loops_in_python")
 ALL_CASES = [*CASES, *DEEP_CASES]
 LEARNING = [name for name in METHODS if METHODS[name]().learns]
 DRAFTING = [name for name in METHODS if name != "ar"]
@@ -99,6 +93,16 @@ def test_a_draft_that_is_the_target_is_never_refused(name: str) -> None:
         witness = exact(name, case_named(case))
         assert witness.num_scored > 0
         assert witness.num_refused == 0
+
+
+@pytest.mark.parametrize("name", ["sps", "stream", "auto"])
+def test_drafts_made_in_turns_with_the_target_are_accepted_and_refused(name: str) -> None:
+    for case in ("in turns", "late in turns"):
+        witness = exact(name, case_named(case))
+        assert witness.num_accepted > 20
+        assert witness.num_refused > 20
+        if name == "stream":  # `auto` tries the draft model after more rounds than these
+            assert witness.num_contended > 20
 
 
 def test_a_disjoint_draft_is_always_refused() -> None:

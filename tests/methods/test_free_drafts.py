@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from fakes import oracles
 from fakes.decoding import PROMPT, FakeDatastore, Session, decode, decode_rounds, plain_text, proven
+from fakes.oracles import PythonSuffixes
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import ROOT, Draft, TreeBuilder
 from duodec.core.sampling import Sampler, SamplingParams
-from duodec.drafting import suffix
 from duodec.drafting.continuations import END, most_frequent
 from duodec.drafting.jacobi import NgramPool, Window
 from duodec.drafting.recycling import recycled
-from duodec.drafting.suffix import Suffixes
+from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.errors import BadOption
 from duodec.methods.registry import METHODS, method
-from duodec.native import library as native
 
 # --- trees
 
@@ -92,15 +91,6 @@ def test_the_commonest_continuations_are_drafted(windows, num_tokens: int, min_c
 # --- suffixes
 
 
-@pytest.fixture(autouse=True)
-def in_python() -> Iterator[None]:
-    """What is compiled is compared with this."""
-    before = native.library()
-    native.use(None)
-    yield
-    native._library = before
-
-
 class PlainSuffixes:
     """What a suffix tree with counts says, by looking everywhere."""
 
@@ -141,21 +131,28 @@ class PlainSuffixes:
     st.sampled_from([0.0, 0.1, 0.4]),
 )
 def test_a_suffix_drafts_what_a_suffix_tree_would(texts, text, factor, min_share) -> None:
-    store = Suffixes(5)
-    for i, known in enumerate(texts):
-        store.extend(known)
-        if i < len(texts) - 1:
-            store.end()
-    assert len(store) == sum(map(len, texts))
-    found = store.speculate(np.array(text, dtype=np.int32), factor, min_share)
+    stores = Suffixes(5), PythonSuffixes(5)
+    for store in stores:
+        for i, known in enumerate(texts):
+            store.extend(known)
+            if i < len(texts) - 1:
+                store.end()
+        assert len(store) == sum(map(len, texts))
+    asked = np.array(text, dtype=np.int32), factor, min_share
+    found, by_oracle = (store.speculate(*asked) for store in stores)
+    assert as_tuples(found) == as_tuples(by_oracle)
     with pytest.MonkeyPatch.context() as patch:  # by arrays
-        patch.setattr(suffix, "FEW", 0)
-        patch.setattr(suffix, "_MANY_PLACES", 0)
-        assert found == store.speculate(np.array(text, dtype=np.int32), factor, min_share)
+        patch.setattr(oracles, "FEW", 0)
+        patch.setattr(oracles, "_MANY_PLACES", 0)
+        assert by_oracle == stores[1].speculate(*asked)
     assert found.score == pytest.approx(PlainSuffixes(texts, 5).best(text, factor, min_share))
     for node in range(len(found.draft)):  # every node continues some suffix somewhere
         path = [text[-1], *found.draft.path_tokens(node)]
         assert any(known[i : i + len(path)] == path for known in texts for i in range(len(known)))
+
+
+def as_tuples(found: Speculation) -> tuple[object, ...]:
+    return found.draft, tuple(found.shares), found.score, found.length
 
 
 def test_a_text_that_repeats_is_drafted_whole() -> None:

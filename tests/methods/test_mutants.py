@@ -32,6 +32,9 @@ from duodec.methods.offers import Offers
 from duodec.methods.request import Request
 from duodec.planning.sources import TextSources
 
+# what earlier completions taught is copied
+pytestmark = pytest.mark.usefixtures("loops_in_python")
+
 # what a corrupted walk trips over, besides the assertions themselves
 CAUGHT = (AssertionError, IndexError, ZeroDivisionError)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.grid import CASES, DRAFTS, LENGTHS, SHAPES, rounds, scaled, speedups
+from benchmarks.decoding.grid import CASES, DRAFTS, LENGTHS, SHAPES, rounds, scaled, speedups
 from duodec.backends.curves import CostCurve, published
 from duodec.backends.table import TableModel
 from duodec.core.round import Round

@@ -17,6 +17,7 @@ from fakes.decoding import (
     proven,
     selected,
 )
+from fakes.oracles import grow
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -350,7 +351,7 @@ def test_what_was_proposed_is_judged_once() -> None:
     texts.read(text(3, 1, 4, 1))
     sources = [GivenSource(), *texts.sources(text(3, 1, 4, 1))]
     selection = Selection(sources, memory.agreement)
-    selection.grow(80, 24)
+    grow(selection, 80, 24)
     assert selection.tokens
     selection.learn([23])
     worst = min(acceptance.coverage for acceptance in memory.by_length)
@@ -413,6 +414,7 @@ def proposing(values: dict[tuple[int, ...], float]) -> GivenSource:
     return GivenSource(table)
 
 
+@pytest.mark.usefixtures("loops_in_python")
 @proven
 @given(trees(), st.sampled_from([0.0, 0.1, 0.3, 1.0]), st.integers(0, 6))
 def test_the_chosen_subtree_brings_the_most_tokens_a_second(values, slope, width) -> None:
@@ -436,6 +438,7 @@ def test_the_chosen_subtree_brings_the_most_tokens_a_second(values, slope, width
     assert rate(chosen) == pytest.approx(max(map(rate, connected)))
 
 
+@pytest.mark.usefixtures("loops_in_python")
 def test_sources_meet_in_one_tree_and_depth_is_bounded() -> None:
     known = costs((0, 1.0), (64, 1.0))
     planner = Planner(known, Acceptance())
@@ -448,6 +451,7 @@ def test_sources_meet_in_one_tree_and_depth_is_bounded() -> None:
     assert selection.values == pytest.approx([0.9, 0.9 * 0.825, 0.2])  # any of them is right
 
 
+@pytest.mark.usefixtures("loops_in_python")
 def test_no_more_is_selected_than_a_planner_and_the_batch_allow() -> None:
     class Crowded(Costs):
         def draft_budget(self) -> int:

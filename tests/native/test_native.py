@@ -1,17 +1,19 @@
-"""The compiled loops have the results of those in Python, to the last bit."""
+"""The compiled loops have the results of their oracles in Python, to the last bit."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy, deepcopy
 from dataclasses import replace
-from pathlib import Path
+from itertools import product
 
 import numpy as np
 import pytest
+from fakes import oracles
 from fakes.decoding import (
     FakeDatastore,
-    GivenSource,
     SlowDrafter,
     TickingClock,
     decode,
@@ -28,13 +30,9 @@ from duodec.core.sampling import SamplingParams
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.recycling import RecycledRows
 from duodec.drafting.suffix import Suffixes
-from duodec.inner_loops import use_native
-from duodec.machine.compiler import compiled
-from duodec.native import library as native
-from duodec.native.rows import NativeRows
-from duodec.native.suffixes import NativeSuffixes
+from duodec.native.library import Handle, library
+from duodec.planning import planner
 from duodec.planning.acceptance import Acceptance
-from duodec.planning.compiled import grow
 from duodec.planning.selection import Selection, Source
 from duodec.planning.sources import RowSource, TextMemory, TextSources, TreeSource
 
@@ -42,19 +40,15 @@ NUM_VOCAB = 24
 Context = tuple[int, ...]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = compiled(native.SOURCES, tmp_path_factory.mktemp("native"), native.SIZES)
-    if path is None:
-        pytest.skip("there is no C++ compiler")
-    return path
+LOOPS = ("in Python", "in C++")
 
 
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    before = native.library()
-    yield
-    native._library = before
+@contextmanager
+def used(loops: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if loops == "in Python":
+            oracles.use(patch)
+        yield
 
 
 def acceptance(dice: random.Random) -> Acceptance:
@@ -110,16 +104,16 @@ def sources(seed: int) -> tuple[list[Source], Acceptance]:
     st.booleans(), st.sampled_from([1e-3, 1e-2, 0.1]),
 )  # fmt: skip
 def test_a_selection_is_the_same(
-    path: Path, seed: int, num_tokens: int, depth: int, has_branches: bool, least: float
+    seed: int, num_tokens: int, depth: int, has_branches: bool, least: float
 ) -> None:
     grown = []
-    for library in (None, path):
-        native.use(library)
-        found, agreement = sources(seed)
-        selection = Selection(found, agreement)
-        grow(selection, num_tokens, depth, has_branches=has_branches, least=least)
-        selection.learn(tokens(random.Random(seed), 3))
-        grown.append((selection, agreement))
+    for loops in LOOPS:
+        with used(loops):
+            found, agreement = sources(seed)
+            selection = Selection(found, agreement)
+            planner.grow(selection, num_tokens, depth, has_branches=has_branches, least=least)
+            selection.learn(tokens(random.Random(seed), 3))
+            grown.append((selection, agreement))
     (ours, learned), (compiled_, learned_too) = grown
     assert compiled_.tokens == ours.tokens
     assert compiled_.parents == ours.parents
@@ -132,12 +126,10 @@ def test_a_selection_is_the_same(
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(1, 12))
-def test_rows_are_kept_and_forgotten_alike(path: Path, seed: int, max_contexts: int) -> None:
-    stores = []
-    for library in (None, path):
-        native.use(library)
-        stores.append(RecycledRows(max_contexts))
-        stores[-1].add((1,), Candidates((2,), (0.5,)))
+def test_rows_are_kept_and_forgotten_alike(seed: int, max_contexts: int) -> None:
+    stores = oracles.PythonRows(max_contexts), RecycledRows(max_contexts)
+    for store in stores:
+        store.add((1,), Candidates((2,), (0.5,)))
     dice = random.Random(seed)
 
     def context() -> Context:
@@ -151,8 +143,6 @@ def test_rows_are_kept_and_forgotten_alike(path: Path, seed: int, max_contexts: 
         assert stores[0].longest(asked) == stores[1].longest(asked)
         assert stores[0].longest(known) == stores[1].longest(known)
         assert len(stores[0]) == len(stores[1])
-    assert isinstance(stores[1].store, NativeRows)
-    assert not isinstance(stores[0].store, NativeRows)
 
 
 @settings(max_examples=200, deadline=None)
@@ -162,13 +152,12 @@ def test_rows_are_kept_and_forgotten_alike(path: Path, seed: int, max_contexts: 
     st.sampled_from([None, 0, 1, 3, 24]),
 )  # fmt: skip
 def test_texts_are_searched_and_forgotten_alike(
-    path: Path, seed: int, num_vocab: int, max_tokens: int,
+    seed: int, num_vocab: int, max_tokens: int,
     factor: float, min_share: float, depth: int | None,
 ) -> None:  # fmt: skip
     found = []
-    for library in (None, path):
-        native.use(library)
-        dice, store = random.Random(seed), Suffixes(24, max_tokens)
+    for kind in (oracles.PythonSuffixes, Suffixes):
+        dice, store = random.Random(seed), kind(24, max_tokens)
         found.append(list[object]())
         for _ in range(dice.randint(1, 4)):
             read = [dice.randrange(num_vocab) for _ in range(dice.choice([3, 30, 400]))]
@@ -181,7 +170,6 @@ def test_texts_are_searched_and_forgotten_alike(
             if dice.random() < 0.7:
                 store.end()
             found[-1].append(len(store))
-        assert isinstance(store._store, NativeSuffixes) == (library is not None)
     assert found[0] == found[1]
 
 
@@ -189,74 +177,34 @@ def test_texts_are_searched_and_forgotten_alike(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("delays", [None, (1, 2), (3, 7)])
 def test_text_is_plain_decodings_whoever_selects_and_however_slow_drafts_are(
-    path: Path, name: str, temperature: float, delays: tuple[int, int] | None
+    name: str, temperature: float, delays: tuple[int, int] | None
 ) -> None:
     model, params = TableModel(seed=7), SamplingParams(temperature=temperature, seed=5)
     loaded = replace(model, noise=0.4).load()
     expected = plain_text(model, params, 60)
-    for library in (None, path):
-        native.use(library)
+    for loops in LOOPS:
         drafter = InlineDrafter(loaded) if delays is None else SlowDrafter(loaded, *delays)
-        found, rounds = decode(
-            name, target=TableTarget(model), drafter=drafter, params=params, num_tokens=60,
-            clock=TickingClock(),
-        )  # fmt: skip
+        with used(loops):
+            found, rounds = decode(
+                name, target=TableTarget(model), drafter=drafter, params=params, num_tokens=60,
+                clock=TickingClock(),
+            )  # fmt: skip
         assert found == expected
         assert sum(done.num_scored for done in rounds)
 
 
-def test_sources_that_it_does_not_know_are_left_to_python(path: Path) -> None:
-    native.use(path)
-    source = GivenSource({(): [(1, 0.5)], (1,): [(2, 0.5)]})
-    selection = Selection([source, source], Acceptance())
-    grow(selection, 20, 8)
-    assert selection.tokens == [1, 2]
-
-
-def test_rows_of_python_are_left_to_python(path: Path) -> None:
-    """A text memory that is older than the library."""
-    native.use(None)
-    found, agreement = sources(3)
-    before = Selection(found, agreement)
-    grow(before, 40, 8)
-    native.use(path)
-    after = Selection(found, agreement)
-    grow(after, 40, 8)
-    assert after.values == before.values
-
-
-def test_what_cannot_be_loaded_is_left_to_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
-    made = compiled(native.SOURCES, tmp_path / "native", native.SIZES)
-    if made is None:
-        pytest.skip("there is no C++ compiler")
-    made.unlink()
-    made.write_bytes(b"no library")
-    made.chmod(0o700)
-    assert not use_native()
-    assert not made.exists()
-    assert use_native(), "compiled anew"
-    monkeypatch.setenv("DUODEC_CACHE", "/dev/null/nothing")
-    assert not use_native()
-    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "other"))
-    assert use_native()
-
-
-def test_a_tree_that_grows_is_learned_from_as_it_was(path: Path) -> None:
+def test_a_tree_that_grows_is_learned_from_as_it_was() -> None:
     """The drafter goes on while the target computes."""
     learned = []
-    for library in (None, path):
-        for grows in (False, True):
-            native.use(library)
+    for loops, grows in product(LOOPS, (False, True)):
+        with used(loops):
             tree, agreement = CandidateTree(), Acceptance()
             tree.expand(ROOT, [1, 2], [0.5, 0.3])
             rows = RecycledRows()
             rows.add((1,), Candidates((3, 4), (0.6, 0.2)))
             own = TreeSource(tree, Acceptance())
             selection = Selection([own, RowSource(rows, TextMemory().by_order, (9,))], agreement)
-            grow(selection, 9, 9)
+            planner.grow(selection, 9, 9)
             if grows:
                 tree.expand(0, [3], [0.9])
             selection.learn([1, 3])
@@ -271,3 +219,13 @@ def test_a_node_that_is_not_there_has_no_successors() -> None:
         with pytest.raises(IndexError):
             tree.expand(node, [1], [0.5])
     assert len(tree) == 0
+
+
+def test_objects_of_the_library_cannot_be_copied() -> None:
+    """A copy would free them a second time."""
+    for kept in (Suffixes(4), RecycledRows(), TextMemory(), Handle("rows", 4)):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            deepcopy(kept)
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy(Handle("rows", 4))
+    assert library() is library()

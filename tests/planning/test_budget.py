@@ -32,6 +32,7 @@ def test_what_a_row_costs_is_a_line_through_the_latest_forwards() -> None:
     assert line.seconds(12) == pytest.approx(0.034, rel=0.02)
 
 
+@pytest.mark.usefixtures("loops_in_python")
 def test_the_first_forwards_of_many_have_few_draft_tokens() -> None:
     load = BatchBudget(Costs())
     for slot in range(16):
@@ -169,6 +170,7 @@ def test_nobody_waits_for_a_draft_while_others_forward_would_begin_without_it() 
     assert planner.is_worth_waiting(Place(tree), some)
 
 
+@pytest.mark.usefixtures("loops_in_python")
 def test_a_chain_is_planned_where_branches_are_left_out() -> None:
     source = GivenSource({
         (): [(5, 0.9), (7, 0.6)], (5,): [(6, 0.5 / 0.9)], (5, 6): [(8, 0.4 / 0.5)],

@@ -23,7 +23,7 @@ from duodec.core.protocols import Drafted, Drafter, Query, Scores, Target
 from duodec.core.sampling import SamplingParams
 from duodec.core.traits import TargetCache
 from duodec.drafting.inline import InlineDrafter
-from duodec.errors import ComputeFailed
+from duodec.errors import BadOption, ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS
 from duodec.methods.request import NoDrafter, Request, Score, Wait
@@ -286,6 +286,35 @@ def test_who_leaves_the_queue_is_never_answered() -> None:
         assert second.outputs.empty()
 
 
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_a_request_with_many_completions_lets_others_in_between(num_slots: int) -> None:
+    said: list[str] = []
+    is_computing, may_end = Event(), Event()
+
+    def on_score(queries: Sequence[Query]) -> None:
+        is_computing.set()
+        may_end.wait(LONG_S)
+
+    llm = engine_of()
+    params = SamplingParams(seed=1, max_tokens=1)
+
+    def task(name: str) -> ScheduledRequest:
+        return llm.task(PROMPTS[0], params, say=lambda output: said.append(name))
+
+    with served(llm, Counted(llm.target, on_score=on_score), num_slots=num_slots) as pool:
+        pool.thread.submit([task(f"a{i}") for i in range(9)])
+        assert is_computing.wait(LONG_S)
+        for names in (("b",), ("c0", "c1", "c2"), ("d",)):
+            pool.thread.submit([task(name) for name in names])
+        may_end.set()
+        assert pool.thread.drain(LONG_S)
+    order = list(dict.fromkeys(said))
+    assert len(order) == 14
+    i = num_slots  # of a's were there before anybody else
+    others = [f"a{i}", "b", "c0", "d", f"a{i + 1}", "c1", f"a{i + 2}", "c2", f"a{i + 3}"]
+    assert order[i : i + 9] == others
+
+
 def test_beyond_the_queue_clients_are_told_to_come_back() -> None:
     target = Counted(TableTarget(TABLE), 0.01)
     with served(engine_of(), target, num_slots=1, num_queued=1) as pool:
@@ -301,6 +330,63 @@ def test_beyond_the_queue_clients_are_told_to_come_back() -> None:
         listeners[1].result()
     with pytest.raises(ApiError, match="shutting down"):
         pool.submit(listeners[2])
+
+
+def test_a_request_with_many_completions_leaves_places_to_others() -> None:
+    may_end = Event()
+    llm = engine_of()
+    params = SamplingParams(seed=1, max_tokens=1)
+    done: list[int] = []
+
+    def on_score(queries: Sequence[Query]) -> None:
+        may_end.wait(LONG_S)
+
+    def tasks(num: int) -> list[ScheduledRequest]:
+        def say(output: Output) -> None:
+            if isinstance(output, Done):
+                done.append(num)
+
+        return [llm.task(PROMPTS[0], params, say=say) for _ in range(num)]
+
+    with served(llm, Counted(llm.target, on_score=on_score), num_slots=2, num_queued=8) as pool:
+        with pytest.raises(BadOption, match="11 completions are asked for at once"):
+            pool.thread.submit(tasks(11))
+        pool.thread.submit(tasks(10))
+        for _ in range(2):
+            pool.thread.submit(tasks(1))
+        with pytest.raises(ApiError) as caught:
+            pool.thread.submit(tasks(10))
+        assert caught.value.status == 429
+        may_end.set()
+        assert pool.thread.drain(LONG_S)
+    assert sorted(done) == [1] * 2 + [10] * 10
+
+
+def test_a_request_with_many_completions_leaves_a_slot_to_others() -> None:
+    widths: list[int] = []
+    is_computing, may_end = Event(), Event()
+
+    def on_score(queries: Sequence[Query]) -> None:
+        widths.append(len(queries))
+        is_computing.set()
+        may_end.wait(LONG_S)
+
+    llm = engine_of()
+
+    def tasks(num: int, max_tokens: int) -> list[ScheduledRequest]:
+        params = SamplingParams(logit_bias={TABLE.num_vocab - 1: -1e9}, max_tokens=max_tokens)
+        return [
+            llm.task(PROMPTS[0], params, method="ar", say=lambda output: None) for _ in range(num)
+        ]
+
+    with served(llm, Counted(llm.target, on_score=on_score), num_slots=3) as pool:
+        llm.scheduler.most_slots = 2
+        pool.thread.submit(tasks(8, 4))
+        assert is_computing.wait(LONG_S)
+        pool.thread.submit(tasks(1, 6))
+        may_end.set()
+        assert pool.thread.drain(LONG_S)
+    assert widths == [2] + [3] * 6 + [2] * 9
 
 
 def test_one_answer_that_fails_ends_alone() -> None:
@@ -341,6 +427,41 @@ def test_a_long_prompt_is_read_in_parts_while_others_go_on() -> None:
     assert list(done.finished.tokens) == plain_text(TABLE, SamplingParams(), 5, long)
     parts = [max(found) for found in lengths if 100 < max(found) <= 1000 and len(found) > 1]
     assert parts[:7] == [128, 256, 384, 512, 640, 768, 896]
+
+
+def test_parts_of_a_long_prompt_are_small_while_others_decode() -> None:
+    """Not while others only read: nobody waits for tokens then."""
+    seen: list[list[int]] = []
+    target = Counted(TableTarget(TABLE), on_score=lambda qs: seen.append([len(q.text) for q in qs]))
+    texts = [tuple((i * k) % 31 for i in range(200)) for k in (3, 5)]
+    llm = engine_of()
+    with served(llm, target, num_chunk=64) as pool:
+        llm.scheduler.num_chunk_in_company = 16
+        params = SamplingParams(max_tokens=60)
+        said: list[list[Output]] = [[], []]
+        pool.thread.submit(
+            [
+                llm.task(text, params, method="ar", say=own.append)
+                for text, own in zip(texts, said, strict=True)
+            ]
+        )
+        assert pool.thread.drain(LONG_S)
+    assert seen[:6] == [[64], [64], [128], [128], [192], [200, 144]]
+    for text, outputs in zip(texts, said, strict=True):
+        assert isinstance(done := outputs[-1], Done)
+        assert list(done.finished.tokens) == plain_text(TABLE, params, 60, text)
+
+    seen.clear()
+    with served(engine_of(num_context=2000), target, num_chunk=128) as pool:
+        pool.llm.scheduler.num_chunk_in_company = 16
+        short = Listener(Ask((1, 2, 3), max_tokens=100, method="ar"))
+        pool.submit(short)
+        short.outputs.get(timeout=LONG_S)
+        reader = Listener(Ask(tuple(i % 31 for i in range(250)), max_tokens=5, method="ar"))
+        pool.submit(reader)
+        reader.result(), short.result()
+    parts = [max(found) for found in seen if len(found) > 1]
+    assert parts[:16] == [*range(16, 250, 16), 250]
 
 
 def test_who_leaves_while_a_long_prompt_is_read_is_not_read_to() -> None:

@@ -578,6 +578,7 @@ def test_bodies_of_very_many_values_are_refused() -> None:
             (b"[" + many + b"]", "more than 300000 values"),
             (b"[" + b"[]," * 60_000 + b"0]", "more than 50000 fields, arrays and objects"),
             (b'{"logit_bias": {' + b'"1":1,' * 60_000 + b'"2":1}}', "more than 50000 fields"),
+            (b"9" * 5000, "(a whole number has more than 4300 digits)"),
         ):
             data = b'{"x": ' + value + b"}"
             response = server.http.post("/v1/completions", content=data)

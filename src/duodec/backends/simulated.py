@@ -112,6 +112,7 @@ class PricedModel(DraftModel):
 
     def __init__(self, model: DraftModel, table: StepTable) -> None:
         self.model = model
+        self._table = table
         self._meter = _Meter(innermost(model), table)
         self._metered = _over(model, self._meter)
 
@@ -125,6 +126,10 @@ class PricedModel(DraftModel):
     def busy_s(self) -> float:
         """Seconds of all forward passes so far."""
         return self._meter.busy_s
+
+    def anew(self) -> PricedModel:
+        """The same model and table, for drafts of which nothing has been measured yet."""
+        return PricedModel(_over(self.model, innermost(self.model).anew()), self._table)
 
     def rows(self, query: RowQuery) -> list[Row]:
         return self._metered.rows(query)

@@ -49,6 +49,7 @@ def headline(results: Results) -> list[tuple[str, str]]:
         ("ms a forward pass", settings.get("replay_ms") or settings.get("simulate_ms")),
         ("what these costs are", (settings.get("curve") or {}).get("origin")),
         ("ms of a draft step, by tokens", settings.get("draft_ms")),
+        ("us of the host's work", settings.get("host_us")),
         ("tokens a completion, at most", settings.get("max_tokens")),
         ("temperature", settings.get("temperature")),
         ("control", settings.get("control")),

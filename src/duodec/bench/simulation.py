@@ -64,6 +64,8 @@ class SimulatedBed:
     known: dict[tuple[int, ...], dict[Place, Candidates]] = field(default_factory=dict)
     """Rows off the recorded texts, by the tokens of the text; of the latest turn only."""
     name: str = "simulated"
+    _models: dict[int, tuple[Costs, PricedModel]] = field(default_factory=dict, init=False)
+    """By costs: what the draft model measures of itself is one method's own, as its costs are."""
 
     @property
     def forward_s(self) -> float:
@@ -71,7 +73,8 @@ class SimulatedBed:
 
     def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
         clock = VirtualClock()
-        drafter = SimulatedDrafter(self.model, clock) if self.model else None
+        model = self._model(costs)
+        drafter = SimulatedDrafter(model, clock) if model else None
         key = turn.prompt_tokens + turn.answer
         if key not in self.known:
             self.known = {key: {}}
@@ -86,6 +89,13 @@ class SimulatedBed:
         )
         engine = replace(self.parts, drafter=drafter).engine(target, costs, clock)
         return answered(engine, self.parts.sampling, method, turn, len(turn.answer))
+
+    def _model(self, costs: Costs) -> PricedModel | None:
+        if self.model is None:
+            return None
+        if id(costs) not in self._models:
+            self._models[id(costs)] = (costs, self.model.anew())
+        return self._models[id(costs)][1]
 
     def forget(self) -> None:
         """Replace the draft model's cache by one token; target and drafter are new for each
@@ -113,10 +123,11 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
                 max_window=config.draft_window,
             )
             loaded = recipe_for(cast(SentVocabulary, vocabulary), recipe).load()
-            table = StepTable.parse(plan.draft_ms) if plan.draft_ms else measured(innermost(loaded))
+            # as it is recorded: whoever gives it back gets the same figures
+            table = StepTable.parse(plan.draft_ms or str(measured(innermost(loaded))))
             model = PricedModel(loaded, table.faster(plan.draft_speed))
         parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
-        host = HostPrices.parse(plan.host_us) if plan.host_us else _host(engine)
+        host = HostPrices.parse(plan.host_us or str(_host(engine)))
         bed = SimulatedBed(parts, engine.target, model, plan.latency, host)
         facts = {"host_us": str(host), **({"draft_ms": str(table)} if table else {})}
         yield Stage(engine, lambda method: bed, facts)

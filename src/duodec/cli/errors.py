@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from duodec.cli.output import OutputClosed, warn
 from duodec.cli.spelling import UsageError, as_typed, typed
 from duodec.errors import BadOption, DuodecError
+from duodec.machine.files import is_full
 
 _CLOSED = 141  # as a shell reports SIGPIPE
 
@@ -25,9 +26,11 @@ def report_error(error: Exception, arguments: Sequence[str], commands: Collectio
     if isinstance(error, OutputClosed | BrokenPipeError):
         _forget_stdout()
         return _CLOSED
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, OSError) and is_full(error):
         _forget_stdout()
-        warn(f"cannot write the output: {error.strerror}; free space on its disk")
+        is_disk = error.errno == errno.ENOSPC
+        remedy = "free space on its disk" if is_disk else "raise your quota, or `ulimit -f`"
+        warn(f"cannot write the output: {error.strerror}; {remedy}")
         return 1
     raise error
 

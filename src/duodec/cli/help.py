@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from duodec.cli import spelling
 from duodec.cli.output import has_colour
-from duodec.methods.registry import METHODS
+from duodec.methods.registry import METHODS, names
 
 _MOST = 17  # options of a short help
 _MOST_EXAMPLES = 6
@@ -115,6 +115,8 @@ def _whole(command: Any, context: Any) -> str:
     lines += _sections(command.epilog or "")
     if any(parameter.name == "method" for parameter in command.params):
         methods = [(name, _first_line(kind)) for name, kind in METHODS.items()]
+        methods += [(name, "From another package.") for name in names()[len(METHODS) :]]
+        methods.append(("module:Class", "A method of your own: docs/methods.md."))
         lines += ["", _bold("Methods"), *_table(methods)]
     return "\n".join([*lines, ""])
 

@@ -140,16 +140,6 @@ System = Annotated[
     str | None, option("--system TEXT", "Instructions that come before the prompt.", _DECODING)
 ]
 
-ParseSpecial = Annotated[
-    bool,
-    option(
-        "--parse-special",
-        "Read control tokens spelled in prompts and messages (<|im_end|>) as control tokens; "
-        "otherwise they are text, and only the chat template writes control tokens.",
-        _DECODING,
-    ),
-]
-
 # Prompts
 
 Prompt = Annotated[

@@ -206,7 +206,8 @@ OnProgress = Callable[[str, int, int], None]
 """What is being done, the amount done, and the total."""
 
 
-_STAGES = ("recording plain", "recording", "training")  # beginnings of their words
+# beginnings of their words
+_STAGES = ("recording plain", "recording", "training", "reading", "sorting", "writing")
 
 
 @contextmanager

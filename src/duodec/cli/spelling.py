@@ -16,101 +16,63 @@ import typer
 # typer exports this one class of its parser's errors; the one above it is their base
 UsageError: type[Exception] = cast(type[Exception], typer.BadParameter.__mro__[1])
 
-# How llama.cpp, vLLM and transformers spell options that have another name here.
-_OTHER_SPELLINGS = {
-    "model": "target",
-    "model-draft": "draft",
-    "spec-draft-model": "draft",
-    "draft-model": "draft",
-    "ctx-size": "context",
-    "n-ctx": "context",
-    "max-model-len": "context",
-    "max-new-tokens": "max-tokens",
-    "n-predict": "max-tokens",
-    "predict": "max-tokens",
-    "num-predict": "max-tokens",
-    "temp": "temperature",
-    "repeat-penalty": "repetition-penalty",
-    "system-prompt": "system",
-    "threads-draft": "draft-threads",
-    "spec-draft-threads": "draft-threads",
-    "n-gpu-layers": "gpu-layers",
-    "torch-dtype": "dtype",
-}
+
+def _each(table: dict[str, str]) -> dict[str, str]:
+    """A table by the words of its values."""
+    return {word: key for key, words in table.items() for word in words.split()}
 
 
-# Options whose value is a name for ours: llama.cpp names repositories of the hub without a prefix.
-_WITH_VALUE = {
-    **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), ("--target", "hf:")),
-    **dict.fromkeys(
-        ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "--spec-draft-hf-repo"),
-        ("--draft", "hf:"),
-    ),
-    **dict.fromkeys(("-mu", "--model-url"), ("--target", "")),
-    "--speculative-model": ("--draft", ""),
-    "-sys": ("--system", ""),
-    **dict.fromkeys(("-cd", "--ctx-size-draft", "--spec-draft-ctx-size"), ("--draft-window", "")),
-    "-dev": ("--device", ""),
-    "--max-num-seqs": ("--parallel", ""),
-}
-_NEEDLESS = {  # what they switch on is so here; each with the command that knows them
-    "serve": ("--metrics", "-cb", "--cont-batching", "--enable-prefix-caching", "--jinja"),
-    "generate": ("--jinja",),
-    "chat": ("--jinja", "-cnv", "--conversation"),
-    "run": ("--jinja", "-cnv", "--conversation"),
+# Ours, and how llama.cpp, vLLM, Ollama and transformers spell it.
+_OTHER_SPELLINGS = _each({
+    "target": "model",
+    "draft": "model-draft spec-draft-model draft-model speculative-model",
+    "context": "ctx-size n-ctx num-ctx max-model-len",
+    "max-tokens": "max-new-tokens n-predict predict num-predict",
+    "temperature": "temp",
+    "repetition-penalty": "repeat-penalty",
+    "system": "system-prompt",
+    "draft-threads": "threads-draft spec-draft-threads",
+    "draft-window": "ctx-size-draft spec-draft-ctx-size",
+    "gpu-layers": "n-gpu-layers",
+    "parallel": "max-num-seqs",
+    "dtype": "torch-dtype",
+})  # fmt: skip
+_SHORT = {"-sys": "--system", "-cd": "--draft-window", "-dev": "--device"}
+_ADDRESSES = _each({"--target": "-mu --model-url"})
+_REPOSITORIES = _each({  # of the hub, which llama.cpp names without a prefix
+    "--target": "-hf -hfr --hf-repo",
+    "--draft": "-hfd -hfrd --hf-repo-draft --spec-draft-hf --spec-draft-hf-repo",
+})  # fmt: skip
+_NEEDLESS = {  # what they switch on is so here; by the command that knows them
+    "serve": "--metrics -cb --cont-batching --enable-prefix-caching --jinja",
+    "generate": "--jinja",
+    "chat": "--jinja -cnv --conversation",
+    "run": "--jinja -cnv --conversation",
 }
 _SAMPLING = {
-    "temperature": "it is 0, greedy",
-    "top-p": "it is off",
-    "top-k": "it is off",
-    "min-p": "it is off",
-    "seed": "it is random",
-    "max-tokens": "the context bounds it",
-}
-_LENGTH = "how much is drafted follows from what pays; --method sps:4 drafts chains of 4"
-_BATCH = "batches are as large as the model and its requests need; leave it out"
-_ON_CPU = "a draft computes on the CPU, in parallel with the target; leave it out"
-_SEVERAL_GPUS = "the GPUs are named by --device, such as --device cuda:0,cuda:1"
-_REFUSED = {
-    **dict.fromkeys(
-        (
-            "--draft-max", "--draft-n", "--draft-min", "--draft-n-min", "--draft-p-min",
-            "--spec-draft-n-max", "--spec-draft-n-min", "--spec-draft-p-min",
-            "--num-speculative-tokens", "--spec-type",
-        ),
-        _LENGTH,
-    ),
-    **dict.fromkeys(
-        ("-b", "--batch-size", "-ub", "--ubatch-size", "--max-num-batched-tokens"), _BATCH
-    ),
-    **dict.fromkeys(
-        (
-            "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl", "-devd",
-            "--device-draft", "--spec-draft-device",
-        ),
-        _ON_CPU,
-    ),
-    **dict.fromkeys(
-        ("-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu", "-tp",
-         "--tensor-parallel-size"),
-        _SEVERAL_GPUS,
-    ),
-    **dict.fromkeys(
-        ("-fa", "--flash-attn"),
-        "attention is exact at every width; --fast leaves it to llama.cpp",
-    ),
-    **dict.fromkeys(
-        ("-hff", "--hf-file"), "name the file with its repository: -m hf:owner/repo/file.gguf"
-    ),
-    **dict.fromkeys(("-hft", "--hf-token"), "set HF_TOKEN in the environment"),
-    **dict.fromkeys(("-tb", "--threads-batch"), "--threads is for prompts, too"),
-    "--gpu-memory-utilization": "memory is taken for the context only; --context bounds it",
-    "--speculative-config": "name the draft with --draft; the rest follows from what pays",
-    **dict.fromkeys(
-        ("-i", "--interactive", "-st", "--single-turn"),
-        "`duodec chat` talks, `duodec generate` completes one prompt",
-    ),
+    "temperature": "it is 0, greedy", "top-p": "it is off", "top-k": "it is off",
+    "min-p": "it is off", "seed": "it is random", "max-tokens": "the context bounds it",
 }  # fmt: skip
+_REFUSED = _each({
+    "how much is drafted follows from what pays; --method sps:4 drafts chains of 4":
+        "--draft-max --draft-n --draft-min --draft-n-min --draft-p-min --spec-draft-n-max "
+        "--spec-draft-n-min --spec-draft-p-min --num-speculative-tokens --spec-type",
+    "batches are as large as the model and its requests need; leave it out":
+        "-b --batch-size -ub --ubatch-size --max-num-batched-tokens",
+    "a draft computes on the CPU, in parallel with the target; leave it out":
+        "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl -devd --device-draft "
+        "--spec-draft-device",
+    "the GPUs are named by --device, such as --device cuda:0,cuda:1":
+        "-sm --split-mode -ts --tensor-split -mg --main-gpu -tp --tensor-parallel-size",
+    "attention is exact at every width; --fast leaves it to llama.cpp": "-fa --flash-attn",
+    "name the file with its repository: -m hf:owner/repo/file.gguf": "-hff --hf-file",
+    "set HF_TOKEN in the environment": "-hft --hf-token",
+    "--threads is for prompts, too": "-tb --threads-batch",
+    "memory is taken for the context only; --context bounds it": "--gpu-memory-utilization",
+    "name the draft with --draft; the rest follows from what pays": "--speculative-config",
+    "`duodec chat` talks, `duodec generate` completes one prompt":
+        "-i --interactive -st --single-turn",
+})  # fmt: skip
 
 
 def canonical(name: str) -> str:
@@ -161,14 +123,14 @@ def read(arguments: Sequence[str], command: Any, context: Any) -> list[str]:
             found.append(word)
             if left and not has_value and not getattr(own[_ours(name)], "is_flag", False):
                 found.append(left.pop(0))
-        elif name in _NEEDLESS.get(str(command.name), ()):
+        elif name in _NEEDLESS.get(str(command.name), "").split():
             continue
-        elif name in _WITH_VALUE and _WITH_VALUE[name][0] in own:
-            ours, prefix = _WITH_VALUE[name]
+        elif (ours := _SHORT.get(name) or _ADDRESSES.get(name) or _REPOSITORIES.get(name)) in own:
             if not has_value and not left:
                 raise cast(Any, UsageError)(f"Option '{name}' requires an argument", ctx=context)
             value = value if has_value else left.pop(0)
-            found += [ours, value if value.startswith(("hf:", "http")) else prefix + value]
+            is_bare = name in _REPOSITORIES and not value.startswith(("hf:", "http"))
+            found += [str(ours), f"hf:{value}" if is_bare else value]
         elif why := _why_not(name, str(command.name), own):
             raise cast(Any, UsageError)(why, ctx=context)
         else:

@@ -297,6 +297,10 @@ class DraftModel(Protocol):
         ``has_window``."""
         return False
 
+    def anew(self) -> DraftModel:
+        """The same model over the same cache, which has measured nothing of itself yet."""
+        return self
+
     def use_all_threads(self, is_alone: bool) -> None:
         """Compute on all cores of this process, or on the draft model's share of them, where it can
         choose."""

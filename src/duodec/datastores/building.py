@@ -20,7 +20,7 @@ from duodec.datastores.documents import sources
 from duodec.datastores.places import fingerprint
 from duodec.drafting.datastore_file import MAGIC, Header, file_parts
 from duodec.errors import BackendUnavailable, BadOption
-from duodec.machine.files import replacing
+from duodec.machine.files import is_full, replacing
 from duodec.machine.install import install_command
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _written(path: Path) -> Iterator[BinaryIO]:
         with replacing(path) as part, part.open("wb") as file:
             yield file
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if is_full(error):
             raise
         raise _unwritable(path, error) from error
 

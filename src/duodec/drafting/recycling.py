@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
-from functools import partial
+from ctypes import c_int64
 
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import NUM_CANDIDATES as NUM_CANDIDATES
 from duodec.core.protocols import Candidates
 from duodec.native.library import MAX_ORDER as MAX_ORDER
-from duodec.native.library import library
-from duodec.native.rows import NativeRows
+from duodec.native.library import Handle, address
 
 Adjacency = dict[int, tuple[int, ...]]
 """A token's likeliest successors, best first."""
@@ -51,60 +51,38 @@ _MAX_CONTEXTS = 1 << 13  # of two tokens and more, each; the latest
 
 class RecycledRows:
     """The target's candidates after each context of one to `MAX_ORDER` tokens, from every row that
-    it scored: token recycling (2408.08696) with longer contexts where they are known."""
+    it scored: token recycling (2408.08696) with longer contexts where they are known. They are in
+    C++ (`native/rows.h`)."""
 
     def __init__(self, max_contexts: int = _MAX_CONTEXTS) -> None:
         """Keeps all contexts of one token and the latest ``max_contexts`` of each longer length."""
-        self._max_contexts = max_contexts
-        self.store: _Store | NativeRows | None = None  # once there is a row
+        self.store = Handle("rows", max_contexts)
 
     def __len__(self) -> int:
         """The number of known contexts."""
-        return 0 if self.store is None else len(self.store)
+        return int(self.store.library.duodec_rows_size(self.store.address))
 
     def add(self, context: tuple[int, ...], candidates: Candidates) -> None:
         """Add the row that follows ``context``, of which the last `MAX_ORDER` tokens are used."""
-        if self.store is None:
-            known = library()
-            make = _Store if known is None else partial(NativeRows, known)
-            self.store = make(self._max_contexts)
-        self.store.add(context, candidates)
+        before, tokens = array("i", context), array("i", candidates.tokens)
+        confidences = array("d", candidates.confidences)
+        self.store.library.duodec_rows_add(
+            self.store.address, address(before), len(before), address(tokens),
+            address(confidences) if confidences else None, len(tokens),
+        )  # fmt: skip
 
     def longest(self, context: tuple[int, ...]) -> tuple[int, Candidates] | None:
         """The latest row after the longest known suffix of a context, and that suffix's length."""
-        return None if self.store is None else self.store.longest(context)
-
-
-class _Store:
-    """What `RecycledRows` keeps, in Python."""
-
-    def __init__(self, max_contexts: int) -> None:
-        self._max_contexts = max_contexts
-        self._by_order: tuple[dict[tuple[int, ...], Candidates], ...] = tuple(
-            {} for _ in range(MAX_ORDER)
+        before, num = array("i", context), c_int64()
+        tokens, confidences = (
+            array("i", bytes(4 * NUM_CANDIDATES)),
+            array("d", bytes(8 * NUM_CANDIDATES)),
         )
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_order))
-
-    def add(self, context: tuple[int, ...], candidates: Candidates) -> None:
-        candidates = candidates.first(NUM_CANDIDATES)
-        for order, known in enumerate(self._by_order, 1):
-            if order > len(context):
-                return
-            key = context[-order:]
-            if order > 1:
-                known.pop(key, None)  # it becomes the latest
-                if len(known) >= self._max_contexts:
-                    del known[next(iter(known))]
-            known[key] = candidates
-
-    def longest(self, context: tuple[int, ...]) -> tuple[int, Candidates] | None:
-        shortest = self._by_order[0].get(context[-1:])
-        if shortest is None:  # then no longer one is known either
+        order: int = self.store.library.duodec_rows_longest(
+            self.store.address, address(before), len(before), address(tokens),
+            address(confidences), num,
+        )  # fmt: skip
+        if not order:
             return None
-        for order in range(min(MAX_ORDER, len(context)), 1, -1):
-            found = self._by_order[order - 1].get(context[-order:])
-            if found is not None:
-                return order, found
-        return 1, shortest
+        count = abs(num.value)  # negative: without confidences
+        return order, Candidates(tuple(tokens[:count]), tuple(confidences[: max(0, num.value)]))

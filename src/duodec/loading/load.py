@@ -14,7 +14,6 @@ from duodec.backends.testbeds import PacedTarget
 from duodec.core.protocols import Datastore, Target, Tokenizer
 from duodec.datastores import open_for
 from duodec.errors import DuodecError, warn
-from duodec.inner_loops import use_native
 from duodec.loading.config import TORCH, EngineConfig
 from duodec.loading.drafter import SentVocabulary, open_drafter
 from duodec.loading.profile import Profile
@@ -49,7 +48,6 @@ def load(
 ) -> Loaded:
     """Load the models of a pair. ``taken_bytes`` of the memory that looks free are other models'
     weights, mapped from files. Raises what is wrong with the models or the pair."""
-    use_native()
     config = pair.config
     with ExitStack() as stack:
         loaded = load_target(pair, on_warning, taken_bytes=taken_bytes + draft_bytes(pair))

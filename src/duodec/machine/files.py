@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PROBE_BYTES = 1 << 16  # more than a full disk has left
 
 
 @contextmanager
@@ -19,5 +23,29 @@ def replacing(path: Path) -> Iterator[Path]:
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        # torch and gguf do not say that the disk was full when it was
+        if (full := _refusal(part)) is not None:
+            raise full from error
+        raise
     finally:
         part.unlink(missing_ok=True)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether it says that the disk, or this user's share of it, takes no more."""
+    return error.errno in _FULL
+
+
+def _refusal(part: Path) -> OSError | None:
+    """The error of a disk that takes no more of a file; None where it does."""
+    try:
+        with part.open("ab") as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error if is_full(error) else None
+    return None

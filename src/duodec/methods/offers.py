@@ -18,9 +18,9 @@ from duodec.core.candidates import Place
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Drafted, Scores
 from duodec.core.sampling import Tokens
+from duodec.core.turns import InTurns
 from duodec.drafting.growth import Tree
 from duodec.drafting.recycling import MAX_ORDER
-from duodec.drafting.turns import InTurns
 from duodec.methods.request import PATIENCE, Need, Request
 from duodec.planning.planner import Planner
 from duodec.planning.selection import Selection, Source

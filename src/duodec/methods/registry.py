@@ -1,10 +1,13 @@
-"""Look up methods by their names on the command line."""
+"""Look up methods by their names on the command line; other packages add theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+import re
+from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 
 from duodec.errors import BadOption
 from duodec.methods.ar import Autoregressive
@@ -21,7 +24,9 @@ from duodec.methods.sps_rejection import RejectionSampling
 from duodec.methods.stream import Stream
 from duodec.methods.suffix import SuffixDecoding
 
-METHODS: Mapping[str, Callable[..., Method]] = {
+ENTRY_POINTS = "duodec.methods"  # the group in which packages name their methods
+
+METHODS: dict[str, type[Method]] = {
     kind.name: kind
     for kind in (
         Autoregressive,
@@ -38,23 +43,78 @@ METHODS: Mapping[str, Callable[..., Method]] = {
         Auto,
     )
 }
+"""Our own methods, and those of others that were used; see `names`."""
 
+
+class Packages:
+    """Those that are installed."""
+
+    @cached_property  # it reads a file a package
+    def points(self) -> Sequence[EntryPoint]:
+        """What they name as methods; nothing of theirs is imported."""
+        return tuple(entry_points(group=ENTRY_POINTS))
+
+
+PACKAGES = Packages()
 DEFAULT_METHOD = Auto.name
+
+
+def names() -> tuple[str, ...]:
+    """Every method that can be named without its module: ours, and those of installed packages."""
+    return tuple(dict.fromkeys([*METHODS, *(point.name for point in PACKAGES.points)]))
 
 
 def method(name: str) -> Method:
     """A new method of that name, which has learned nothing yet. ``sps:2`` is `sps` with two draft
-    tokens a round. Raises BadOption, which lists the names."""
+    tokens a round. ``module:Class`` imports a class of yours; it is known by its own name from then
+    on. Raises BadOption, which lists the names."""
     base, _, number = name.partition(":")
-    if base not in METHODS:
-        near = get_close_matches(base, METHODS, 1)
+    if base in METHODS:
+        kind = METHODS[base]
+    elif points := [point for point in PACKAGES.points if point.name == base]:
+        kind = _loaded(points[0])
+    elif number and not number.isdecimal():
+        class_name, _, number = number.partition(":")
+        base = f"{base}:{class_name}"
+        kind = _loaded(EntryPoint(base, base, ENTRY_POINTS))
+    else:
+        near = get_close_matches(base, names(), 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise BadOption(f"unknown method '{name}'{hint}; choose from: {', '.join(METHODS)}")
-    kind = METHODS[base]
+        raise BadOption(
+            f"unknown method '{name}'{hint}; choose from: {', '.join(names())}, or name a class of "
+            "yours as module:Class"
+        )
     if base == name:
         return kind()
-    if all(field.name != "num_tokens" for field in fields(kind)):  # type: ignore[arg-type]
+    if "num_tokens" not in signature(kind).parameters:
         raise BadOption(f"method '{base}' takes no number of draft tokens; write '{base}'")
     if not (number.isdecimal() and int(number) > 0):
         raise BadOption(f"'{name}' does not say how many tokens to draft; write, say, {base}:4")
-    return kind(num_tokens=int(number))
+    return kind(num_tokens=int(number))  # type: ignore[call-arg]
+
+
+def _loaded(point: EntryPoint) -> type[Method]:
+    """Import a method and keep it by its name. Raises BadOption if it cannot be one."""
+    where = f"method '{point.value}'"
+    if not all(part.isidentifier() for part in re.split(r"[.:]", point.value)):
+        raise BadOption(f"{where} is no name of a class; write module:Class")
+    try:
+        kind = point.load()
+    except ModuleNotFoundError as error:
+        raise BadOption(
+            f"{where} cannot be imported: {error}; put the folder that it is in into PYTHONPATH"
+        ) from error
+    except (AttributeError, ImportError, SyntaxError) as error:
+        raise BadOption(f"{where} cannot be imported: {error}; mend the module") from error
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise BadOption(f"{where} is no subclass of duodec.methods.Method; derive it from that")
+    if not hasattr(kind, "name"):
+        raise BadOption(f"{where} has no name; give the class one, as name = 'mine'")
+    if METHODS.get(kind.name, kind) is not kind:
+        raise BadOption(f"{where} is called '{kind.name}', as another method is; rename it")
+    try:
+        kind()
+    except TypeError as error:  # it has no `decode`, or a setting without a default
+        raise BadOption(f"{where} cannot be made without arguments: {error}") from error
+    METHODS[kind.name] = kind
+    return kind

@@ -27,9 +27,9 @@ from duodec.core.round import Round
 from duodec.core.sampling import Sampler, Tokens
 from duodec.core.text import TextStream
 from duodec.core.traits import TargetTraits
+from duodec.core.turns import InTurns
 from duodec.core.verify import Verdict
 from duodec.drafting.plans import Chain
-from duodec.drafting.turns import InTurns
 from duodec.planning.costs import Costs
 
 _FRESH_S = 0.002  # after that, what the drafter made is looked at again
@@ -334,7 +334,3 @@ class Request:
         taken = tuple(self.segments)
         self.segments.clear()
         return taken
-
-    def end_early(self) -> None:
-        """Let the completion end with the tokens that it has."""
-        self.capacity = self._length

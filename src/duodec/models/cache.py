@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from duodec.errors import CacheUnwritable
+from duodec.machine.files import is_full
 from duodec.models.base import Alias
 
 
@@ -47,7 +48,7 @@ def writing_cache(alias: Alias) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if is_full(error):
             raise CacheUnwritable(
                 f"the disk of {folder} is full: {alias.name} needs {alias.num_bytes} bytes; "
                 "free space or set DUODEC_CACHE to a folder on another disk"

@@ -1,4 +1,4 @@
-"""Load the compiled library and call it.
+"""Load the compiled inner loops and call them.
 
 Calls keep Python's lock, so that nothing in them is seen half done. They take microseconds; to read
 a long prompt and to forget half of a store takes milliseconds.
@@ -6,20 +6,23 @@ a long prompt and to forget half of a store takes milliseconds.
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from ctypes import POINTER, PyDLL, c_char_p, c_double, c_int64, c_void_p
-from pathlib import Path
-from typing import Union
+from functools import cache
+from typing import Any, Union
 
 from duodec.core.protocols import NUM_CANDIDATES
+from duodec.errors import BackendUnavailable
+from duodec.native.build import library_path
 
-SOURCES = Path(__file__).parent  # a folder
 MAX_ORDER = 3  # tokens of a context of a recycled row
-SIZES = {"MAX_ORDER": MAX_ORDER, "NUM_CANDIDATES": NUM_CANDIDATES}
 
 Numbers = Union["array[int]", "array[float]"]
 
 _RESULTS_AND_ARGUMENTS = {
+    "duodec_max_order": (c_int64, []),
+    "duodec_num_candidates": (c_int64, []),
     "duodec_grow": (c_int64, [c_char_p, c_void_p, c_void_p, c_void_p]),
     "duodec_rows_new": (c_void_p, [c_int64]),
     "duodec_rows_free": (None, [c_void_p]),
@@ -51,25 +54,40 @@ _RESULTS_AND_ARGUMENTS = {
     ),
 }
 
-_library: PyDLL | None = None
+
+@cache
+def library() -> PyDLL:
+    """The library, loaded once. Raises BackendUnavailable where it was not built: in a checkout
+    that was not set up, or whose C++ files have changed since."""
+    path = library_path()
+    try:
+        found = PyDLL(str(path))
+    except OSError as error:
+        raise BackendUnavailable(
+            f"the compiled part of duodec cannot be loaded ({error}); run python -m "
+            "duodec.native.build in its checkout, or install duodec anew"
+        ) from error
+    for name, (result, arguments) in _RESULTS_AND_ARGUMENTS.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
+    sizes = found.duodec_max_order(), found.duodec_num_candidates()
+    assert sizes == (MAX_ORDER, NUM_CANDIDATES), "the sizes in rows.h are those of Python"
+    return found
 
 
-def use(path: Path | None) -> None:
-    """Use the library at ``path`` from now on; None: Python. Raises OSError where it cannot be
-    loaded."""
-    global _library
-    _library = None
-    library = None if path is None else PyDLL(str(path))
-    if library is not None:
-        for name, (result, arguments) in _RESULTS_AND_ARGUMENTS.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-    _library = library
+class Handle:
+    """An object in the library, which is freed with this one and cannot be copied."""
 
+    def __init__(self, kind: str, *sizes: int) -> None:
+        """``kind`` is the middle of its functions' names."""
+        self.library = library()
+        self.address: int = getattr(self.library, f"duodec_{kind}_new")(*sizes)
+        free = getattr(self.library, f"duodec_{kind}_free")
+        # not at exit: a thread may be in it still
+        weakref.finalize(self, free, self.address).atexit = False
 
-def library() -> PyDLL | None:
-    """What `use` has loaded."""
-    return _library
+    def __reduce__(self) -> Any:
+        raise TypeError("an object of the compiled library cannot be copied")
 
 
 def address(numbers: Numbers) -> int:

@@ -12,6 +12,9 @@ Context context_of(const int32_t *tokens, int64_t num) {
 
 extern "C" {
 
+int64_t duodec_max_order() { return MAX_ORDER; }
+int64_t duodec_num_candidates() { return NUM_CANDIDATES; }
+
 Rows *duodec_rows_new(int64_t max_contexts) {
     Rows *rows = new Rows;
     rows->max_contexts = max_contexts;

@@ -1,5 +1,5 @@
 // Keep the rows of `drafting/recycling.py`: candidates of the target by the tokens before them.
-// MAX_ORDER and NUM_CANDIDATES are macros, by their names in Python.
+// The sizes are those of Python, which `library.py` checks.
 
 #pragma once
 
@@ -10,6 +10,8 @@
 #include <list>
 #include <unordered_map>
 #include <utility>
+
+constexpr int MAX_ORDER = 3, NUM_CANDIDATES = 8;
 
 struct Row {
     int32_t num = 0;

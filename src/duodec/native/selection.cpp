@@ -1,5 +1,5 @@
-// Grow the tree of `planning/selection.py`: the same nodes in the same order, with the same bits,
-// which is tested. What is tuned stands there and comes with each request.
+// Grow the tree of `planning/selection.py`. What is tuned stands there and comes with each request.
+// `tests/fakes/oracles.py` finds the same nodes in the same order, with the same bits.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Keep the texts of `drafting/suffix.py` and search them: the same drafts, which is tested.
+// Keep the texts of `drafting/suffix.py` and search them.
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-"""Grow a selection in the compiled library, where there is one and it knows the sources."""
+"""Grow a selection best first, in C++."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from struct import Struct
 
 from duodec.drafting.recycling import MAX_ORDER
 from duodec.native.library import Numbers, address, library
-from duodec.native.rows import NativeRows
 from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT, Acceptance
 from duodec.planning.selection import LEAST_VALUE, SHARE, Selection
 from duodec.planning.sources import (
@@ -40,20 +39,13 @@ def grow(
     has_branches: bool = True,
     least: float = LEAST_VALUE,
 ) -> None:
-    """`Selection.grow`, of which this is the fast form."""
-    known = library()
-    sources = selection.sources
-    texts = [one for one in sources if isinstance(one, MatchSource | StoredSource)]
-    if (
-        known is None
-        or len(sources) != 2 + len(texts)
-        or len(texts) > _MAX_TEXTS
-        or not isinstance(tree := sources[0], TreeSource)
-        or not isinstance(rows := sources[1], RowSource)
-        or not isinstance(rows.rows.store, NativeRows | None)
-    ):
-        selection.grow(num_tokens, depth, has_branches=has_branches, least=least)
-        return
+    """Find the likeliest nodes: at most so many, so deep, of at least that value; without branches
+    a chain. The sources are the draft model's tree, the recycled rows and up to four of texts."""
+    tree, rows, *others = selection.sources
+    texts = [one for one in others if isinstance(one, MatchSource | StoredSource)]
+    assert isinstance(tree, TreeSource)
+    assert isinstance(rows, RowSource)
+    assert len(others) == len(texts) <= _MAX_TEXTS
     tokens, parents = array("i", bytes(4 * num_tokens)), array("i", bytes(4 * num_tokens))
     values = array("d", bytes(8 * (num_tokens + 1)))
     kept: list[Numbers] = []  # until the call is over
@@ -71,7 +63,7 @@ def grow(
         has_branches,
         least,
     )
-    count = known.duodec_grow(request, address(tokens), address(parents), address(values))
+    count = library().duodec_grow(request, address(tokens), address(parents), address(values))
     selection.depth, selection.least = depth if num_tokens else 0, least
     selection.tokens = tokens[:count].tolist()
     selection.parents = parents[:count].tolist()
@@ -86,9 +78,8 @@ def _tree(source: TreeSource) -> tuple[int, ...]:
 
 
 def _rows(source: RowSource) -> tuple[int, ...]:
-    store, end = source.rows.store, source.end[-MAX_ORDER:]
-    handle = store.handle if isinstance(store, NativeRows) else 0
-    return handle, *end, *(0,) * (MAX_ORDER - len(end)), len(end)
+    end = source.end[-MAX_ORDER:]
+    return source.rows.store.address, *end, *(0,) * (MAX_ORDER - len(end)), len(end)
 
 
 def _learned(rows: RowSource, texts: Sequence[_Text], agreement: Acceptance) -> array[int]:

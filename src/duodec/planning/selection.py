@@ -1,22 +1,21 @@
-"""Grow one tree of candidates from all sources, best first, as far as it may be scored.
+"""Keep one tree of candidates from all sources, the best that may be scored, and learn from it.
 
 A source proposes successors of a node, each with the likelihood that it is the target's token
 there. What several sources propose is one node, worth more than either says; how much more is
 learned from every verdict. Since no node is likelier than its parent, the nodes are found in the
 order of their values, and any number of the first ones is a connected tree.
 
-This runs between two forward passes: lists and plain loops, since there are some dozens of nodes.
+Its growth stands between two forward passes and is in C++ (`planning/compiled.py`). What it learns
+from a verdict is computed here, while the target computes.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from duodec.core.draft import ROOT, Draft
-from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT, Acceptance
+from duodec.planning.acceptance import Acceptance
 
 LEAST_VALUE = 1e-3  # what is less likely is not worth a row
 SHARE = 0.5  # of that, from which one source alone may propose it
@@ -78,70 +77,6 @@ class Selection:
     def draft(self, num_tokens: int) -> Draft:
         """The first nodes; the likelier child comes before others."""
         return Draft(tuple(self.tokens[:num_tokens]), tuple(self.parents[:num_tokens]))
-
-    def grow(
-        self, num_tokens: int, depth: int, *, has_branches: bool = True, least: float = LEAST_VALUE
-    ) -> None:
-        """Find the likeliest nodes: at most so many, so deep, of at least that value; without
-        branches a chain."""
-        self.depth, self.least = depth if num_tokens else 0, least
-        sources, tokens, parents, values = self.sources, self.tokens, self.parents, self.values
-        num_right, num_seen = self.agreement.num_right, self.agreement.num_seen
-        open_sources = [(i, source.follow) for i, source in enumerate(sources) if source.is_open]
-        none: list[State] = [None] * len(sources)
-        # (-value, order, parent, token, the only source or -1, its state or all states, depth)
-        edge: list[tuple[float, int, int, int, int, Any, int]] = []
-        states = [source.root() for source in sources]
-        all_states = [states]  # of the root, then of each node
-        node, value, deep, order = ROOT, 1.0, 0, 0
-        while True:
-            if deep < self.depth:
-                asked, total = self._asked(states, value), 0.0
-                if len(asked) == 1:
-                    i, known = asked[0]
-                    pattern = ALONE if i else _DRAFT_ALONE
-                    for token, likely, state in known:
-                        # `Acceptance.estimate`, without a call for each of many
-                        cell = bisect_right(EDGES, likely) * NUM_RANKS + pattern
-                        right = num_right[cell] + PRIOR_WEIGHT * likely
-                        likelihood = right / (num_seen[cell] + PRIOR_WEIGHT)
-                        total += likelihood
-                        own = value * likelihood
-                        if own >= least:
-                            order += 1
-                            heappush(edge, (-own, order, node, token, i, state, deep + 1))
-                elif asked:
-                    found, patterns = self._merged(asked)
-                    for (token, (wrong, _, below)), pattern in zip(
-                        found.items(), patterns, strict=True
-                    ):
-                        likelihood = self.agreement.estimate(1.0 - wrong, pattern)
-                        total += likelihood
-                        own = value * likelihood
-                        if own >= least:
-                            order += 1
-                            heappush(edge, (-own, order, node, token, -1, below, deep + 1))
-                if node == ROOT:
-                    self.reach = min(1.0, total)
-            if not edge or len(tokens) >= num_tokens:
-                return
-            negative, _, parent, token, i, state, deep = heappop(edge)
-            if not has_branches:
-                edge.clear()
-            if i < 0:
-                states = state
-            else:
-                states = none.copy()
-                states[i] = state
-            above = all_states[parent + 1]
-            for i, follow in open_sources:
-                if states[i] is None and above[i] is not None:
-                    states[i] = follow(above[i], token)
-            node, value = len(tokens), -negative
-            tokens.append(token)
-            parents.append(parent)
-            values.append(value)
-            all_states.append(states)
 
     def _asked(self, states: Sequence[State], value: float) -> _Asked:
         """What the sources propose at a node of this value."""

@@ -8,7 +8,7 @@ server's thirty-two run the same loop; a server runs it in a thread of its own.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ from duodec.methods.request import Forward, Score, Wait
 from duodec.planning.budget import BatchBudget
 from duodec.planning.costs import Costs
 from duodec.scheduler.outputs import Failed
+from duodec.scheduler.queue import Queue
 from duodec.scheduler.rehearsal import Rehearsal
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.slots import Slot, best_slot
@@ -68,6 +69,8 @@ class Scheduler:
     """Whether another thread computes for long: then the target leaves cores as for a drafter. With
     more threads than cores, those that have a core spin until the others do."""
     num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all
+    num_chunk_in_company: int | None = None  # while others decode; None: as many
+    most_slots: int | None = None  # for tasks that were submitted together; None: all
     on_end: Ended = lambda task, reason: None
     warm_up: Callable[[], None] = lambda: None
     """Runs the code between two forward passes once, so that it is in the processor's caches."""
@@ -79,7 +82,7 @@ class Scheduler:
         self.budget = BatchBudget(self.costs, self.cores_for_target, shared=shared)
         self.slots = [Slot(i, cache_for(i, is_alone=True)) for i in range(self.num_slots)]
         self.changed = Condition()  # of what waits and what runs
-        self.waiting: deque[ScheduledRequest] = deque()
+        self.waiting = Queue()
         self.running: list[ScheduledRequest] = []  # by slot
         self.num_forwards = 0
         self._last_prefill = -1
@@ -95,7 +98,7 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def submit(self, tasks: Sequence[ScheduledRequest]) -> None:
-        """Queue them."""
+        """Queue them; they take turns with those of other calls."""
         with self.changed:
             self.waiting.extend(tasks)
             self.changed.notify_all()
@@ -187,8 +190,8 @@ class Scheduler:
         """End what was aborted in the queue; any thread may call it."""
         with self.changed:
             dropped = [task for task in self.waiting if task.is_aborted]
-            for task in dropped:
-                self.waiting.remove(task)
+            if dropped:
+                self.waiting.drop(dropped)
             self.changed.notify_all()
         for task in dropped:
             self.on_end(task, "abort")
@@ -203,14 +206,16 @@ class Scheduler:
             self._flight = None  # nobody wants what it would compute
 
     def _admit(self) -> None:
-        """Waiting tasks into idle slots, first come, first served."""
+        """Waiting tasks into idle slots, in the order of the queue."""
         while self.waiting and len(self.running) < self.num_slots:
             used = [task.slot for task in self.running]
             idle = [slot for slot in self.slots if slot not in used]
             with self.changed:
-                if not self.waiting:  # aborted meanwhile
+                taken = Counter(task.submission for task in self.running)
+                most = self.most_slots or self.num_slots
+                task = self.waiting.pop([own for own, num in taken.items() if num >= most])
+                if task is None:  # all were aborted meanwhile, or have as many as they may
                     return
-                task = self.waiting.popleft()
                 task.slot = best_slot(idle, task.request.text)
                 task.request.slot = task.slot.number
                 self.running.append(task)
@@ -309,17 +314,20 @@ class Scheduler:
 
     def _batch(self) -> list[ScheduledRequest]:
         """All that decode, and one of those that prefill a long text."""
+        num_chunk = self.num_chunk_in_company or self.num_chunk
         batch: list[ScheduledRequest] = []
         prefills: list[ScheduledRequest] = []
         for task in self.running:
             if isinstance(task.need, Score):
                 if len(self.running) > 1:
                     self._choose_cache(task)
-                (prefills if task.is_long(self.num_chunk) else batch).append(task)
+                (prefills if task.is_long(num_chunk) else batch).append(task)
         if prefills:
             later = [task for task in prefills if task.request.slot > self._last_prefill]
             prefill = (later or prefills)[0]  # they take turns
             self._last_prefill = prefill.request.slot
+            if not batch:
+                prefill.is_long(self.num_chunk)  # nobody waits for a larger part
             batch.append(prefill)
         return batch
 

@@ -101,10 +101,10 @@ class Service:
     @property
     def num_free(self) -> int:
         """Requests that may be with a scheduler or on their way to it, besides those there are.
-        Raises ApiError while no requests are served."""
+        Raises ApiError while no model is loaded."""
         self.check_ready()
         threads = [model.scheduler for model in self.models.loaded]
-        num_there = sum(thread.num_running + thread.num_waiting for thread in threads)
+        num_there = sum(thread.num_taken for thread in threads)
         num_slots = self.settings.num_slots * max(1, len(threads))
         return num_slots + self.settings.num_queued - num_there
 

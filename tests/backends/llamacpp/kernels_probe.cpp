@@ -54,7 +54,7 @@ int main() {
         }
         const Bytes activations = aligned(num_rows * row_bytes);
         for (size_t s = 0; s + 1 < splits.size(); s++) {
-            const Groups groups(splits[s], splits[s + 1]);
+            const Groups groups(*kernel, splits[s], splits[s + 1]);
             for (int64_t g = 0; g < groups.num_groups; g++) {
                 uint8_t * group = activations.get() + groups.first(g) * row_bytes;
                 float * out[Lanes::MOST];

@@ -236,6 +236,17 @@ def read_all(model: LlamaDraftModel) -> int:
     return num_parts
 
 
+def test_a_draft_model_anew_has_measured_nothing_and_has_the_same_rows(draft: LlamaModel) -> None:
+    model, text = drafts_of(draft), varied_text(draft, 3000)
+    begin = model.window.start
+    model.clock = lambda: 0.0  # it seems to read for nothing
+    before = rows_of(model, text[:2000])
+    assert model.window.start > begin
+    other = model.anew()
+    assert other.window.start == begin
+    assert np.array_equal(rows_of(other, text[:2000]), before)
+
+
 def test_of_a_short_text_the_draft_reads_all(draft: LlamaModel) -> None:
     """Bit for bit as a context without a window."""
     text, tree = varied_text(draft, 150), Draft.sequences([[5, 6], [7]])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
-sections = pytest.importorskip("benchmarks.gpu_sections", reason="needs the repository")
+sections = pytest.importorskip("benchmarks.gpu.gpu_sections", reason="needs the repository")
 
 
 def fail(note: Any) -> None:

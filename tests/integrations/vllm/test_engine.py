@@ -35,7 +35,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def target() -> str:
     """SmolLM2 as vLLM reads it."""
-    command = [sys.executable, "-m", "benchmarks.checkpoint", "smollm2"]
+    command = [sys.executable, "-m", "benchmarks.vllm.checkpoint", "smollm2"]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return made.stdout.strip().splitlines()[-1]

@@ -28,7 +28,6 @@ from duodec.integrations.vllm.settings import PREFIX, Settings
 from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
 from duodec.models import resolve
 from duodec.models.vocabularies import difference
-from duodec.native import library as native
 
 TABLE = TableModel(seed=7)
 FACTS = DraftFacts((b"a",) * 32, -1, -1, frozenset(), 2048, 4096)
@@ -102,18 +101,8 @@ def test_the_proposer_keeps_the_contract_of_the_hook(monkeypatch: pytest.MonkeyP
     assert not child.is_alive  # it went with its owner
 
 
-@pytest.mark.parametrize("is_compiled", [True, False])
-def test_drafts_are_plain_lists_of_integers(
-    is_compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a draft model as well, selection and the search in texts are compiled."""
-    monkeypatch.setattr(native, "_library", None)
-    if not is_compiled:
-        monkeypatch.setenv("DUODEC_CACHE", "/dev/null/nothing")
+def test_drafts_are_plain_lists_of_integers() -> None:
     ours = DuoProposer(config())
-    if is_compiled and native.library() is None:
-        pytest.skip("there is no C++ compiler")
-    assert (native.library() is not None) == is_compiled
     texts = np.tile(np.arange(4, dtype=np.int32), (2, 8))
     lengths = np.array([30, 30])
     made = [ours.propose([[1], [1]], lengths + step - 20, texts) for step in range(6)]

@@ -39,7 +39,7 @@ def free_port() -> int:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """Its address and process."""
     made = subprocess.run(
-        [sys.executable, "-m", "benchmarks.checkpoint", "smollm2"],
+        [sys.executable, "-m", "benchmarks.vllm.checkpoint", "smollm2"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     cores = sorted(os.sched_getaffinity(0))

@@ -7,8 +7,8 @@ When the text outgrows the window, its oldest quarter is dropped. Nothing is rea
 
 A block is read when that pays. Reading takes a known time, by the measured speed. What it gains is
 learned by distance: the share of tokens that were the draft's first guess, with windows of 64
-tokens and more, of 128 and more, and so on. It begins with shares that were measured offline
-(benchmarks/windows.py), which rise steeply for a draft of half a billion parameters and not at all
+tokens and more, of 128 and more, and so on. It begins with shares that were measured offline,
+which rise steeply for a draft of half a billion parameters and not at all
 for one of a few layers. If a share h becomes g, the expected run of right guesses grows from
 1/(1-h) to 1/(1-g). How long a text goes on is unknown, so it is expected to take as long again as
 it has taken. Hence reading pays while, for some wider window, the gain times the time spent on the

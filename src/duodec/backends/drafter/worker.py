@@ -36,7 +36,7 @@ from duodec.core.grammar import Grammar, Mask
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.sampling import Tokens
-from duodec.drafting.turns import InTurns
+from duodec.core.turns import InTurns
 from duodec.errors import BadOption
 
 LONG_TEXT = 64  # new tokens from which reading is announced, so that nobody waits for it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from time import perf_counter
 
@@ -81,6 +82,12 @@ class LlamaDraftModel(DraftModel):
                 else uses_flash_attention
             ),
         )
+
+    def anew(self) -> LlamaDraftModel:
+        other = copy(self)
+        other.window = Window(self.window.most, self.vocabulary.num_params)
+        other._origins, other._tracks = {}, {}
+        return other
 
     traits = DraftTraits(
         reads_in_chunks=True, has_clock=True, has_window=True, has_masks=True, counts_tokens=True

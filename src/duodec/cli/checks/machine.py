@@ -25,19 +25,6 @@ def check_cores(plan: CorePlan, num_cores: int) -> Check:
     return Check("cores", "ok", words)
 
 
-def check_native(*, is_used: bool) -> Check:
-    """Whether draft selection is compiled."""
-    if is_used:
-        return Check("selection", "ok", "of drafts: compiled for this machine")
-    return Check(
-        "selection",
-        "warn",
-        "of drafts in Python: up to 0.7 ms more between two forward passes",
-        "install a C++ compiler (g++ or clang++) or name it in the environment's CXX; the folder "
-        "native of the cache must be yours, and writable by nobody else",
-    )
-
-
 def check_llama(lib: Any, backend: str, *, has_gpu: bool) -> Check:
     """llama.cpp's build; one for another processor never gets this far."""
     from duodec.backends.llamacpp.load import GPU_BUILD

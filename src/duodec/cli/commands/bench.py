@@ -56,69 +56,57 @@ def bench(
     invocation: typer.Context,
     methods: Annotated[
         str,
-        typer.Option(
-            "--methods",
-            help="Methods, comma-separated; one may be named twice, and sps:2 drafts two tokens. "
-            "all: every exact one, `rest` only with a datastore.",
-            metavar="A,B,...",
-            rich_help_panel=_PANEL,
+        options.option(
+            "--methods A,B,...",
+            "Methods, comma-separated; one may be named twice, and sps:2 drafts two tokens. all: "
+            "every exact one, `rest` only with a datastore.",
+            _PANEL,
         ),
     ] = _ALL,
     paper: Annotated[
         str | None,
-        typer.Option(
-            "--paper",
-            help="Measure what the DuoDecoding paper's scripts measure, as they do: llama-2-7b or "
+        options.option(
+            "--paper NAME",
+            "Measure what the DuoDecoding paper's scripts measure, as they do: llama-2-7b or "
             "vicuna-7b. Sets methods, models, formats, threads, tokens and prompt formats; your "
             "own options go before.",
-            metavar="NAME",
-            show_default=False,
-            rich_help_panel=_PANEL,
+            _PANEL,
         ),
     ] = None,
     tasks: options.Tasks = _ALL,
     data: options.PromptFolder = None,
     limit: Annotated[
         int,
-        typer.Option(
-            "--limit", help="Prompts a task, spread over it; 0: all.", rich_help_panel=_PANEL
-        ),
+        options.option("--limit", "Prompts a task, spread over it; 0: all.", _PANEL),
     ] = 5,
     max_tokens: Annotated[
         int,
-        typer.Option(
-            "--max-tokens",
-            "-n",
-            help="Most tokens of a completion; qa and rag get 32, as in the papers.",
-            rich_help_panel=_PANEL,
+        options.option(
+            "--max-tokens -n",
+            "Most tokens of a completion; qa and rag get 32, as in the papers.",
+            _PANEL,
         ),
     ] = 128,
     repeats: Annotated[
         int,
-        typer.Option(
-            "--repeats", help="Repetitions of the whole benchmark.", rich_help_panel=_PANEL
-        ),
+        options.option("--repeats", "Repetitions of the whole benchmark.", _PANEL),
     ] = 1,
     replay_ms: Annotated[
         str | None,
-        typer.Option(
-            "--replay-ms",
-            help="Record the target's plain text, then replay it at these costs of a forward pass: "
-            "a stand-in for a target on other hardware.",
-            metavar="CURVE",
-            show_default=False,
-            rich_help_panel=_PANEL,
+        options.option(
+            "--replay-ms CURVE",
+            "Record the target's plain text, then replay it at these costs of a forward pass: a "
+            "stand-in for a target on other hardware.",
+            _PANEL,
         ),
     ] = None,
     simulate_ms: Annotated[
         str | None,
-        typer.Option(
-            "--simulate-ms",
-            help="The same on a virtual clock: real rows and drafts, without waiting, and "
-            "all methods on equal terms.",
-            metavar="CURVE",
-            show_default=False,
-            rich_help_panel=_PANEL,
+        options.option(
+            "--simulate-ms CURVE",
+            "The same on a virtual clock: real rows and drafts, without waiting, and all methods "
+            "on equal terms.",
+            _PANEL,
         ),
     ] = None,
     draft_ms: options.DraftCosts = None,
@@ -126,76 +114,52 @@ def bench(
     host_us: options.HostCosts = None,
     prefill_ms: Annotated[
         float,
-        typer.Option(
-            "--prefill-ms",
-            help="Prefill time of a prompt token in a replay or a simulation.",
-            metavar="MS",
-            rich_help_panel=_PANEL,
+        options.option(
+            "--prefill-ms MS", "Prefill time of a prompt token in a replay or a simulation.", _PANEL
         ),
     ] = 0.1,
     control: Annotated[
         str | None,
-        typer.Option(
-            "--control",
-            help="shuffled: replay texts whose tokens are shuffled; no draft may do well.",
-            metavar="NAME",
-            show_default=False,
-            rich_help_panel=_PANEL,
+        options.option(
+            "--control NAME",
+            "shuffled: replay texts whose tokens are shuffled; no draft may do well.",
+            _PANEL,
         ),
     ] = None,
     run_code: Annotated[
         bool,
-        typer.Option(
+        options.option(
             "--run-code",
-            help="Run the code in humaneval's completions to score them. A child "
-            "process with limits guards against accidents, not against malicious code.",
-            rich_help_panel=_PANEL,
+            "Run the code in humaneval's completions to score them. A child process with "
+            "limits guards against accidents, not against malicious code.",
+            _PANEL,
         ),
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="The folder for results and report; by default a new one.",
-            metavar="FOLDER",
-            show_default=False,
-            rich_help_panel=_PANEL,
+        options.option(
+            "--output -o FOLDER", "The folder for results and report; by default a new one.", _PANEL
         ),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume",
-            help="Continue the run in --output, with the same settings.",
-            rich_help_panel=_PANEL,
-        ),
+        options.option("--resume", "Continue the run in --output, with the same settings.", _PANEL),
     ] = False,
     target: Annotated[
         list[str] | None,
-        typer.Option(
-            "--target",
-            "-m",
-            help="A target; several may be given. [default: smollm2]",
-            metavar="MODEL",
-            show_default=False,
-            rich_help_panel="Models",
+        options.option(
+            "--target -m MODEL", "A target; several may be given. [default: smollm2]", "Models"
         ),
     ] = None,
     draft: Annotated[
         list[str] | None,
-        typer.Option(
-            "--draft",
-            "-md",
-            help="A draft model; several may be given. [default: auto]",
-            metavar="MODEL",
-            show_default=False,
-            rich_help_panel="Models",
+        options.option(
+            "--draft -md MODEL", "A draft model; several may be given. [default: auto]", "Models"
         ),
     ] = None,
     quiet: Annotated[
         bool,
-        typer.Option("--quiet", "-q", help="No progress, no tables.", rich_help_panel="Output"),
+        options.option("--quiet -q", "No progress, no tables.", "Output"),
     ] = False,
     config: Annotated[
         EngineConfig,

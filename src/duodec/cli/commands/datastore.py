@@ -5,8 +5,7 @@ from __future__ import annotations
 import json as json_format
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,12 +14,11 @@ import typer
 
 from duodec.cli.help import Group
 from duodec.cli.options import CONTEXT_SETTINGS, Json, Options, derived, option, register
-from duodec.cli.output import is_terminal, put, put_table, say_dim, size, warn
+from duodec.cli.output import is_terminal, progress_bar, put, put_table, say_dim, size, warn
 from duodec.errors import DatastoreUnreadable
 from duodec.loading.config import EngineConfig
 
 if TYPE_CHECKING:
-    from duodec.datastores import Progress
     from duodec.drafting.datastore_file import Header
 
 EPILOG = {
@@ -73,7 +71,7 @@ def build(
     begin_s = time.perf_counter()
     with closing(resolve_target(config).open_vocabulary()) as vocabulary:
         place = output or datastores.default_path(datastores.fingerprint(vocabulary))
-        with _progress() as on_progress:
+        with progress_bar(is_quiet=not is_terminal(sys.stderr)) as on_progress:
             built = datastores.build(files, vocabulary, place, on_progress=on_progress)
     header = built.header
     if built.num_skipped:
@@ -138,30 +136,3 @@ def _headers(path: Path | None) -> list[tuple[Path, Header]]:
         except DatastoreUnreadable as error:
             warn(str(error))
     return found
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar on stderr if it is a terminal."""
-    if not is_terminal(sys.stderr):
-        yield lambda stage, done, total: None
-        return
-    from rich import progress as rich_progress
-    from rich.console import Console
-
-    with rich_progress.Progress(
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        rich_progress.DownloadColumn(),
-        rich_progress.TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("reading", total=None)
-
-        def show(stage: str, done: int, total: int) -> None:
-            # the sort reports no progress
-            known = None if stage == "sorting" else total
-            bar.update(task, description=stage, completed=done, total=known)
-
-        yield show

@@ -180,7 +180,6 @@ def _check_use(
 ) -> list[Check]:
     """Check a sound pair against this machine. Raises ContextExceeded."""
     from duodec.backends.llamacpp.library import load
-    from duodec.inner_loops import use_native
     from duodec.machine.cores import available_cores
 
     num_context, path = target.num_context, resolved.file.path
@@ -193,7 +192,6 @@ def _check_use(
         machine.check_llama(load(), backend, has_gpu=has_gpu),
         *([machine.check_kernels(load(), path)] if target.is_on_cpu and path.is_file() else []),
         machine.check_torch(backend, has_gpu=has_gpu),
-        machine.check_native(is_used=use_native()),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from duodec.cli import options
 from duodec.cli.commands.report import check_installed, show_run
 from duodec.cli.options import CURVES
-from duodec.cli.output import progress_bar
+from duodec.cli.output import progress_bar, say_dim
 from duodec.core.sampling import SamplingParams
 from duodec.loading.config import EngineConfig
 
@@ -105,3 +105,8 @@ def plan(
     with progress_bar(is_quiet=quiet) as on_progress:
         results = simulate(asked, prompts, on_progress)
     show_run(results)
+    given = {"draft-ms": draft_ms, "host-us": host_us}
+    costs = {name: results.settings[name.replace("-", "_")] for name in given}
+    measured = [f"--{name} {costs[name]}" for name in given if costs[name] != given[name]]
+    if measured:
+        say_dim(f"the same costs again: {' '.join(measured)}")

@@ -62,18 +62,23 @@ def profile(
 
     The planner starts with the curves T(n) and d(k) of this pair on this machine.
     """
-    if busy := wait_until_idle(wait):
-        warn(f"{busy}; stop them, or let --wait 120 wait until they are done")
-        raise typer.Exit(_NOT_KEPT)
     if plot and not plot.resolve().parent.is_dir():
         raise BadOption(f"--plot {plot}: there is no such folder; create it first")
     pair = resolve_for(config, None)
+    if busy := wait_until_idle(wait):
+        warn(f"{busy}; stop them, or let --wait 120 wait until they are done")
+        raise typer.Exit(_NOT_KEPT)
     with open_llm(pair, on_warning=warn) as engine:
         from duodec.backends.loaded import TargetModel
         from duodec.loading import profile as profiling
         from duodec.loading.load import another_drafter
         from duodec.machine.cores import available_cores
 
+        least = min(profiling.CONTEXTS) + max(profiling.WIDTHS) + 1
+        if engine.num_context < least:
+            raise BadOption(
+                f"context is {engine.num_context}, and a profile needs {least} tokens; leave it out"
+            )
         shares_cores = engine.shares_cores
         measured = pair if engine.drafter else pair.without_draft()
         with progress_bar(is_quiet=False) as on_progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json as json_format
 import os
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from duodec.bench.results import RESULTS
 from duodec.cli.options import Json, option
 from duodec.cli.output import one_line, put, put_rich_table, say_dim
 from duodec.errors import BackendUnavailable, BadOption, ResultsUnreadable
+from duodec.machine.files import is_full
 from duodec.machine.install import install_command
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _write_exports(
         if figures:
             exports.write_figures(results, figures)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if is_full(error):
             raise
         raise BadOption(
             f"{error.filename} cannot be written ({error.strerror}); name another place"
@@ -166,7 +166,7 @@ def _write_page(results: Sequence[Results], files: Sequence[Path], output: Path)
         else:
             write_comparison(results, [str(file) for file in files], page)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if is_full(error):
             raise
         raise BadOption(
             f"--output {output} cannot be written ({error.strerror}); name another place"

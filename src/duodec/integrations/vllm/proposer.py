@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.errors import DuodecError
-from duodec.inner_loops import use_native
 from duodec.integrations.vllm.beside import Beside
 from duodec.integrations.vllm.meters import Meters
 from duodec.integrations.vllm.opening import Engine, OpenDrafter, check_version, open_drafter
@@ -62,7 +61,6 @@ class DuoProposer:
             return None
 
     def _started(self, engine: Engine) -> Speculator:
-        use_native()
         found = self.drafter
         if found is None:
             beside, num_texts = Beside(NoDrafter()), engine.max_rows

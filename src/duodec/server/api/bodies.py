@@ -23,7 +23,7 @@ from pydantic import (
 from duodec.chat.template import Message
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams, seeded
-from duodec.methods.registry import METHODS
+from duodec.methods.registry import METHODS, names
 from duodec.server.api.fields import (
     MAX_STOPS,
     Biases,
@@ -74,14 +74,14 @@ class Speculation(Object):
 
 
 def _base_name(name: str) -> str:
-    """A method's name without a number."""
-    base = name.partition(":")[0]
-    if base != name or base not in METHODS:
+    """A method's name, without a number and without a module: a client names nothing that is then
+    imported."""
+    if ":" in name or (name not in METHODS and name not in names()):
         raise refused(
-            f"is {name[:200]!r}; choose from: {', '.join(METHODS)}, and say how many tokens to "
+            f"is {name[:200]!r}; choose from: {', '.join(names())}, and say how many tokens to "
             "draft with max_draft"
         )
-    return base
+    return name
 
 
 def _speculation(value: Any) -> Any:

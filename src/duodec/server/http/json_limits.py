@@ -7,6 +7,7 @@ exhausts the stack of whoever walks over it later. Both are counted first, on th
 from __future__ import annotations
 
 import json
+import sys
 from math import isinf
 from typing import Any, NoReturn
 
@@ -89,7 +90,13 @@ def _check(data: bytes) -> None:
 
 
 def _loads(text: str | bytes) -> Any:
-    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    try:
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except ValueError as error:
+        if "int_max_str_digits" in str(error):  # Python's remedy, not the client's
+            most = sys.get_int_max_str_digits()
+            raise ValueError(f"a whole number has more than {most} digits") from error
+        raise
 
 
 def _finite(text: str) -> float:

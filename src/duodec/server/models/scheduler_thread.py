@@ -16,8 +16,8 @@ from duodec.server.errors import busy, unavailable
 
 class SchedulerThread:
     """Steps a scheduler while there is work. As many requests run at once as there are slots;
-    ``num_queued`` more may wait. ``lock`` is held during each step. All methods may be called from
-    any thread."""
+    ``num_queued`` more may wait; a request with many completions leaves half of these places to
+    others. ``lock`` is held during each step. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -49,6 +49,17 @@ class SchedulerThread:
         return len(self._scheduler.waiting)
 
     @property
+    def num_taken(self) -> int:
+        """Places in slots and in the queue that others cannot have."""
+        with self._scheduler.changed:
+            return self.num_running + self._scheduler.waiting.num_places(self._most_places)
+
+    @property
+    def _most_places(self) -> int:
+        """That one request takes, however many completions it has."""
+        return self.num_slots + self._num_queued // 2
+
+    @property
     def num_forwards(self) -> int:
         return self._scheduler.num_forwards
 
@@ -72,7 +83,7 @@ class SchedulerThread:
                     f"{len(requests)} completions are requested at once, and this server takes "
                     f"{most}; ask for fewer"
                 )
-            if len(requests) > most - self.num_running - self.num_waiting:
+            if min(len(requests), self._most_places) > most - self.num_taken:
                 raise busy(
                     1 + self.num_waiting // self.num_slots,
                     f"{self.num_running} requests are running and {self.num_waiting} wait; "

@@ -86,7 +86,9 @@ struct Rows {
         first[0] = 0;
     }
 
-    Groups groups(int64_t matrix) const { return ids ? Groups(begin[matrix], begin[matrix + 1]) : Groups(0, num_rows); }
+    Groups groups(const Kernel & kernel, int64_t matrix) const {
+        return ids ? Groups(kernel, begin[matrix], begin[matrix + 1]) : Groups(kernel, 0, num_rows);
+    }
 
     const float * in(int64_t r) const {
         int64_t i1, i2, i3 = 0;
@@ -127,7 +129,7 @@ class Traits : public ggml::cpu::tensor_traits {
 
         int64_t turn = 0;
         for (int64_t e = 0; e < rows.num_matrices; e++) {
-            const Groups groups = rows.groups(e);
+            const Groups groups = rows.groups(kernel, e);
             for (int64_t g = 0; g < groups.num_groups; g++)
                 for (int m = 0; m < groups.rows(g); m++)
                     if (turn++ % nth == ith)
@@ -141,7 +143,7 @@ class Traits : public ggml::cpu::tensor_traits {
 
         int64_t next = ith, passed = 0;  // chunks: mine, and those of the matrices before this one
         for (int64_t e = 0; e < rows.num_matrices; e++) {
-            const Groups groups = rows.groups(e);
+            const Groups groups = rows.groups(kernel, e);
             if (!groups.num_groups) continue;
             const uint8_t * matrix = (const uint8_t *)weights->data + e * matrix_bytes(kernel, weights);
             for (; next < passed + num_chunks; next = ggml_threadpool_chunk_add(params->threadpool, 1)) {
@@ -360,7 +362,7 @@ DUODEC_EXPORT double duodec_deviation(void) {
         for (int64_t t = 0; t < duodec::num_tiles(rows); t++)
             kernel->pack_tile(tiles + t * tile_bytes, file.data() + t * TILE * file_row, file_row, (int)std::min<int64_t>(TILE, rows - t * TILE), columns);
         std::vector<float> products(num_x * rows);
-        const Groups groups(0, num_x);
+        const Groups groups(*kernel, 0, num_x);
         for (int64_t g = 0; g < groups.num_groups; g++) {
             float * out[duodec::Lanes::MOST];
             uint8_t * at = group.data() + groups.first(g) * kernel->row_bytes(columns);

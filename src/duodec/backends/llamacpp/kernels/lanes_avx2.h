@@ -17,6 +17,7 @@ struct Lanes {
     static constexpr const char * NAME = DUODEC_HAS_VNNI ? "AVX-VNNI" : "AVX2";
     static constexpr int ROWS = 8;
     static constexpr int MOST = 8;  // rows of activations that are multiplied at once
+    static constexpr int MOST_FLOATS = 6;  // with weights that are floats: two sums a row fill the 16 registers
     static constexpr int TOGETHER = 1;  // of these, whose dot products are computed by turns: none waits for its last
     static constexpr int BIASED = DUODEC_HAS_VNNI ? 128 : 0;
     using Int = __m256i;

@@ -11,6 +11,7 @@ struct Lanes {
     static constexpr const char * NAME = "AVX-512 VNNI";
     static constexpr int ROWS = 16;
     static constexpr int MOST = 16;  // rows of activations that are multiplied at once
+    static constexpr int MOST_FLOATS = 16;  // with weights that are floats
     static constexpr int TOGETHER = 4;  // of these, whose dot products are computed by turns: none waits for its last
     static constexpr int BIASED = 128;
     using Int = __m512i;

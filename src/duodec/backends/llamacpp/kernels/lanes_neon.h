@@ -10,6 +10,7 @@ struct Lanes {
     static constexpr const char * NAME = "NEON dot products";
     static constexpr int ROWS = 8;
     static constexpr int MOST = 4;  // rows of activations that are multiplied at once
+    static constexpr int MOST_FLOATS = 4;  // with weights that are floats
     static constexpr int TOGETHER = 2;  // of these, whose dot products are computed by turns: none waits for its last
     static constexpr int BIASED = 0;
     struct Int { int32x4_t a, b; };

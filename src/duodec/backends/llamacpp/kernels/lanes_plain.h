@@ -26,6 +26,7 @@ struct Lanes {
     static constexpr const char * NAME = "plain C++";
     static constexpr int ROWS = 8;      // of weights, side by side
     static constexpr int MOST = 4;  // rows of activations that are multiplied at once
+    static constexpr int MOST_FLOATS = 4;  // with weights that are floats
     static constexpr int TOGETHER = 1;  // of these, whose dot products are computed by turns: none waits for its last
     static constexpr int BIASED = 128;  // what a biased code has too much when it is multiplied
     struct Int { int32_t v[ROWS]; };

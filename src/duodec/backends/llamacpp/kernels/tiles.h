@@ -164,7 +164,10 @@ template <class F, int... M> const Multiply * multiplies(std::integer_sequence<i
     return functions;
 }
 
-// The function for groups of `rows`, 1 to Lanes::MOST.
-template <class F> Multiply multiply_of(int rows) { return multiplies<F>(std::make_integer_sequence<int, Lanes::MOST>())[rows - 1]; }
+// Rows of activations that are multiplied at once; for no format more than Lanes::MOST.
+template <class F> constexpr int most_rows() { return F::is_float ? Lanes::MOST_FLOATS : Lanes::MOST; }
+
+// The function for groups of `rows`, 1 to most_rows.
+template <class F> Multiply multiply_of(int rows) { return multiplies<F>(std::make_integer_sequence<int, most_rows<F>()>())[rows - 1]; }
 
 }  // namespace duodec

@@ -8,6 +8,7 @@ namespace duodec {
 struct Kernel {
     int columns;      // of a block in the file: rows of weights are a multiple
     int block_bytes;  // of a block in the file
+    int most_rows;    // of activations in a group
     int64_t (*tile_bytes)(int64_t columns);
     int64_t (*row_bytes)(int64_t columns);  // of activations
     void (*pack_tile)(uint8_t * tile, const uint8_t * file, int64_t row_bytes, int rows, int64_t columns);
@@ -22,7 +23,7 @@ inline const Kernel * kernel_of(int type) {
         [](auto format) -> const Kernel * {
             using F = decltype(format);
             static const Kernel kernel = {
-                F::columns, F::num_bytes, [](int64_t columns) { return Sections<F>(columns).num_bytes; },
+                F::columns, F::num_bytes, most_rows<F>(), [](int64_t columns) { return Sections<F>(columns).num_bytes; },
                 row_bytes<F>, pack_tile<F>, put_row<F>, multiply_of<F>,
             };
             return &kernel;
@@ -32,11 +33,12 @@ inline const Kernel * kernel_of(int type) {
 
 inline int64_t num_tiles(int64_t rows) { return (rows + TILE - 1) / TILE; }
 
-// Rows first to end in groups of nearly equal size, none larger than Lanes::MOST.
+// Rows begin to end in groups of nearly equal size, none larger than the kernel multiplies at once.
 struct Groups {
     int64_t begin, num_rows, num_groups;
 
-    Groups(int64_t begin, int64_t end) : begin(begin), num_rows(end - begin), num_groups((num_rows + Lanes::MOST - 1) / Lanes::MOST) {}
+    Groups(const Kernel & kernel, int64_t begin, int64_t end)
+        : begin(begin), num_rows(end - begin), num_groups((num_rows + kernel.most_rows - 1) / kernel.most_rows) {}
     int64_t first(int64_t g) const { return begin + g * num_rows / num_groups; }
     int rows(int64_t g) const { return (int)(first(g + 1) - first(g)); }
 };

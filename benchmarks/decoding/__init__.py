@@ -1,0 +1,1 @@
+"""How fast methods decode, and what their drafts are worth."""

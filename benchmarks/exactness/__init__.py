@@ -1,0 +1,1 @@
+"""Whether one seed gives one text."""

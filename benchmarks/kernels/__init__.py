@@ -1,0 +1,1 @@
+"""How fast forward passes and the work on their rows are on a CPU."""

@@ -1,0 +1,133 @@
+// Times the kernels for few rows of activations, format by format, on one thread, beside what the processor can do.
+//
+//     kernels [FORMAT ...] [--columns 1536] [--rows 8960] [--megabytes 192]
+//
+// A line a format: for each number of rows the milliseconds that one pass over the weights takes, and two shares: of the memory
+// bandwidth that a plain read of as many bytes reaches, and of the integer dot products that registers alone reach.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "weights.h"
+
+using namespace duodec;
+
+static double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+template <class Run> static double median_s(int repeats, Run run) {
+    std::vector<double> times;
+    for (int i = 0; i < repeats; i++) {
+        const double start = now_s();
+        run();
+        times.push_back(now_s() - start);
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
+// Bytes a second that are read when nothing is done with them but one addition.
+static double bandwidth(const std::vector<uint8_t> & bytes) {
+    static volatile float sink;
+    return bytes.size() / median_s(5, [&] {
+        Lanes::Real sums[4] = {Lanes::zero(), Lanes::zero(), Lanes::zero(), Lanes::zero()};
+        const float * x = (const float *)bytes.data();
+        const size_t step = 4 * Lanes::ROWS;
+        for (size_t i = 0; i + step <= bytes.size() / 4; i += step)
+            for (int k = 0; k < 4; k++) {
+                __builtin_prefetch(x + i + k * Lanes::ROWS + 1024);
+                sums[k] = Lanes::sum(sums[k], Lanes::from_float(x + i + k * Lanes::ROWS));
+            }
+        float out[Lanes::ROWS];
+        Lanes::store(out, Lanes::sum(Lanes::sum(sums[0], sums[1]), Lanes::sum(sums[2], sums[3])));
+        sink = sink + out[0];
+    });
+}
+
+// Products a second of codes of four bits and activations, both at hand, in so many sums at once.
+template <int chains> static double integer_speed() {
+    constexpr int turns = 1 << 16;
+    uint8_t bytes[64];
+    int8_t words[chains][64];
+    for (int i = 0; i < 64; i++) bytes[i] = i % 16;
+    for (auto & row : words) for (int i = 0; i < 64; i++) row[i] = i;
+    static volatile float sink;
+    const double seconds = median_s(5, [&] {
+        const Lanes::Codes codes = Lanes::load(bytes);
+        Lanes::Dots<15> dots[chains];
+        for (auto & dot : dots) { dot.begin(0); dot.add(0, codes, words[0]); }
+        for (int i = 0; i < turns; i++) {
+            DUODEC_UNROLL for (int v = 8; v < 16; v++) DUODEC_UNROLL for (int k = 0; k < chains; k++) dots[k].add(v, codes, words[k]);
+            asm volatile("" : : "r"(words) : "memory");  // which may be others at the next turn
+        }
+        float out[Lanes::ROWS];
+        for (auto & dot : dots) { Lanes::store(out, Lanes::real(dot.end())); sink = sink + out[0]; }
+    });
+    return 8.0 * chains * turns * 4 * Lanes::ROWS / seconds;
+}
+
+struct Named { const char * name; int type; };
+static const Named FORMATS[] = {
+    {"Q4_0", Q4_0}, {"Q4_1", Q4_1}, {"Q5_0", Q5_0}, {"Q5_1", Q5_1}, {"Q8_0", Q8_0}, {"Q4_K", Q4_K}, {"Q5_K", Q5_K}, {"Q6_K", Q6_K},
+    {"IQ4_NL", IQ4_NL}, {"IQ4_XS", IQ4_XS}, {"MXFP4", MXFP4}, {"F16", F16}, {"BF16", BF16}, {"F32", F32},
+};
+
+int main(int count, char ** words) {
+    int64_t columns = 1536, rows = 8960, megabytes = 192;
+    std::vector<std::string> wanted;
+    for (int i = 1; i < count; i++) {
+        const std::string word = words[i];
+        if (word.rfind("--", 0) == 0 && i + 1 < count) {
+            const int64_t value = atoll(words[++i]);
+            if (word == "--columns") columns = value;
+            else if (word == "--rows") rows = value;
+            else if (word == "--megabytes") megabytes = value;
+            else { fprintf(stderr, "kernels: no option %s\n", word.c_str()); return 2; }
+        } else wanted.push_back(word);
+    }
+    std::vector<uint8_t> plain(megabytes << 20, 1);
+    const double bytes_s = bandwidth(plain), peak = std::max({integer_speed<4>(), integer_speed<8>(), integer_speed<12>()});
+    printf("%s, one thread: reads %.1f GB/s, %.0f thousand million integer products a second\n", Lanes::NAME, bytes_s / 1e9, peak / 1e9);
+    printf("%lld x %lld weights; ms, share of bandwidth, share of the integer peak\n", (long long)rows, (long long)columns);
+    for (const Named & named : FORMATS) {
+        if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), named.name) == wanted.end()) continue;
+        const Kernel & kernel = *kernel_of(named.type);
+        const int64_t matrix_bytes = num_tiles(rows) * kernel.tile_bytes(columns), copies = std::max<int64_t>(1, (megabytes << 20) / matrix_bytes);
+        std::vector<uint8_t> storage(matrix_bytes * copies + 64);
+        uint8_t * weights = (uint8_t *)(((uintptr_t)storage.data() + 63) / 64 * 64);
+        const int64_t file_row = columns / kernel.columns * kernel.block_bytes;
+        std::vector<uint8_t> file(file_row * TILE);
+        // numbers of about one in every format: no NaN, and no subnormal ones, which are slow and which models have not
+        for (size_t i = 0; i < file.size(); i++) file[i] = 0x30 | (i * 2654435761u >> 13 & 0x0f);
+        if (named.type == MXFP4) for (size_t i = 0; i < file.size(); i++) file[i] |= 0x40;
+        for (int64_t t = 0; t < num_tiles(rows) * copies; t++) kernel.pack_tile(weights + t * kernel.tile_bytes(columns), file.data(), file_row, TILE, columns);
+        std::vector<float> x(columns);
+        for (int64_t k = 0; k < columns; k++) x[k] = (float)((k * 37 % 101) - 50) / 25;
+        printf("%-6s", named.name);
+        for (int m : {1, 2, 4, 8, 16, 32}) {
+            const int64_t activation_bytes = kernel.row_bytes(columns);
+            std::vector<uint8_t> activations(m * activation_bytes + 64);
+            std::vector<float> products(m * rows);
+            const Groups groups(kernel, 0, m);
+            for (int64_t g = 0; g < groups.num_groups; g++)
+                for (int i = 0; i < groups.rows(g); i++) kernel.put_row(activations.data() + groups.first(g) * activation_bytes, i, groups.rows(g), x.data(), columns);
+            const auto multiply_all = [&] {
+                for (int64_t c = 0; c < copies; c++)
+                    for (int64_t begin = 0; begin < num_tiles(rows); begin += 16) {
+                        const int64_t end = std::min(num_tiles(rows), begin + 16);
+                        for (int64_t g = 0; g < groups.num_groups; g++) {
+                            float * out[Lanes::MOST];
+                            for (int i = 0; i < groups.rows(g); i++) out[i] = products.data() + (groups.first(g) + i) * rows;
+                            multiply_tiles(kernel, weights + c * matrix_bytes, rows, columns, begin, end, activations.data() + groups.first(g) * activation_bytes, groups.rows(g), out);
+                        }
+                    }
+            };
+            if (m == 1) for (int i = 0; i < 3; i++) multiply_all();  // weights that have just been written are slow to read
+            const double seconds = median_s(5, multiply_all) / copies;
+            printf("  %d: %.2f %2.0f%% %2.0f%%", m, seconds * 1e3, matrix_bytes / seconds / bytes_s * 100, (double)m * rows * columns / seconds / peak * 100);
+        }
+        printf("\n");
+    }
+}

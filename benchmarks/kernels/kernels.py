@@ -1,0 +1,216 @@
+"""Measure the kernels for weights on the CPU: llama.cpp's, and ours over packed weights.
+
+For each setting, in a process of its own (kernels are chosen when the library is loaded): the time
+of a forward pass by its rows, of the prefill, of loading; the memory that loading takes; and how
+far the logits of one text move with the width of the forward pass, the threads, and the parts of
+the prefill. The settings take turns. A format after a model's name is requantised to it first:
+
+    python -m benchmarks.kernels.kernels smollm2 qwen2.5-coder-1.5b qwen2.5-coder-1.5b:Q8_0
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from benchmarks import RESULTS, SCRATCH
+from duodec.backends.llamacpp import library, self_test
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.bench.card import environment
+from duodec.core.draft import Draft
+from duodec.core.protocols import Query
+from tests.models.weights import weights
+
+WIDTHS = (1, 2, 4, 5, 8, 16, 32)
+PREFILL = 512
+START = 64  # tokens of text before the rows that are timed
+SETTINGS = {  # what is added to the environment, and whether weights are packed
+    "llama.cpp": ({self_test.SWITCH: self_test.OFF}, True),
+    "mapped": ({}, False),
+    "packed": ({}, True),
+}
+FORMATS = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K_M": 15,
+    "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38,
+}  # fmt: skip
+PURE = "-pure"  # after a format: of all matrices, where llama.cpp would give some of them another
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One model in one setting, with so many threads."""
+
+    kernels: str  # the instruction set of ours; an empty text for llama.cpp's
+    load_s: float
+    load_bytes: int  # of memory, the most while it was loaded
+    prefill_ms: float  # a token
+    forward_ms: dict[int, float]  # by rows; medians
+    deviation: float  # greatest difference of a logit between any two ways to compute it
+
+
+def requantised(path: Path, name: str) -> Path:
+    """A model with its weights in another format, made once."""
+    made = SCRATCH / f"{path.stem}-{name.lower()}.gguf"
+    if not made.exists():
+        SCRATCH.mkdir(exist_ok=True)
+        lib: Any = library.load()
+        params = lib.llama_model_quantize_default_params()
+        params.ftype, params.allow_requantize = FORMATS[name.removesuffix(PURE)], True
+        params.pure = name.endswith(PURE)
+        partial = made.with_suffix(".partial")
+        status = lib.llama_model_quantize(
+            str(path).encode(), str(partial).encode(), ctypes.byref(params)
+        )
+        assert status == 0, f"llama.cpp could not convert {path}"
+        partial.rename(made)
+    return made
+
+
+def model_file(name: str) -> Path:
+    """The file of a model, requantised where a format follows its name."""
+    model, _, format_ = name.partition(":")
+    path = Path(model) if model.endswith(".gguf") else weights(model)
+    return requantised(path, format_) if format_ else path
+
+
+def measure(path: Path, num_threads: int, *, packs: bool, repeats: int) -> Measured:
+    """Compute the same rows in every way."""
+    library.load()
+    before = _most_bytes()
+    begin = perf_counter()
+    model = LlamaModel(path, num_gpu_layers=0, packs=packs)
+    load_s = perf_counter() - begin
+    load_bytes = _most_bytes() - before
+    target = LlamaTarget(model, num_context=1024, num_threads=num_threads)
+    prose = (Path(__file__).parents[2] / "LICENSE").read_text()
+    tokens = model.tokenize(prose, is_templated=False)[: PREFILL + START]
+    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    prefill: list[float] = []
+    score(target, tokens[:START])
+    for _ in range(repeats):
+        for width in WIDTHS:
+            score(target, tokens[:START])
+            begin = perf_counter()
+            score(target, tokens[:START], tokens[START : START + width - 1])
+            times[width].append((perf_counter() - begin) * 1e3)
+    for _ in range(3):
+        score(target, tokens[:1])
+        begin = perf_counter()
+        score(target, tokens[: PREFILL + 1])
+        prefill.append((perf_counter() - begin) / PREFILL * 1e3)
+    return Measured(
+        library.kernels(model.lib), load_s, load_bytes, median(prefill),
+        {width: median(of_width) for width, of_width in times.items()},
+        deviation(target, tokens[:128]),
+    )  # fmt: skip
+
+
+def deviation(target: LlamaTarget, tokens: Sequence[int]) -> float:
+    """How far the logits of the last 64 rows move with widths, threads and parts of the prefill."""
+    start, ways = len(tokens) - 64, []
+    most = target.trees(0).context.num_threads
+    for threads in sorted({1, most}):
+        target.trees(0).context.num_threads = target.trees(0).context.num_prompt_threads = threads
+        for width in (1, 2, 3, 4, 8, 16, 32, 64):
+            score(target, tokens[:start])
+            rows = []
+            for i in range(start, len(tokens), width):
+                rows += score(target, tokens[:i], tokens[i : min(i + width - 1, len(tokens) - 1)])
+            ways.append(np.stack(rows[:64]))
+        score(target, tokens[:1])
+        for i in range(7, start, 7):  # the text read in small pieces
+            score(target, tokens[:i])
+        ways.append(np.stack(score(target, tokens[:start], tokens[start : len(tokens) - 1])[:64]))
+    return max(float(np.abs(way - ways[0]).max()) for way in ways)
+
+
+def score(
+    target: LlamaTarget, text: Sequence[int], draft: Sequence[int] = ()
+) -> list[NDArray[np.float32]]:
+    (scores,) = target.score([Query(0, np.array(text, np.int32), Draft.chain(draft))])
+    assert isinstance(scores, LlamaScores)
+    return [row.copy() for row in scores.rows]
+
+
+def _most_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def main() -> None:
+    """Run every setting in a process of its own, by turns, and print medians."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", default=["smollm2"], metavar="MODEL[:FORMAT]")
+    parser.add_argument("--threads", default="1,2", help="numbers of threads")
+    parser.add_argument("--turns", type=int, default=2, help="processes a setting")
+    parser.add_argument("--repeats", type=int, default=7, help="forward passes a width and process")
+    parser.add_argument("--settings", default=",".join(SETTINGS), help="of " + ", ".join(SETTINGS))
+    options = parser.parse_args()
+    console, table = Console(), []
+    for name in options.models:
+        path = model_file(name)
+        for threads in (int(n) for n in options.threads.split(",")):
+            runs: dict[str, list[dict[str, Any]]] = {s: [] for s in options.settings.split(",")}
+            for _ in range(options.turns):
+                for setting, found in runs.items():
+                    found.append(_one(path, threads, setting, options.repeats))
+            for setting, found in runs.items():
+                row = {
+                    "model": name, "threads": threads, "setting": setting,
+                    "kernels": found[0]["kernels"],
+                    "load_s": median(f["load_s"] for f in found),
+                    "load_mb": median(f["load_bytes"] for f in found) / 1e6,
+                    "prefill_ms": median(f["prefill_ms"] for f in found),
+                    "forward_ms": {
+                        width: median(f["forward_ms"][str(width)] for f in found)
+                        for width in WIDTHS
+                    },
+                    "deviation": max(f["deviation"] for f in found),
+                }  # fmt: skip
+                table.append(row)
+                shown = "  ".join(f"{w}: {ms:.1f}" for w, ms in row["forward_ms"].items())
+                console.print(
+                    f"{name}, {threads} threads, {setting}: {shown}; prefill "
+                    f"{row['prefill_ms']:.2f} a token; loaded in {row['load_s']:.1f} s, "
+                    f"{row['load_mb']:.0f} MB; logits move by {row['deviation']:.3g}",
+                    soft_wrap=True,
+                )
+    record = {"environment": environment(), "table": table}
+    (RESULTS / "kernels.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _one(path: Path, threads: int, setting: str, repeats: int) -> dict[str, Any]:
+    out = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kernels.kernels", "--one", str(path), str(threads),
+         setting, str(repeats)],
+        env={**os.environ, self_test.CHECKED: self_test.ANY, **SETTINGS[setting][0]},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return dict(json.loads(out.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        file, threads, setting, repeats = sys.argv[2:]
+        measured = measure(
+            Path(file), int(threads), packs=SETTINGS[setting][1], repeats=int(repeats)
+        )
+        print(json.dumps(asdict(measured)))
+    else:
+        main()

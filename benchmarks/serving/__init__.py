@@ -1,0 +1,1 @@
+"""How fast the server is, with many clients."""

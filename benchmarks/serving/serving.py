@@ -1,0 +1,388 @@
+"""Compare our server with llama.cpp's on the same file, and with plain decoding, at many clients.
+
+`load` requests the same greedy texts of both servers, streamed, with end tokens banned, at several
+numbers of clients; the two take turns at every load, `--repeats` times, and medians are compared. A
+rate counts the tokens that arrive while all clients are active: the last responses do not represent
+a server under load. At one client the library decodes the same prompts in the same turns. `paced`
+measures our server with a target slowed to `--pace-ms` a forward pass, plainly and with `auto`.
+
+    python -m benchmarks.serving.serving load --data FOLDER --llama-python ENVIRONMENT/bin/python
+    python -m benchmarks.serving.serving paced --data FOLDER
+
+Clients, servers and all run on one machine and share its cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import count, cycle, islice
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from benchmarks import RESULTS
+from benchmarks.serving.servers import Served, llama_cpp, ours
+from duodec.bench.card import environment
+from duodec.bench.tasks import read_prompts
+from duodec.core.events import Finished
+from duodec.core.sampling import SamplingParams
+from duodec.llm import LLM
+from duodec.models import resolve
+
+_CLIENTS = "1,2,4,8,16"
+_TASKS = ("mt_bench", "qa", "math_reasoning", "humaneval")
+_MOST_CHARS = 600  # of a prompt: decoding is measured, not prefill
+_CONTEXT = 1024
+_DISTURBED = 0.15  # cores
+_MOST_TRIES = 4
+
+app = typer.Typer(add_completion=False)
+Data = Annotated[Path, typer.Option(help="Prompts, in Spec-Bench's format.")]
+Repeats = Annotated[int, typer.Option(help="Of every load.")]
+Tokens = Annotated[int, typer.Option(help="Of a completion.")]
+Clients = Annotated[str, typer.Option(help="At once, separated by commas.")]
+Target = Annotated[str, typer.Option(help="A name or a file.")]
+Output = Annotated[str, typer.Option(help="Name of the results.")]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request as its client saw it."""
+
+    num_tokens: int
+    num_accepted: int  # of them drafted
+    ttft_s: float
+    pieces: list[tuple[float, str]]  # when they arrived
+
+    @property
+    def text(self) -> str:
+        return "".join(text for _, text in self.pieces)
+
+    def num_before(self, end_s: float) -> float:
+        """Tokens that had arrived by then, by their share of the text."""
+        arrived = sum(len(text) for second, text in self.pieces if second <= end_s)
+        return self.num_tokens * arrived / max(1, len(self.text))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One load on one server."""
+
+    server: str
+    num_clients: int
+    num_tokens: float  # that arrived while all clients were active
+    seconds: float  # of that time
+    accepted: float  # of all tokens, the share that was drafted
+    ttft_s: list[float]
+    texts: list[str]
+    other_cores: float = 0.0  # that other programs kept busy
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, of all clients together."""
+        return self.num_tokens / self.seconds
+
+
+async def ask(served: Served, body: dict[str, Any]) -> Answer:
+    """One streamed completion. The reading is kept plain: it runs on the servers' cores."""
+    host, port = served.address
+    data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+    reader, writer = await asyncio.open_connection(host, port)
+    begin_s = perf_counter()
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nContent-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data
+    )
+    lines: list[tuple[float, bytes]] = []
+    async for line in reader:
+        if line.startswith(b"data: {"):
+            lines.append((perf_counter(), line[6:]))  # noqa: PERF401  plain, as said
+    writer.close()
+    chunks = [json.loads(line) for _, line in lines]
+    if not chunks or "usage" not in chunks[-1]:
+        raise SystemExit(f"{served.url} did not answer: {lines[-1:]}")
+    pieces = [
+        (second, "".join(choice["text"] for choice in chunk["choices"]))
+        for (second, _), chunk in zip(lines, chunks, strict=True)
+    ]
+    drafted = (chunks[-1].get("metrics") or {}).get("speculative_decoding") or {}
+    num_accepted = drafted.get("num_accepted_draft_tokens", 0)
+    num_tokens = chunks[-1]["usage"]["completion_tokens"]
+    return Answer(num_tokens, num_accepted, lines[0][0] - begin_s, pieces)
+
+
+async def turn(name: str, served: Served, bodies: Sequence[dict[str, Any]], num: int) -> Turn:
+    """Run so many clients at once, until all requests are complete."""
+    waiting = iter(bodies)
+    answers: list[Answer] = []
+
+    async def client() -> float:
+        for body in waiting:
+            answers.append(await ask(served, body))  # noqa: PERF401  others do, too
+        return perf_counter()
+
+    begin_s = perf_counter()
+    end_s = min(await asyncio.gather(*(client() for _ in range(num))))
+    num_tokens = sum(answer.num_before(end_s) for answer in answers)
+    accepted = sum(a.num_accepted for a in answers) / sum(a.num_tokens for a in answers)
+    firsts, texts = [a.ttft_s for a in answers], [a.text for a in answers]
+    return Turn(name, num, num_tokens, end_s - begin_s, accepted, firsts, texts)
+
+
+def library_turn(engine: LLM, bodies: Sequence[dict[str, Any]]) -> Turn:
+    """The same requests through the library, one after another."""
+    texts, firsts, num_tokens = [], [], 0
+    begin_s = perf_counter()
+    for body in bodies:
+        sampling = SamplingParams(logit_bias={int(t): b for t, b in body["logit_bias"].items()})
+        *_, last = engine.stream(body["prompt"], replace(sampling, max_tokens=body["max_tokens"]))
+        assert isinstance(last, Finished)
+        num_tokens += last.stats.num_new_tokens
+        firsts.append(last.stats.first_s - last.stats.begin_s)
+        texts.append(last.text)
+    return Turn("library", 1, num_tokens, perf_counter() - begin_s, 0.0, firsts, texts)
+
+
+class Requests:
+    """Prompts, the same for every server in a turn."""
+
+    def __init__(self, data: Path, engine: LLM, num_tokens: int) -> None:
+        vocabulary = engine.tokenizer
+        ends = [t for t in range(vocabulary.num_vocab) if vocabulary.is_end(t)]
+        self._shape = {
+            "temperature": 0, "max_tokens": num_tokens,
+            "logit_bias": {str(token): -100 for token in ends},
+        }  # fmt: skip
+        found = [prompt.turns[0] for prompt in read_prompts(data, _TASKS, None)]
+        self._prompts = cycle([text for text in found if len(text) <= _MOST_CHARS])
+        self._numbers = count(100)
+
+    def take(self, number: int) -> list[dict[str, Any]]:
+        return [{**self._shape, "prompt": p} for p in islice(self._prompts, number)]
+
+    def numbered(self, bodies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Number the prompts, so that no server has seen them before."""
+        number = next(self._numbers)
+        return [{**body, "prompt": f"({number}) {body['prompt']}"} for body in bodies]
+
+
+def summary(turns: Sequence[Turn], names: Sequence[str]) -> list[dict[str, Any]]:
+    """By load: medians of the rates, and percentiles of the times to a first token."""
+    rows = []
+    for num in sorted({t.num_clients for t in turns}):
+        row: dict[str, Any] = {"num_clients": num}
+        for name in names:
+            own = [t for t in turns if t.num_clients == num and t.server == name]
+            if not own:
+                continue
+            firsts = sorted(s for t in own for s in t.ttft_s)
+            p99_s = firsts[min(len(firsts) - 1, len(firsts) * 99 // 100)]
+            row[name] = {
+                "tokens_per_second": round(median(t.rate for t in own), 1),
+                "rates": [round(t.rate, 1) for t in own],
+                "other_cores": max(t.other_cores for t in own),
+                "ttft_p50_ms": round(1e3 * median(firsts), 1),
+                "ttft_p99_ms": round(1e3 * p99_s, 1),
+                "accepted": round(median(t.accepted for t in own), 3),
+            }
+        rows.append(row)
+    return rows
+
+
+def ratios(turns: Sequence[Turn], ours: str, theirs: str) -> dict[int, float]:
+    """Median over the turns of our rate over theirs, by load; turns are paired in order."""
+    found: dict[int, list[float]] = {}
+    for num in {t.num_clients for t in turns}:
+        pairs = zip(
+            (t for t in turns if t.server == ours and t.num_clients == num),
+            (t for t in turns if t.server == theirs and t.num_clients == num),
+            strict=False,
+        )
+        found[num] = [a.rate / b.rate for a, b in pairs]
+    return {num: round(median(found[num]), 3) for num in sorted(found) if found[num]}
+
+
+def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+    """As Markdown."""
+    head = ["clients", *(f"{name}, tokens/s (TTFT p50 / p99, ms)" for name in names)]
+    lines = [" | ".join(head), " | ".join("---" for _ in head)]
+    for row in rows:
+        cells = [str(row["num_clients"])]
+        for name in names:
+            own = row.get(name)
+            cells.append(
+                f"{own['tokens_per_second']} ({own['ttft_p50_ms']} / {own['ttft_p99_ms']})"
+                if own else "-"
+            )  # fmt: skip
+        lines.append(" | ".join(cells))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+Takers = Callable[[int], list[Callable[[list[dict[str, Any]]], Turn]]]
+"""The servers to measure at so many clients, in order."""
+
+
+def measure(requests: Requests, clients: str, repeats: int, takers: Takers) -> list[Turn]:
+    """Measure every load, repeatedly."""
+    turns: list[Turn] = []
+    for repeat in range(repeats):
+        for num in map(int, clients.split(",")):
+            bodies = requests.take(max(4, 3 * num))
+            for take in takers(num)[:: 1 if repeat % 2 else -1]:
+                done = undisturbed(lambda: take(requests.numbered(bodies)))  # noqa: B023  called now
+                print(f"{repeat} {done.server} {num}: {done.rate:.1f} tokens/s", flush=True)
+                turns.append(done)
+    return turns
+
+
+def undisturbed(take: Callable[[], Turn]) -> Turn:
+    """A turn, repeated a few times at most while other programs keep cores busy."""
+    for _ in range(_MOST_TRIES):
+        me = psutil.Process()
+        own = [me, *me.children(recursive=True)]
+        before_s, begin_s = _busy_s(own), perf_counter()
+        done = take()
+        others = (_busy_s(own) - before_s) / (perf_counter() - begin_s)
+        if others < _DISTURBED:
+            break
+    return replace(done, other_cores=round(others, 2))
+
+
+def _busy_s(own: Sequence[psutil.Process]) -> float:
+    """Seconds that cores have been busy with other programs."""
+    times = psutil.cpu_times()
+    mine = [process.cpu_times() for process in own]
+    return times.user + times.nice + times.system - sum(t.user + t.system for t in mine)
+
+
+@app.command()
+def load(
+    data: Data,
+    llama_python: Annotated[Path, typer.Option(help="A Python that has xllamacpp.")],
+    target: Target = "smollm2",
+    clients: Clients = _CLIENTS,
+    repeats: Repeats = 5,
+    max_tokens: Tokens = 64,
+    threads: Annotated[int, typer.Option(help="Of each server.")] = 2,
+    unified: Annotated[bool, typer.Option(help="llama.cpp's slots share one cache.")] = False,
+    output: Output = "serving",
+) -> None:
+    """Our server, llama.cpp's and the library."""
+    slots = max(map(int, clients.split(",")))
+    model = resolve(target).path
+    with ExitStack() as stack:
+        own = stack.enter_context(
+            ours(
+                "-m",
+                target,
+                "--parallel",
+                str(slots),
+                "--context",
+                str(_CONTEXT),
+                "--threads",
+                str(threads),
+            )
+        )
+        other = stack.enter_context(
+            llama_cpp(
+                llama_python,
+                model,
+                num_context=_CONTEXT,
+                num_slots=slots,
+                num_threads=threads,
+                is_unified=unified,
+            )
+        )
+        engine = stack.enter_context(
+            LLM.load(target, context=_CONTEXT, threads=threads, draft=None)
+        )
+        requests = Requests(data, engine, max_tokens)
+
+        def takers(num: int) -> list[Callable[[list[dict[str, Any]]], Turn]]:
+            servers = [("duodec", own), ("llama.cpp", other)]
+            alone = [partial(library_turn, engine)] if num == 1 else []
+            return [*(partial(_asked, name, served, num) for name, served in servers), *alone]
+
+        measure(requests, "2", 1, takers)  # warm
+        turns = measure(requests, clients, repeats, takers)
+        words = other.words
+    names = ("duodec", "llama.cpp", "library")
+    _report(output, turns, names, {
+        "target": target, "llama_cpp": words, "is_unified": unified, "threads": threads,
+        "max_tokens": max_tokens,
+        "by_llama_cpp": ratios(turns, "duodec", "llama.cpp"),
+        "by_library": ratios(turns, "duodec", "library"),
+    })  # fmt: skip
+
+
+@app.command()
+def paced(
+    data: Data,
+    target: Target = "smollm2",
+    clients: Clients = _CLIENTS,
+    repeats: Repeats = 3,
+    max_tokens: Tokens = 32,
+    pace_ms: Annotated[float, typer.Option(help="Of a forward pass, at least.")] = 100.0,
+    output: Output = "serving-paced",
+) -> None:
+    """`auto` and plain decoding over a slowed target."""
+    slots = max(map(int, clients.split(",")))
+    with ExitStack() as stack:
+        served = stack.enter_context(
+            ours(
+                "-m",
+                target,
+                "--parallel",
+                str(slots),
+                "--context",
+                str(_CONTEXT),
+                "--pace",
+                str(pace_ms / 1e3),
+            )
+        )
+        engine = stack.enter_context(LLM.load(target, context=_CONTEXT, draft=None))
+        requests = Requests(data, engine, max_tokens)
+
+        def takers(num: int) -> list[Callable[[list[dict[str, Any]]], Turn]]:
+            return [partial(_by_method, method, served, num) for method in ("ar", "auto")]
+
+        turns = measure(requests, clients, repeats, takers)
+    _report(output, turns, ("ar", "auto"), {
+        "target": target, "pace_ms": pace_ms, "max_tokens": max_tokens,
+        "by_plain": ratios(turns, "auto", "ar"),
+    })  # fmt: skip
+
+
+def _asked(name: str, served: Served, num: int, bodies: list[dict[str, Any]]) -> Turn:
+    return asyncio.run(turn(name, served, bodies, num))
+
+
+def _by_method(method: str, served: Served, num: int, bodies: list[dict[str, Any]]) -> Turn:
+    return _asked(method, served, num, [{**b, "speculation": {"method": method}} for b in bodies])
+
+
+def _report(
+    output: str, turns: Sequence[Turn], names: Sequence[str], facts: dict[str, Any]
+) -> None:
+    rows = summary(turns, names)
+    found = {"environment": environment(), **facts, "loads": rows,
+             "turns": [{**asdict(t), "texts": len(t.texts)} for t in turns]}  # fmt: skip
+    (RESULTS / f"{output}.json").write_text(json.dumps(found, indent=1))
+    lines = [f"- {name}: {value}" for name, value in facts.items()]
+    card = ", ".join(f"{name}: {value}" for name, value in environment().items() if value)
+    text = "\n\n".join(["# Many clients", table(rows, names), "\n".join(lines), card]) + "\n"
+    (RESULTS / f"{output}.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    app()

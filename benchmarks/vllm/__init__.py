@@ -1,0 +1,1 @@
+"""How fast vLLM is with our drafter."""

@@ -1,0 +1,61 @@
+"""Queue requests so that one request with many completions does not keep others waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+
+from duodec.scheduler.scheduled_request import ScheduledRequest
+
+
+class Queue:
+    """Requests that wait. Those submitted together take turns with those of other submissions, in
+    the order of arrival; single ones are first come, first served."""
+
+    def __init__(self) -> None:
+        self._by_submission: dict[int, deque[ScheduledRequest]] = {}  # the next in turn first
+        self._num_submissions = 0
+        self._num = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        for tasks in self._by_submission.values():
+            yield from tasks
+
+    def num_places(self, most: int) -> int:
+        """Tasks, of no submission more than ``most``."""
+        return sum(min(most, len(tasks)) for tasks in self._by_submission.values())
+
+    def extend(self, tasks: Sequence[ScheduledRequest]) -> None:
+        """Add a submission."""
+        if not tasks:
+            return
+        self._num_submissions += 1
+        for task in tasks:
+            task.submission = self._num_submissions
+        self._by_submission[self._num_submissions] = deque(tasks)
+        self._num += len(tasks)
+
+    def pop(self, but: Collection[int] = ()) -> ScheduledRequest | None:
+        """Take out the next task of any submission but these; None if there is none."""
+        number = next((own for own in self._by_submission if own not in but), None)
+        if number is None:
+            return None
+        tasks = self._by_submission.pop(number)
+        task = tasks.popleft()
+        if tasks:
+            self._by_submission[number] = tasks
+        self._num -= 1
+        return task
+
+    def drop(self, tasks: Sequence[ScheduledRequest]) -> None:
+        """Take these out."""
+        for number, kept in list(self._by_submission.items()):
+            rest = deque(task for task in kept if task not in tasks)
+            self._num -= len(kept) - len(rest)
+            if rest:
+                self._by_submission[number] = rest
+            else:
+                del self._by_submission[number]

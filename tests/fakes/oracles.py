@@ -1,0 +1,250 @@
+"""The inner loops in Python, to which those in C++ are compared: the same results, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from duodec.core.draft import ROOT
+from duodec.core.protocols import NUM_CANDIDATES, Candidates
+from duodec.core.sampling import Tokens
+from duodec.drafting.continuations import (
+    END,
+    FEW,
+    Frequent,
+    most_frequent,
+    most_frequent_of_few,
+)
+from duodec.drafting.recycling import _MAX_CONTEXTS, MAX_ORDER, RecycledRows
+from duodec.drafting.suffix import _MAX_PLACES, _MAX_TOKENS, Speculation, Suffixes
+from duodec.integrations.vllm import speculator
+from duodec.planning import planner
+from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT
+from duodec.planning.selection import _DRAFT_ALONE, ALONE, LEAST_VALUE, Selection, State
+
+_MANY_PLACES = 100  # from here on, arrays are faster than comparing one by one
+_Places = Sequence[int] | NDArray[np.integer]
+_Found = tuple[Sequence[int], Sequence[int], Sequence[float], float, int]
+"""Tokens, parents and shares by node; the score; the length of the match."""
+
+
+def use(patch: pytest.MonkeyPatch) -> None:
+    """Use what is here in place of the compiled loops, for whatever is made from now on; unlike
+    them, it can be copied."""
+    for compiled, oracle in ((Suffixes, PythonSuffixes), (RecycledRows, PythonRows)):
+        for name, function in vars(oracle).items():
+            if callable(function):
+                patch.setattr(compiled, name, function, raising=False)
+    for module in (planner, speculator):
+        patch.setattr(module, "grow", grow)
+
+
+def grow(
+    selection: Selection,
+    num_tokens: int,
+    depth: int,
+    *,
+    has_branches: bool = True,
+    least: float = LEAST_VALUE,
+) -> None:
+    """`duodec.planning.compiled.grow`, of whatever sources."""
+    selection.depth, selection.least = depth if num_tokens else 0, least
+    sources, values = selection.sources, selection.values
+    tokens, parents = selection.tokens, selection.parents
+    num_right, num_seen = selection.agreement.num_right, selection.agreement.num_seen
+    open_sources = [(i, source.follow) for i, source in enumerate(sources) if source.is_open]
+    none: list[State] = [None] * len(sources)
+    # (-value, order, parent, token, the only source or -1, its state or all states, depth)
+    edge: list[tuple[float, int, int, int, int, Any, int]] = []
+    states = [source.root() for source in sources]
+    all_states = [states]  # of the root, then of each node
+    node, value, deep, order = ROOT, 1.0, 0, 0
+    while True:
+        if deep < selection.depth:
+            asked, total = selection._asked(states, value), 0.0
+            if len(asked) == 1:
+                i, known = asked[0]
+                pattern = ALONE if i else _DRAFT_ALONE
+                for token, likely, state in known:
+                    # `Acceptance.estimate`, without a call for each of many
+                    cell = bisect_right(EDGES, likely) * NUM_RANKS + pattern
+                    right = num_right[cell] + PRIOR_WEIGHT * likely
+                    likelihood = right / (num_seen[cell] + PRIOR_WEIGHT)
+                    total += likelihood
+                    own = value * likelihood
+                    if own >= least:
+                        order += 1
+                        heappush(edge, (-own, order, node, token, i, state, deep + 1))
+            elif asked:
+                found, patterns = selection._merged(asked)
+                for (token, (wrong, _, below)), pattern in zip(
+                    found.items(), patterns, strict=True
+                ):
+                    likelihood = selection.agreement.estimate(1.0 - wrong, pattern)
+                    total += likelihood
+                    own = value * likelihood
+                    if own >= least:
+                        order += 1
+                        heappush(edge, (-own, order, node, token, -1, below, deep + 1))
+            if node == ROOT:
+                selection.reach = min(1.0, total)
+        if not edge or len(tokens) >= num_tokens:
+            return
+        negative, _, parent, token, i, state, deep = heappop(edge)
+        if not has_branches:
+            edge.clear()
+        if i < 0:
+            states = state
+        else:
+            states = none.copy()
+            states[i] = state
+        above = all_states[parent + 1]
+        for i, follow in open_sources:
+            if states[i] is None and above[i] is not None:
+                states[i] = follow(above[i], token)
+        node, value = len(tokens), -negative
+        tokens.append(token)
+        parents.append(parent)
+        values.append(value)
+        all_states.append(states)
+
+
+class PythonSuffixes:
+    """`Suffixes`."""
+
+    def __init__(self, max_depth: int, max_tokens: int = _MAX_TOKENS) -> None:
+        self._max_depth = max_depth
+        self._max_tokens = max_tokens
+        self._clear()
+
+    def _clear(self) -> None:
+        self._tokens = array("i", [END] * self._max_depth)
+        self._num_tokens = 0
+        self._places: dict[int, array[int]] = {}
+
+    def __len__(self) -> int:
+        return self._num_tokens
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            self._places.setdefault(token, array("i")).append(len(self._tokens))
+            self._tokens.append(token)
+            self._num_tokens += 1
+
+    def end(self) -> None:
+        self._tokens.extend([END] * self._max_depth)
+        if len(self._tokens) > self._max_tokens:
+            newer = self._tokens[len(self._tokens) // 2 :]
+            self._clear()
+            for token in newer:
+                if token == END:
+                    self._tokens.append(END)
+                else:
+                    self.extend([token])
+
+    def speculate(
+        self, text: Tokens, factor: float, min_share: float, depth: int | None = None
+    ) -> Speculation:
+        if not len(text):
+            return Speculation()
+        most = self._max_depth if depth is None else max(0, min(depth, self._max_depth))
+        tail: list[int] = text[-self._max_depth :].tolist()
+        best: _Found = (), (), (), 0.0, 0
+        for length, places in reversed(self._matches(tail[::-1])):
+            num_tokens = min(most, int(factor * length + 1e-6))
+            best_score = best[3]
+            if num_tokens <= best_score:  # no shorter one scores more, and the longer one wins
+                break
+            places = places[-_MAX_PLACES:]
+            tree = self._after(places, num_tokens, _at_least(min_share * len(places)))
+            score = sum(tree.counts) / len(places)
+            if score > best_score:
+                shares = tuple(count / len(places) for count in tree.counts)
+                best = tree.draft.tokens, tree.draft.parents, shares, score, length
+        return Speculation(*best)
+
+    def _matches(self, tail: list[int]) -> list[tuple[int, _Places]]:
+        """Suffix lengths, ascending, with the places of a suffix's last token; of lengths with the
+        same places only the longest. The text's last token comes first."""
+        places: _Places = self._places.get(tail[0], ())
+        if len(places) and places[-1] + 1 == len(self._tokens):  # the text's own end
+            places = places[:-1]
+        matches, length = list[tuple[int, _Places]](), 1
+        while len(places):
+            longer = self._before(places, length, tail[length]) if length < len(tail) else ()
+            if len(longer) < len(places):
+                matches.append((length, places))
+            places, length = longer, length + 1
+        return matches
+
+    def _before(self, places: _Places, distance: int, token: int) -> _Places:
+        """The places that ``token`` precedes by ``distance``."""
+        if len(places) < _MANY_PLACES:
+            known = self._tokens
+            return [place for place in places if known[place - distance] == token]
+        at = np.asarray(places)
+        found: NDArray[np.integer] = at[self._known()[at - distance] == token]
+        return found
+
+    def _after(self, places: _Places, num_tokens: int, min_count: int) -> Frequent:
+        """The most frequent tokens after these places."""
+        if len(places) <= FEW:
+            lists = [self._tokens[place + 1 : place + 1 + num_tokens].tolist() for place in places]
+            padded = [found + [END] * (num_tokens - len(found)) for found in lists]
+            return most_frequent_of_few(sorted(padded), num_tokens, min_count)
+        known = self._known()
+        at = np.asarray(places)[:, None] + np.arange(1, num_tokens + 1)
+        windows = np.where(at < len(known), known[np.minimum(at, len(known) - 1)], END)
+        return most_frequent(windows[np.lexsort(windows.T[::-1])], num_tokens, min_count)
+
+    def _known(self) -> NDArray[np.int32]:
+        """A view; while there is one, the store cannot grow."""
+        return np.frombuffer(self._tokens, dtype=np.int32)
+
+
+def _at_least(count: float) -> int:
+    """The least whole number not below ``count``, up to rounding error."""
+    return max(1, math.ceil(count - 1e-6))
+
+
+class PythonRows:
+    """`RecycledRows`."""
+
+    def __init__(self, max_contexts: int = _MAX_CONTEXTS) -> None:
+        self._max_contexts = max_contexts
+        self._by_order: tuple[dict[tuple[int, ...], Candidates], ...] = tuple(
+            {} for _ in range(MAX_ORDER)
+        )
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_order))
+
+    def add(self, context: tuple[int, ...], candidates: Candidates) -> None:
+        candidates = candidates.first(NUM_CANDIDATES)
+        for order, known in enumerate(self._by_order, 1):
+            if order > len(context):
+                return
+            key = context[-order:]
+            if order > 1:
+                known.pop(key, None)  # it becomes the latest
+                if len(known) >= self._max_contexts:
+                    del known[next(iter(known))]
+            known[key] = candidates
+
+    def longest(self, context: tuple[int, ...]) -> tuple[int, Candidates] | None:
+        shortest = self._by_order[0].get(context[-1:])
+        if shortest is None:  # then no longer one is known either
+            return None
+        for order in range(min(MAX_ORDER, len(context)), 1, -1):
+            found = self._by_order[order - 1].get(context[-order:])
+            if found is not None:
+                return order, found
+        return 1, shortest

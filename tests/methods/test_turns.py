@@ -1,0 +1,209 @@
+"""Target and drafter take turns on the same cores, and a pass that both contend for teaches
+nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from fakes.decoding import PROMPT, FakeClock, Session, decode_rounds, plain_text
+
+from duodec.backends.table import TableDraftModel, TableModel, TableTarget
+from duodec.core.protocols import Drafted, DraftRequest, Query, Scores
+from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.turns import InTurns
+from duodec.drafting.growth import Tree
+from duodec.drafting.inline import InlineDrafter
+from duodec.methods.auto import Auto
+from duodec.methods.request import Request
+from duodec.methods.stream import Stream
+from duodec.planning.costs import Costs
+from duodec.planning.governor import Governor, Sources
+
+TABLE = TableModel(seed=7)
+DRAFT = replace(TABLE, noise=0.4)
+WARM = SamplingParams(temperature=0.8, seed=5)
+PASS_S, FOUGHT_S = 1.0, 3.0  # a forward pass of the target: alone, and with the drafter at work
+SOON_S, LATE_S = 0.02, 2.0  # a step of the draft model: waited for, and left alone at its work
+
+
+class Working(InlineDrafter):
+    """Takes its time for a step; every ``num_soon`` + 1st one is late. None is stopped midway."""
+
+    def __init__(self, clock: FakeClock, num_soon: int) -> None:
+        super().__init__(DRAFT.load())
+        self.clock, self.num_soon = clock, num_soon
+        self.num_submitted = 0
+        self.ready_s = 0.0
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.clock.now < self.ready_s
+
+    def submit(self, request: DraftRequest) -> None:
+        assert isinstance(request.plan, InTurns)
+        self.num_submitted += 1
+        is_late = not self.num_submitted % (self.num_soon + 1)
+        self.ready_s = self.clock.now + (LATE_S if is_late else SOON_S)
+        super().submit(request)
+
+    def poll(self, slot: int, wait_s: float = 0.0, beyond: int | None = None) -> Drafted:
+        self.clock.advance(min(wait_s, max(0.0, self.ready_s - self.clock.now)))
+        return self.heard(slot)
+
+    def heard(self, slot: int) -> Drafted:
+        if self.is_at_work:
+            return Drafted(is_complete=False)
+        made = super().heard(slot)
+        return replace(made, draft_s=SOON_S * made.num_steps)
+
+
+@dataclass(frozen=True)
+class Fought(TableTarget):
+    """Is slowed by a drafter that is at work; notes when it was, and when the request knew."""
+
+    drafter: Working
+    is_contended: list[bool] = field(default_factory=list)
+    is_known: list[bool] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        (request,) = self.requests
+        self.is_contended.append(self.drafter.is_at_work)
+        self.is_known.append(request.is_contended)
+        self.drafter.clock.advance(FOUGHT_S if self.drafter.is_at_work else PASS_S)
+        return super().score(queries)
+
+
+class Noted(Governor):
+    """Allows what `stream` has, and notes what rounds took."""
+
+    def __init__(self) -> None:
+        super().__init__([Sources.ALL])
+        self.rounds_s: list[float] = []
+
+    def sources(self, most: Sources = Sources.ALL) -> Sources:
+        return most
+
+    def observe(self, sources: Sources, num_tokens: int, seconds: float, most: Sources) -> None:
+        self.rounds_s.append(seconds)
+        super().observe(sources, num_tokens, seconds, most)
+
+
+@dataclass(frozen=True)
+class NotedStream(Stream):
+    noted: Noted = field(default_factory=Noted)
+
+    def governor(self, request: Request) -> Governor:
+        return self.noted
+
+
+@dataclass(frozen=True)
+class Run:
+    target: Fought
+    costs: Costs
+    tokens: list[int]
+
+
+def run(method: Stream, num_soon: int, num_tokens: int = 60) -> Run:
+    clock = FakeClock()
+    drafter = Working(clock, num_soon)
+    target = Fought(TABLE, drafter)
+    session = Session(
+        target=target,
+        prompt=PROMPT,
+        capacity=len(PROMPT) + num_tokens,
+        drafter=drafter,
+        sampler=Sampler(WARM, 0, len(PROMPT)),
+        shares_cores=True,
+        takes_turns=True,
+        clock=clock,
+    )
+    target.requests.append(session)
+    for _ in decode_rounds(method, session):
+        pass
+    return Run(target, session.costs, session.text[len(PROMPT) :].tolist())
+
+
+@pytest.mark.parametrize("num_soon", [0, 1, 2, 5])
+@pytest.mark.parametrize("method", [Stream, Auto])
+def test_a_request_knows_which_passes_are_contended(method: type[Stream], num_soon: int) -> None:
+    made = run(method(), num_soon)
+    assert made.target.is_known == made.target.is_contended
+    assert any(made.target.is_contended)
+    assert not all(made.target.is_contended)
+
+
+@pytest.mark.parametrize("num_soon", [0, 1, 2, 5])
+@pytest.mark.parametrize("method", [Stream, Auto])
+def test_a_contended_pass_is_no_measure_of_the_targets_costs(
+    method: type[Stream], num_soon: int
+) -> None:
+    made = run(method(), num_soon)
+    assert any(made.target.is_contended)
+    assert made.costs.knows_plain
+    widest = max(made.costs._by_width)
+    assert made.costs.curve(widest)[: widest + 1] == pytest.approx([PASS_S] * (widest + 1))
+
+
+def test_nor_of_what_drafts_bring() -> None:
+    method = NotedStream()
+    made = run(method, num_soon=2)
+    num_fought = sum(made.target.is_contended)
+    assert num_fought > 2
+    assert 0 < len(method.noted.rounds_s) <= len(made.target.is_contended) - num_fought
+    assert max(method.noted.rounds_s) < FOUGHT_S
+
+
+@pytest.mark.parametrize("num_soon", [0, 1, 2, 5, 10**9])
+@pytest.mark.parametrize("method", [Stream, Auto])
+def test_contention_changes_no_text(method: type[Stream], num_soon: int) -> None:
+    assert run(method(), num_soon).tokens == plain_text(TABLE, WARM, 60)
+
+
+# --- the plan
+
+
+@dataclass(frozen=True, eq=False)
+class Threaded(TableDraftModel):
+    """Notes on which cores each step is computed."""
+
+    is_alone: list[bool] = field(default_factory=lambda: [False])
+    steps: list[bool] = field(default_factory=list)
+
+    def use_all_threads(self, is_alone: bool) -> None:
+        self.is_alone.append(is_alone)
+
+    def rows(self, query):
+        self.steps.append(self.is_alone[-1])
+        if len(self.steps) == 4:
+            raise RuntimeError("the step failed")
+        return super().rows(query)
+
+
+def drafting(model: Threaded, num_steps: int | None):
+    text = np.array(PROMPT, np.int32)
+    plan = Tree(num_leaves=2, max_expanded=64, depth=12)
+    return InTurns(plan, num_steps).grow(model, DraftRequest(0, text, plan, Sampler()))
+
+
+def test_all_cores_are_used_for_a_step_and_given_back_after_it() -> None:
+    model = Threaded(TABLE)
+    steps = drafting(model, None)
+    for _ in range(3):
+        assert next(steps) is not None
+        assert not model.is_alone[-1]
+    with pytest.raises(RuntimeError, match="the step failed"):
+        list(steps)
+    assert model.steps == [True] * 4
+    assert not model.is_alone[-1]
+
+
+def test_a_turn_has_so_many_steps() -> None:
+    model = Threaded(TABLE)
+    list(drafting(model, 1))
+    assert len(model.steps) == 1
+    list(drafting(model, 2))
+    assert len(model.steps) == 3
