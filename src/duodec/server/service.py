@@ -15,16 +15,17 @@ from duodec.core.sampling import SamplingParams
 from duodec.llm import LLM
 from duodec.scheduler.outputs import Output
 from duodec.scheduler.scheduled_request import ScheduledRequest
-from duodec.server.api.bodies import Body, ChatBody, CompletionBody, Conversation, Tool
-from duodec.server.api.completions import ChatWriter, TextWriter
+from duodec.server.api.anthropic.message_bodies import CountTokensBody, MessagesBody
+from duodec.server.api.anthropic.messages import MessageWriter
+from duodec.server.api.bodies import Body, Conversation, Tool
 from duodec.server.api.fields import Object, validated
-from duodec.server.api.formats import expected_of, text_grammar
-from duodec.server.api.message_bodies import CountTokensBody, MessagesBody
-from duodec.server.api.messages import MessageWriter
+from duodec.server.api.formats.text import expected_of, text_grammar
+from duodec.server.api.openai.completion_bodies import ChatBody, CompletionBody
+from duodec.server.api.openai.completions import ChatWriter, TextWriter
+from duodec.server.api.openai.response_bodies import ResponsesBody
+from duodec.server.api.openai.response_store import Store, continued, conversation
+from duodec.server.api.openai.responses import ResponseWriter
 from duodec.server.api.parts import Parts
-from duodec.server.api.response_bodies import ResponsesBody
-from duodec.server.api.response_store import Store, continued, conversation
-from duodec.server.api.responses import ResponseWriter
 from duodec.server.api.tokenizing import DetokenizeBody, TokenizeBody
 from duodec.server.errors import ApiError, unavailable
 from duodec.server.http.intake import Intake

@@ -13,8 +13,8 @@ from duodec.core.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.bodies import ChatMessage
+from duodec.server.api.openai.response_bodies import ResponsesBody
 from duodec.server.api.parts import Change, Part, Parts
-from duodec.server.api.response_bodies import ResponsesBody
 from duodec.server.http.streams import DATA_EVENTS
 
 Event = dict[str, Any]

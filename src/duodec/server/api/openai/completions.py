@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from duodec.core.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
-from duodec.server.api.bodies import CompletionsBody
+from duodec.server.api.openai.completion_bodies import CompletionsBody
 from duodec.server.api.parts import Change, Parts
 from duodec.server.api.shapes import TextOffsets
 from duodec.server.http.streams import DATA_EVENTS

@@ -8,7 +8,7 @@ from typing import Any
 
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
-from duodec.server.api.message_bodies import MessagesBody
+from duodec.server.api.anthropic.message_bodies import MessagesBody
 from duodec.server.api.parts import Change, Part, Parts
 from duodec.server.http.streams import NAMED_EVENTS
 
