@@ -57,7 +57,7 @@ test-gpu: setup  ## run the tests of llama.cpp on a device: a GPU, or the softwa
 bench-aiperf: setup  ## measure the server with AIPerf, which gets an environment of its own
 	@[ -x .venv-aiperf/bin/aiperf ] || { $(BIN)/python -m venv .venv-aiperf && \
 		.venv-aiperf/bin/pip install --quiet aiperf==0.13.0; }
-	@$(BIN)/python -m benchmarks.serving.aiperf $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT))
+	@$(BIN)/python -m benchmarks aiperf $(if $(DATA),--data $(DATA)) $(if $(LIMIT),--limit $(LIMIT))
 
 lint: setup  ## check style and types
 	@$(BIN)/ruff check .

@@ -16,6 +16,7 @@ import pytest
 import typer
 from fakes import ROOT
 
+from benchmarks.table import EXPERIMENTS
 from duodec.cli.app import app
 
 PAGES = [
@@ -141,6 +142,11 @@ def check_python(words: list[str]) -> None:
     if words[0] == "-m" and words[1] == "pytest":
         assert all((ROOT / word).exists() for word in words[2:] if not word.startswith("-"))
         return
+    if words[:2] == ["-m", "benchmarks"]:
+        if not words[2:]:
+            return  # it lists them
+        assert words[2] in EXPERIMENTS, f"there is no experiment {words[2]}"
+        words = ["-m", f"benchmarks.{EXPERIMENTS[words[2]].module}", *words[3:]]
     name = words[1].replace(".", "/") if words[0] == "-m" else words[0]
     if words[0] == "-m":
         name += "/__main__.py" if (ROOT / name).is_dir() else ".py"

@@ -2,12 +2,11 @@
 
 Each adversary is replayed, `ar` and `auto` in turn on cold prompts, as in `duodec bench`:
 
-    python -m benchmarks.decoding.adversaries --data FOLDER --limit 1
+    python -m benchmarks adversaries --data FOLDER --limit 1
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import RESULTS
+from benchmarks import Figures
 from benchmarks.decoding.throttled import Throttled
 from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
@@ -27,7 +26,6 @@ from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.table import TableModel
 from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Parts, ReplayBed
-from duodec.bench.card import environment
 from duodec.bench.recording import Conversation, record, shuffled
 from duodec.bench.statistics import ratio_of_rates
 from duodec.bench.tasks import TASKS, read_prompts
@@ -90,8 +88,8 @@ def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 1,
     only: Annotated[str, typer.Option(help="Adversaries whose names contain this.")] = "",
-) -> None:
-    """Print the ratio of `auto` to `ar` for each adversary."""
+) -> Figures:
+    """The ratio of `auto` to `ar` for each adversary."""
     console = Console(stderr=True)
     cores = available_cores()
     found: dict[str, dict[str, float]] = {}
@@ -125,11 +123,7 @@ def main(
                 f"({ratio['low']:.3f} to {ratio['high']:.3f}), TTFT {ratio['ttft_ratio']:.3f}",
                 flush=True,
             )
-    RESULTS.mkdir(exist_ok=True)
-    if not only:
-        (RESULTS / "adversaries.json").write_text(
-            json.dumps({"environment": environment(), "auto_to_ar": found}, indent=1)
-        )
+    return {"auto_to_ar": found}
 
 
 def _compare(
@@ -161,7 +155,3 @@ def _compare(
         "high": ratio.value if ratio.high is None else ratio.high,
         "ttft_ratio": sum(ttft["auto"]) / sum(ttft["ar"]),
     }
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -3,12 +3,11 @@
 `stream` decodes recorded text on a virtual clock, and each label is compared with the estimate just
 before it. At temperature 0 and 0.8:
 
-    python -m benchmarks.decoding.calibration --data FOLDER --limit 2
+    python -m benchmarks calibration --data FOLDER --limit 2
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,8 +17,7 @@ import numpy as np
 import typer
 from matplotlib.figure import Figure
 
-from benchmarks import RESULTS
-from duodec.bench.card import environment
+from benchmarks import Figures
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import record
 from duodec.bench.simulation import simulated_stage
@@ -83,8 +81,8 @@ def main(
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 2,
     forward_ms: Annotated[float, typer.Option(help="The target's latency.")] = 25.0,
     max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 96,
-) -> None:
-    """Print and draw the calibration of the draft's confidence."""
+) -> Figures:
+    """The calibration of the draft's confidence, drawn as well."""
     found: dict[str, list[Bin]] = {}
     for temperature in TEMPERATURES:
         plan = BenchPlan(
@@ -107,10 +105,8 @@ def main(
         for name, own in found.items()
     }
     print(errors)
-    record_ = {"environment": environment(), "errors": errors}
-    bins_ = {name: [asdict(b) for b in own] for name, own in found.items()}
-    (RESULTS / "calibration.json").write_text(json.dumps({**record_, "bins": bins_}, indent=1))
     draw(found)
+    return {"errors": errors, "bins": {n: [asdict(b) for b in own] for n, own in found.items()}}
 
 
 def _labels(plan: BenchPlan) -> list[tuple[float, float, bool]]:
@@ -150,7 +146,3 @@ def draw(found: dict[str, list[Bin]]) -> None:
     figure.axes[0].legend()
     _FIGURE.parent.mkdir(exist_ok=True)
     figure.savefig(_FIGURE, format="svg")
-
-
-if __name__ == "__main__":
-    typer.run(main)

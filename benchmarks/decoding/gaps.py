@@ -5,9 +5,9 @@ by another one in turn. For each method: the median and the 90th percentile of t
 result of a forward pass and the launch of the next one, waits for drafts left out; and tokens per
 second. `benchmarks.decoding.gaps_of_tree` says how a gap is taken.
 
-    python -m benchmarks.decoding.gaps --data FOLDER
-    python -m benchmarks.decoding.gaps --data FOLDER --against ../old --latencies 5,10,25,50
-    python -m benchmarks.decoding.gaps --data FOLDER --against ../old --target MODEL
+    python -m benchmarks gaps --data FOLDER
+    python -m benchmarks gaps --data FOLDER --against ../old --latencies 5,10,25,50
+    python -m benchmarks gaps --data FOLDER --against ../old --target MODEL
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import RESULTS, SCRATCH
-from duodec.bench.card import environment
+from benchmarks import SCRATCH, Figures
 from duodec.bench.recording import record
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.sampling import SamplingParams
@@ -33,7 +32,7 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import draft_for
 
 _ROOT = Path(__file__).parents[2]
-Figures = dict[str, dict[str, dict[str, float]]]  # by latency, method and what it is
+Found = dict[str, dict[str, dict[str, float]]]  # by latency, method and what it is
 
 
 def main(
@@ -45,9 +44,8 @@ def main(
     latencies: Annotated[str, typer.Option(help="Milliseconds, by commas.")] = "5,10,25,50",
     methods: Annotated[str, typer.Option()] = "ar,lookup,duo,stream,auto",
     repeats: Annotated[int, typer.Option(help="Of each tree, by turns.")] = 3,
-    name: Annotated[str, typer.Option(help="Of the result file.")] = "gaps",
-) -> None:
-    """Print and write down the medians over the repeats."""
+) -> Figures:
+    """The medians over the repeats."""
     config = EngineConfig(target=target, draft=None)
     draft = draft_for(EngineConfig(target=target)) or ""
     with load(config) as llm:
@@ -56,11 +54,11 @@ def main(
         recorded = record(llm, prompts, SamplingParams(), max_tokens)
         turns = [turn for conversation in recorded for turn in conversation.turns[:1]]
     SCRATCH.mkdir(exist_ok=True)
-    file = SCRATCH / f"{name}.pickle"
+    file = SCRATCH / "gaps.pickle"
     file.write_bytes(pickle.dumps(turns))
     arguments = [str(file), target, draft, latencies, methods]
     trees = {"this tree": _ROOT} | ({"against": against.resolve()} if against else {})
-    runs: dict[str, list[Figures]] = {tree: [] for tree in trees}
+    runs: dict[str, list[Found]] = {tree: [] for tree in trees}
     for repeat in range(repeats):
         for tree in list(trees)[:: 1 if repeat % 2 else -1]:
             runs[tree].append(_measured(trees[tree], arguments))
@@ -74,13 +72,10 @@ def main(
                     f"(p90 {f['gap_p90_ms']:.3f})  {f['tokens_per_second']:7.1f} tokens/s  "
                     f"{f['tokens_per_forward']:.2f} a forward pass"
                 )
-    settings = {"target": target, "draft": draft, "num_vocab": num_vocab, "repeats": repeats,
-                "max_tokens": max_tokens, "prompts": len(turns)}  # fmt: skip
-    result = {"environment": environment(), "settings": settings, "milliseconds": found}
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    return {"draft": draft, "num_vocab": num_vocab, "prompts": len(turns), "milliseconds": found}
 
 
-def _measured(tree: Path, arguments: list[str]) -> Figures:
+def _measured(tree: Path, arguments: list[str]) -> Found:
     """The figures of a tree, in a process of its own."""
     program = Path(__file__).with_name("gaps_of_tree.py")
     done = subprocess.run(
@@ -90,11 +85,11 @@ def _measured(tree: Path, arguments: list[str]) -> Figures:
         text=True,
         check=True,
     )
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    figures: Found = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 
-def _medians(runs: list[Figures]) -> Figures:
+def _medians(runs: list[Found]) -> Found:
     """The median of each figure over several runs."""
     return {
         latency: {
@@ -103,7 +98,3 @@ def _medians(runs: list[Figures]) -> Figures:
         }
         for latency, by_method in runs[0].items()
     }
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,4 +1,4 @@
-"""Measure one tree's gaps between forward passes; a program of `benchmarks.decoding.gaps`.
+"""Measure one tree's gaps between forward passes; a program of `benchmarks gaps`.
 
 The gap is taken at the target: from the moment at which a forward pass is over, whether anybody
 looks or not, to the launch of the next one. All that stands between the two counts, but for waits

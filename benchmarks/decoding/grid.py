@@ -4,22 +4,19 @@ Table models on a virtual clock, so that the figures are the same everywhere: 8 
 slopes, a curve with steps, a CPU's two kernels), three latencies, three draft models. Every run
 begins knowing nothing.
 
-    python -m benchmarks.decoding.grid
+    python -m benchmarks grid
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, product
-from typing import Annotated
 
 import numpy as np
-import typer
 
-from benchmarks import RESULTS
+from benchmarks import Figures
 from duodec.backends.curves import CostCurve, published
 from duodec.backends.simulated import (
     Place,
@@ -145,8 +142,8 @@ def speedups(
     return found
 
 
-def main(name: Annotated[str, typer.Option(help="Of the result file.")] = "grid") -> None:
-    """Print the worst cases and write all of them down."""
+def main() -> Figures:
+    """Every case, and the worst."""
     found = {}
     for case in CASES:
         done = rounds(case.curve, DRAFTS[case.draft])
@@ -159,9 +156,4 @@ def main(name: Annotated[str, typer.Option(help="Of the result file.")] = "grid"
         worst[length] = {"speedup": found[key][i], "case": key}
         mean = float(np.mean([values[i] for values in found.values()]))
         print(f"first {length} tokens: worst {found[key][i]:.3f} ({key}), mean {mean:.3f}")
-    record = {"lengths": LENGTHS, "worst": worst, "speedups": found}
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1))
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    return {"lengths": LENGTHS, "worst": worst, "speedups": found}

@@ -4,14 +4,13 @@ Both models are dequantised to fp32, once for each library. transformers decodes
 plainly, with an assistant and with prompt lookup; our `sps` and `lookup` then draft for the text
 that it decoded. Speed is not compared: transformers' loop is slow on a CPU.
 
-    python -m benchmarks.decoding.peers --data FOLDER --limit 3
+    python -m benchmarks peers --data FOLDER --limit 3
 
 Needs the torch extra: pip install -e '.[torch]'.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,13 +24,12 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import RESULTS
+from benchmarks import Figures
 from benchmarks.kernels.kernels import requantised
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.testbeds import LatencyCurve, ReplayTarget
-from duodec.bench.card import environment
 from duodec.bench.recording import tokens_for
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.events import Finished
@@ -120,8 +118,8 @@ def main(
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 3,
     max_tokens: Annotated[int, typer.Option(help="Tokens of a completion.")] = 96,
     num_tokens: Annotated[int, typer.Option(help="Draft tokens a round of sps.")] = 4,
-) -> None:
-    """Compare mean accepted tokens with transformers'."""
+) -> Figures:
+    """Mean accepted tokens of ours and transformers' methods."""
     transformers.logging.set_verbosity_error()
     paths = {name: resolve(name).path for name in ("smollm2", "smollm2-draft")}
     target, assistant = (in_transformers(path) for path in paths.values())
@@ -175,24 +173,9 @@ def main(
     for name, count in counts.items():
         print(f"{name:<40} {count.mean_accepted:.3f}  ({count.num_tokens}/{count.num_rounds})")
     print(f"{num_parted} of their drafted completions differ from their plain ones")
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "peers.json").write_text(
-        json.dumps(
-            {
-                "environment": environment()
-                | {"torch": torch.__version__, "transformers": transformers.__version__},
-                "settings": {
-                    "limit": limit, "max_tokens": max_tokens, "num_tokens": num_tokens,
-                    "data": data.name if data else "built-in",
-                },
-                "mean_accepted": {n: c.mean_accepted for n, c in counts.items()},
-                "tokens_and_rounds": {n: [c.num_tokens, c.num_rounds] for n, c in counts.items()},
-                "parted": num_parted,
-            },
-            indent=1,
-        )
-    )  # fmt: skip
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    return {
+        "packages": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "mean_accepted": {n: c.mean_accepted for n, c in counts.items()},
+        "tokens_and_rounds": {n: [c.num_tokens, c.num_rounds] for n, c in counts.items()},
+        "parted": num_parted,
+    }

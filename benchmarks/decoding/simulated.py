@@ -4,14 +4,13 @@ Real rows and drafts, durations from tables, so the figures are the same on any 
 (`duodec.backends.simulated`). Rows off the recorded text are computed once for all curves. The
 ceiling is `auto` with a draft model that takes no time.
 
-    python -m benchmarks.decoding.simulated --data FOLDER --limit 5 --max-tokens 48
+    python -m benchmarks simulated --data FOLDER --limit 5 --max-tokens 48
 
 A curve is written CURVE@SHAPE, as in `--simulate-ms` and `--simulate-as`; several by semicolons.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -22,9 +21,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import RESULTS
+from benchmarks import Figures
 from duodec.backends.simulated import Place, PricedModel, StepTable
-from duodec.bench.card import environment
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Conversation, record
 from duodec.bench.simulation import SimulatedBed, simulated_stage
@@ -113,9 +111,8 @@ def main(
     datastore: Annotated[str, typer.Option(help="For rest.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Of the target's rows.")] = None,
     exact: Annotated[bool, typer.Option(help="The target's rows, bit for bit.")] = False,
-    name: Annotated[str, typer.Option(help="Of the result file.")] = "simulated",
-) -> None:
-    """Print each method's speed over plain decoding's, by task, and write the results."""
+) -> Figures:
+    """Each method's speed over plain decoding's, by task."""
     console = Console()
     names = tuple(methods.split(","))
     plan = BenchPlan(
@@ -159,7 +156,7 @@ def main(
             }
             for run in runs.values():
                 run.answer(conversation, known)
-        _write(name, runs, plan, dict(stage.facts), len(prompts))
+        figures = {"prompts": len(prompts), **dict(stage.facts), **_figures(runs)}
     for text, run in runs.items():
         curve = run.bed.curve
         console.print(f"\n{text} ({curve.shape.words}; {curve.forward.origin})", soft_wrap=True)
@@ -169,11 +166,10 @@ def main(
                 for task in (*tasks.split(","), ALL)
             ]
             console.print(f"{method:>10}  " + "  ".join(cells), soft_wrap=True)
+    return figures
 
 
-def _write(
-    name: str, runs: dict[str, Runs], plan: BenchPlan, facts: dict[str, str], num_prompts: int
-) -> None:
+def _figures(runs: dict[str, Runs]) -> Figures:
     found = {
         text: {
             method: {
@@ -193,13 +189,4 @@ def _write(
         text: {"shape": run.bed.curve.shape.words, "curve": run.bed.curve.forward.as_json()}
         for text, run in runs.items()
     }
-    settings = {
-        "target": plan.targets[0], "max_tokens": plan.max_tokens, "prompts": num_prompts,
-        "data": plan.data.name if plan.data else "built-in", "draft_ms": plan.draft_ms, **facts,
-    }  # fmt: skip
-    record_ = {"environment": environment(), "settings": settings, "beds": beds, "curves": found}
-    (RESULTS / f"{name}.json").write_text(json.dumps(record_, indent=1))
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    return {"beds": beds, "curves": found}

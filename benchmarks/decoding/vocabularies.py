@@ -5,13 +5,12 @@ and grammars, with the drafter in its process: each text must be plain decoding'
 and 0.8. Then the pairs are simulated (`duodec bench --simulate-ms`): speed over plain decoding and
 tokens a forward pass, beside a draft of the target's own vocabulary and beside none.
 
-    python -m benchmarks.decoding.vocabularies --data FOLDER --limit 3
-    python -m benchmarks.decoding.vocabularies --prompts 2 --max-tokens 16 --limit 0  # identity
+    python -m benchmarks vocabularies --data FOLDER --limit 3
+    python -m benchmarks vocabularies --prompts 2 --max-tokens 16 --limit 0  # identity
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,8 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks import RESULTS
-from duodec.bench.card import environment
+from benchmarks import Figures, Refuted
 from duodec.bench.plan import BenchPlan
 from duodec.bench.run import simulate
 from duodec.bench.tasks import read_prompts
@@ -158,17 +156,14 @@ def main(
     threads: Annotated[int | None, typer.Option(help="Of target and draft.")] = None,
     pace: Annotated[float, typer.Option(help="Seconds of a forward pass: time to draft.")] = 0.2,
     only: Annotated[str | None, typer.Option(help="TARGET/DRAFT alone.")] = None,
-    name: Annotated[str, typer.Option(help="Of the result file.")] = "vocabularies",
-) -> None:
-    """Compare texts, then simulate; print both and write them down."""
+) -> Figures:
+    """Compare texts, then simulate."""
     console = Console()
     chosen = [pair for pair in PAIRS if only in (None, "/".join(pair))]
-    record: dict[str, Any] = {"environment": environment(), "identity": {}, "speed": {}}
-    RESULTS.mkdir(exist_ok=True)
+    record: dict[str, Any] = {"identity": {}, "speed": {}}
     for pair in chosen if prompts else ():
         found = identity(pair, prompts, max_tokens, threads, pace)
         record["identity"]["/".join(pair)] = {key: asdict(one) for key, one in found.items()}
-        _write(name, record)
         for label, one in found.items():
             console.print(
                 f"{'/'.join(pair)} {label}: {one.completions} texts, {one.tokens} tokens, "
@@ -189,23 +184,15 @@ def main(
                 names = tuple(m for m in plan.methods if draft or not _needs_model(m))
                 figures = speeds(replace(plan, methods=names), draft)
                 record["speed"][f"{target}/{draft}/{latency}"] = figures
-                _write(name, record)
                 cells = (
                     f"{method} {one['speedup']:.2f}x ({one['tokens_per_forward']:.2f})"
                     for method, one in figures.items()
                 )
                 console.print(f"{target} {draft} {latency} ms: {'  '.join(cells)}", soft_wrap=True)
     if any(one["divergences"] for found in record["identity"].values() for one in found.values()):
-        raise typer.Exit(1)
+        raise Refuted("a draft has changed a text", record)
+    return record
 
 
 def _needs_model(name: str) -> bool:
     return METHODS[name.partition(":")[0]]().needs_draft_model
-
-
-def _write(name: str, record: dict[str, Any]) -> None:
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1, ensure_ascii=False))
-
-
-if __name__ == "__main__":
-    typer.run(main)

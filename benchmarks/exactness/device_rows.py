@@ -5,7 +5,7 @@ from plain decoding's: by the width of the forward pass, in a tree, with another
 after a branch was accepted. And T(n), and what crosses from the device in a forward pass. The
 models are random, of a few layers.
 
-    python -m benchmarks.exactness.device_rows [FORMAT ...]
+    python -m benchmarks device_rows [FORMAT ...]
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import gguf
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
-from benchmarks import RESULTS
+from benchmarks import Figures
 from duodec.backends.llamacpp import devices, library
 from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.padded import LlamaPadded
-from duodec.bench.card import environment
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.core.sampling import Sampler, Tokens
@@ -226,7 +227,10 @@ def times(model: LlamaModel, num_rows: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> 
     return found
 
 
-def main(names: Sequence[str]) -> None:
+def main(
+    formats: Annotated[list[str] | None, typer.Argument(metavar="FORMAT...")] = None,
+) -> Figures:
+    """Deviations and times by format."""
     lib = library.load()
     found = devices.every(lib)
     if not found:
@@ -234,24 +238,16 @@ def main(names: Sequence[str]) -> None:
     measured: list[Measured] = []
     forward_ms: dict[str, dict[int, float]] = {}
     with tempfile.TemporaryDirectory() as name:
-        for weights in names or FORMATS:
+        for weights in formats or FORMATS:
             with closing(LlamaModel(model_file(Path(name), weights))) as model:
                 for flash in (False, True):
                     for way in (unpadded, padded):
                         measured.append(way(model, weights, uses_flash_attention=flash))
                         print(json.dumps(asdict(measured[-1])), flush=True)
                 forward_ms[weights] = times(model)
-    record = {
-        "environment": environment(),
+    return {
         "devices": [asdict(device) for device in found],
         "num_rows": NUM_ROWS,
         "deviations": [asdict(one) for one in measured],
         "forward_ms": forward_ms,
     }
-    path = RESULTS / "device_rows.json"
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(f"written to {path}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

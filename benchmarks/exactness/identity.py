@@ -5,8 +5,8 @@ is judged: it is excused only if a perturbation of the row's logits as large as 
 99th percentile of the measured deviation of a logit between one-token and batched forward passes)
 can flip the draw. If kernels have no deviation, nothing is excused.
 
-    python -m benchmarks.exactness.identity --data FOLDER --limit 3
-    python -m benchmarks.exactness.identity --data FOLDER --target MODEL --exact
+    python -m benchmarks identity --data FOLDER --limit 3
+    python -m benchmarks identity --data FOLDER --target MODEL --exact
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, Figures, Refuted
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.llamacpp.trees import LlamaScores
-from duodec.bench.card import environment
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
@@ -134,9 +133,7 @@ def main(
     data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 3,
     prompts: Annotated[int, typer.Option(help="Prompts in all.")] = 20,
-    resume: Annotated[
-        bool, typer.Option(help="Go on from the prompts of the result file.")
-    ] = False,
+    onto: Annotated[str, typer.Option(help="A result that this run goes on from.")] = "",
     threads: Annotated[int | None, typer.Option(help="Of the target.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of a completion.")] = 128,
     methods: Annotated[
@@ -148,17 +145,15 @@ def main(
     datastore: Annotated[str | None, typer.Option(help="For `rest`.")] = None,
     exact: Annotated[bool, typer.Option(help="Bit-identical kernels.")] = False,
     fast: Annotated[bool, typer.Option(help="llama.cpp's own kernels.")] = False,
-    name: Annotated[str, typer.Option(help="Name of the result file.")] = "identity",
-) -> None:
+) -> Figures:
     """Compare every method's text with plain decoding's."""
     console = Console()
-    output = RESULTS / f"{name}.json"
     counts: dict[str, Count] = {}
-    num_done = 0
-    if resume and output.exists():
-        earlier = json.loads(output.read_text())
-        num_done = earlier["settings"]["prompts"]
+    first = 0
+    if onto:
+        earlier = json.loads((RESULTS / f"{onto}.json").read_text("utf-8"))["figures"]
         counts = {label: Count(**count) for label, count in earlier["counts"].items()}
+        first = earlier["prompts"]
     chosen = read_prompts(data, TASKS, limit)[:prompts]
     config = EngineConfig(
         target=target, draft=draft, datastore=datastore, exact=exact, fast=fast, threads=threads
@@ -170,7 +165,7 @@ def main(
         plain = answer(engine, tokens, SamplingParams(), "ar", 64)
         moved = judge.measure([*tokens, *plain.tokens], len(plain.tokens))
         console.print(f"logits move by up to {moved.max():.3g}, 99th percentile {judge.delta:.3g}")
-        for number in track(range(num_done, len(chosen)), "comparing"):
+        for number in track(range(first, len(chosen)), "comparing"):
             tokens = engine.tokens_of([{"role": "user", "content": chosen[number].turns[0]}])
             for temperature in map(float, temperatures.split(",")):
                 top_p = 0.95 if temperature else 1.0
@@ -180,16 +175,13 @@ def main(
                     count = counts.setdefault(f"{method} T={temperature:g}", Count())
                     got = answer(engine, tokens, sampling, method, max_tokens)
                     judge.compare(count, tokens, sampling, plain, got)
-            settings = {"target": target, "draft": draft, "exact": exact, "fast": fast,
-                        "threads": threads, "max_tokens": max_tokens, "prompts": number + 1,
-                        "deviation_p99": judge.delta}  # fmt: skip
-            counted = {label: asdict(count) for label, count in counts.items()}
-            record = {"environment": environment(), "settings": settings, "counts": counted}
-            output.write_text(json.dumps(record, indent=1) + "\n")
     for label, count in counts.items():
         console.print(f"{label:>14}: {count.line()}", soft_wrap=True)
+    counted = {label: asdict(count) for label, count in counts.items()}
+    figures = {"prompts": len(chosen), "deviation_p99": judge.delta, "counts": counted}
     if any(count.divergences > count.excused for count in counts.values()):
-        raise typer.Exit(1)
+        raise Refuted("a method's text is not plain decoding's", figures)
+    return figures
 
 
 def answer(
@@ -199,7 +191,3 @@ def answer(
     *_, last = engine.stream(tokens, replace(sampling, max_tokens=max_tokens), method=method)
     assert isinstance(last, Finished)
     return last
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,7 +1,7 @@
 """Measure everything that needs a CUDA GPU, in one call of less than ten minutes.
 
-    python -m benchmarks.gpu.gpu --quick --output FOLDER      # exactness, T(n), gaps: 3 minutes
-    python -m benchmarks.gpu.gpu --target smollm2 --draft smollm2-draft --output FOLDER
+    python -m benchmarks gpu --quick --output FOLDER      # exactness, T(n), gaps: 3 minutes
+    python -m benchmarks gpu --target smollm2 --draft smollm2-draft --output FOLDER
 
 Sections run one after another, the most important first, each in its own process and within its
 budget (`gpu_sections.py`). gpu.json holds the results, or the error, after each of them.
@@ -241,7 +241,7 @@ def _tasks(
         name += "-draft-on-device"
     free_before = _free_bytes(pair.device)
     prompts = read_prompts(plan.data, plan.tasks, plan.limit)
-    settings = plan.settings("python -m benchmarks.gpu.gpu", "", [p.prompt_id for p in prompts])
+    settings = plan.settings("python -m benchmarks gpu", "", [p.prompt_id for p in prompts])
     also = f" Each forward pass also runs a random stack of the shape of {shape}." if shape else ""
     settings["notes"] = [f"The texts are those of {pair.target}.{also}"]
     journal = Journal(output / name, settings)
@@ -341,7 +341,3 @@ def _drafter(pair: Pair, model: TorchModel) -> Iterator[Drafter]:
     with process:
         process.wait_ready()
         yield process
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,4 +1,4 @@
-"""Time single forward passes on a GPU and check that they are exact, for `benchmarks.gpu.gpu`."""
+"""Time single forward passes on a GPU and check that they are exact, for `benchmarks gpu`."""
 
 from __future__ import annotations
 

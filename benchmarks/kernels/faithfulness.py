@@ -6,12 +6,11 @@ move with widths, threads and parts of a prompt. Caches are in float32, so that 
 alone differ, and then as each of the two has them by default. A format that ends with `-pure` is
 that of all matrices:
 
-    python -m benchmarks.kernels.faithfulness smollm2:Q4_0-pure smollm2:F16-pure
+    python -m benchmarks faithfulness smollm2:Q4_0-pure smollm2:F16-pure
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -22,21 +21,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from gguf import GGMLQuantizationType, GGUFReader
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, Figures
 from benchmarks.kernels.kernels import model_file, score
 from duodec.backends.llamacpp import library, self_test
 from duodec.backends.llamacpp.caches import CacheTypes
 from duodec.backends.llamacpp.header import ggml
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.bench.card import environment
 
 Floats = NDArray[np.float32]
 
@@ -239,20 +238,23 @@ def moved(target: LlamaTarget, tokens: Sequence[int], num_ways: int) -> float:
     return max(float(np.abs(way - ways[0]).max()) for way in ways)
 
 
-def main() -> None:
-    """Compute the reference of each file, then every kind of kernels, and print means."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="+", metavar="MODEL[:FORMAT]")
-    parser.add_argument("--texts", type=int, default=len(TEXTS), help=f"of {WIDTH} rows each")
-    parser.add_argument("--ways", type=int, default=len(WAYS), help="to compute the same logits")
-    options = parser.parse_args()
-    console, output = Console(), RESULTS / "faithfulness.json"
-    for name in options.models:
+def main(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL[:FORMAT]...")],
+    num_texts: Annotated[int, typer.Option(help=f"Of {WIDTH} rows each.")] = len(TEXTS),
+    num_ways: Annotated[int, typer.Option(help="To compute the same logits.")] = len(WAYS),
+    onto: Annotated[str, typer.Option(help="A result that this run goes on from.")] = "",
+) -> Figures:
+    """Compute the reference of each file, then every kind of kernels; means."""
+    console = Console()
+    table: dict[str, Any] = {}
+    if onto:
+        table = json.loads((RESULTS / f"{onto}.json").read_text("utf-8"))["figures"]["table"]
+    for name in models:
         path = model_file(name)
         reference = Reference(GGUFReader(path))
         library.load()
         model = LlamaModel(path, num_gpu_layers=0)
-        known = texts(model, options.texts)
+        known = texts(model, num_texts)
         model.close()
         with tempfile.TemporaryDirectory() as folder:
             references = Path(folder) / "references.npz"
@@ -260,17 +262,15 @@ def main() -> None:
             row: dict[str, Any] = {"matrices": reference.types()}
             for cache in CACHES:
                 found = {
-                    kernels: _one(path, references, cache, options.ways, switched)
+                    kernels: _one(path, references, cache, num_ways, switched)
                     for kernels, switched in KERNELS.items()
                 }
                 row[cache] = _compared(found)
-        table = json.loads(output.read_text())["table"] if output.exists() else {}
         table[name] = row
         console.print(f"{name} ({row['matrices']})", soft_wrap=True)
         for cache in CACHES:
             console.print(f"    caches {cache}: {_line(row[cache])}", soft_wrap=True)
-        record = {"environment": environment(), "table": table}
-        output.write_text(json.dumps(record, indent=1) + "\n")
+    return {"table": table}
 
 
 def _compared(found: dict[str, Measured]) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def _one(
     path: Path, references: Path, cache: str, num_ways: int, switched: dict[str, str]
 ) -> Measured:
     out = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kernels.faithfulness", "--one", str(path),
+        [sys.executable, "-m", "benchmarks.kernels.faithfulness", str(path),
          str(references), cache, str(num_ways)],
         env={**os.environ, self_test.CHECKED: self_test.ANY, **switched},
         check=True, stdout=subprocess.PIPE, text=True,
@@ -317,10 +317,6 @@ def _one(
     return Measured(**json.loads(out.stdout.splitlines()[-1]))
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        file, rows, cache, *ways = sys.argv[2:]
-        num_ways = int(ways[0]) if ways else len(WAYS)
-        print(json.dumps(asdict(measure(Path(file), Path(rows), cache, num_ways))))
-    else:
-        main()
+if __name__ == "__main__":  # a process of `main`
+    file, rows, cache, ways = sys.argv[1:]
+    print(json.dumps(asdict(measure(Path(file), Path(rows), cache, int(ways)))))

@@ -5,12 +5,11 @@ of a forward pass by its rows, of the prefill, of loading; the memory that loadi
 far the logits of one text move with the width of the forward pass, the threads, and the parts of
 the prefill. The settings take turns. A format after a model's name is requantised to it first:
 
-    python -m benchmarks.kernels.kernels smollm2 qwen2.5-coder-1.5b qwen2.5-coder-1.5b:Q8_0
+    python -m benchmarks kernels smollm2 qwen2.5-coder-1.5b qwen2.5-coder-1.5b:Q8_0
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -22,18 +21,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks import RESULTS, SCRATCH
+from benchmarks import SCRATCH, Figures
 from duodec.backends.llamacpp import library, self_test
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.llamacpp.trees import LlamaScores
-from duodec.bench.card import environment
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from tests.models.weights import weights
@@ -153,26 +152,25 @@ def _most_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def main() -> None:
-    """Run every setting in a process of its own, by turns, and print medians."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="*", default=["smollm2"], metavar="MODEL[:FORMAT]")
-    parser.add_argument("--threads", default="1,2", help="numbers of threads")
-    parser.add_argument("--turns", type=int, default=2, help="processes a setting")
-    parser.add_argument("--repeats", type=int, default=7, help="forward passes a width and process")
-    parser.add_argument("--settings", default=",".join(SETTINGS), help="of " + ", ".join(SETTINGS))
-    options = parser.parse_args()
+def main(
+    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL[:FORMAT]...")] = None,
+    threads: Annotated[str, typer.Option(help="Numbers of threads.")] = "1,2",
+    turns: Annotated[int, typer.Option(help="Processes a setting.")] = 2,
+    repeats: Annotated[int, typer.Option(help="Forward passes a width and process.")] = 7,
+    settings: Annotated[str, typer.Option(help="Of these.")] = ",".join(SETTINGS),
+) -> Figures:
+    """Run every setting in a process of its own, by turns; medians."""
     console, table = Console(), []
-    for name in options.models:
+    for name in models or ["smollm2"]:
         path = model_file(name)
-        for threads in (int(n) for n in options.threads.split(",")):
-            runs: dict[str, list[dict[str, Any]]] = {s: [] for s in options.settings.split(",")}
-            for _ in range(options.turns):
+        for num_threads in map(int, threads.split(",")):
+            runs: dict[str, list[dict[str, Any]]] = {s: [] for s in settings.split(",")}
+            for _ in range(turns):
                 for setting, found in runs.items():
-                    found.append(_one(path, threads, setting, options.repeats))
+                    found.append(_one(path, num_threads, setting, repeats))
             for setting, found in runs.items():
                 row = {
-                    "model": name, "threads": threads, "setting": setting,
+                    "model": name, "threads": num_threads, "setting": setting,
                     "kernels": found[0]["kernels"],
                     "load_s": median(f["load_s"] for f in found),
                     "load_mb": median(f["load_bytes"] for f in found) / 1e6,
@@ -186,31 +184,27 @@ def main() -> None:
                 table.append(row)
                 shown = "  ".join(f"{w}: {ms:.1f}" for w, ms in row["forward_ms"].items())
                 console.print(
-                    f"{name}, {threads} threads, {setting}: {shown}; prefill "
+                    f"{name}, {num_threads} threads, {setting}: {shown}; prefill "
                     f"{row['prefill_ms']:.2f} a token; loaded in {row['load_s']:.1f} s, "
                     f"{row['load_mb']:.0f} MB; logits move by {row['deviation']:.3g}",
                     soft_wrap=True,
                 )
-    record = {"environment": environment(), "table": table}
-    (RESULTS / "kernels.json").write_text(json.dumps(record, indent=1) + "\n")
+    return {"table": table}
 
 
 def _one(path: Path, threads: int, setting: str, repeats: int) -> dict[str, Any]:
     out = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kernels.kernels", "--one", str(path), str(threads),
-         setting, str(repeats)],
+        [sys.executable, "-m", "benchmarks.kernels.kernels", str(path), str(threads), setting,
+         str(repeats)],
         env={**os.environ, self_test.CHECKED: self_test.ANY, **SETTINGS[setting][0]},
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     return dict(json.loads(out.stdout.splitlines()[-1]))
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        file, threads, setting, repeats = sys.argv[2:]
-        measured = measure(
-            Path(file), int(threads), packs=SETTINGS[setting][1], repeats=int(repeats)
-        )
-        print(json.dumps(asdict(measured)))
-    else:
-        main()
+if __name__ == "__main__":  # a process of `main`
+    file, num_threads, setting, repeats = sys.argv[1:]
+    measured = measure(
+        Path(file), int(num_threads), packs=SETTINGS[setting][1], repeats=int(repeats)
+    )
+    print(json.dumps(asdict(measured)))

@@ -4,12 +4,11 @@ The same file, threads and tokens; turns alternate. "default" is ours, exact at 
 is llama.cpp's own choice of kernels in our build. llama.cpp's server is that of the package
 xllamacpp, from another environment, with its own defaults:
 
-    python -m benchmarks.kernels.plain --python OTHER/bin/python
+    python -m benchmarks plain --python OTHER/bin/python
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,9 +18,8 @@ from typing import Annotated
 import httpx
 import typer
 
-from benchmarks import RESULTS
+from benchmarks import Figures
 from benchmarks.serving.servers import Served, llama_cpp
-from duodec.bench.card import environment
 from duodec.core.events import Finished
 from duodec.core.sampling import SamplingParams
 from duodec.llm import LLM, load
@@ -67,9 +65,8 @@ def main(
     num_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 64,
     repeats: Annotated[int, typer.Option(help="Turns of each.")] = 5,
     exact: Annotated[bool, typer.Option(help="Our default with exact matrices.")] = False,
-    name: Annotated[str, typer.Option(help="Of the result file.")] = "plain",
-) -> None:
-    """Print tokens a second and ratios to llama.cpp's server, medians."""
+) -> Figures:
+    """Tokens a second and ratios to llama.cpp's server, medians."""
     path = resolve(target).path
     texts = [int(length) for length in lengths.split(",")]
     num_context = max(texts) + num_tokens + 64
@@ -113,9 +110,4 @@ def main(
             row = {"setting": setting, "tokens": length, "ratio": ratio, "rates": found_rates}
             table.append(row)
             print(f"{setting:>20} at {length:5}: {median(found_rates):6.1f} tok/s, {ratio:.2f}")
-    record = {"environment": environment(), "llama.cpp": served.words, "target": target}
-    (RESULTS / f"{name}.json").write_text(json.dumps({**record, "table": table}, indent=1))
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    return {"llama.cpp": served.words, "table": table}

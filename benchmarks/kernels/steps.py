@@ -2,32 +2,34 @@
 
 With flash attention and without it:
 
-    python -m benchmarks.kernels.steps smollm2-draft qwen2.5-coder-0.5b:1500
+    python -m benchmarks steps smollm2-draft qwen2.5-coder-0.5b:1500
 
 A number behind a name is the longest text for it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from contextlib import closing
 from dataclasses import asdict
+from typing import Annotated
 
-from benchmarks import RESULTS
+import typer
+
+from benchmarks import Figures
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.steps import step_times
-from duodec.bench.card import environment
 from tests.models.weights import weights
 
 TEXTS = (100, 500, 1500, 4000, 8000)
 LEAVES = (1, 4, 8, 16)
 
 
-def main() -> None:
-    """Print and write milliseconds."""
+def main(
+    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL[:TOKENS]...")] = None,
+) -> Figures:
+    """Milliseconds a step."""
     found = {}
-    for argument in sys.argv[1:] or ["smollm2-draft"]:
+    for argument in models or ["smollm2-draft"]:
         name, _, most = argument.partition(":")
         texts = [text for text in TEXTS if text <= int(most or max(TEXTS))]
         with closing(LlamaModel(weights(name), num_gpu_layers=0)) as model:
@@ -51,10 +53,4 @@ def main() -> None:
                 ]
                 cells.append(f"{leaves}: {both[0]:.2f} / {both[1]:.2f}")
             print(f"{name} after {text} tokens, ms with / without: " + ", ".join(cells), flush=True)
-    (RESULTS / "steps.json").write_text(
-        json.dumps({"environment": environment(), "steps": found}, indent=1)
-    )
-
-
-if __name__ == "__main__":
-    main()
+    return {"steps": found}

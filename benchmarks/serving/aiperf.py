@@ -5,23 +5,21 @@ other, to `duodec serve`: once with `auto` and once plainly. Its report is quote
 section on speculative decoding reads what our answers say of their drafts. It counts tokens by the
 server's usage; for lengths of its own it gets a tokenizer of bytes, since it would fetch one.
 
-    python -m benchmarks.serving.aiperf --data FOLDER --limit 5
+    python -m benchmarks aiperf --data FOLDER --limit 5
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks import RESULTS
+from benchmarks import Figures, Refuted
 from benchmarks.serving.servers import ours
-from duodec.bench.card import environment
 from duodec.bench.tasks import TASKS, read_prompts
 
 VERSION = "0.13.0"
@@ -48,9 +46,8 @@ def main(
     python: Annotated[Path, typer.Option(help="Of AIPerf's environment.")] = Path(
         ".venv-aiperf/bin/python"
     ),
-    name: Annotated[str, typer.Option(help="Of the result file.")] = "aiperf",
-) -> None:
-    """Run AIPerf and write down its report."""
+) -> Figures:
+    """AIPerf's report."""
     program = python.parent / "aiperf"
     if not program.exists():
         raise SystemExit(f"{program} is missing; run make bench-aiperf, which installs it")
@@ -91,14 +88,7 @@ def main(
                 "its_words": report.splitlines(),
                 "our_counters": {k: v for k, v in counters.items() if "spec_decode" in k},
             }
-    record = {
-        "environment": environment(), "aiperf": VERSION, "pace": pace, "target": target,
-        "max_tokens": max_tokens, "prompts": len(prompts), "methods": found,
-    }  # fmt: skip
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1))
+    figures = {"aiperf": VERSION, "prompts": len(prompts), "methods": found}
     if not any("Spec Decode" in line for line in found["auto"]["its_words"]):
-        sys.exit("AIPerf has found nothing on speculative decoding in our answers")
-
-
-if __name__ == "__main__":
-    typer.run(main)
+        raise Refuted("AIPerf has found nothing on speculative decoding in our responses", figures)
+    return figures

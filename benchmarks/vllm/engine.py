@@ -1,4 +1,4 @@
-"""Run one engine of vLLM for `comparison.py`: settings on stdin, results to the file they name."""
+"""Run one engine of vLLM for `comparison.py`: settings on stdin, results to a file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Draw the documentation's figures from the results of a run.
+"""Draw when target and drafter work, from the results of a run of `duodec bench`.
 
-python -m benchmarks.figures benchmarks/results/stream-25ms.json
+python -m benchmarks timeline FOLDER/results.json
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from duodec.bench.timeline import timeline
 
 _SHOWN = ("ar", "sps:4", "duo", "stream")
 _LINKS = 'xmlns:xlink="http://www.w3.org/1999/xlink" '
-_FOLDER = Path(__file__).parents[1] / "docs" / "figures"
+_FOLDER = Path(__file__).parents[2] / "docs" / "figures"
 
 
 def main(file: Annotated[Path, typer.Argument(help="A results.json.")]) -> None:
@@ -32,7 +32,3 @@ def main(file: Annotated[Path, typer.Argument(help="A results.json.")]) -> None:
     svg = timeline_figure("timeline", shown).for_page()  # made for use inside a page
     alone = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ' + _LINKS, 1)
     (_FOLDER / "timeline.svg").write_text(alone, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,17 +1,16 @@
 """Compare single products of kernels with exact ones, by format of the weights.
 
-A whole model's logits (`benchmarks.faithfulness`) multiply roundings as chance has it. Here the same rows
-of activations, with outliers as models have them, are multiplied with the same weights: as ggml's
+A whole model's logits (`faithfulness`) multiply roundings as chance has it. Here the same rows of
+activations, with outliers as models have them, are multiplied with the same weights: as ggml's
 kernels do, and as ours do (`tests/backends/llamacpp/test_row_kernels.py` holds ours against this to
 the last roundings). The error is that of the root mean square.
 
-    python -m benchmarks.products
+    python -m benchmarks products
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks import RESULTS
-from benchmarks.faithfulness import floats
+from benchmarks import Figures
+from benchmarks.kernels.faithfulness import floats
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.header import ggml
 
@@ -110,8 +109,8 @@ def _row_bytes(kind: GGMLQuantizationType, num_columns: int) -> int:
     return num_columns // columns * num_bytes
 
 
-def main() -> None:
-    """Print and save each format's errors."""
+def main() -> Figures:
+    """Each format's errors."""
     rng = np.random.default_rng(1)
     drawn = rng.standard_normal((NUM_WEIGHTS, NUM_COLUMNS)).astype(np.float32)
     x = rng.standard_normal((NUM_ROWS, NUM_COLUMNS)).astype(np.float32)
@@ -131,8 +130,4 @@ def main() -> None:
             )
         }
         Console().print(f"{name}: " + ", ".join(f"{k} {v:.3g}" for k, v in table[name].items()))
-    (RESULTS / "products.json").write_text(json.dumps(table, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return {"table": table}

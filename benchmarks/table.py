@@ -1,0 +1,61 @@
+"""List the experiments: what each asks, what it runs, and the page on which its result stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question that is asked again whenever the code changes."""
+
+    name: str
+    question: str
+    module: str  # of `benchmarks`
+    page: str  # of docs/
+    function: str = "main"  # returns figures, or None where it writes them itself
+
+
+_ALL = (
+    Experiment("simulated", "How fast is each method on the curves of GPUs?",
+               "decoding.simulated", "measurements.md"),
+    Experiment("adversaries", "Is `auto` ever slower than plain decoding where no draft can pay?",
+               "decoding.adversaries", "measurements.md"),
+    Experiment("grid", "What does `auto` lose on steep curves while it learns them?",
+               "decoding.grid", "measurements.md"),
+    Experiment("gaps", "What stands between two forward passes, in this tree and in another?",
+               "decoding.gaps", "measurements.md"),
+    Experiment("calibration", "Are candidates accepted as often as the planner expects?",
+               "decoding.calibration", "measurements.md"),
+    Experiment("timeline", "When do target and drafter work?",
+               "decoding.timeline", "how-it-works.md"),
+    Experiment("vocabularies", "Does a draft of another vocabulary pay, and change no text?",
+               "decoding.vocabularies", "drafts.md"),
+    Experiment("peers", "Does transformers accept as many draft tokens with the same weights?",
+               "decoding.peers", "evaluation.md"),
+    Experiment("identity", "Is every method's text plain decoding's?",
+               "exactness.identity", "exactness.md"),
+    Experiment("device_rows", "How far do a row's logits move on a device?",
+               "exactness.device_rows", "gpu.md"),
+    Experiment("kernels", "How fast are forward passes on a CPU, with our kernels and llama.cpp's?",
+               "kernels.kernels", "measurements.md"),
+    Experiment("faithfulness", "How far are our kernels, and llama.cpp's, from float32?",
+               "kernels.faithfulness", "kernels.md"),
+    Experiment("products", "How far are single products of kernels from exact ones, by format?",
+               "kernels.products", "kernels.md"),
+    Experiment("steps", "What does a draft step cost, by the text's length and its leaves?",
+               "kernels.steps", "measurements.md"),
+    Experiment("plain", "Is plain decoding as fast as in llama.cpp's own server?",
+               "kernels.plain", "measurements.md"),
+    Experiment("serving", "How fast is the server with many clients, beside llama.cpp's?",
+               "serving.serving", "measurements.md", "load"),
+    Experiment("serving-paced", "What are drafts worth to many clients of a slow target?",
+               "serving.serving", "measurements.md", "paced"),
+    Experiment("aiperf", "What does AIPerf say of the server?",
+               "serving.aiperf", "measurements.md"),
+    Experiment("gpu", "Exactness, T(n), gaps and speed on a GPU, in one call",
+               "gpu.gpu", "torch.md"),
+    Experiment("vllm", "How fast is vLLM with our drafter, and with its own methods?",
+               "vllm.comparison", "vllm.md"),
+)  # fmt: skip
+EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
