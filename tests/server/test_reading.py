@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from contextlib import ExitStack, suppress
@@ -13,6 +14,7 @@ import pytest
 from fakes.server import Running, Slowed, engine_on_tables, running, until
 
 from duodec.server.http.connections import Connection
+from duodec.server.http.reading import AHEAD_S, ReadingTurns
 
 HOST = b"Host: localhost\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -57,8 +59,43 @@ def chunked(size: int, num: int, extension: bytes = b"", trailer: bytes = b"") -
 # --- pipelines
 
 
+class Connected:
+    """A connection with so many requests left."""
+
+    def __init__(self, name: str, num_left: int, begun: list[str], *, is_ahead: bool) -> None:
+        self.name, self.num_left, self.begun, self.is_ahead = name, num_left, begun, is_ahead
+
+    @property
+    def can_read_on(self) -> bool:
+        return self.num_left > 0
+
+    def read_on(self) -> int:
+        self.num_left -= 1
+        self.begun.append(self.name)
+        return 1
+
+
+def test_pipelines_come_after_others_and_leave_the_loop_idle_between_their_requests() -> None:
+    begun: list[str] = []
+
+    async def run() -> float:
+        turns = ReadingTurns()
+        for i in range(3):
+            turns.add(Connected(f"pipeline {i}", 2, begun, is_ahead=True))
+        for i in range(5):
+            turns.add(Connected(f"single {i}", 1, begun, is_ahead=False))
+        start_s = perf_counter()
+        while len(begun) < 11:
+            await asyncio.sleep(0)
+        return perf_counter() - start_s
+
+    assert asyncio.run(run()) > 5 * AHEAD_S
+    assert begun[:5] == [f"single {i}" for i in range(5)]
+    assert begun[5:] == [f"pipeline {i}" for i in range(3)] * 2
+
+
 def test_a_pipeline_is_parsed_as_it_is_answered() -> None:
-    number = 2000
+    number = 500
     with running() as server, connect(server) as sock:
         sock.sendall(METRICS * number)
         until(lambda: server.server.server_state.total_requests > 0)
@@ -77,10 +114,12 @@ def test_a_pipeline_whose_answers_nobody_reads_waits_for_them() -> None:
         with suppress(TimeoutError):
             while True:
                 sock.sendall(METRICS * 1000)
+        connections = server.server.server_state.connections
+        until(lambda: any(c.flow.write_paused for c in list(connections)), 20)
         before = server.server.server_state.total_requests
         sleep(0.3)
         assert server.server.server_state.total_requests == before
-        (held,) = [c for c in server.server.server_state.connections if c.flow.write_paused]
+        (held,) = [c for c in connections if c.flow.write_paused]
         assert isinstance(held, Connection)
         assert len(held._unread) < 1 << 19
         sock.settimeout(20)

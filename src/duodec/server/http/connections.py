@@ -100,6 +100,7 @@ class Connection(HttpToolsProtocol):
         self._num_reads = self._num_read_bytes = 0  # since the last message was complete
         self._running: RequestResponseCycle | None = None  # whose answer is under way, or was last
         self._is_next_due = False  # the first of the pipeline may begin
+        self.is_ahead = False  # its client sent a request before it had the last response
         self._num_head_bytes = 0  # since the last head, or part of a body, was complete
         self._num_fed = self._num_payload = 0  # bytes of the body in work
         self._is_in_head = True
@@ -262,6 +263,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         self._is_next_due = bool(self.pipeline)
+        self.is_ahead = bool(self.pipeline or self._unread)
         self.flow.resume_reading()
         self._go_on()  # ours are the turns
         self._watch()  # and the timer
@@ -297,6 +299,7 @@ class Connection(HttpToolsProtocol):
         }
         if phase in limits:
             self._timer = self.loop.call_later(limits[phase], self._expire)
+        if phase in limits or phase == "turn":
             self._connections.wait(self)
         else:
             self._connections.forget(self)
@@ -308,6 +311,8 @@ class Connection(HttpToolsProtocol):
     def _current(self) -> str:
         if self.flow.write_paused or self.transport.is_closing():
             return "unread"  # its client does not read what it is told
+        if self._is_next_due:
+            return "turn"  # in which the next of its pipeline begins
         if self.pipeline or (self._is_answering and not self._is_in_body):
             return "work"  # whose time is the routes' affair
         if self._is_in_body:
