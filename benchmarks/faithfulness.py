@@ -317,8 +317,7 @@ def _one(
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        file, rows, cache, *ways = sys.argv[2:]
-        num_ways = int(ways[0]) if ways else len(WAYS)
-        print(json.dumps(asdict(measure(Path(file), Path(rows), cache, num_ways))))
+        file, rows, cache, ways = sys.argv[2:]
+        print(json.dumps(asdict(measure(Path(file), Path(rows), cache, int(ways)))))
     else:
         main()

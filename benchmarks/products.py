@@ -1,9 +1,9 @@
 """Compare single products of kernels with exact ones, by format of the weights.
 
-A whole model's logits (`benchmarks.faithfulness`) multiply roundings as chance has it. Here the same rows
-of activations, with outliers as models have them, are multiplied with the same weights: as ggml's
-kernels do, and as ours do (`tests/backends/llamacpp/test_row_kernels.py` holds ours against this to
-the last roundings). The error is that of the root mean square.
+A whole model's logits (`benchmarks.faithfulness`) spread roundings as chance has it. Here the same
+rows of activations, with outliers as models have them, are multiplied with the same weights: as
+ggml's kernels do, and as ours do (`tests/backends/llamacpp/test_row_kernels.py` holds ours against
+this to the last roundings). The error is the root mean square's.
 
     python -m benchmarks.products
 """
