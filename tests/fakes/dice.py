@@ -519,8 +519,8 @@ CASES = [
     replace(FULL_SUPPORT, name="late drafter", is_late=True),
     FULL_SUPPORT,
     replace(FULL_SUPPORT, name="wide", num_tokens=3, room=5),
-    replace(FULL_SUPPORT, name="in turns", room=5, takes_turns=True),
-    replace(FULL_SUPPORT, name="late in turns", room=5, takes_turns=True, is_late=True),
+    replace(FULL_SUPPORT, name="in turns", takes_turns=True),
+    replace(FULL_SUPPORT, name="late in turns", takes_turns=True, is_late=True),
     MASKED,
     replace(MASKED, name="masked, draft is target", draft=MASKED.target),
 ]
