@@ -349,7 +349,7 @@ def test_a_request_with_many_completions_leaves_places_to_others() -> None:
         return [llm.task(PROMPTS[0], params, say=say) for _ in range(num)]
 
     with served(llm, Counted(llm.target, on_score=on_score), num_slots=2, num_queued=8) as pool:
-        with pytest.raises(BadOption, match="11 completions are asked for at once"):
+        with pytest.raises(BadOption, match="11 completions are requested at once"):
             pool.thread.submit(tasks(11))
         pool.thread.submit(tasks(10))
         for _ in range(2):
