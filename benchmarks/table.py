@@ -41,6 +41,8 @@ _ALL = (
                "kernels.kernels", "measurements.md"),
     Experiment("faithfulness", "How far are our kernels, and llama.cpp's, from float32?",
                "kernels.faithfulness", "kernels.md"),
+    Experiment("products", "How far are single products of kernels from exact ones, by format?",
+               "kernels.products", "kernels.md"),
     Experiment("steps", "What does a draft step cost, by the text's length and its leaves?",
                "kernels.steps", "measurements.md"),
     Experiment("plain", "Is plain decoding as fast as in llama.cpp's own server?",

@@ -6,10 +6,10 @@ import json
 import re
 from pathlib import Path
 
-from duodec.server.api.bodies import ChatBody, CompletionBody
+from duodec.server.api.anthropic.message_bodies import MessagesBody
 from duodec.server.api.fields import Object
-from duodec.server.api.message_bodies import MessagesBody
-from duodec.server.api.response_bodies import ResponsesBody
+from duodec.server.api.openai.completion_bodies import ChatBody, CompletionBody
+from duodec.server.api.openai.response_bodies import ResponsesBody
 
 PAGE = Path(__file__).parents[1] / "docs" / "server.md"
 APIS: dict[str, type[Object]] = {

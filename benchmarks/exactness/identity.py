@@ -134,6 +134,7 @@ def main(
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 3,
     prompts: Annotated[int, typer.Option(help="Prompts in all.")] = 20,
     onto: Annotated[str, typer.Option(help="A result that this run goes on from.")] = "",
+    threads: Annotated[int | None, typer.Option(help="Of the target.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of a completion.")] = 128,
     methods: Annotated[
         str, typer.Option(help="Methods, comma-separated.")
@@ -154,7 +155,9 @@ def main(
         counts = {label: Count(**count) for label, count in earlier["counts"].items()}
         first = earlier["prompts"]
     chosen = read_prompts(data, TASKS, limit)[:prompts]
-    config = EngineConfig(target=target, draft=draft, datastore=datastore, exact=exact, fast=fast)
+    config = EngineConfig(
+        target=target, draft=draft, datastore=datastore, exact=exact, fast=fast, threads=threads
+    )
     with load(config) as engine:
         assert isinstance(engine.target, LlamaTarget)
         judge = Judge(engine.target)
@@ -162,8 +165,8 @@ def main(
         plain = answer(engine, tokens, SamplingParams(), "ar", 64)
         moved = judge.measure([*tokens, *plain.tokens], len(plain.tokens))
         console.print(f"logits move by up to {moved.max():.3g}, 99th percentile {judge.delta:.3g}")
-        for prompt in track(chosen[first:], "comparing"):
-            tokens = engine.tokens_of([{"role": "user", "content": prompt.turns[0]}])
+        for number in track(range(first, len(chosen)), "comparing"):
+            tokens = engine.tokens_of([{"role": "user", "content": chosen[number].turns[0]}])
             for temperature in map(float, temperatures.split(",")):
                 top_p = 0.95 if temperature else 1.0
                 sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=7)

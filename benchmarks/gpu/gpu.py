@@ -6,7 +6,7 @@
 Sections run one after another, the most important first, each in its own process and within its
 budget (`gpu_sections.py`). gpu.json holds the results, or the error, after each of them.
 Another call can run what one has no time for: --only "13b,34b". *Ballast*
-(`duodec.backends.torch.ballast`) stands in for large targets: the texts are those of --target, and
+(`benchmarks.gpu.ballast`) stands in for large targets: the texts are those of --target, and
 each forward pass also runs a random stack of the given shape. Nothing is downloaded: models are
 files, or in the cache.
 
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 import typer
 
+from benchmarks.gpu.ballast import BallastNetwork, random_model, shape_named
 from benchmarks.gpu.gpu_forwards import (
     WARNINGS,
     bandwidth,
@@ -35,10 +36,9 @@ from benchmarks.gpu.gpu_forwards import (
     same_noise,
 )
 from benchmarks.gpu.gpu_sections import Note, OutOfTime, Report, attempt
+from benchmarks.gpu.torch_draft import TorchDraftModel
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.torch.ballast import BallastNetwork, random_model, shape_named
 from duodec.backends.torch.blueprint import Blueprint
-from duodec.backends.torch.draft import TorchDraftModel
 from duodec.backends.torch.model import TorchModel
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import TorchTarget

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from duodec.backends.torch.ballast import Shape, random_model
+from benchmarks.gpu.ballast import Shape, random_model
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.noise import gumbel, halves
 from duodec.backends.torch.target import TorchScores, TorchTarget

@@ -11,6 +11,7 @@ that of all matrices:
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -24,8 +25,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from gguf import GGUFReader
-from gguf.quants import dequantize
+from gguf import GGMLQuantizationType, GGUFReader
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -33,6 +33,7 @@ from benchmarks import RESULTS, Figures
 from benchmarks.kernels.kernels import model_file, score
 from duodec.backends.llamacpp import library, self_test
 from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.llamacpp.header import ggml
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaTarget
 
@@ -40,12 +41,11 @@ Floats = NDArray[np.float32]
 
 TEXTS = (  # of the repository
     "LICENSE", "benchmarks/kernels/kernels.py", "README.md", "src/duodec/core/verify.py",
-    "pyproject.toml", "docs/exactness.md", "src/duodec/backends/llamacpp/kernels/tiles.h",
-    "docs/kernels.md",
+    "pyproject.toml",
 )  # fmt: skip
-START, WIDTH = 64, 64  # tokens before the first row; rows of a forward pass
-WAYS = ((1, 1), (1, 2), (1, 3), (1, 5), (1, 8), (1, 17), (1, 32), (1, 64), (2, 4), (2, 64))
-"""Threads, and rows of a forward pass."""
+START, WIDTH = 32, 64  # tokens before the first row; rows of a forward pass
+WAYS = ((1, 64), (2, 64), (2, 4), (1, 32), (1, 17), (1, 8), (1, 5), (1, 3), (1, 2), (1, 1))
+"""Threads, and rows of a forward pass; the quickest first."""
 CACHES = {"float32": CacheTypes("f32", "f32"), "default": CacheTypes()}
 KERNELS = {"llama.cpp": {self_test.SWITCH: self_test.OFF}, "ours": {}}
 _CHUNK = 1 << 22  # weights that are dequantised at once
@@ -109,12 +109,11 @@ class Reference:
         tensor = self._tensor(f"{name}.weight")
         step = max(1, _CHUNK // int(tensor.shape[0]))
         for first in range(0, len(tensor.data), step):
-            yield dequantize(tensor.data[first : first + step], tensor.tensor_type)
+            yield floats(tensor.data[first : first + step], tensor.tensor_type)
 
     def _take(self, name: str, rows: Sequence[Sequence[int]]) -> Floats:
         tensor = self._tensor(f"{name}.weight")
-        taken: Floats = dequantize(tensor.data[np.array(rows)], tensor.tensor_type)
-        return taken
+        return floats(tensor.data[np.array(rows)], tensor.tensor_type)
 
     def _vector(self, name: str, kind: str = "weight") -> Floats:
         return np.array(self._tensor(f"{name}.{kind}").data, np.float32)
@@ -144,6 +143,29 @@ class Reference:
         return ", ".join(f"{name} {size / total:.0%}" for name, size in ordered)
 
 
+class _TypeTraits(ctypes.Structure):
+    """The beginning of ggml_type_traits."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p), ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64), ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+    )  # fmt: skip
+
+
+def floats(data: NDArray[Any], kind: GGMLQuantizationType) -> Floats:
+    """What rows of a file stand for, as ggml reads them; gguf reads the same, slowly."""
+    if kind == GGMLQuantizationType.F32:
+        return data.view(np.float32)
+    find = ggml(library.load(), "ggml_get_type_traits", ctypes.POINTER(_TypeTraits), ctypes.c_int)
+    traits, data = find(kind.value).contents, np.ascontiguousarray(data)
+    num_columns = data.shape[-1] * data.itemsize // traits.type_size * traits.blck_size
+    made = np.empty((*data.shape[:-1], num_columns), np.float32)
+    traits.to_float(data.ctypes.data, made.ctypes.data, made.size)
+    return made
+
+
 def _normed(x: Floats, eps: float) -> Floats:
     normed: Floats = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(eps))
     return normed
@@ -163,10 +185,10 @@ class Measured:
 
     kl: list[float]  # of a row's distribution from the reference's, in nats
     error: list[float]  # of its logits, as a share of their spread
-    moved: float | None  # most of any logit between two ways to compute it
+    moved: float | None  # most of any logit between two ways to compute it; of ours, by default
 
 
-def measure(path: Path, references: Path, cache: str) -> Measured:
+def measure(path: Path, references: Path, cache: str, num_ways: int) -> Measured:
     """In a process of its own: kernels are chosen when the library is loaded."""
     library.load()
     model = LlamaModel(path, num_gpu_layers=0, cache=CACHES[cache])
@@ -184,7 +206,8 @@ def measure(path: Path, references: Path, cache: str) -> Measured:
         ]
         kl.append(fmean(divergence for divergence, _ in own))
         error.append(fmean(share for _, share in own))
-    return Measured(kl, error, moved(target, known[0]) if cache == "default" else None)
+    is_moved = cache == "default" and bool(library.kernels(model.lib))
+    return Measured(kl, error, moved(target, known[0], num_ways) if is_moved else None)
 
 
 def _against(row: Floats, reference: Floats) -> tuple[float, float]:
@@ -198,10 +221,10 @@ def _log_softmax(row: Floats) -> NDArray[np.float64]:
     return logs
 
 
-def moved(target: LlamaTarget, tokens: Sequence[int]) -> float:
+def moved(target: LlamaTarget, tokens: Sequence[int], num_ways: int) -> float:
     """Most of any logit between forward passes of other widths, threads and parts of a prompt."""
     ways = []
-    for num_threads, width in WAYS:
+    for num_threads, width in WAYS[:num_ways]:
         context = target.trees(0).context
         context.num_threads = context.num_prompt_threads = num_threads
         score(target, tokens[:1])  # forgets the rest
@@ -218,6 +241,7 @@ def moved(target: LlamaTarget, tokens: Sequence[int]) -> float:
 def main(
     models: Annotated[list[str], typer.Argument(metavar="MODEL[:FORMAT]...")],
     num_texts: Annotated[int, typer.Option(help=f"Of {WIDTH} rows each.")] = len(TEXTS),
+    num_ways: Annotated[int, typer.Option(help="To compute the same logits.")] = len(WAYS),
     onto: Annotated[str, typer.Option(help="A result that this run goes on from.")] = "",
 ) -> Figures:
     """Compute the reference of each file, then every kind of kernels; means."""
@@ -238,7 +262,7 @@ def main(
             row: dict[str, Any] = {"matrices": reference.types()}
             for cache in CACHES:
                 found = {
-                    kernels: _one(path, references, cache, switched)
+                    kernels: _one(path, references, cache, num_ways, switched)
                     for kernels, switched in KERNELS.items()
                 }
                 row[cache] = _compared(found)
@@ -256,7 +280,7 @@ def _compared(found: dict[str, Measured]) -> dict[str, Any]:
         "num_rows": WIDTH * len(ours.kl),
         "kl": _means(ours.kl, theirs.kl),
         "error": _means(ours.error, theirs.error),
-        "moved": {kernels: one.moved for kernels, one in found.items()},
+        "moved": ours.moved,
     }
 
 
@@ -276,16 +300,17 @@ def _line(row: dict[str, Any]) -> str:
         f"{of['more_error']:.2g})"
         for name, of in (("KL", row["kl"]), ("error", row["error"]))
     ]
-    if row["moved"]["ours"] is not None:
-        moves = row["moved"]
-        parts.append(f"logits move by {moves['ours']:.3g} ({moves['llama.cpp']:.3g})")
+    if row["moved"] is not None:
+        parts.append(f"logits move by {row['moved']:.3g}")
     return "; ".join(parts)
 
 
-def _one(path: Path, references: Path, cache: str, switched: dict[str, str]) -> Measured:
+def _one(
+    path: Path, references: Path, cache: str, num_ways: int, switched: dict[str, str]
+) -> Measured:
     out = subprocess.run(
         [sys.executable, "-m", "benchmarks.kernels.faithfulness", str(path),
-         str(references), cache],
+         str(references), cache, str(num_ways)],
         env={**os.environ, self_test.CHECKED: self_test.ANY, **switched},
         check=True, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -293,5 +318,5 @@ def _one(path: Path, references: Path, cache: str, switched: dict[str, str]) -> 
 
 
 if __name__ == "__main__":  # a process of `main`
-    file, rows, cache = sys.argv[1:]
-    print(json.dumps(asdict(measure(Path(file), Path(rows), cache))))
+    file, rows, cache, ways = sys.argv[1:]
+    print(json.dumps(asdict(measure(Path(file), Path(rows), cache, int(ways)))))

@@ -597,11 +597,20 @@ def traces(results: Results) -> list[object]:
 
 
 @pytest.mark.slow
-def test_what_is_measured_at_the_start_gives_the_figures_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("curve", "shape"),
+    [
+        ("mi50-27b-q8_0", "tree"),
+        ("rtx3090-8b-q4_0", "llama.cpp"),
+        ("roofline:3350GB/s,989TFLOPS,13.5GB,16bit", "torch"),
+    ],
+)
+def test_what_is_measured_at_the_start_gives_the_figures_again(
+    curve: str, shape: str, tmp_path: Path
+) -> None:
     """Kept with the results, and given back; `duodec plan` is the same simulation."""
-    curve = "mi50-27b-q8_0"
     methods = ("ar", "sps:2", "auto")
-    asked = ["--methods", ",".join(methods), "--simulate-ms", curve]
+    asked = ["--methods", ",".join(methods), "--simulate-ms", curve, "--simulate-as", shape]
     assert bench(tmp_path / "measured", *asked) == 0
     measured = Results.read(tmp_path / "measured")
     draft_ms, host_us = measured.settings["draft_ms"], measured.settings["host_us"]
@@ -610,7 +619,7 @@ def test_what_is_measured_at_the_start_gives_the_figures_again(tmp_path: Path) -
     assert host_us in (tmp_path / "measured" / "report.html").read_text()
     plan = BenchPlan(
         methods=methods, tasks=("qa",), limit=1, max_tokens=8, simulate_ms=curve,
-        draft_ms=draft_ms, host_us=host_us,
+        simulate_as=shape, draft_ms=draft_ms, host_us=host_us,
     )  # fmt: skip
     planned = simulate(plan, read_prompts(None, ("qa",), 1), lambda *_: None)
     asked += ["--draft-ms", draft_ms, "--host-us", host_us]

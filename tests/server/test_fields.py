@@ -18,7 +18,7 @@ from fakes.tags import Tags, random_model
 from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar
 from duodec.errors import BadOption
-from duodec.server.api.gbnf import in_lark
+from duodec.server.api.formats.gbnf import in_lark
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}a"
 PATHS: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
 from duodec.server.api.bodies import Body
 from duodec.server.api.fields import validated
-from duodec.server.api.formats import text_grammar
+from duodec.server.api.formats.text import text_grammar
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 

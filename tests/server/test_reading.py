@@ -113,6 +113,28 @@ def test_requests_before_one_whose_body_is_broken_have_their_answers() -> None:
         assert found.count(b"HTTP/1.1 200") == 3
 
 
+def test_others_are_admitted_between_the_requests_of_a_pipeline() -> None:
+    """One of them is with the scheduler at a time, and its completions leave a slot."""
+    engine = engine_on_tables()
+    seen: list[list[int]] = []
+    target = Slowed(
+        engine.target, 0.01, lambda queries: seen.append([int(q.text[0]) for q in queries])
+    )
+    with running(engine, target, num_slots=3) as server, connect(server) as sock:
+        first = engine.tokens_of("aa")[0]
+        plain = {"method": "ar"}
+        several = asked(prompt="aa", n=8, max_tokens=4, speculation=plain)
+        sock.sendall(post(several) * 4)
+        until(lambda: len(seen) > 2)
+        begin = len(seen)
+        assert server.complete("bb", max_tokens=6, speculation=plain).status_code == 200
+        widths = [texts.count(first) for texts in seen]
+        assert said(sock, 4).count(b"HTTP/1.1 200") == 4
+    assert max(widths) == 2
+    waited = next(i for i, texts in enumerate(seen[begin:]) if len(set(texts)) == 2)
+    assert waited <= 2, "of the passes under way"
+
+
 def test_who_leaves_with_more_in_the_pipeline_is_gone() -> None:
     engine = engine_on_tables(num_context=4000)
     target = Slowed(engine.target, 0.1)

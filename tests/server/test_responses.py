@@ -12,7 +12,7 @@ import pytest
 from fakes.server import MODEL, Running, running
 from fakes.tags import Tags, random_model, willing_model
 
-from duodec.server.api.response_store import Store, continued, conversation
+from duodec.server.api.openai.response_store import Store, continued, conversation
 from duodec.server.errors import ApiError
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")

@@ -10,7 +10,7 @@ import pytest
 from fakes.server import Running, running
 from fakes.tags import Tags, random_model
 
-from duodec.server.api.schemas import closed
+from duodec.server.api.formats.schemas import closed
 
 pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
 TEMPLATE = "{% if tools %}<tool_call>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}a"

@@ -334,7 +334,3 @@ class Request:
         taken = tuple(self.segments)
         self.segments.clear()
         return taken
-
-    def end_early(self) -> None:
-        """Let the completion end with the tokens that it has."""
-        self.capacity = self._length

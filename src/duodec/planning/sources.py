@@ -267,22 +267,31 @@ class TextSources:
         clock: Callable[[], float] = perf_counter,
         budget_s: float = math.inf,
     ) -> Iterator[Lesson]:
-        """What the target held likely in the rows of a draft that was scored after ``text``: on
-        the path to the node ``end``, and then in as many others, the likeliest first, as can be
-        read in ``budget_s`` seconds."""
-        end_s = clock() + budget_s
+        """What the target held likely in the rows of a draft that was scored after ``text``: on the
+        path to the node ``end``, and then in others, the likeliest first. As many as can be read in
+        ``budget_s`` seconds, one at least; of a long path the last ones."""
+        begin_s = clock()
         end_of_text = tuple(text[-MAX_ORDER:].tolist())
         contexts: list[Context] = [end_of_text]  # of the root, then of each node
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             contexts.append((*contexts[parent + 1][1 - MAX_ORDER :], token))
+        num_read = 0
+
+        def read(rows: Iterable[int]) -> Iterator[Lesson]:
+            nonlocal num_read
+            for row in rows:
+                spent_s = clock() - begin_s
+                if num_read and spent_s * (1 + 1 / num_read) > budget_s:
+                    return  # another one would take longer
+                if row < scores.num_rows:  # or it was accepted, but not scored itself
+                    candidates = scores.candidates(row)
+                    num_read += 1
+                    if candidates.tokens:
+                        yield contexts[row], candidates
+
         path = [0, *(node + 1 for node in draft.path(end))]
-        for row in (*path, *(row for row in range(scores.num_rows) if row not in path)):
-            if row < scores.num_rows:  # it was accepted, but not scored itself
-                candidates = scores.candidates(row)
-                if candidates.tokens:
-                    yield contexts[row], candidates
-            if row not in path and clock() > end_s:
-                break
+        yield from reversed(list(read(reversed(path))))  # a later row replaces an earlier one
+        yield from read(row for row in range(scores.num_rows) if row not in path)
 
     def learn(self, lessons: Iterable[Lesson]) -> None:
         """Keep the rows that `lessons` reads."""

@@ -15,17 +15,18 @@ from duodec.core.sampling import SamplingParams
 from duodec.llm import LLM
 from duodec.scheduler.outputs import Output
 from duodec.scheduler.scheduled_request import ScheduledRequest
-from duodec.server.api.bodies import Body, ChatBody, CompletionBody, Conversation, Tool
-from duodec.server.api.completions import ChatWriter, TextWriter
+from duodec.server.api.anthropic.message_bodies import CountTokensBody, MessagesBody
+from duodec.server.api.anthropic.messages import MessageWriter
+from duodec.server.api.bodies import Body, Conversation, Tool
 from duodec.server.api.fields import Object, validated
-from duodec.server.api.formats import expected_of, text_grammar
-from duodec.server.api.message_bodies import CountTokensBody, MessagesBody
-from duodec.server.api.messages import MessageWriter
-from duodec.server.api.response_bodies import ResponsesBody
-from duodec.server.api.response_store import Store, continued, conversation
-from duodec.server.api.responses import ResponseWriter
+from duodec.server.api.formats.text import expected_of, text_grammar
+from duodec.server.api.openai.completion_bodies import ChatBody, CompletionBody
+from duodec.server.api.openai.completions import ChatWriter, TextWriter
+from duodec.server.api.openai.response_bodies import ResponsesBody
+from duodec.server.api.openai.response_store import Store, continued, conversation
+from duodec.server.api.openai.responses import ResponseWriter
+from duodec.server.api.parts import Parts
 from duodec.server.api.tokenizing import DetokenizeBody, TokenizeBody
-from duodec.server.api.tools.splitting import Reader
 from duodec.server.errors import ApiError, unavailable
 from duodec.server.http.intake import Intake
 from duodec.server.http.streams import Prepared
@@ -173,9 +174,9 @@ class Service:
         """A request of ``/v1/chat/completions``. Raises ApiError and what the model refuses."""
         chat = await self._validated(ChatBody, body, "messages")
         async with self._leased(chat.model) as lease:
-            scheduled, readers = await self._scheduled_chat(lease.model, chat, chat.shown)
-            writer = ChatWriter(chat, lease.model.name, _prompts(scheduled), self._piece(lease))
-            writer.read_with(readers, chat.most_calls)
+            scheduled, parts = await self._scheduled_chat(lease.model, chat, chat.shown)
+            prompts, piece = _prompts(scheduled), self._piece(lease)
+            writer = ChatWriter(chat, lease.model.name, prompts, piece, parts)
             return writer, self._feed(lease, scheduled, chat)
 
     async def respond(self, body: Mapping[str, Any]) -> Prepared:
@@ -192,12 +193,10 @@ class Service:
                 self.store.add(response, continued(begun, message))
 
         async with self._leased(own.model) as lease:
-            scheduled, readers = await self._scheduled_chat(
-                lease.model, own, [*own.system, *messages]
-            )
-            num_prompt_tokens = len(scheduled[0].request.prompt)
+            messages = [*own.system, *messages]
+            scheduled, (parts,) = await self._scheduled_chat(lease.model, own, messages)
             writer = ResponseWriter(
-                own, lease.model.name, num_prompt_tokens, readers[0], self._piece(lease),
+                own, lease.model.name, len(scheduled[0].request.prompt), parts, self._piece(lease),
                 lease.model.num_tokens, remember,
             )  # fmt: skip
             return writer, self._feed(lease, scheduled, own)
@@ -207,9 +206,9 @@ class Service:
         own = await self._validated(MessagesBody, body, "messages")
         async with self._leased(own.model) as lease:
             messages = [*own.preamble, *own.shown]
-            scheduled, readers = await self._scheduled_chat(lease.model, own, messages)
+            scheduled, (parts,) = await self._scheduled_chat(lease.model, own, messages)
             num_prompt_tokens = len(scheduled[0].request.prompt)
-            writer = MessageWriter(own, lease.model.name, num_prompt_tokens, readers[0])
+            writer = MessageWriter(own, lease.model.name, num_prompt_tokens, parts)
             return writer, self._feed(lease, scheduled, own)
 
     async def complete(self, body: Mapping[str, Any]) -> Prepared:
@@ -225,7 +224,9 @@ class Service:
             for prompt in own.prompt:
                 tokens = await self._run(model, llm.tokens_of, prompt)
                 scheduled += await self._scheduled(model, own, params, tokens)
-            writer = TextWriter(own, model.name, _prompts(scheduled), self._piece(lease))
+            parts = [Parts(None, 0) for _ in scheduled]
+            prompts, piece = _prompts(scheduled), self._piece(lease)
+            writer = TextWriter(own, model.name, prompts, piece, parts)
             if own.echo:
                 texts = [await self._run(model, _text, llm, prompt) for prompt in own.prompt]
                 writer.begin_with([text for text in texts for _ in range(own.n)])
@@ -306,8 +307,8 @@ class Service:
 
     async def _scheduled_chat(
         self, model: LoadedModel, body: Conversation, messages: list[Message]
-    ) -> tuple[list[ScheduledRequest], list[Reader | None]]:
-        """The requests of a chat, and what reads the response to each."""
+    ) -> tuple[list[ScheduledRequest], list[Parts]]:
+        """The requests of a chat, and the parts of the response to each."""
         tools, chat_format = body.offered, model.chat_format
         expected = expected_of(body)
         tokens = await self._prompt(model, messages, tools, body.variables)
@@ -317,7 +318,8 @@ class Service:
         params = body.sampling(await self._run(model, chat_format.grammar, expected, end))
         scheduled = await self._scheduled(model, body, params, tokens, chat_format.shown(tools))
         is_certain = bool(expected.calls)
-        return scheduled, [chat_format.reader(tools, end, is_certain=is_certain) for _ in scheduled]
+        readers = [chat_format.reader(tools, end, is_certain=is_certain) for _ in scheduled]
+        return scheduled, [Parts(reader, body.most_calls) for reader in readers]
 
     async def _prompt(
         self, model: LoadedModel, messages: list[Message], tools: list[Tool],

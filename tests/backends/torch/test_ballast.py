@@ -7,13 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
 
-from duodec.backends.torch.ballast import (  # noqa: E402
+from benchmarks.gpu.ballast import (  # noqa: E402
     SHAPES,
     BallastNetwork,
     random_model,
     shape_named,
 )
-from duodec.backends.torch.draft import TorchDraftModel  # noqa: E402
+from benchmarks.gpu.torch_draft import TorchDraftModel  # noqa: E402
 from duodec.backends.torch.network import Network  # noqa: E402
 from duodec.backends.torch.target import TorchScores, TorchTarget  # noqa: E402
 from duodec.core.draft import Draft  # noqa: E402

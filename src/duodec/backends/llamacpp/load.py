@@ -80,9 +80,9 @@ def load(
     if header := Header.read(lib, path):  # otherwise loading reports what is wrong with the file
         overrides.check(placed, path, header)
         cache.check(lib, header)
-        footprint, free = _memory(config, header, cache, taken_bytes)
+        footprint, free = _memory(config, header, cache, layers, taken_bytes)
         num_context = llama_context(config.context, header, footprint, free, on_warning)
-        packs = packs and _holds_packed(config, header, footprint, taken_bytes, on_warning)
+        packs = packs and _holds_packed(config, layers, header, footprint, taken_bytes, on_warning)
     model = LlamaModel(
         path, num_gpu_layers=layers, packs=packs, placed=placed, cache=cache, on=on,
         is_mapped=not config.no_mmap,
@@ -123,17 +123,16 @@ def fits(path: Path, config: Options, taken_bytes: int) -> bool:
     cache = CacheTypes(config.cache_type_k, config.cache_type_v)
     if config.context:
         checked_context(config.context, header.num_context_train or UNKNOWN_CONTEXT)
-    footprint, free = _memory(config, header, cache, taken_bytes)
+    footprint, free = _memory(config, header, cache, llama_layers(config), taken_bytes)
     return footprint.weight_bytes + footprint.least_bytes(config.context) <= free
 
 
 def _memory(
-    config: Options, header: Header, cache: CacheTypes, taken_bytes: int
+    config: Options, header: Header, cache: CacheTypes, layers: int, taken_bytes: int
 ) -> tuple[Footprint, int]:
     """What a target takes where it will be, and the free bytes there."""
     lib = load_llama()
     footprint = Footprint.of(lib, header, cache, config.num_slots)
-    layers = llama_layers(config)
     if layers and can_offload():
         on = llama_devices(config)
         free = devices.free_bytes(lib, on) or available_bytes()  # some drivers do not report it
@@ -143,6 +142,7 @@ def _memory(
 
 def _holds_packed(
     config: Options,
+    layers: int,
     header: Header,
     footprint: Footprint,
     taken_bytes: int,
@@ -150,7 +150,7 @@ def _holds_packed(
 ) -> bool:
     """Whether main memory holds a packed copy of the weights that the CPU computes; otherwise they
     stay in the mapped file, which comes into memory as it is read."""
-    is_on_gpu = llama_layers(config) != 0 and can_offload()
+    is_on_gpu = layers != 0 and can_offload()
     weights = header.num_bytes - (footprint.weight_bytes if is_on_gpu else 0)
     caches = 0 if is_on_gpu else footprint.least_bytes(config.context)
     free = available_bytes() - taken_bytes

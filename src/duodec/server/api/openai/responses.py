@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from duodec.chat.template import Message
@@ -13,43 +13,46 @@ from duodec.core.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.bodies import ChatMessage
-from duodec.server.api.response_bodies import ResponsesBody
-from duodec.server.api.tools.call import Call, Found, Fragment, Reasoning
-from duodec.server.api.tools.splitting import Reader
+from duodec.server.api.openai.response_bodies import ResponsesBody
+from duodec.server.api.parts import Change, Part, Parts
 from duodec.server.http.streams import DATA_EVENTS
 
 Event = dict[str, Any]
-_DELTAS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
+_KINDS = {"text": "message", "reasoning": "reasoning", "call": "function_call"}
+_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+_DELTAS = {"text": "response.output_text", "reasoning": "response.reasoning_text"}
 
 
 @dataclass
 class _Item:
     """One of the response's items: reasoning, a message or a call."""
 
-    kind: str
+    of: Part
     id: str
-    text: str = ""
-    call: Call | None = None
     logprobs: list[Event] = field(default_factory=list)
 
-    def shown(self, status: str) -> Event:
-        head = {"id": self.id, "type": self.kind, "status": status}
-        if self.call is not None:
-            call = {"call_id": self.call.id, "name": self.call.name}
-            return {**head, **call, "arguments": self.call.arguments if status != _OPEN else ""}
-        parts = [self.part()] if status != _OPEN else []
-        if self.kind == "reasoning":
-            return {**head, "summary": [], "content": parts}
-        return {**head, "role": "assistant", "content": parts}
+    @classmethod
+    def begun(cls, part: Part) -> _Item:
+        return cls(part, _id(_PREFIXES[part.kind]))
 
-    def part(self) -> Event:
-        if self.kind == "reasoning":
-            return {"type": "reasoning_text", "text": self.text}
+    def shown(self, status: str) -> Event:
+        head = {"id": self.id, "type": _KINDS[self.of.kind], "status": status}
+        if self.of.kind == "call":
+            call = {"call_id": self.of.id, "name": self.of.name}
+            return {**head, **call, "arguments": self.of.text if status != _OPEN else ""}
+        content = [self.content(self.of.text)] if status != _OPEN else []
+        if self.of.kind == "reasoning":
+            return {**head, "summary": [], "content": content}
+        return {**head, "role": "assistant", "content": content}
+
+    def content(self, text: str) -> Event:
+        if self.of.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
         return {
             "type": "output_text",
-            "text": self.text,
+            "text": text,
             "annotations": [],
-            "logprobs": self.logprobs,
+            "logprobs": [*self.logprobs],
         }
 
 
@@ -64,7 +67,7 @@ class ResponseWriter:
     body: ResponsesBody
     model: str
     num_prompt_tokens: int
-    reader: Reader | None
+    parts: Parts
     piece: Callable[[int], bytes]
     count: Callable[[str], int]  # tokens of a text
     remember: Callable[[Event, Message], None]
@@ -73,7 +76,6 @@ class ResponseWriter:
     def __post_init__(self) -> None:
         self._created = int(time.time())
         self._items: list[_Item] = []
-        self._is_open = False  # the last item goes on
         self._done: Done | None = None
         self._num_events = 0
         self._logprobs: list[Logprob] = []  # of tokens whose text was not told yet
@@ -92,16 +94,19 @@ class ResponseWriter:
 
     def add(self, index: int, output: Piece | Done) -> list[Event]:
         """The events that an output makes."""
-        is_last = isinstance(output, Done)
         self._logprobs += output.logprobs
-        events = []
-        for found in self._split(output.delta.text if isinstance(output, Piece) else "", is_last):
-            events += self._found(found)
+        text = output.delta.text if isinstance(output, Piece) else ""
+        events: list[Event] = []
+        for change in self.parts.push(text, is_last=isinstance(output, Done)):
+            events += self._changed(change)
         if isinstance(output, Done):
             self._done = output
+            ends = list(self.parts.end())
             if not self._items:  # a response has something, if only an empty message
-                events += self._begin(_Item("message", _id("msg")))
-            events += self._end()
+                part = Part("text", "")
+                ends = [Change("begin", part), Change("end", part)]
+            for change in ends:
+                events += self._changed(change)
         return events
 
     def ending(self) -> list[Event]:
@@ -119,31 +124,41 @@ class ResponseWriter:
         self._num_events += 1
         return {"type": kind, "sequence_number": self._num_events - 1, **fields}
 
-    def _split(self, text: str, is_last: bool) -> Sequence[Found]:
-        if self.reader is None:
-            return [text] if text else []
-        return [*self.reader.push(text), *(self.reader.finish() if is_last else ())]
-
-    def _found(self, found: Found) -> list[Event]:
-        if isinstance(found, Call):
-            return self._called(found, is_whole=True)
-        if isinstance(found, Fragment):
-            if found.name is not None:
-                return self._called(Call(found.id, found.name, found.arguments), is_whole=False)
-            return self._continued(found)
-        is_thought = isinstance(found, Reasoning)
-        text = found.text if isinstance(found, Reasoning) else found
-        kind = "reasoning" if is_thought else "message"
-        events: list[Event] = []
-        if not (self._is_open and self._items[-1].kind == kind):
-            events += self._end()
-            events += self._begin(_Item(kind, _id("rs" if is_thought else "msg")))
+    def _changed(self, change: Change) -> list[Event]:
+        part = change.part
+        if change.kind == "begin":
+            self._items.append(_Item.begun(part))
         item = self._items[-1]
-        item.text += text
-        new = shapes.response_logprobs(self._logprobs_of(text), self.piece)
-        more: Event = {"logprobs": new} if kind == "message" else {}
-        item.logprobs += new if kind == "message" else []
-        return [*events, self._part_event(f"{_DELTAS[kind]}.delta", delta=text, **more)]
+        if change.kind == "end":
+            status = self._status if self._done else _COMPLETE
+            ended = self._ended(item)
+            return [*ended, self._item_event("response.output_item.done", item.shown(status))]
+        opened = self._opened(item) if change.kind == "begin" else []
+        if part.kind == "call":
+            return [*opened, self._call_event("delta", delta=change.text)]
+        new = shapes.response_logprobs(self._logprobs_of(change.text), self.piece)
+        more: Event = {"logprobs": new} if part.kind == "text" else {}
+        item.logprobs += new if part.kind == "text" else []
+        if not change.text:
+            return opened
+        delta = self._part_event(f"{_DELTAS[part.kind]}.delta", delta=change.text, **more)
+        return [*opened, delta]
+
+    def _opened(self, item: _Item) -> list[Event]:
+        events = [self._item_event("response.output_item.added", item.shown(_OPEN))]
+        if item.of.kind != "call":
+            events.append(self._part_event("response.content_part.added", part=item.content("")))
+        return events
+
+    def _ended(self, item: _Item) -> list[Event]:
+        part = item.of
+        if part.kind == "call":
+            return [self._call_event("done", name=part.name, arguments=part.text)]
+        more: Event = {"logprobs": item.logprobs} if part.kind == "text" else {}
+        return [
+            self._part_event(f"{_DELTAS[part.kind]}.done", text=part.text, **more),
+            self._part_event("response.content_part.done", part=item.content(part.text)),
+        ]
 
     def _logprobs_of(self, text: str) -> list[Logprob]:
         """The last ones, whose tokens have this text; those before had no part in it."""
@@ -154,50 +169,9 @@ class ResponseWriter:
             num_bytes += len(self.piece(pending[begin].token))
         return pending[begin:]
 
-    def _begin(self, item: _Item) -> list[Event]:
-        self._items.append(item)
-        self._is_open = True
-        events = [self._item_event("response.output_item.added", item.shown(_OPEN))]
-        if item.call is None:
-            events.append(self._part_event("response.content_part.added", part=item.part()))
-        return events
-
-    def _called(self, call: Call, *, is_whole: bool) -> list[Event]:
-        if sum(item.call is not None for item in self._items) >= self.body.most_calls:
-            return []
-        events = [*self._end(), *self._begin(_Item("function_call", _id("fc"), call=call))]
-        events.append(self._call_event("delta", delta=call.arguments))
-        return [*events, *self._end()] if is_whole else events
-
-    def _continued(self, found: Fragment) -> list[Event]:
-        """More of the last call's arguments; nothing of a call beyond those that are wanted."""
-        item = self._items[-1]
-        if item.call is None or item.call.id != found.id:
-            return []
-        item.call = replace(item.call, arguments=item.call.arguments + found.arguments)
-        return [self._call_event("delta", delta=found.arguments)]
-
     def _call_event(self, kind: str, **fields: Any) -> Event:
         place = {"item_id": self._items[-1].id, "output_index": len(self._items) - 1}
         return self._event(f"response.function_call_arguments.{kind}", **place, **fields)
-
-    def _end(self) -> list[Event]:
-        """Of the item that is open."""
-        if not self._is_open:
-            return []
-        self._is_open = False
-        item = self._items[-1]
-        if item.call is not None:
-            call = item.call
-            events = [self._call_event("done", name=call.name, arguments=call.arguments)]
-        else:
-            more: Event = {"logprobs": item.logprobs} if item.kind == "message" else {}
-            events = [
-                self._part_event(f"{_DELTAS[item.kind]}.done", text=item.text, **more),
-                self._part_event("response.content_part.done", part=item.part()),
-            ]
-        status = self._status if self._done else _COMPLETE
-        return [*events, self._item_event("response.output_item.done", item.shown(status))]
 
     def _item_event(self, kind: str, shown: Event) -> Event:
         return self._event(kind, output_index=len(self._items) - 1, item=shown)
@@ -220,14 +194,11 @@ class ResponseWriter:
 
     def _message(self) -> Event:
         """The response as a message of a chat."""
-        text = "".join(item.text for item in self._items if item.kind == "message")
-        thought = "".join(item.text for item in self._items if item.kind == "reasoning")
-        calls = [shapes.tool_call(item.call) for item in self._items if item.call is not None]
-        message: Event = {"role": "assistant", "content": text}
-        if thought:
-            message["reasoning_content"] = thought
-        if calls:
-            message["tool_calls"] = calls
+        message: Event = {"role": "assistant", "content": self.parts.text()}
+        if reasoning := self.parts.text("reasoning"):
+            message["reasoning_content"] = reasoning
+        if calls := self.parts.calls:
+            message["tool_calls"] = [shapes.tool_call(call) for call in calls]
         return message
 
     def _response(self, status: str) -> Event:
@@ -255,12 +226,14 @@ class ResponseWriter:
         if self._done is None:
             return None
         usage = shapes.usage(self.num_prompt_tokens, [self._done])
-        thought = "".join(item.text for item in self._items if item.kind == "reasoning")
+        reasoning = self.parts.text("reasoning")
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self.count(thought) if thought else 0},
+            "output_tokens_details": {
+                "reasoning_tokens": self.count(reasoning) if reasoning else 0
+            },
             "total_tokens": usage["total_tokens"],
         }
 

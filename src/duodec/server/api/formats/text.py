@@ -8,8 +8,8 @@ from typing import Any
 
 from duodec.core.grammar import Grammar
 from duodec.server.api.bodies import Body, Conversation
-from duodec.server.api.gbnf import in_lark
-from duodec.server.api.schemas import closed
+from duodec.server.api.formats.gbnf import in_lark
+from duodec.server.api.formats.schemas import closed
 from duodec.server.api.tools.call import ANY_OBJECT, Tool, parameters_of
 from duodec.server.api.tools.chat_format import Expected
 from duodec.server.errors import bad_field

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,10 +12,9 @@ from typing import Any, ClassVar
 from duodec.core.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
-from duodec.server.api.bodies import CompletionsBody
+from duodec.server.api.openai.completion_bodies import CompletionsBody
+from duodec.server.api.parts import Change, Parts
 from duodec.server.api.shapes import TextOffsets
-from duodec.server.api.tools.call import Call, Found, Fragment, Reasoning
-from duodec.server.api.tools.splitting import Reader
 from duodec.server.http.streams import DATA_EVENTS
 
 Choice = dict[str, Any]
@@ -26,29 +24,20 @@ Choice = dict[str, Any]
 class _ChoiceState:
     """One choice so far."""
 
-    text: str = ""
-    reasoning: str = ""
+    parts: Parts
+    prompt: Sequence[int]
+    echo: str | None = None  # the prompt's text, where the choice repeats it
     logprobs: list[Logprob] = field(default_factory=list)
-    num_told: int = 0  # of them, that chunks of a stream have told: text may be held back
-    calls: list[Call] = field(default_factory=list)
-    done: Done | None = None
-    reader: Reader | None = None
-    prompt: Sequence[int] = ()
-    is_echoed: bool = False  # the choice repeats its prompt
+    num_sent: int = 0  # of them, in chunks of a stream: text may be held back
     prompt_logprobs: Sequence[Logprob | None] = ()
     offsets: TextOffsets = field(default_factory=TextOffsets)  # of chunks
+    done: Done | None = None
 
-    def told(self) -> list[Logprob]:
-        """What the next chunk tells."""
-        new = self.logprobs[self.num_told :]
-        self.num_told = len(self.logprobs)
+    def unsent(self) -> list[Logprob]:
+        """Those that the next chunk has."""
+        new = self.logprobs[self.num_sent :]
+        self.num_sent = len(self.logprobs)
         return new
-
-    def split(self, text: str, *, is_last: bool = False) -> list[Found]:
-        """Text, reasoning and calls that are certain now."""
-        if self.reader is None:
-            return [text] if text else []
-        return [*self.reader.push(text), *(self.reader.finish() if is_last else ())]
 
 
 class CompletionsWriter(ABC):
@@ -65,7 +54,9 @@ class CompletionsWriter(ABC):
         model: str,
         prompts: Sequence[Sequence[int]],
         piece: Callable[[int], bytes],
+        parts: Sequence[Parts],
     ) -> None:
+        """``prompts`` and ``parts`` are those of each choice."""
         self._body = body
         self.is_streamed = body.stream
         self._model = model
@@ -73,8 +64,7 @@ class CompletionsWriter(ABC):
         self._piece = piece
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
-        self._choices = [_ChoiceState(prompt=prompt) for prompt in prompts]  # of each choice
-        self._most_calls = sys.maxsize
+        self._choices = [*map(_ChoiceState, parts, prompts)]
 
     # --- in chunks
 
@@ -88,50 +78,22 @@ class CompletionsWriter(ABC):
         state.logprobs += output.logprobs
         state.prompt_logprobs = state.prompt_logprobs or output.prompt_logprobs
         text = output.delta.text if isinstance(output, Piece) else ""
-        is_last = isinstance(output, Done)
-        choices = []
-        for found in state.split(text, is_last=is_last):
-            choices += self._found(index, found)
-        if choices and (new := state.told()):
+        changes = state.parts.push(text, is_last=isinstance(output, Done))
+        choices = [self._grown(index, one) for one in changes if one.kind != "end"]
+        if choices and (new := state.unsent()):
             choices[0]["logprobs"] = self._logprobs(new, state.offsets)
         chunks = [self._chunk([choice]) for choice in choices]
         if isinstance(output, Done):
             state.done = output
             return [*chunks, self._closing(index, output)]
         for chunk in chunks:
-            if self._body.speculation.show_drafted and state.reader is None:
+            if self._body.speculation.show_drafted and state.parts.is_plain:
                 chunk["choices"][0]["segments"] = [
                     {"text": s.text, "is_drafted": s.is_drafted} for s in output.delta.segments
                 ]
             if self._body.timings_per_token or self._body.speculation.show_drafted:
                 chunk["timings"] = shapes.progress(output.counts)
         return chunks
-
-    def _found(self, index: int, found: Found) -> list[Choice]:
-        """The choices of chunks that a part of the response makes."""
-        state = self._choices[index]
-        if isinstance(found, Reasoning):
-            state.reasoning += found.text
-            return [self._thought(index, found)]
-        if isinstance(found, str):
-            choice = self._text(index, found)
-            state.text += found
-            return [choice]
-        if isinstance(found, Fragment) and found.name is None:
-            return self._continued(index, found)
-        if len(state.calls) >= self._most_calls:
-            return []
-        call = Call(found.id, found.name or "", found.arguments)
-        state.calls.append(call)
-        return [self._called(index, call, len(state.calls) - 1)]
-
-    def _continued(self, index: int, found: Fragment) -> list[Choice]:
-        """More of the last call's arguments; nothing of a call beyond those that are wanted."""
-        calls = self._choices[index].calls
-        if not calls or calls[-1].id != found.id:
-            return []
-        calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + found.arguments)
-        return [self._argued(index, found.arguments, len(calls) - 1)]
 
     def ending(self) -> list[dict[str, Any]]:
         """Chunks after the last completion."""
@@ -144,10 +106,10 @@ class CompletionsWriter(ABC):
         ]
 
     def _closing(self, index: int, done: Done) -> dict[str, Any]:
-        reason = shapes.finish_reason(done, self._choices[index].calls)
-        choice = self._ended(index)
+        reason = shapes.finish_reason(done, self._choices[index].parts.calls)
+        choice = self._empty(index)
         choice["finish_reason"] = reason
-        if new := self._choices[index].told():
+        if new := self._choices[index].unsent():
             choice["logprobs"] = self._logprobs(new, self._choices[index].offsets)
         chunk = self._chunk([choice])
         if self._body.includes_usage or len(self._choices) > 1:
@@ -178,7 +140,7 @@ class CompletionsWriter(ABC):
             "index": index,
             **self._content(state),
             "logprobs": self._all_logprobs(state) if has_logprobs else None,
-            "finish_reason": shapes.finish_reason(state.done, state.calls),
+            "finish_reason": shapes.finish_reason(state.done, state.parts.calls),
             **({"token_ids": state.done.finished.tokens} if self._body.return_token_ids else {}),
         }
 
@@ -212,15 +174,9 @@ class CompletionsWriter(ABC):
     # --- what the forms differ in
 
     @abstractmethod
-    def _text(self, index: int, text: str) -> Choice: ...
+    def _grown(self, index: int, change: Change) -> Choice: ...
     @abstractmethod
-    def _thought(self, index: int, thought: Reasoning) -> Choice: ...
-    @abstractmethod
-    def _called(self, index: int, call: Call, number: int) -> Choice: ...
-    @abstractmethod
-    def _argued(self, index: int, arguments: str, number: int) -> Choice: ...
-    @abstractmethod
-    def _ended(self, index: int) -> Choice: ...
+    def _empty(self, index: int) -> Choice: ...
     @abstractmethod
     def _content(self, state: _ChoiceState) -> dict[str, Any]: ...
     @abstractmethod
@@ -232,42 +188,35 @@ class ChatWriter(CompletionsWriter):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def read_with(self, readers: Sequence[Reader | None], most_calls: int) -> None:
-        """Tell reasoning and calls from text, by a reader a choice, and no more calls than that."""
-        self._most_calls = most_calls
-        for choice, reader in zip(self._choices, readers, strict=True):
-            choice.reader = reader
-
     def opening(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
         return [self._chunk([self._delta(i, delta)]) for i in range(len(self._choices))]
 
-    def _text(self, index: int, text: str) -> Choice:
-        return self._delta(index, {"content": text})
-
-    def _thought(self, index: int, thought: Reasoning) -> Choice:
-        return self._delta(index, {"reasoning_content": thought.text})
-
-    def _called(self, index: int, call: Call, number: int) -> Choice:
-        return self._delta(index, {"tool_calls": [shapes.tool_call(call, number)]})
-
-    def _argued(self, index: int, arguments: str, number: int) -> Choice:
-        more = {"index": number, "function": {"arguments": arguments}}
+    def _grown(self, index: int, change: Change) -> Choice:
+        part, text = change.part, change.text
+        if part.kind != "call":
+            name = "content" if part.kind == "text" else "reasoning_content"
+            return self._delta(index, {name: text})
+        number = len(self._choices[index].parts.calls) - 1
+        if change.kind == "begin":
+            return self._delta(index, {"tool_calls": [shapes.tool_call(part.call, number)]})
+        more = {"index": number, "function": {"arguments": text}}
         return self._delta(index, {"tool_calls": [more]})
 
-    def _ended(self, index: int) -> Choice:
+    def _empty(self, index: int) -> Choice:
         return self._delta(index, {})
 
     def _delta(self, index: int, delta: dict[str, Any]) -> Choice:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _content(self, state: _ChoiceState) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": state.text, "refusal": None}
-        if state.reasoning:
-            message["reasoning_content"] = state.reasoning
-        if state.calls:
-            message["content"] = state.text or None
-            message["tool_calls"] = [shapes.tool_call(call) for call in state.calls]
+        text, reasoning = state.parts.text(), state.parts.text("reasoning")
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls := state.parts.calls:
+            message["content"] = text or None
+            message["tool_calls"] = [shapes.tool_call(call) for call in calls]
         return {"message": message}
 
     def _logprobs(self, new: Sequence[Logprob], offsets: TextOffsets) -> dict[str, Any]:
@@ -286,33 +235,34 @@ class TextWriter(CompletionsWriter):
     def begin_with(self, texts: Sequence[str]) -> None:
         """Each choice repeats its prompt first."""
         for state, text in zip(self._choices, texts, strict=True):
-            state.text, state.is_echoed = text, True
+            state.echo = text
             state.offsets = self._prompt_offsets(state)
 
     def _prompt_offsets(self, state: _ChoiceState) -> TextOffsets:
         spelled = b"".join(map(self._piece, state.prompt)).decode("utf-8", "replace")
         # some vocabularies put a blank before any text
-        return TextOffsets(min(0, len(state.text) - len(spelled)))
+        return TextOffsets(min(0, len(state.echo or "") - len(spelled)))
 
     def opening(self) -> list[dict[str, Any]]:
         if self._body.num_logprobs is not None:  # those of the prompt are told with its text
             return []
         return [
-            self._chunk([self._text(i, state.text)])
+            self._chunk([self._text(i, state.echo)])
             for i, state in enumerate(self._choices)
-            if state.text
+            if state.echo
         ]
 
     def add(self, index: int, output: Piece | Done) -> list[dict[str, Any]]:
         state = self._choices[index]
-        if not (state.is_echoed and output.prompt_logprobs and self._body.num_logprobs is not None):
+        has_echo = state.echo is not None and self._body.num_logprobs is not None
+        if not (has_echo and output.prompt_logprobs):
             return super().add(index, output)
-        echo = self._text(index, state.text)
+        echo = self._text(index, state.echo or "")
         echo["logprobs"] = self._echoed(state, output.prompt_logprobs, (), state.offsets)
         return [self._chunk([echo]), *super().add(index, output)]
 
     def _all_logprobs(self, state: _ChoiceState) -> dict[str, Any]:
-        if not state.is_echoed:
+        if state.echo is None:
             return super()._all_logprobs(state)
         offsets = self._prompt_offsets(state)
         return self._echoed(state, state.prompt_logprobs, state.logprobs, offsets)
@@ -330,21 +280,15 @@ class TextWriter(CompletionsWriter):
     def _text(self, index: int, text: str) -> Choice:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
-    def _thought(self, index: int, thought: Reasoning) -> Choice:
-        raise AssertionError("texts have no reasoning")
+    def _grown(self, index: int, change: Change) -> Choice:
+        return self._text(index, change.text)
 
-    def _called(self, index: int, call: Call, number: int) -> Choice:
-        raise AssertionError("texts call no tools")
-
-    def _argued(self, index: int, arguments: str, number: int) -> Choice:
-        raise AssertionError("texts call no tools")
-
-    def _ended(self, index: int) -> Choice:
+    def _empty(self, index: int) -> Choice:
         return self._text(index, "")
 
     def _content(self, state: _ChoiceState) -> dict[str, Any]:
         own = {**self._prompt_logprobs(state), **self._prompt_tokens(state)}
-        return {"text": state.text, **own}
+        return {"text": (state.echo or "") + state.parts.text(), **own}
 
     def _logprobs(self, new: Sequence[Logprob], offsets: TextOffsets) -> dict[str, Any]:
         tokens = [one.token for one in new]

@@ -1,0 +1,1 @@
+"""Make grammars of the formats that requests give their responses."""

@@ -1,0 +1,1 @@
+"""OpenAI's interfaces: completions, chats and responses."""
