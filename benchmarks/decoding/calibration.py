@@ -18,9 +18,9 @@ import typer
 from matplotlib.figure import Figure
 
 from benchmarks import Figures
+from duodec.bench.beds.simulated import simulated_stage
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import record
-from duodec.bench.simulation import simulated_stage
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.sampling import SamplingParams
 from duodec.methods.stream import Stream

@@ -23,9 +23,9 @@ from rich.progress import track
 
 from benchmarks import Figures
 from duodec.backends.simulated import Place, PricedModel, StepTable
+from duodec.bench.beds.simulated import SimulatedBed, simulated_stage
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Conversation, record
-from duodec.bench.simulation import SimulatedBed, simulated_stage
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.protocols import Candidates
 from duodec.core.round import Stats

@@ -30,11 +30,11 @@ from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.testbeds import LatencyCurve
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.bench.beds import Parts
+from duodec.bench.beds.simulated import SimulatedBed
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Turn, record
 from duodec.bench.results import Results
 from duodec.bench.run import simulate
-from duodec.bench.simulation import SimulatedBed
 from duodec.bench.tasks import Prompt, read_prompts
 from duodec.cli.app import run
 from duodec.core.draft import Draft

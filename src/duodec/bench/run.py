@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from duodec.bench.beds import Bed, Stage, real_stage, replay_stage
+from duodec.bench.beds.simulated import simulated_stage
 from duodec.bench.meters import EnergyMeter, resident_bytes
 from duodec.bench.paper import paper_named
 from duodec.bench.plan import SHUFFLED, BenchPlan, Entrant
 from duodec.bench.recording import Conversation, Turn, record, shuffled
 from duodec.bench.results import Generation, Results, RoundTrace
 from duodec.bench.scoring import Scorer, score_text
-from duodec.bench.simulation import simulated_stage
 from duodec.bench.tasks import Prompt
 from duodec.core.events import Finished
 from duodec.core.round import Stats
