@@ -43,7 +43,7 @@ test-torch: setup-torch  ## run the tests of targets on torch
 		tests/distill \
 		tests/backends/llamacpp/test_recurrent.py \
 		tests/backends/llamacpp/test_families.py \
-		tests/backends/llamacpp/test_fixed_rows.py \
+		tests/backends/llamacpp/test_padded.py \
 		tests/backends/llamacpp/test_placing.py  # these write GGUF files
 
 test-vllm: setup-vllm  ## run the tests of our drafter in vLLM

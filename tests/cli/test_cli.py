@@ -100,10 +100,14 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     assert signal.getsignal(signal.SIGINT) is before, "the handler of Ctrl-C was left behind"
 
 
-def duodec(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+MAIN = "from duodec.cli.app import main; main()"
+IDLE = "from duodec.machine import busy; busy.NOTABLE = float('inf')"  # however busy others are
+
+
+def duodec(*arguments: str, code: str = MAIN, **env: str) -> subprocess.CompletedProcess[str]:
     """The real program in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", "from duodec.cli.app import main; main()", *arguments],
+        [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         timeout=280,  # the first run may have to fetch the default target
@@ -718,7 +722,7 @@ def test_doctor_finds_the_default_pair_usable() -> None:
 
 @pytest.mark.slow
 def test_doctor_tries_the_drafts_that_it_finds() -> None:
-    run = duodec("doctor", "--threads", "1")
+    run = duodec("doctor", "--threads", "1", code=f"{IDLE}; {MAIN}")
     assert run.returncode == 0, run.stderr
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("ok    best draft")]
     assert "smollm2-draft" in line

@@ -235,8 +235,9 @@ class WitnessDrafter(InlineDrafter):
         drafted = super().poll(slot, wait_s, beyond)
         if self.is_late and (not wait_s or self.is_in_turn):
             self._num_polls += 1
-            if drafted.tree is not None:
-                return drafted if self._num_polls % 2 else Drafted(is_complete=False)
+            if drafted.tree is not None:  # in turns there are few polls: the first one is late
+                is_seen = self._num_polls % 2 != self.is_in_turn
+                return drafted if is_seen else Drafted(is_complete=False)
             num, whole = self._num_polls % 2, drafted.draft
             distributions = whole.distributions and whole.distributions[:num]
             draft = Draft.chain(whole.tokens[:num], distributions)

@@ -257,7 +257,7 @@ def test_torch_launches_four_products_a_layer(monkeypatch: pytest.MonkeyPatch) -
     x, turn = torch.zeros(1, 8, 32), torch.zeros(1, 8, 8)
     layer, plan = model.model.layers[0], Attended()
     with torch.inference_mode(), launches:
-        layer(x, past_key_values=cache, position_embeddings=(turn, turn), plan=plan)
+        layer(x, cache=cache, position_embeddings=(turn, turn), plan=plan)
     assert launches.seen == ["linear", "addmm_", "linear", "addmm_"]
     assert ours == ["normed", "placed", "normed", "gated"]
 

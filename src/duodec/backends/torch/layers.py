@@ -86,19 +86,23 @@ class _Launches:
         self,
         hidden_states: torch.Tensor,
         *,
-        past_key_values: CellCache,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         plan: Plan,
+        cache: CellCache | None = None,
+        past_key_values: CellCache | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """As the layer's own ``forward``: (1, rows, width); the output overwrites the input."""
+        """As the layer's own ``forward``: (1, rows, width); the output overwrites the input. The
+        cache has its second name before transformers 5.24."""
         layer, kernels, x = self.layer, self.kernels, hidden_states[0]
-        attention, cache = layer.self_attn, past_key_values.layers[self.number]
-        keys, values = cache.keys[0], cache.values[0]
+        cache = past_key_values if cache is None else cache
+        assert cache is not None
+        attention, own = layer.self_attn, cache.layers[self.number]
+        keys, values = own.keys[0], own.values[0]
         cos, sin = position_embeddings
 
         qkv = self.qkv.of(self._normed(x, layer.input_layernorm))
-        cells = past_key_values.written[x.device]
+        cells = cache.written[x.device]
         query = kernels.placed(qkv, cos[0], sin[0], cells, keys, values, self.norms)
         by_group = query.unflatten(1, (len(keys), -1)).permute(1, 2, 0, 3)
         seen = plan.attend(by_group, keys, values, Scoring(attention.scaling))

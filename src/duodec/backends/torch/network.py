@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 from duodec.backends.torch.attention import NAME, PerDevice, Plan, Rows, Scoring, TextWindow
@@ -115,13 +116,18 @@ class Network:
         answer = self._model(
             input_ids=tokens[None],
             position_ids=positions[None],
-            past_key_values=cache,
-            use_cache=True,
+            **self._cached(cache),
             logits_to_keep=0 if kept is None else kept,
             plan=plan,
         )
         logits: torch.Tensor = answer.logits[0]
         return logits
+
+    def _cached(self, cache: Any) -> dict[str, Any]:
+        """Arguments of the model's ``forward`` that make it use a cache; transformers before 5.24
+        has another name for it."""
+        known = signature(type(self._model).forward).parameters
+        return {"cache" if "cache" in known else "past_key_values": cache, "use_cache": True}
 
     # --- the self-test
 
@@ -131,9 +137,7 @@ class Network:
         device = next(self._model.parameters()).device
         tokens = torch.tensor([_PROBE], device=device)
         positions = torch.arange(len(_PROBE), device=device)[None]
-        answer = self._model(
-            input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True
-        )
+        answer = self._model(input_ids=tokens, position_ids=positions, **self._cached(cache))
         for layer in cache.layers:
             if type(layer).__name__ not in _MEMORIES:
                 kind = type(layer).__name__.removeprefix("Dynamic").removesuffix("Layer")
