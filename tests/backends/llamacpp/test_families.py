@@ -115,12 +115,12 @@ def test_a_killed_drafter_changes_no_text(family: str, llm: LLM, expected: Texts
 
 def test_drafts_are_trees_or_chains(family: str, llm: LLM) -> None:
     target = llm.target
-    if isinstance(target, LlamaRecurrent):
+    if target.traits.is_recurrent:
         assert not target.traits.has_branches
         for name in BRANCHED:
             with pytest.raises(BadOption, match="branches"):
                 llm.method(name)
-        assert target.max_draft == NUM_SNAPSHOTS
+        assert target.traits.max_draft == NUM_SNAPSHOTS
         assert FAMILIES[family].drafts == "chains"
     else:
         assert target.traits.has_branches

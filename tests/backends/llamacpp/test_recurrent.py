@@ -25,8 +25,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
 from duodec.backends.llamacpp.recurrent_draft import LlamaRecurrentDraft
-from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.llamacpp.trees import LlamaScores, LlamaTrees
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
@@ -272,10 +271,10 @@ def test_a_hybrid_is_loaded_as_a_target_that_has_no_branches(path: Path) -> None
     with closing(loaded.model):
         plan = CorePlan.make((0,), target_is_on_cpu=True)
         with closing(loaded.start(128, plan)) as target:
-            assert isinstance(target, LlamaRecurrent)
-            assert (target.num_slots, target.traits.has_branches) == (2, False)
+            assert target.traits.is_recurrent
+            assert not target.traits.has_branches
         with pytest.raises(ModelUnreadable, match="whose state has no branches"):
-            LlamaTarget(loaded.model, num_context=64, num_threads=1)  # type: ignore[arg-type]
+            LlamaTrees(loaded.model, num_context=64, num_threads=1)  # type: ignore[arg-type]
 
 
 # --- as drafts
