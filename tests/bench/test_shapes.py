@@ -65,10 +65,10 @@ def test_the_rows_of_torch_are_those_of_the_backend() -> None:
 @pytest.mark.parametrize("name", sorted(published()))
 def test_llama_cpp_has_the_rows_that_it_would_choose(name: str) -> None:
     curve = published()[name]
-    choice = RowChoice.of({n: curve.seconds(n) for n in (1, *WIDTHS)})
+    choice = RowChoice.of({n: curve.seconds(n) for n in WIDTHS})
     chosen = shape("llama.cpp", curve)
     assert chosen.num_rows == choice.num_rows
-    assert chosen.has_branches == (choice.num_rows is None)
+    assert not chosen.has_branches
 
 
 def test_fixed_rows_are_chains_that_are_cut() -> None:

@@ -19,6 +19,7 @@ import pytest
 from fakes.decoding import FakeTokenizer
 
 from duodec import LLM
+from duodec.backends.llamacpp import self_test
 from duodec.backends.llamacpp.gguf_checks import check_header
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.rows import check_finite
@@ -26,6 +27,7 @@ from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.errors import ComputeFailed, ModelUnreadable
 from duodec.loading import vetting
 from duodec.loading.vetting import vetted
+from duodec.machine.processes import NO_GPU
 from duodec.models import ALIASES, ModelFile, resolve
 
 DRAFT, TARGET = resolve("smollm2-draft").path, resolve("smollm2").path
@@ -173,6 +175,22 @@ def test_a_sound_file_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     vetted(given(path))
     assert tried == [path] * 2, "size and time of modification vouch for nothing"
+
+
+def test_a_trial_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    seen: list[dict[str, str]] = []
+
+    def recorded(*_: Any, env: dict[str, str], **__: Any) -> Any:
+        seen.append(env)
+        return subprocess.CompletedProcess([], 0, b"", b"")
+
+    monkeypatch.setattr(subprocess, "run", recorded)
+    vetted(given(changed(tmp_path)))
+    with pytest.raises(ValueError, match="Expecting value"):  # it says nothing
+        self_test._examine({})
+    assert len(seen) == 2
+    assert all(env.items() >= NO_GPU.items() for env in seen)
 
 
 def test_what_is_pinned_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

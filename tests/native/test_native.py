@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
+from duodec.core import noise
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.protocols import NUM_CANDIDATES, Candidates
@@ -229,3 +230,51 @@ def test_objects_of_the_library_cannot_be_copied() -> None:
     with pytest.raises(TypeError, match="cannot be copied"):
         copy(Handle("rows", 4))
     assert library() is library()
+
+
+def best_two_of_all(
+    key: int, tokens: np.ndarray, scores: np.ndarray
+) -> tuple[list[int], list[float]]:
+    """With the noise of every token."""
+    sums = scores + noise.gumbel(key, tokens)
+    order = np.argsort(-sums, kind="stable")[:2]
+    return tokens[order].tolist(), sums[order].tolist()
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 3.0, 30.0, 1e6])
+@pytest.mark.parametrize("num_tokens", [2, 3, 255, 256, 257, 1000, 20_011])
+def test_the_best_two_are_those_of_all_noise(num_tokens: int, spread: float) -> None:
+    dice = np.random.default_rng(num_tokens)
+    every = np.arange(num_tokens)
+    for trial in range(200 if num_tokens < 2000 else 20):
+        tokens = every if trial % 2 else np.sort(dice.choice(1 << 31, num_tokens, replace=False))
+        scores = dice.normal(0, spread, num_tokens).astype(np.float32)
+        if trial % 3 == 0:  # many that are equal, and many that are banned
+            scores = np.round(scores)
+            scores[dice.random(num_tokens) < 0.3] = -np.inf
+            scores[int(dice.integers(num_tokens))] = 0
+        if trial % 5 == 0:  # as of a model: a broad bulk, and a few that stand out
+            scores[dice.integers(0, num_tokens, 4)] += 12
+        key = int(dice.integers(0, 1 << 64, dtype=np.uint64))
+        before = scores.copy()
+        found, sums = noise.best_two(key, tokens, scores)
+        expected, expected_sums = best_two_of_all(key, tokens, scores)
+        assert sums.tolist() == expected_sums
+        assert found[0] == expected[0]
+        assert found[1] == expected[1] or sums[1] == -np.inf
+        assert np.array_equal(scores, before)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["ascending", "descending"])
+def test_a_draw_needs_no_luck_in_the_order_of_scores(order: int) -> None:
+    tokens = np.arange(60_000)
+    scores = np.linspace(-30, 30, len(tokens), dtype=np.float32)[::order].copy()
+    for key in range(20):
+        found, sums = noise.best_two(key, tokens, scores)
+        assert (found.tolist(), sums.tolist()) == best_two_of_all(key, tokens, scores)
+
+
+def test_equal_sums_give_the_lowest_token() -> None:
+    scores = np.full(600, 1e9, dtype=np.float32)  # noise is rounded away
+    found, _ = noise.best_two(1, np.arange(600) + 5, scores)
+    assert found.tolist() == [5, 6]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
@@ -14,11 +14,10 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from duodec.backends.llamacpp.chains import LlamaChains, chain_of, num_passes
+from duodec.backends.llamacpp.chains import LlamaChains, chain_of
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.llamacpp.trees import LlamaScores
-from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import Query
@@ -42,13 +41,12 @@ def model() -> Iterator[LlamaModel]:
 
 
 @pytest.fixture
-def streams(model: LlamaModel, request: pytest.FixtureRequest) -> Iterator[LlamaChains]:
+def streams(model: LlamaModel) -> Iterator[LlamaChains]:
     streams = LlamaChains(
         model,
         num_slots=NUM_SLOTS,
         num_context=700,
         num_threads=2,
-        pass_rows=getattr(request, "param", 1),
     )
     yield streams
     streams.close()
@@ -86,41 +84,6 @@ def test_the_first_nodes_that_are_a_chain() -> None:
     assert chain_of(Draft((4, 5), (-1, -1))) == (4,)
 
 
-def test_a_pass_takes_as_much_of_neighbours_as_the_shortest_has() -> None:
-    assert [num_passes(lengths) for lengths in ([], [0], [3], [3, 3], [1, 2])] == [0, 0, 1, 1, 2]
-    assert num_passes([2, 0, 2]) == 2, "they are no neighbours"
-    assert num_passes([1, 2, 1, 2]) == 3
-    assert num_passes([1, 2, 3, 4]) == 4
-    assert num_passes([4, 1, 1, 4]) == 3
-
-
-@pytest.mark.parametrize("streams", [1, 40], indirect=True)
-def test_chains_are_made_even_where_passes_are_dear(
-    model: LlamaModel, streams: LlamaChains, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths = list[list[int]]()
-    decode = streams._decode
-
-    def counted(entries: Sequence[Entry]) -> None:
-        lengths.append([sum(e.seqs == (slot,) for e in entries) for slot in range(NUM_SLOTS)])
-        decode(entries)
-
-    texts = texts_of(model)
-    rows_of(streams, *(Query(slot, text) for slot, text in enumerate(texts[:4])))
-    monkeypatch.setattr(streams, "_decode", counted)
-    longer = [np.append(text, np.int32(7)) for text in texts]
-    drafts = [chain([5] * num) for num in (0, 3, 1, 2)]
-    rows = rows_of(streams, *map(Query, range(4), longer, drafts))
-    assert [len(own) for own in rows] == [1, 4, 2, 3], "nobody sees what was added"
-    is_dear = streams._pass_rows > 1
-    assert lengths == [[4, 4, 4, 4, 0] if is_dear else [1, 4, 2, 3, 0]]
-    lengths.clear()
-    # one more who reads a long prompt: only the chains are made even
-    longer = [np.append(text, np.int32(9)) for text in longer]
-    rows_of(streams, *map(Query, range(4), longer, drafts), Query(4, texts[2]))
-    assert lengths == [[*([4] * 4 if is_dear else [1, 4, 2, 3]), len(texts[2])]]
-
-
 @pytest.mark.slow
 def test_rows_have_the_bits_of_a_text_alone(model: LlamaModel, streams: LlamaChains) -> None:
     dice = np.random.default_rng(3)
@@ -128,7 +91,7 @@ def test_rows_have_the_bits_of_a_text_alone(model: LlamaModel, streams: LlamaCha
     alone = [LlamaTarget(model, num_context=700, num_threads=1) for _ in texts]
     num_rows = 0
     for i in range(12):
-        streams._pass_rows = (1, 1000)[i % 2]  # then chains are made even
+        streams.num_rows = (0, 8)[i % 2]  # padded, or as they are
         here = sorted(dice.permutation(NUM_SLOTS)[: dice.integers(1, NUM_SLOTS + 1)].tolist())
         drafts = [chain(dice.integers(5, 900, dice.integers(0, 4)).tolist()) for _ in here]
         queries = [

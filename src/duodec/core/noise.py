@@ -21,6 +21,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from duodec.native.library import library
+
 GUMBEL_MIN: Final = np.float32(-3.1301)
 GUMBEL_MAX: Final = np.float32(22.8740)
 
@@ -142,20 +144,21 @@ def gumbel_of(random: NDArray[np.uint32]) -> NDArray[np.float32]:
     return -log32(-_log(e, np.where(e == 0, near_one, f)))
 
 
-def gumbel_where(
-    key: int, tokens: NDArray[np.int64], needed: NDArray[np.float32]
+def best_two(
+    key: int, tokens: NDArray[np.int64], scores: NDArray[np.float32]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Indices of the tokens whose noise may reach ``needed``, and their noise.
+    """The two tokens that have the greatest score + Gumbel noise, the lowest first among equals,
+    and these sums. ``tokens`` are two or more, and ascend. In C++ (`native/draws.cpp`): noise is
+    computed of the few that can still be among them."""
+    tokens, scores = np.ascontiguousarray(tokens), np.ascontiguousarray(scores, np.float32)
+    best, sums = np.empty(2, np.int64), np.empty(2, np.float32)
+    library().duodec_draw(
+        scores.ctypes.data, tokens.ctypes.data, len(tokens), scores.argmax(), key,
+        best.ctypes.data, sums.ctypes.data,
+    )  # fmt: skip
+    return best, sums
 
-    Most tokens need more noise than they have. Their integers show it without a logarithm.
-    """
-    random = bits(key, tokens)
-    able = np.flatnonzero(((random >= _RARE_BITS) & (needed <= GUMBEL_MAX)) | (needed < _RARE))
-    return able, gumbel_of(random[able])
 
-
-_RARE: Final = np.float32(5)  # one token in 149 has noise above it
-_RARE_BITS: Final = np.uint32(int(2**32 * np.exp(-np.exp(-4.99))))  # a lower bound of theirs
 _BELOW_ONE: Final = np.float32(1 - 2.0**-24)
 
 

@@ -13,6 +13,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -283,7 +284,11 @@ class Sampler:
         """The keyed draw from a row of logits. Raises ComputeFailed if they are not finite."""
         check_finite(row)
         tokens, scores = self._survivors(row, context)
-        tokens, scores = self._perturbed_best(tokens, scores, context.position, 2)
+        if self.params.is_greedy or len(tokens) == 1:
+            order = descending(scores)[:2]
+            tokens, scores = tokens[order], scores[order]
+        else:
+            tokens, scores = noise.best_two(self.key(context.position), tokens, scores)
         is_contest = len(scores) > 1 and scores[1] > -math.inf
         margin = float(scores[0] - scores[1]) if is_contest else math.inf
         return Draw(int(tokens[0]), margin)
@@ -313,7 +318,9 @@ class Sampler:
             return tokens, np.exp(row[tokens].astype(np.float64) - log_normaliser(row))
         head = np.sort(top(row, HEAD))
         scores = row[head] * np.float32(1 / self.params.temperature)
-        tokens, scores = self._perturbed_best(head, scores, context.position, len(head))
+        scores += noise.gumbel(self.key(context.position), head)
+        order = descending(scores)
+        tokens, scores = head[order], scores[order]
         weights = np.exp(scores.astype(np.float64) - float(scores[0]))
         return tokens[:k], (weights / weights.sum())[:k]
 
@@ -350,14 +357,14 @@ class Sampler:
         if p.is_greedy:  # only the best two matter: the winner and the margin
             best = np.sort(top(row, 2))
             return best, row[best]
-        scores = row * np.float32(1 / p.temperature)
+        scores = row if p.temperature == 1 else row * np.float32(1 / p.temperature)
         tokens: NDArray[np.int64] | None = None
         if 0 < p.top_k < len(row):
             tokens = np.sort(top(scores, p.top_k))
         if p.top_p < 1:
             tokens = nucleus(scores, tokens, p.top_p)
         if tokens is None:
-            tokens = np.arange(len(row))
+            tokens = _whole(len(row))
         else:
             scores = scores[tokens]
         if p.min_p > 0:
@@ -369,24 +376,8 @@ class Sampler:
                 tokens, scores = tokens[keep], scores[keep]
         return tokens, scores
 
-    def _perturbed_best(
-        self, tokens: NDArray[np.int64], scores: Row, position: int, k: int
-    ) -> tuple[NDArray[np.int64], Row]:
-        """The k best of score + gumbel, best first, lowest token first among equals.
 
-        Noise is computed only for tokens that can still be among them.
-        """
-        if len(tokens) == 1:  # common under top-p: nothing to decide
-            return tokens, scores
-        if not self.params.is_greedy:
-            key = self.key(position)
-            if len(tokens) > 2 * HEAD:
-                head = top(scores, HEAD)
-                perturbed = scores[head] + noise.gumbel(key, tokens[head])
-                bound = np.partition(perturbed, -k)[-k]
-                able, gumbel = noise.gumbel_where(key, tokens, bound - scores)
-                tokens, scores = tokens[able], scores[able] + gumbel
-            else:
-                scores = scores + noise.gumbel(key, tokens)
-        order = descending(scores)[:k]
-        return tokens[order], scores[order]
+@lru_cache(maxsize=4)
+def _whole(num_vocab: int) -> NDArray[np.int64]:
+    """Every token of a vocabulary; not to be changed."""
+    return np.arange(num_vocab)

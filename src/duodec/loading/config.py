@@ -12,6 +12,7 @@ from duodec.backends import grammar_trial
 from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.window import DEFAULT_WINDOW, LEAST_WINDOW
 from duodec.backends.llamacpp.caches import CACHE_TYPES
+from duodec.backends.llamacpp.padded import MOST_ROWS
 from duodec.core.parameters import Parameter, check, shown, whole
 from duodec.errors import BadOption
 from duodec.machine.cores import available_cores
@@ -77,16 +78,16 @@ class EngineConfig:
     exact: Annotated[
         bool,
         Parameter(
-            "On a GPU, pad forward passes to one number of rows whatever that costs, so that no "
-            "bit depends on what is drafted; on a CPU that is the default and costs nothing.",
+            "No bit of a target depends on what is drafted, or on other requests: the default, "
+            "which --fast gives up.",
             "Decoding",
         ),
     ] = False
     fast: Annotated[
         bool,
         Parameter(
-            "llama.cpp's own choice of attention: some per cent faster on a CPU, but near ties "
-            "may be decided differently than in plain decoding.",
+            "llama.cpp's own choice of attention on a CPU, some per cent faster; on a GPU requests "
+            "share forward passes. Near ties may be decided differently than in plain decoding.",
             "Decoding",
         ),
     ] = False
@@ -156,6 +157,18 @@ class EngineConfig:
             "Machine",
             metavar="TOKENS",
             ge=LEAST_WINDOW,
+        ),
+    ] = None
+    rows: Annotated[
+        int | None,
+        Parameter(
+            "Rows of each text in every forward pass of a GGUF target on a GPU, padding included; "
+            "by default measured once, and kept.",
+            "Machine",
+            metavar="N",
+            ge=1,
+            le=MOST_ROWS,
+            remedy=f"use 1 to {MOST_ROWS}",
         ),
     ] = None
     gpu_layers: Annotated[

@@ -31,6 +31,7 @@ from duodec.models import (
 from duodec.models.discovery import best_for
 
 _OF_LLAMA_CPP = {  # options that torch lacks, and their remedies
+    "rows": "leave it out",
     "gpu_layers": "use --device",
     "cpu_moe": "leave it out",
     "n_cpu_moe": "leave it out",
@@ -87,7 +88,7 @@ class ResolvedPair(ResolvedTarget):
         """The key of this pair's costs on this machine: see `duodec.loading.profile`."""
         config = self.config
         settings = (
-            config.threads, config.draft_threads, config.gpu_layers, config.exact, config.fast,
+            config.threads, config.draft_threads, config.gpu_layers, config.rows, config.fast,
             config.no_repack, config.cpu_moe, config.n_cpu_moe, config.override_tensor,
             config.cache_type_k, config.cache_type_v,
             self.backend, config.dtype_name, config.device, self.file.num_bytes,

@@ -21,6 +21,7 @@ from duodec import errors
 from duodec.backends.llamacpp.gguf_checks import check_header
 from duodec.backends.llamacpp.load_probe import REFUSED
 from duodec.errors import DuodecError, ModelUnreadable
+from duodec.machine.processes import NO_GPU
 from duodec.models import ModelFile
 from duodec.models.contents import CachedCheck
 from duodec.models.hub import parts_of
@@ -87,7 +88,7 @@ def _tried(arguments: Sequence[str], log: IO[bytes], most_s: float) -> tuple[int
     """How the child ended, and what it said. Raises subprocess.TimeoutExpired."""
     child = subprocess.run(
         [sys.executable, "-c", _BOOT, *arguments, *sys.path],
-        env={**os.environ, "DUODEC_LLAMA_LOG": "1", "GGML_NO_BACKTRACE": "1"},
+        env={**os.environ, **NO_GPU, "DUODEC_LLAMA_LOG": "1", "GGML_NO_BACKTRACE": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=log,

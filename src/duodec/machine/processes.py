@@ -17,6 +17,15 @@ OWN_GROUP = "import os\nos.setpgid(0, 0)\n"
 """How the program of a process of ours begins, so that the terminal's Ctrl-C and Ctrl-Z do not
 reach it."""  # Popen has this since Python 3.11 only
 
+NO_GPU = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "-1",  # empty is as good as unset there
+    "ROCR_VISIBLE_DEVICES": "",
+    "GGML_VK_VISIBLE_DEVICES": "",  # a number beyond the last device ends the process
+}
+"""The environment of a process of ours that computes on the CPU: a library that sees a GPU sets
+some hundred megabytes aside on it as it loads, and fails on one that belongs to another process."""
+
 _LEAST = 19  # niceness
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 # without contraction, so that a product and a sum have the bits that Python gives them
-_OPTIONS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared")
+_OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
 _COMPILERS = ("c++", "g++", "clang++")
 _LONGEST_S = 120
 

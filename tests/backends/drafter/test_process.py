@@ -42,6 +42,10 @@ PROMPT = [3, 1, 4, 1, 5]
 NUM_TOKENS = 48
 LONG_S = 20.0  # far above what anything takes here
 GREEDY = Sampler()
+GPUS = (
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+    "GGML_VK_VISIBLE_DEVICES",
+)  # fmt: skip
 
 # --- recipes: the child imports them from this module ---
 
@@ -82,7 +86,7 @@ class Tells:
         print("on standard output")
         print("on standard error", file=sys.stderr)
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY")
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", *GPUS)
         raise ModelUnreadable(f"{cores} {[os.environ.get(name) for name in names]}")
 
 
@@ -496,11 +500,16 @@ def test_a_text_goes_on_without_a_drafter_that_cannot_start(
 
 
 def test_cores_threads_and_environment_are_set_before_it_loads(
-    capfd: pytest.CaptureFixture[str], warnings: list[str]
+    capfd: pytest.CaptureFixture[str],
+    warnings: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name in GPUS:  # as for the target, which has one
+        monkeypatch.setenv(name, "0")
     cores = (max(os.sched_getaffinity(0)),) if hasattr(os, "sched_getaffinity") else None
     env = {"OMP_WAIT_POLICY": "passive", "MKL_NUM_THREADS": "2", "DUODEC_DEBUG": ""}
-    expected = f"{None if cores is None else list(cores)} ['1', '2', 'passive']"
+    told = ["1", "2", "passive", "", "-1", "", ""]  # no GPU
+    expected = f"{None if cores is None else list(cores)} {told}"
     for is_debug in ("", "1"):
         with (
             ProcessDrafter(

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from fakes.tiny_models import write_dense
 
+from duodec.backends.llamacpp import row_choice
+from duodec.backends.llamacpp.chains import LlamaChains
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.padded import NUM_PIECE, LlamaPadded
-from duodec.backends.llamacpp.row_choice import RowChoice
+from duodec.backends.llamacpp.row_choice import WIDTHS, RowChoice, measure, most_rows
 from duodec.backends.llamacpp.row_trial import RowTrial, try_rows
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.cli.checks.pair import check_rows
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
@@ -69,24 +77,165 @@ def test_every_pass_has_one_number_of_rows_and_prompts_begin_at_multiples(
     assert {one[1:] for one in passes} == {(8, 8)}
 
 
-def test_rows_are_chosen_by_their_price() -> None:
-    cheap = {1: 1.0, 8: 1.01, 16: 1.04, 32: 1.3}
-    assert RowChoice.of(cheap).num_rows == 16
-    assert RowChoice.of({1: 1.0, 8: 1.2}).num_rows == 8
-    assert RowChoice.of({1: 1.0, 8: 1.2, 16: 1.21, 32: 1.3}).num_rows == 16  # a plateau
-    assert RowChoice.of({1: 1.0, 8: 1.08, 16: 1.15, 32: 1.25}).num_rows == 8
-    dear = RowChoice.of({1: 1.0, 8: 2.5})
-    assert (dear.num_rows, dear.price) == (None, 2.5)
+@pytest.mark.parametrize(
+    ("milliseconds", "wanted"),
+    [
+        ((10, 10, 10, 10, 10), 32),  # flat
+        ((10, 10, 10.1, 10.2, 11.5), 16),
+        ((10, 10.2, 10.3, 12, 14), 8),
+        ((7.1, 8.5, 13.7, 13.8, 22.3), 2),  # as a consumer's card with a 4-bit model
+        ((10, 10.1, 20, 40, 80), 4),
+    ],
+)
+def test_rows_are_chosen_by_the_tokens_a_second_that_they_yield(
+    milliseconds: tuple[float, ...], wanted: int
+) -> None:
+    seconds = dict(zip(WIDTHS, milliseconds, strict=True))
+    assert RowChoice.of(seconds).num_rows == wanted
+
+
+@dataclass
+class FakeDevice:
+    """A clock that passes as passes of a given cost run, slowly at first and now and then."""
+
+    milliseconds: dict[int, float]
+    dice: random.Random
+    disturbed: float = 0.3  # of all passes
+    now: float = 0.0
+    last: int = 0
+    seen: list[int] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def run(self, num_rows: int) -> None:
+        is_new = num_rows != self.last  # a graph is rebuilt, and replayed from the third time on
+        is_disturbed = self.dice.random() < self.disturbed
+        self.now += self.milliseconds[num_rows] * (3 if is_new or is_disturbed else 1)
+        self.last = num_rows
+        self.seen.append(num_rows)
+
+
+def test_what_a_pass_costs_is_the_least_of_several_in_turn() -> None:
+    costs = {2: 10.0, 4: 10.1, 8: 10.2, 16: 11.0, 32: 12.5}
+    for seed in range(20):
+        device = FakeDevice(costs, random.Random(seed))
+        assert measure(device.run, WIDTHS, device) == pytest.approx(costs)
+    calm = FakeDevice(costs, random.Random(0), disturbed=0)
+    measure(calm.run, WIDTHS, calm)
+    turns = [number for number, _ in groupby(calm.seen)]
+    assert turns == [*WIDTHS] * 3, "interleaved"
+
+
+def test_what_cannot_win_is_not_measured() -> None:
+    device = FakeDevice({2: 10.0, 4: 12.0, 8: 60.0, 16: 900.0, 32: 9000.0}, random.Random(1))
+    assert RowChoice.of(measure(device.run, WIDTHS, device)).num_rows == 2
+    assert 16 not in device.seen
+
+
+@pytest.mark.parametrize(("grouped", "most"), [(1, 64), (2, 32), (3, 16), (4, 16), (5, 8), (16, 8)])
+def test_rows_are_no_more_than_a_tile_of_attention_has(grouped: int, most: int) -> None:
+    model = LlamaModel.__new__(LlamaModel)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LlamaModel, "num_grouped_heads", grouped)
+        assert most_rows(model) == most
+
+
+def test_a_choice_is_kept_for_the_content_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for its name or its times: a copy has the same rows, another model has its own."""
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "cache"))
+    costs = iter([{2: 1.0, 4: 1.0}, {2: 1.0, 4: 2.0}])
+    monkeypatch.setattr(row_choice, "measured", lambda *_, **__: next(costs))
+
+    def chosen(name: str, scale: float) -> int:
+        path = write_dense(tmp_path / name, kind="Q8_0", num_vocab=512, scale=scale)
+        with closing(LlamaModel(path, num_gpu_layers=0)) as model:
+            return row_choice.choice_for(model, num_threads=1).num_rows
+
+    assert chosen("one.gguf", 1.0) == 4
+    assert chosen("again.gguf", 1.0) == 4, "measured once"
+    assert chosen("one.gguf", 2.0) == 2, "another model of the same size"
+
+
+@pytest.mark.parametrize("is_width_exact", [True, False])
+def test_a_device_is_asked_for_one_shape_of_pass(
+    model: LlamaModel, is_width_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is drafted, accepted and refused: two slots, together or in turn."""
+    shapes: list[tuple[int, int]] = []  # tokens, rows of logits
+    target = LlamaTarget(
+        model, num_context=400, num_threads=1, num_slots=2, num_rows=8,
+        is_width_exact=is_width_exact,
+    )  # fmt: skip
+    decode = LlamaChains._decode
+
+    def spy(target: LlamaChains, entries: list) -> None:  # type: ignore[type-arg]
+        shapes.append((len(entries), sum(entry.row is not None for entry in entries)))
+        decode(target, entries)
+
+    monkeypatch.setattr(LlamaChains, "_decode", spy)
+    dice = np.random.default_rng(1)
+    texts = [dice.integers(0, 512, 40).astype(np.int32) for _ in range(2)]
+    sampler = replace(Sampler(), num_prompt_tokens=40)
+    with closing(target):
+        for _ in range(30):
+            drafts = [Draft.chain(dice.integers(0, 512, dice.integers(0, 12))) for _ in texts]
+            queries = [Query(i, texts[i], drafts[i], sampler) for i in range(2)]
+            found = target.score(queries)
+            for i, (scores, draft) in enumerate(zip(found, drafts, strict=True)):
+                assert scores.num_rows == 1 + min(len(draft), 7)
+                taken = draft.tokens[: int(dice.integers(0, scores.num_rows))]
+                texts[i] = np.append(texts[i], np.array([*taken, 3], dtype=np.int32))
+    passes = {shape for shape in shapes if shape[1]}
+    assert passes == ({(8, 8)} if is_width_exact else {(16, 16)})
+
+
+@pytest.mark.parametrize("num_rows", [2, 8])
+def test_shared_passes_give_what_a_text_gets_alone(model: LlamaModel, num_rows: int) -> None:
+    dice = np.random.default_rng(2)
+    texts = [dice.integers(0, 512, 20 + 30 * i).astype(np.int32) for i in range(3)]
+    options: Any = {"num_context": 400, "num_threads": 1, "num_rows": num_rows}
+    with (
+        closing(LlamaChains(model, num_slots=3, **options)) as shared,
+        closing(LlamaChains(model, num_slots=1, **options)) as alone,
+    ):
+        for _ in range(4):
+            drafts = [Draft.chain(dice.integers(0, 512, i)) for i in range(3)]
+            queries = [Query(i, texts[i], drafts[i]) for i in range(3)]
+            for query, scores in zip(queries, shared.score(queries), strict=True):
+                (own,) = alone.score([replace(query, slot=0)])
+                assert isinstance(scores, LlamaScores)
+                assert isinstance(own, LlamaScores)
+                assert (np.array(scores.rows) == np.array(own.rows)).all()
+            texts = [np.append(text, np.int32(9)) for text in texts]
 
 
 def test_a_trial_of_fixed_rows_finds_nothing_that_moves(model: LlamaModel) -> None:
-    trial = try_rows(model, num_rows=8, num_threads=1)
+    trial = try_rows(model, num_rows=8, num_threads=1, num_context=1100)
     assert trial.is_exact, trial.worst
-    assert check_rows(trial, 8).verdict == "ok"
+    assert {f"another place among rows after {n} tokens" for n in (100, 1000)} <= set(trial.moved)
+    assert check_rows(trial, 8, is_fast=False).verdict == "ok"
+
+
+def test_a_trial_finds_a_place_that_moves_a_row(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = LlamaPadded._rows
+
+    def moving(target: LlamaPadded, begun: Any) -> list[np.ndarray]:
+        found = rows(target, begun)
+        return [*found[:7], *(row + 1e-6 for row in found[7:])]  # the last one of eight
+
+    monkeypatch.setattr(LlamaPadded, "_rows", moving)
+    trial = try_rows(model, num_rows=8, num_threads=1, num_context=1100)
+    assert trial.worst[0].startswith("another place")
 
 
 def test_what_moves_is_a_warning_with_a_remedy() -> None:
-    found = check_rows(RowTrial({"2 rows": 0.001, "a tree": 0.02}), None)
-    assert (found.verdict, found.remedy) == ("warn", "use --exact, which pads forward passes")
+    found = check_rows(RowTrial({"2 rows": 0.001, "a tree": 0.02}), 8, is_fast=True)
+    assert (found.verdict, found.remedy) == ("warn", "leave --fast out")
     assert "0.02 with a tree" in found.words
-    assert "report it" in check_rows(RowTrial({"2 rows": 0.1}), 8).remedy
+    found = check_rows(RowTrial({"2 rows": 0.1}), 8, is_fast=False)
+    assert found.remedy.startswith("try fewer --rows, and report it")

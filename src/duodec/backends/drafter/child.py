@@ -19,7 +19,7 @@ from time import perf_counter
 from duodec.backends.drafter.channel import NO_SLOT, Channel, Failure, Frame, Kind
 from duodec.core.sampling import Tokens
 from duodec.errors import DuodecError
-from duodec.machine.processes import OWN_GROUP
+from duodec.machine.processes import NO_GPU, OWN_GROUP
 
 _PROVEN_S = 30.0  # ready for so long: earlier failures are forgotten
 _LAST_EXIT_S = 5.0  # after SIGKILL
@@ -179,7 +179,7 @@ class Children:
         env: Mapping[str, str],
     ) -> None:
         threads = {} if num_threads is None else dict.fromkeys(_THREAD_VARIABLES, str(num_threads))
-        self._env = {**os.environ, **threads, **env}
+        self._env = {**os.environ, **NO_GPU, **threads, **env}
         self._command = [sys.executable, "-c", _BOOT, f"duodec-{name}"]
         self._cores = ",".join(map(str, cores or ()))
         self._children: list[Child] = []  # those not reaped yet

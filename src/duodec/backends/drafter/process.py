@@ -34,8 +34,8 @@ class ProcessDrafter:
     """A `Drafter` whose model runs in a process of its own, on ``cores`` of its own.
 
     The constructor returns at once; until the model is loaded, and after a fault until it is
-    loaded again, answers are empty. ``num_threads`` bounds the thread pools of its libraries,
-    ``env`` adds to its environment and wins. ``on_warning`` is called with one line an
+    loaded again, answers are empty. ``num_threads`` bounds the thread pools of its libraries, which
+    see no GPU; ``env`` adds to its environment and wins. ``on_warning`` is called with one line an
     incident, from the caller's thread, in `submit`, `poll`, `cancel` or `is_ready`; those never
     raise and never wait for the process, but for `poll`'s own wait. Requests' texts must not
     change, and plans must be picklable values of importable modules.

@@ -3,11 +3,16 @@
 llama.cpp's cache apart by sequence: every text attends to cells of its own, in the order of its
 tokens, whoever else is computed. A sequence has no branches there, so of a tree the first nodes
 are scored that are a chain.
+
+On a device the chain of each text is padded to one number of rows: llama.cpp rebuilds its graph for
+another number, and a GPU replays only what it has computed before; of chains of one length it reads
+the weights once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +21,17 @@ from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.context import NO_CELLS, STOPPED, Batch, Threads, logits
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.trees import MAX_WIDTH, LlamaScores
+from duodec.backends.placement import Placement
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Query, Scores, Target
+from duodec.core.protocols import Launched, Query, Scores, Target
+from duodec.core.rows import Row
 from duodec.core.sampling import Tokens
 from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
-NUM_BATCH = 512  # tokens of a forward
+NUM_BATCH = 512  # tokens of a forward, or as many as all slots' chains have
 MAX_ROWS = 2 * MAX_WIDTH
 _PAD = 256  # cells that llama.cpp rounds a stream up to
 NOTHING: Tokens = np.empty(0, dtype=np.int32)
@@ -32,7 +39,7 @@ NOTHING: Tokens = np.empty(0, dtype=np.int32)
 
 @dataclass
 class Work:
-    """What a query lacks: the rest of its text, and then a chain, every row of which is wanted."""
+    """What a query lacks: the rest of its text, a chain, and padding behind it."""
 
     query: Query
     chain: tuple[int, ...]
@@ -62,32 +69,33 @@ class Work:
         return entries
 
     def rest(self) -> list[Entry]:
-        """What is left: the text's last token and the chain give rows."""
+        """What is left: the text's last token and all behind it give rows, for a pass that left
+        some out would be another one."""
         entries = self.part(len(self.query.text) - 1 - self.begin)
-        num_rows, seqs = 1 + len(self.chain), (self.query.slot,)
+        seqs = (self.query.slot,)
         for i, token in enumerate((int(self.query.text[-1]), *self.after)):
-            entries.append(Entry(token, self.begin + i, seqs, i if i < num_rows else None))
+            entries.append(Entry(token, self.begin + i, seqs, i))
         return entries
 
 
-def num_passes(lengths: Sequence[int]) -> int:
-    """Times that llama.cpp reads the weights to compute so many tokens of each sequence, 0 for one
-    that has none: a pass takes of neighbours as many tokens each as the shortest of them has."""
-    found, begin = 0, 0
-    for end, length in enumerate([*lengths, 0]):
-        if not length:
-            run = lengths[begin:end]
-            if run:
-                found += 1 + num_passes([left - min(run) for left in run])
-            begin = end + 1
-    return found
+@dataclass(frozen=True)
+class InFlight:
+    """A forward pass that a device computes; ``read`` waits for it and gives the rows of each
+    query's slot."""
+
+    queries: Sequence[Query]
+    read: Callable[[], Mapping[int, list[Row]]]
+    due_s: float = math.inf
+
+    def result(self) -> list[Scores]:
+        rows = self.read()
+        return [LlamaScores(query, rows[query.slot]) for query in self.queries]
 
 
 class LlamaChains(Target):
-    """A target for the texts of ``num_slots`` slots; its scores hold until the next `score`.
-
-    One more pass over the weights costs as much as ``pass_rows`` rows of a forward: next to nothing
-    on a CPU, most of a forward on a GPU. There chains of different lengths are made even.
+    """A target for the texts of ``num_slots`` slots; its scores hold until the next `launch` or
+    `score`. ``num_rows`` of each text's part of a forward pass, padding included; 0: as many as are
+    wanted.
     """
 
     def __init__(
@@ -98,7 +106,7 @@ class LlamaChains(Target):
         num_context: int,
         num_threads: int,
         is_width_exact: bool = True,
-        pass_rows: int = 1,
+        num_rows: int = 0,
         num_snapshots: int = 0,
         uses_flash_attention: bool | None = None,
     ) -> None:
@@ -109,7 +117,8 @@ class LlamaChains(Target):
             )
         self.num_slots = num_slots
         self.num_threads = num_threads  # of every forward pass
-        self._pass_rows = pass_rows
+        self.num_rows = num_rows
+        self._num_batch = max(NUM_BATCH, num_slots * (num_rows or 1))
         self._model = model
         self._lib = model.lib
         cells = -(-(num_context + MAX_WIDTH) // _PAD) * _PAD
@@ -118,8 +127,8 @@ class LlamaChains(Target):
             num_context=num_slots * cells,
             num_sequences=num_slots,
             num_threads=num_threads,
-            num_batch=NUM_BATCH,
-            max_rows=max(MAX_ROWS, num_slots),
+            num_batch=self._num_batch,
+            max_rows=max(MAX_ROWS, num_slots * (num_rows or 1)),
             is_width_exact=is_width_exact,
             is_unified=False,
             num_snapshots=num_snapshots,
@@ -127,20 +136,33 @@ class LlamaChains(Target):
         )
         self._memory = self._lib.llama_get_memory(self._handle)
         self._threads = Threads(self._lib, self._handle)
-        self._batch = Batch(self._lib, NUM_BATCH, 1)
+        self._batch = Batch(self._lib, self._num_batch, 1)
         self._held: dict[int, Tokens] = {}  # by slot, the tokens in its cells
 
     @property
     def traits(self) -> TargetTraits:
-        return TargetTraits(has_branches=False)
+        return TargetTraits(
+            has_branches=False, launches=self._launches, num_rows=self.num_rows or 1
+        )
+
+    @property
+    def _launches(self) -> bool:
+        """A device computes while the caller goes on; on a CPU `llama_decode` does it all."""
+        return self._model.placement is not Placement.CPU
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
+        """Raises what `launch` raises."""
+        return self.launch(queries).result() if queries else []
+
+    def launch(self, queries: Sequence[Query]) -> Launched:
         """Raises ContextExceeded and ComputeFailed; then what these slots held is forgotten."""
-        most = MAX_ROWS // len(queries) - 1 if queries else 0
+        most = (self.num_rows or MAX_ROWS // len(queries)) - 1
         works = {query.slot: self._fit(query, max(0, most)) for query in queries}
         try:
-            self._read_long(works)
-            self._even(works)
+            if self.num_rows:
+                self._pad(works.values(), self.num_rows)
+            else:
+                self._read_long(works)
             # neighbours in the cache share a forward, others take turns
             entries = [entry for slot in sorted(works) for entry in works[slot].rest()]
             self._decode(entries)
@@ -149,16 +171,19 @@ class LlamaChains(Target):
                 self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
                 self._held.pop(slot, None)
             raise
-        rows = logits(self._model, self._handle, sum(entry.row is not None for entry in entries))
-        answers: dict[int, Scores] = {}
-        begin = 0
+        places: dict[int, slice] = {}
+        num_rows = 0
         for slot in sorted(works):
             work = works[slot]
-            end = begin + 1 + len(work.chain)
-            answers[slot] = LlamaScores(work.query, list(rows[begin:end]))
+            places[slot] = slice(num_rows, num_rows + 1 + len(work.chain))
             self._held[slot] = work.held
-            begin = end
-        return [answers[query.slot] for query in queries]
+            num_rows += 1 + len(work.after)
+
+        def read() -> dict[int, list[Row]]:
+            rows = logits(self._model, self._handle, num_rows)
+            return {slot: list(rows[place]) for slot, place in places.items()}
+
+        return InFlight(queries, read)
 
     def close(self) -> None:
         if self._handle:
@@ -176,6 +201,15 @@ class LlamaChains(Target):
             self._held[query.slot] = held[:begin]
         return Work(query, chain_of(query.draft)[:most], begin)
 
+    def _pad(self, works: Collection[Work], num_rows: int) -> None:
+        """Read all of the texts but their last tokens, so that the pass after it has its rows."""
+        for work in works:
+            slot, text = work.query.slot, work.query.text
+            while (num_left := len(text) - 1 - work.begin) > 0:
+                self._decode(work.part(min(num_left, NUM_BATCH)))
+                self._held[slot] = text[: work.begin]
+            work.num_padded = num_rows - 1 - len(work.chain)
+
     def _read_long(self, works: dict[int, Work]) -> None:
         """Parts of long texts, until the rest of all fits in a forward."""
         while (excess := sum(work.num_new for work in works.values()) - NUM_BATCH) > 0:
@@ -184,19 +218,6 @@ class LlamaChains(Target):
             slot, text = work.query.slot, work.query.text
             self._decode(work.part(min(num_left, NUM_BATCH, max(1, excess))))
             self._held[slot] = text[: work.begin]
-
-    def _even(self, works: dict[int, Work]) -> None:
-        """Pad what is as short as a chain, where passes that are saved cost more than the rows."""
-        lengths = [works[s].num_new if s in works else 0 for s in range(self.num_slots)]
-        most = 1 + max((len(work.chain) for work in works.values()), default=0)
-        level = max((length for length in lengths if length <= most), default=0)
-        even = [length and max(length, level) for length in lengths]
-        if sum(even) <= NUM_BATCH and self._cost(even) < self._cost(lengths):
-            for slot, work in works.items():
-                work.num_padded = even[slot] - lengths[slot]
-
-    def _cost(self, lengths: Sequence[int]) -> int:
-        return num_passes(lengths) * self._pass_rows + sum(lengths)
 
     def _decode(self, entries: Sequence[Entry]) -> None:
         self._threads.use(self.num_threads)

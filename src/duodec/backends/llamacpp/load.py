@@ -12,7 +12,7 @@ from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint
 from duodec.backends.llamacpp.header import Header
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.row_choice import FEWEST, choice_for
+from duodec.backends.llamacpp.row_choice import choice_for, most_rows
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.loaded import LoadedTarget, checked_context
 from duodec.backends.placement import Placement
@@ -21,7 +21,6 @@ from duodec.machine.busy import SpareCores
 from duodec.machine.cores import CorePlan, available_cores
 from duodec.machine.memory import available_bytes
 
-_PASS_ROWS = 64  # of a target elsewhere: rows that cost as much as another pass over its weights
 GPU_BUILD = "build one with `duodec setup --gpu cuda` (or vulkan, rocm, metal)"
 
 
@@ -40,6 +39,8 @@ class Options(Protocol):
     def fast(self) -> bool: ...
     @property
     def device(self) -> str: ...
+    @property
+    def rows(self) -> int | None: ...
     @property
     def dtype(self) -> str: ...
     @property
@@ -88,8 +89,7 @@ def load(
         is_mapped=not config.no_mmap,
     )  # fmt: skip
     placement = model.placement
-    is_device = placement is not Placement.CPU and not model.is_recurrent
-    rows = padded_rows(config, model, on_warning) if is_device else None
+    rows = padded_rows(config, model, on_warning)
 
     def start(num_context: int, plan: CorePlan) -> LlamaTarget:
         # llama.cpp looks at the cores that others leave free where nobody has said how many to use
@@ -100,8 +100,7 @@ def load(
             num_threads=plan.target_alone,
             num_slots=config.num_slots,
             num_rows=rows,
-            is_width_exact=plan.shares_cores and not config.fast,
-            pass_rows=1 if plan.shares_cores else _PASS_ROWS,
+            is_width_exact=not config.fast,
             most_threads=spare if looks else None,
         )
 
@@ -176,20 +175,24 @@ def _where(model: LlamaModel, num_layers: int) -> str:
 
 def padded_rows(
     config: Options, model: LlamaModel, on_warning: Callable[[str], None] = warn
-) -> int | None:
-    """Rows of every forward pass on a device, so that no bit depends on what is drafted. None for
-    `--fast`, and where padding costs too much and nobody asked for `--exact`."""
-    if config.fast:
-        return None
-    choice = choice_for(model, num_threads=config.threads or len(available_cores()))
-    if choice.num_rows is None and not config.exact:
+) -> int:
+    """Rows that each text has in every forward pass on a device; 0 on a CPU and of a recurrent
+    model, where passes are not padded. Raises BadOption."""
+    if model.placement is Placement.CPU or model.is_recurrent:
+        if config.rows:
+            what = "a recurrent model's" if model.is_recurrent else "a CPU's"
+            raise BadOption(
+                f"rows is {config.rows}, and {what} forward passes are not padded; leave it out"
+            )
+        return 0
+    if not config.rows:
+        return choice_for(model, num_threads=config.threads or len(available_cores())).num_rows
+    if config.rows > (most := most_rows(model)) and not config.fast:
         on_warning(
-            f"{FEWEST} rows of a forward pass take {choice.price:.1f} times as long as one here, "
-            "so passes are not padded to one number of rows, and last bits depend on what is "
-            "drafted; --exact pads them all the same"
+            f"rows is {config.rows}, and this model's flash attention computes {most} at once: "
+            "last bits may depend on a row's place in a forward pass; `duodec doctor` tries it"
         )
-        return None
-    return choice.num_rows or FEWEST
+    return config.rows
 
 
 def placed_tensors(config: Options) -> list[overrides.Override]:

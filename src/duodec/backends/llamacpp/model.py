@@ -146,6 +146,12 @@ class LlamaModel:
         return int(self.lib.llama_model_n_layer(self.handle))
 
     @property
+    def num_grouped_heads(self) -> int:
+        """Query heads that share a head of keys."""
+        lib, handle = self.lib, self.handle
+        return int(lib.llama_model_n_head(handle) // max(1, lib.llama_model_n_head_kv(handle)))
+
+    @property
     def is_recurrent(self) -> bool:
         """Some of its layers keep a state in place of keys and values."""
         lib, handle = self.lib, self.handle
@@ -180,7 +186,8 @@ class LlamaModel:
     @property
     def placed_as(self) -> tuple[object, ...]:
         """Where its layers, tensors and caches lie, for keys of what was measured."""
-        return self._num_gpu_layers, self._on, tuple(self._placed), self.cache
+        on = [(device.name, device.description) for device in self.devices]
+        return self._num_gpu_layers, on, tuple(self._placed), self.cache
 
     @property
     def num_params(self) -> int:

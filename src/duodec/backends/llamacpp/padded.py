@@ -13,21 +13,18 @@ A branch of a tree would lie in other cells than the text that it becomes, so dr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from duodec.backends.llamacpp.chains import NOTHING, LlamaChains, chain_of
+from duodec.backends.llamacpp.chains import NOTHING, InFlight, LlamaChains, chain_of
 from duodec.backends.llamacpp.context import logits
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Launched, Query, Scores
+from duodec.core.protocols import Launched, Query
 from duodec.core.rows import Row
-from duodec.core.traits import TargetTraits
 
 MOST_ROWS = 64
 NUM_PIECE = 256  # tokens of a prompt that are read at once
@@ -62,27 +59,29 @@ class LlamaPadded(LlamaChains):
             num_slots=num_slots,
             num_context=num_context,
             num_threads=num_threads,
+            num_rows=num_rows,
             uses_flash_attention=uses_flash_attention,
         )
-        self.num_rows = num_rows
         self.on_chunk = on_chunk
         self._num_piece = num_piece
         self._num_read: dict[int, int] = {}  # by slot, tokens that pieces of its prompt hold
 
-    @property
-    def traits(self) -> TargetTraits:
-        return TargetTraits(has_branches=False, launches=True, num_rows=self.num_rows)
-
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        """Raises ContextExceeded and ComputeFailed; then what the slot held is forgotten."""
-        return self.launch(queries).result() if queries else []
-
     def launch(self, queries: Sequence[Query]) -> Launched:
-        """Start the first query's forward pass, after what its text lacks: a device computes it
-        while the caller goes on. Raises what `score` raises."""
-        return _Flight(self, queries, self.begin(queries[0]))
+        """Start the first query's forward pass, after what its text lacks; the others' follow as it
+        is read. Raises ContextExceeded and ComputeFailed; then what the slot held is forgotten."""
+        first = self._begin(queries[0])
 
-    def begin(self, query: Query) -> _Pass:
+        def read() -> dict[int, list[Row]]:
+            found, begun = {}, first
+            for query in queries[1:]:
+                found[begun.slot] = [row.copy() for row in self._rows(begun)]
+                begun = self._begin(query)
+            found[begun.slot] = self._rows(begun)
+            return found
+
+        return InFlight(queries, read)
+
+    def _begin(self, query: Query) -> _Pass:
         """Start the forward pass of a query. The rows of the one before are lost."""
         try:
             begin = self._read_prompt(query)
@@ -92,7 +91,7 @@ class LlamaPadded(LlamaChains):
                 self._forget(query.slot)
             raise
 
-    def rows(self, begun: _Pass) -> list[Row]:
+    def _rows(self, begun: _Pass) -> list[Row]:
         """Wait for a pass to end. The rows hold until the next one begins."""
         found = logits(self._model, self._handle, self.num_rows)
         return list(found[begun.first_row : begun.first_row + 1 + begun.num_drafted])
@@ -148,7 +147,7 @@ class LlamaPadded(LlamaChains):
             if is_last:
                 held = np.array(drafted, dtype=np.int32)
                 self._held[query.slot] = np.concatenate([text, held])
-                return _Pass(len(tokens) - 1, len(drafted))
+                return _Pass(query.slot, len(tokens) - 1, len(drafted))
             begin += len(tokens)
             self._held[query.slot] = text[:begin]
 
@@ -183,26 +182,6 @@ class LlamaPadded(LlamaChains):
 class _Pass:
     """Where the rows of a query are in its forward pass."""
 
+    slot: int
     first_row: int  # the one that follows the text
     num_drafted: int
-
-
-@dataclass(frozen=True)
-class _Flight:
-    """The forward passes of some queries, of which the first is in flight."""
-
-    target: LlamaPadded
-    queries: Sequence[Query]
-    first: _Pass
-    due_s: float = math.inf
-
-    def result(self) -> list[Scores]:
-        found: list[Scores] = []
-        begun = self.first
-        for i, query in enumerate(self.queries):
-            if i:
-                begun = self.target.begin(query)
-            rows = self.target.rows(begun)
-            is_last = i == len(self.queries) - 1
-            found.append(LlamaScores(query, rows if is_last else [row.copy() for row in rows]))
-        return found

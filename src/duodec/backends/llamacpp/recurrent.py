@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -21,17 +21,17 @@ from duodec.backends.llamacpp.chains import (
     MAX_ROWS,
     NOTHING,
     NUM_BATCH,
+    InFlight,
     LlamaChains,
     Work,
     chain_of,
 )
 from duodec.backends.llamacpp.context import logits
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Query, Scores
+from duodec.core.protocols import Launched, Query
 from duodec.core.rows import Row
 from duodec.core.sampling import Tokens
 from duodec.core.traits import TargetTraits
@@ -55,7 +55,7 @@ class _Checkpoint:
 
 class LlamaRecurrent(LlamaChains):
     """A target whose layers are recurrent, some or all of them; its scores hold until the next
-    `score`."""
+    `launch` or `score`."""
 
     def __init__(
         self,
@@ -87,14 +87,13 @@ class LlamaRecurrent(LlamaChains):
         self._checkpoints: dict[int, _Checkpoint] = {}  # of prompts
         self._kept: dict[int, list[_Checkpoint]] = {}  # before the last chains, ascending
 
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
+    def launch(self, queries: Sequence[Query]) -> Launched:
         """Raises ContextExceeded and ComputeFailed; then what the slots of this forward pass held
         is forgotten. ``on_chunk`` may raise; what was read by then is held."""
-        num_texts = max(1, len(queries))
+        num_texts = len(queries)
         most = max(0, min(self.max_draft, MAX_ROWS // num_texts - 1))
         most_again = min(_MOST_AGAIN, (NUM_BATCH - MAX_ROWS) // num_texts)
         works = [self._fit(query, most) for query in queries]
-        rows: dict[int, list[Row]] = {}
         for work in works:
             if not self._goes_on_from_kept(work, most_again):
                 self._read_text(work)
@@ -103,13 +102,17 @@ class LlamaRecurrent(LlamaChains):
         # a forward pass of chains of one length is computed at once, and its snapshots hold every
         # token of it; with other lengths in it they would begin later
         works.sort(key=lambda work: (len(work.chain), work.query.slot))
-        for _, group in groupby(works, key=lambda work: len(work.chain)):
-            rows |= self._score_even(list(group))
-        return [LlamaScores(query, rows[query.slot]) for query in queries]
+        *others, last = [list(group) for _, group in groupby(works, key=lambda w: len(w.chain))]
+        known: dict[int, list[Row]] = {}
+        for group in others:
+            self._compute_even(group)
+            known |= {s: [row.copy() for row in rows] for s, rows in self._rows(group).items()}
+        self._compute_even(last)
+        return InFlight(queries, lambda: {**known, **self._rows(last)})
 
     @property
     def traits(self) -> TargetTraits:
-        return TargetTraits(has_branches=False, max_draft=self.max_draft, is_recurrent=True)
+        return replace(super().traits, max_draft=self.max_draft, is_recurrent=True)
 
     @cached_property
     def max_draft(self) -> int:
@@ -243,15 +246,19 @@ class LlamaRecurrent(LlamaChains):
         self._lib.llama_state_seq_get_data_ext(self._handle, state, size, slot, _PARTIAL)
         return _Checkpoint(num_tokens, state)
 
-    def _score_even(self, works: Sequence[Work]) -> dict[int, list[Row]]:
-        """The rows of each slot, whose chains have one length."""
+    def _compute_even(self, works: Sequence[Work]) -> None:
+        """Compute chains of one length."""
         self._decode([entry for work in works for entry in work.rest()])
-        num_rows = 1 + len(works[0].chain)
-        found = logits(self._model, self._handle, num_rows * len(works)).copy()
-        rows = {}
-        for i, work in enumerate(works):
+        for work in works:
             slot = work.query.slot
             self._held[slot] = work.held
             self._firm[slot] = len(work.query.text if self.num_snapshots else work.held)
-            rows[slot] = list(found[i * num_rows : (i + 1) * num_rows])
-        return rows
+
+    def _rows(self, works: Sequence[Work]) -> dict[int, list[Row]]:
+        """The rows of each slot, whose chains were computed last."""
+        num_rows = 1 + len(works[0].chain)
+        found = logits(self._model, self._handle, num_rows * len(works))
+        return {
+            work.query.slot: list(found[i * num_rows : (i + 1) * num_rows])
+            for i, work in enumerate(works)
+        }

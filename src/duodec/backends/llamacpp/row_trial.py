@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.padded import LlamaPadded
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.core.draft import ROOT, Draft
@@ -20,6 +19,7 @@ from duodec.core.sampling import Sampler, Tokens
 _NUM_PROMPT, _NUM_TEXT = 244, 252  # llama.cpp shows a pass of 8 rows more cells from 249 on
 _CONTEXT = 512
 _WIDTHS = (2, 4, 8)
+_DEPTHS = (100, 1000, 4000)  # tokens before a pass each of whose rows is tried
 _Rows = dict[int, Row]  # by the tokens before them
 
 
@@ -38,13 +38,29 @@ class RowTrial:
         return max(self.moved.items(), key=lambda item: item[1])
 
 
-def try_rows(model: LlamaModel, *, num_rows: int | None, num_threads: int) -> RowTrial:
-    """Compare rows of several widths, of a tree, beside another request and after a refusal with
-    those of plain decoding. ``num_rows`` of every forward pass; None: as many as are asked for.
-    Raises ModelUnreadable and ComputeFailed."""
-    text = np.random.default_rng(0).integers(0, model.num_vocab, _NUM_TEXT + 1).astype(np.int32)
+def try_rows(
+    model: LlamaModel,
+    *,
+    num_rows: int,
+    num_threads: int,
+    is_width_exact: bool = True,
+    num_context: int = _CONTEXT,
+) -> RowTrial:
+    """Compare rows of several widths, of a tree, beside another request, after a refusal and at
+    each place in a forward pass with those of plain decoding. ``num_rows`` and ``is_width_exact``
+    are those of `LlamaTarget`; ``num_context`` is the longest text that memory is taken for. Raises
+    ModelUnreadable and ComputeFailed."""
+    dice = np.random.default_rng(0)
+    text = dice.integers(0, model.num_vocab, _NUM_TEXT + 1).astype(np.int32)
     moved: dict[str, float] = {}
-    with _opened(model, num_rows, num_threads) as target:
+
+    def opened(num_context: int, num_slots: int) -> LlamaTarget:
+        return LlamaTarget(
+            model, num_context=num_context, num_threads=num_threads, num_slots=num_slots,
+            num_rows=num_rows, is_width_exact=is_width_exact,
+        )  # fmt: skip
+
+    with closing(opened(_CONTEXT, 2)) as target:
         expected = _chains(target, text, 1)
         for width in _WIDTHS:
             moved[f"{width} rows"] = _moved(_chains(target, text, width), expected)
@@ -63,40 +79,39 @@ def try_rows(model: LlamaModel, *, num_rows: int | None, num_threads: int) -> Ro
         beside = _query(text[::-1], 99, Draft.chain((1, 2)), 1)
         company = _scored(target, text, _NUM_PROMPT, Draft(), beside)
         moved["another request"] = _moved({_NUM_PROMPT: company[0]}, expected)
+    depths = [depth for depth in _DEPTHS if depth + num_rows <= num_context]
+    text = dice.integers(0, model.num_vocab, max(depths, default=0) + num_rows).astype(np.int32)
+    for depth in depths:
+        with closing(opened(depth + num_rows, 1)) as target:
+            draft = Draft.chain(text[depth : depth + num_rows - 1].tolist())
+            at_once = _scored(target, text, depth, draft, num_prompt=depth)
+            found = dict(enumerate(at_once, depth))
+            expected = {n: _scored(target, text, n, Draft(), num_prompt=depth)[0] for n in found}
+        moved[f"another place among rows after {depth} tokens"] = _moved(found, expected)
     return RowTrial(moved)
 
 
-@contextmanager
-def _opened(
-    model: LlamaModel, num_rows: int | None, num_threads: int
-) -> Iterator[LlamaTarget | LlamaPadded]:
-    target: LlamaTarget | LlamaPadded
-    if num_rows is None:
-        target = LlamaTarget(
-            model, num_context=2 * _CONTEXT, num_threads=num_threads, is_width_exact=False
-        )
-    else:
-        target = LlamaPadded(
-            model, num_rows=num_rows, num_slots=2, num_context=_CONTEXT, num_threads=num_threads
-        )
-    with closing(target):
-        yield target
-
-
-def _query(text: Tokens, length: int, draft: Draft, slot: int = 0) -> Query:
-    sampler = replace(Sampler(), num_prompt_tokens=min(length, _NUM_PROMPT))
+def _query(
+    text: Tokens, length: int, draft: Draft, slot: int = 0, num_prompt: int = _NUM_PROMPT
+) -> Query:
+    sampler = replace(Sampler(), num_prompt_tokens=min(length, num_prompt))
     return Query(slot, text[:length], draft, sampler)
 
 
 def _scored(
-    target: LlamaTarget | LlamaPadded, text: Tokens, length: int, draft: Draft, *beside: Query
+    target: LlamaTarget,
+    text: Tokens,
+    length: int,
+    draft: Draft,
+    *beside: Query,
+    num_prompt: int = _NUM_PROMPT,
 ) -> list[Row]:
-    scores = target.score([_query(text, length, draft), *beside])[0]
+    scores = target.score([_query(text, length, draft, num_prompt=num_prompt), *beside])[0]
     assert isinstance(scores, LlamaScores)
     return [row.copy() for row in scores.rows]
 
 
-def _chains(target: LlamaTarget | LlamaPadded, text: Tokens, width: int) -> _Rows:
+def _chains(target: LlamaTarget, text: Tokens, width: int) -> _Rows:
     """Rows of a text whose every draft is right, so many tokens at once."""
     found: _Rows = {}
     length = _NUM_PROMPT

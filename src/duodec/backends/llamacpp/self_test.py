@@ -23,6 +23,7 @@ from pathlib import Path
 from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp.native import PACKAGE, VERSION, cache_folder
 from duodec.errors import BackendUnavailable, warn
+from duodec.machine.processes import NO_GPU
 
 SWITCH, OFF = "DUODEC_KERNELS", "off"  # read when the library is loaded: whose kernels it uses
 CHECKED = "DUODEC_KERNELS_CHECKED"  # in the processes we start: the build that was checked
@@ -161,7 +162,7 @@ def _key(folder: Path) -> str:
 def _examine(switched: dict[str, str]) -> Examined:
     """What a process of its own finds in this environment. Raises BackendUnavailable."""
     command = [sys.executable, "-m", "duodec.backends.llamacpp.self_test_child"]
-    environment = {**os.environ, CHECKED: ANY, **switched}
+    environment = {**os.environ, **NO_GPU, CHECKED: ANY, **switched}
     try:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True,

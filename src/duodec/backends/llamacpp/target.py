@@ -22,13 +22,15 @@ class LlamaTarget(Target):
     """A llama.cpp model as a target, for the texts of ``num_slots`` slots; its scores hold until
     the next `launch` or `score`.
 
-    A recurrent model scores chains, and so does one on a device with ``num_rows`` rows in each
-    forward pass. Any other model scores trees, and where there are several slots, chains of all of
-    them in one forward pass: in one cache, the branches of several texts fill each other's holes,
-    and attention then sums in another order, so that bits would depend on the other requests. So a
-    request that is alone is scored as trees, and so is one whose method needs branches, in a
-    context of its slot's own, which is opened when it is first needed. ``pass_rows`` are as of
-    `LlamaChains`. ``most_threads`` tells how many threads may compute now, if that changes.
+    A recurrent model scores chains, and so does one on a device, with ``num_rows`` rows of each
+    text in every forward pass; 0 on a CPU, where a pass has as many as are wanted. Any other model
+    scores trees, and where there are several slots, chains of all of them in one forward pass: in
+    one cache, the branches of several texts fill each other's holes, and attention then sums in
+    another order, so that bits would depend on the other requests. So a request that is alone is
+    scored as trees, and so is one whose method needs branches, in a context of its slot's own,
+    which is opened when it is first needed. ``is_width_exact``: no bit depends on what is drafted;
+    on a device each text has passes of its own for that. ``most_threads`` tells how many threads
+    may compute now, if that changes.
     """
 
     def __init__(
@@ -38,9 +40,8 @@ class LlamaTarget(Target):
         num_context: int,
         num_threads: int,
         num_slots: int = 1,
-        num_rows: int | None = None,
+        num_rows: int = 0,
         is_width_exact: bool = True,
-        pass_rows: int = 1,
         most_threads: Callable[[], int] | None = None,
     ) -> None:
         """Raises BadOption and ModelUnreadable."""
@@ -60,16 +61,18 @@ class LlamaTarget(Target):
                 self._chains = LlamaRecurrent(
                     model, is_width_exact=is_width_exact, on_chunk=self._look_up, **options
                 )
-            elif num_rows:
+            elif num_rows and is_width_exact:
                 self._chains = LlamaPadded(
                     model, num_rows=num_rows, on_chunk=self._look_up, **options
+                )
+            elif num_rows:
+                self._chains = LlamaChains(
+                    model, num_rows=num_rows, is_width_exact=False, **options
                 )
             else:
                 self._open_trees(0)
                 if num_slots > 1:
-                    self._chains = LlamaChains(
-                        model, is_width_exact=is_width_exact, pass_rows=pass_rows, **options
-                    )
+                    self._chains = LlamaChains(model, is_width_exact=is_width_exact, **options)
             # what a recurrent model can do is tried now, before there are texts
             only_chains = replace(self.traits, has_branches=False)
             self._caches = TargetCache(0, self.traits), TargetCache(_CHAINS, only_chains)

@@ -3,8 +3,8 @@
 tree            as many rows as a draft has, trees of up to 80 tokens
 chain           the same, but the first chain of a draft only
 torch           trees, in passes of 32 rows: a wider one takes several (torch:64: of 64)
-llama.cpp       what llama.cpp on a device chooses for the curve: chains in passes of one number
-                of rows where padding is cheap, else trees of as many rows (llama.cpp:8: of 8)
+llama.cpp       chains in passes of as many rows as llama.cpp on a device chooses for the curve
+                (llama.cpp:8: of 8)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Shape:
         if name == "torch":
             return cls(text, int(rows or TORCH_ROWS), draws_on_device=True)
         num_rows = int(rows) if rows else RowChoice.of(_seconds(curve)).num_rows
-        return cls(text, num_rows, has_branches=num_rows is None)
+        return cls(text, num_rows, has_branches=False)
 
     def cut(self, draft: Draft) -> Draft:
         """What of a draft is scored."""
@@ -80,4 +80,4 @@ TREE = Shape("tree")
 
 
 def _seconds(curve: CostCurve) -> dict[int, float]:
-    return {n: curve.seconds(n) for n in (1, *WIDTHS)}
+    return {n: curve.seconds(n) for n in WIDTHS}

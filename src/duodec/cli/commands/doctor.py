@@ -123,7 +123,7 @@ def _examine(resolved: ResolvedPair, wait_s: float) -> tuple[list[Check], Speed 
                 found.append(pair.NO_DRAFT)
             plan = core_plan(resolved, target)
             found += _check_use(resolved, target, draft, plan)
-            found += _check_rows(target, plan)
+            found += _check_rows(target, plan, is_fast=resolved.config.fast)
             if any(check.verdict == "fail" for check in found):
                 return found, None
             speed = _check_payoff(resolved, target, plan, found, wait_s)
@@ -195,7 +195,7 @@ def _check_use(
     ]
 
 
-def _check_rows(target: LoadedTarget, plan: CorePlan) -> list[Check]:
+def _check_rows(target: LoadedTarget, plan: CorePlan, *, is_fast: bool) -> list[Check]:
     """Whether drafts change a row's bits, tried where a device computes a GGUF target. Raises
     ModelUnreadable and ComputeFailed."""
     from duodec.backends.llamacpp.model import LlamaModel
@@ -205,9 +205,14 @@ def _check_rows(target: LoadedTarget, plan: CorePlan) -> list[Check]:
     model = target.model
     if not isinstance(model, LlamaModel) or target.placement is Placement.CPU or model.is_recurrent:
         return []
-    num_rows = target.num_padded if target.num_padded > 1 else None
-    trial = try_rows(model, num_rows=num_rows, num_threads=plan.target_alone)
-    return [pair.check_rows(trial, num_rows)]
+    trial = try_rows(
+        model,
+        num_rows=target.num_padded,
+        num_threads=plan.target_alone,
+        is_width_exact=not is_fast,
+        num_context=target.num_context,
+    )
+    return [pair.check_rows(trial, target.num_padded, is_fast=is_fast)]
 
 
 def _open_target(resolved: ResolvedPair, found: list[Check], stack: ExitStack) -> LoadedTarget:

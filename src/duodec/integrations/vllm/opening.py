@@ -183,7 +183,6 @@ def open_drafter(settings: Settings, engine: Engine) -> OpenDrafter:
         cores=cores,
         num_threads=len(cores),
         env={
-            "CUDA_VISIBLE_DEVICES": "",  # a build with CUDA would take memory on every visible GPU
             "OMP_PROC_BIND": "false",  # it must not inherit vLLM's binding
             "KMP_AFFINITY": "disabled",
             "LD_PRELOAD": "",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from duodec.backends.drafter.channel import Failure
 from duodec.errors import BackendUnavailable
+from duodec.machine.processes import NO_GPU
 
 _TIMEOUT_S = 120.0
 _CODE = "from duodec.integrations.vllm.vocabulary import tell; tell()"
@@ -46,7 +47,7 @@ def draft_facts(path: Path) -> DraftFacts:
     try:
         told = subprocess.run(
             [sys.executable, "-c", _CODE, str(path), *sys.path],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": ""},
+            env={**os.environ, **NO_GPU, "LD_PRELOAD": ""},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_TIMEOUT_S,
