@@ -44,7 +44,6 @@ WHY_NOT = {
     "docker": "the same",
     "vllm serve": "vLLM is in an environment of its own: make test-vllm",
     "export VLLM_RAY": "for a cluster of Ray",
-    "export PATH": "of the shell of the reader",
     "ollama show": "another program",
     "curl": "asks a server that runs; tests/server asks the same",
 }
