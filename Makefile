@@ -8,7 +8,7 @@ BIN = .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help bench-aiperf setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all \
-	test-torch test-vllm test-gpu lint docs clean
+	test-torch test-vllm test-gpu lint docs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ lint: setup  ## check style and types
 
 docs: setup  ## build the documentation site into build/site, without network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+
+wheel: setup  ## build the sdist and the wheel into dist/, and try them in a clean environment
+	@$(BIN)/python scripts/release.py
 
 clean:  ## remove .venv, .venv-vllm, .venv-aiperf and every cache in this folder (models and wheels stay cached)
 	@rm -rf .venv .venv-vllm .venv-aiperf $(SOFTWARE) src/duodec/native/lib build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

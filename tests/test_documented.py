@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -39,7 +40,9 @@ RUN = {
 WHY_NOT = {
     "git clone": "the address is yet to be known",
     "cd duodec": "the folder of the clone",
-    "pip install": "installs into the environment that runs the tests; wheels are tested in CI",
+    "pipx install": "the same, into one of its own",
+    "uv tool install": "the same",
+    "pip install": "installs into the environment that runs the tests; make wheel tries it",
     "podman": "no container program where the tests run; the Containerfile is read below",
     "docker": "the same",
     "vllm serve": "vLLM is in an environment of its own: make test-vllm",
@@ -234,6 +237,27 @@ def test_the_examples_are_short_and_shown_whole() -> None:
         compile(file.read_text("utf-8"), file.name, "exec")
     for file in (ROOT / "examples").glob("*.sh"):
         assert subprocess.run(["sh", "-n", str(file)], check=False).returncode == 0
+
+
+def test_the_address_of_the_repository_is_one_setting() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 has it")
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    address = urls.get("Repository", "<the address of this repository>")
+    cloned = [
+        line for page in PAGES for line in page.read_text().splitlines() if "git clone" in line
+    ]
+    ours = [line.strip() for line in cloned if line.endswith(" duodec")]
+    assert len(ours) > 2
+    assert set(ours) == {f"git clone {address} duodec"}
+
+
+def test_every_file_names_one_version() -> None:
+    spec = importlib.util.spec_from_file_location("release", ROOT / "scripts" / "release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    release = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(release)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", release.the_version())
 
 
 def test_the_container_installs_what_exists() -> None:

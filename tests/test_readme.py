@@ -28,10 +28,28 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_first_screen_names_no_methods_and_how_to_begin() -> None:
     words = README.read_text("utf-8")
-    first = words.partition("## How do I use")[0]
+    first = words.partition("## Your model")[0]
+    assert first != words
     for needed in ("git clone", "make demo", "pip install", "duodec setup", "--gpu cuda"):
         assert needed in first
     named = [m for m in ("lookahead", "PEARL", "recycling", "suffix", "REST") if m in first]
     assert not named, "methods come after something ran"
     for asked in ("4090", "Ollama", "vLLM", "Open WebUI"):
         assert asked in words
+
+
+def test_the_readme_is_read_in_a_minute_and_shows_a_run_and_what_was_measured() -> None:
+    words = README.read_text("utf-8")
+    assert len(words.splitlines()) < 120
+    assert len(re.findall(r"(?m)^\|(?:---\|)+$", words)) == 1, "one table"
+    assert re.search(r"(?m)^\$ make demo$", words)
+    assert "python -m benchmarks simulated" in words
+    assert "Never yet run on a GPU" in words
+
+
+def test_the_table_of_the_readme_is_that_of_measurements() -> None:
+    rows = re.findall(r"(?m)^\| (?:\*\*|[a-zA-Z]).*\|$", README.read_text("utf-8"))
+    measured = (ROOT / "docs" / "measurements.md").read_text("utf-8")
+    assert len(rows) > 4
+    for row in rows:
+        assert row in measured, row

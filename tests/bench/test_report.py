@@ -16,10 +16,12 @@ import pytest
 from fakes.runs import FORWARD_S, METHODS, TASKS, Change, run
 
 from duodec.bench.comparison import changes, compare
+from duodec.bench.figures.speed import words_and_colour
 from duodec.bench.measures import PairMeasures, measure
 from duodec.bench.report import write_comparison, write_report
 from duodec.bench.results import Generation, Results
 from duodec.bench.sentences import cautions, failures, verdict
+from duodec.bench.statistics import Ratio
 from duodec.bench.tables import cost_table, markdown, paper_table, task_tables
 from duodec.bench.timeline import timeline
 from duodec.cli import output
@@ -168,6 +170,52 @@ def test_no_method_is_called_faster_when_none_is() -> None:
     kept = [g for g in results.generations if g.method != "duo"]
     words = verdict(of(Results(kept, results.environment, results.settings)))
     assert "no method is measurably faster than ar" in words
+
+
+def rated(method: str, value: float, low: float, high: float, num_prompts: int) -> PairMeasures:
+    """The usual run, with this speed-up for one of its methods."""
+    measures = of(run())
+    ratio = Ratio(value, low, high, num_prompts)
+    cells = {
+        key: dataclasses.replace(cell, ratio=ratio) if cell.method == method else cell
+        for key, cell in measures.cells.items()
+    }
+    return dataclasses.replace(measures, cells=cells)
+
+
+def test_a_few_prompts_judge_no_method() -> None:
+    kept = [g for g in run().generations if g.method in ("ar", "duo")]
+    few = [g for g in kept if g.prompt_id.endswith(("-0", "-1")) and g.task == "qa"]
+    results = run()
+    measures = of(Results(few, results.environment, {**results.settings, "methods": ["ar", "duo"]}))
+    words = verdict(measures)
+    assert "no method is measurably faster" not in words
+    assert "over 2 prompts), too few to call a method faster or slower" in words
+    (_, duo) = markdown(paper_table(measures)).splitlines()[-2:]
+    assert "faster" not in duo
+
+
+def test_a_method_that_is_faster_is_named_beside_one_that_only_reads_so() -> None:
+    words = verdict(rated("slow", 9.0, 0.9, 20.0, 12))
+    assert "duo decodes at 2." in words
+    assert "no method" not in words
+    words = verdict(rated("slow", 9.0, 5.0, 20.0, 4))
+    assert "duo decodes at 2." in words, "four prompts judge nothing"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"),
+    [
+        (Ratio(2.0, 1.5, 2.5, 12), "+ 2.00"),
+        (Ratio(0.5, 0.4, 0.6, 12), "\u2212 0.50"),
+        (Ratio(1.2, 0.9, 1.4, 12), "= 1.20"),
+        (Ratio(1.002, 1.001, 1.003, 12), "= 1.00"),
+        (Ratio(2.1, 1.17, 4.43, 4), "2.10"),
+        (Ratio(2.1, None, None, 1), "2.10"),
+    ],
+)
+def test_a_sign_means_what_the_legend_says(ratio: Ratio, shown: str) -> None:
+    assert words_and_colour(ratio)[0] == shown
 
 
 def test_a_run_of_the_baseline_alone_has_a_verdict_too(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def written(stream: Terminal, step: int) -> str:
     """What stays on the terminal: lines that were drawn over do not."""
     writer = MarkdownWriter(stream)
     for at in range(0, len(TEXT), step):
-        writer.write([Segment(TEXT[at : at + step], False)])
+        writer.write([Segment(TEXT[at : at + step], None)])
     writer.end()
     screen: list[str] = [""]
     row = 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.chat.template import render
-from duodec.core.events import Segment
+from duodec.core.events import Segment, Source
 from duodec.core.text import TextStream
 from duodec.errors import BadOption
 from duodec.llm import LLM
@@ -27,7 +27,7 @@ def run(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> tuple[TextStream, 
     text = stream(pieces, stop)
     given = []
     for token in range(len(pieces)):
-        given.append("".join(s.text for s in text.push(token, is_drafted=False)))
+        given.append("".join(s.text for s in text.push(token, None)))
         if text.is_stopped:
             break
     given.append("".join(s.text for s in text.finish()))
@@ -103,28 +103,28 @@ def test_a_stop_string_inside_a_character_of_several_tokens() -> None:
 def test_nothing_comes_after_the_stop() -> None:
     pieces = [b"a.", b"b", b"."]
     text = stream(pieces, ["."])
-    assert text.push(0, is_drafted=True) == [Segment("a", True)]
+    assert text.push(0, "draft model") == [Segment("a", "draft model")]
     assert text.is_stopped
-    assert text.push(1, is_drafted=True) == []
+    assert text.push(1, "draft model") == []
     assert text.finish() == []
     assert text.text == "a"
 
 
-def test_segments_keep_whether_they_were_drafted() -> None:
+def test_segments_keep_what_proposed_them() -> None:
     pieces = [b"on", b"e E", b"N", b"T", "ü".encode()[:1], "ü".encode()[1:], b"E"]
     text = stream(pieces, ["END"])
-    flags = [True, False, True, False, True, False, True]
-    given = [text.push(token, is_drafted=flag) for token, flag in enumerate(flags)]
+    by: list[Source | None] = ["draft model", None] * 3 + ["draft model"]
+    given = [text.push(token, source) for token, source in enumerate(by)]
     assert given == [
-        [Segment("on", True)],
-        [Segment("e ", False)],
+        [Segment("on", "draft model")],
+        [Segment("e ", None)],
         [],
-        [Segment("E", False), Segment("N", True), Segment("T", False)],
+        [Segment("E", None), Segment("N", "draft model"), Segment("T", None)],
         [],
-        [Segment("ü", False)],  # a character is of the token that made it whole
+        [Segment("ü", None)],  # a character is of the token that made it whole
         [],
     ]
-    assert text.finish() == [Segment("E", True)]
+    assert text.finish() == [Segment("E", "draft model")]
 
 
 alphabet = st.sampled_from(["a", "b", "c", "é", "€", "🙂"])
@@ -162,7 +162,7 @@ def test_nothing_is_held_that_cannot_begin_a_stop_string(text: str, stop: list[s
     decoder = codecs.getincrementaldecoder("utf-8")()
     whole = ""
     for token, piece in enumerate(pieces):
-        found.push(token, is_drafted=False)
+        found.push(token, None)
         whole += decoder.decode(piece)
         if found.is_stopped:
             return

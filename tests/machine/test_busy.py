@@ -163,26 +163,54 @@ def test_a_flawed_profile_that_was_kept_is_not_used(
     assert Profile.read("key") is None
 
 
-class Quiet:
-    num_cores = 0.0
+@dataclass(frozen=True)
+class Load:
+    num_cores: float
 
 
-class Noisy:
-    num_cores = 1.2
+WILD = (0.410, 0.078)  # seconds of no draft tokens, and of three: that cannot be
+
+
+def curve(context: int, seconds: tuple[float, float] = (0.01, 0.02)) -> Profile:
+    """What one measurement of a context found."""
+    pairs = zip((0, 3), seconds, strict=True)
+    forwards = tuple(Forward(context, width, seconds_, None) for width, seconds_ in pairs)
+    return Profile("key", "t", None, forwards, ())
+
+
+def measure_soundly(
+    monkeypatch: pytest.MonkeyPatch, measured: list[Profile], busy_cores: list[float]
+) -> tuple[Profile, Profile, str | None]:
+    """Measure, with these results and this load of other programs, one of each a measurement."""
+    results, loads = iter(measured), iter(busy_cores)
+    monkeypatch.setattr(profiling, "measure", lambda *_: next(results))
+    monkeypatch.setattr(profiling, "OtherPrograms", lambda: Load(next(loads)))
+    return profiling.measure_soundly(None, "key", ("t", None))  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    wild = replace(SOUND, forwards=(Forward(64, 0, 0.410, None), Forward(64, 3, 0.078, None)))
-    results = [wild, SOUND]
-    monkeypatch.setattr(profiling, "measure", lambda *_: results.pop(0))
-    monkeypatch.setattr(profiling, "OtherPrograms", Quiet)
-    assert profiling.measure_soundly(None, "key", ("t", None)) == (SOUND, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(profiling, "measure", lambda *_: wild)
-    assert profiling.measure_soundly(None, "key", ("t", None))[1] == wild.flaw  # type: ignore[arg-type]
-    monkeypatch.setattr(profiling, "measure", lambda *_: SOUND)
-    monkeypatch.setattr(profiling, "OtherPrograms", Noisy)
-    flaw = profiling.measure_soundly(None, "key", ("t", None))[1]  # type: ignore[arg-type]
-    assert flaw == "other programs kept 1.2 of these cores busy"
+    short, long = curve(64), curve(512)
+    both = short.with_curves(long)
+    assert measure_soundly(monkeypatch, [curve(64, WILD), short, long], [0] * 3) == (
+        both, both, None,
+    )  # fmt: skip
+    found, held, flaw = measure_soundly(monkeypatch, [short, *[curve(512, WILD)] * 2], [0] * 3)
+    assert held == short
+    assert found == short.with_curves(curve(512, WILD))
+    assert flaw == curve(512, WILD).flaw
+
+
+def test_a_context_that_other_programs_disturbed_is_measured_again_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short, long = curve(64), curve(512)
+    assert measure_soundly(monkeypatch, [short, long, long], [0, 1.2, 0])[1:] == (
+        short.with_curves(long), None,
+    )  # fmt: skip
+    found, held, flaw = measure_soundly(monkeypatch, [short, long, long], [0, 1.2, 1.3])
+    assert held == short, "it took a minute, and is right"
+    assert found == short.with_curves(long)
+    assert flaw == "other programs kept 1.3 of these cores busy"
 
 
 @pytest.fixture
@@ -198,7 +226,8 @@ def profiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_flawed_profile_is_shown_and_not_kept(
     profiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (SOUND, "it cannot be"))
+    nothing = replace(SOUND, forwards=(), steps=())
+    monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (SOUND, nothing, "it cannot be"))
     assert run(["profile", "-m", "smollm2-draft", "--draft", "none"]) == 3
     shown = capsys.readouterr()
     assert "not kept: it cannot be; measure again on a quiet machine" in shown.err
@@ -212,7 +241,7 @@ def test_what_held_of_a_flawed_profile_is_kept(
 ) -> None:
     wild = (Forward(512, 0, 0.410, None), Forward(512, 3, 0.078, None))
     part = replace(SOUND, forwards=(*SOUND.forwards, *wild))
-    monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (part, part.flaw))
+    monkeypatch.setattr(profiling, "measure_soundly", lambda *_: (part, SOUND, part.flaw))
     assert run(["profile", "-m", "smollm2-draft", "--draft", "none"]) == 0
     assert "the other contexts are kept: a forward pass of 0 draft" in capsys.readouterr().err
     assert Profile.read("key") == SOUND

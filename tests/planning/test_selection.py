@@ -112,6 +112,16 @@ def test_a_source_that_stays_behind_is_asked_no_more() -> None:
     assert set(paths(selected(own, other))) == {(1,), (1, 2), (7,), (7, 8)}  # type: ignore[arg-type]
 
 
+def test_the_draft_model_proposed_the_first_tokens_of_a_path() -> None:
+    tree = CandidateTree()
+    tree.expand(ROOT, [1], [0.5])
+    tree.expand(0, [2], [0.5])
+    own = TreeSource(tree, Acceptance())
+    tree.expand(1, [3], [0.5])  # too late for what was selected
+    lengths = [own.num_along(path) for path in ((), (1,), (1, 2), (1, 2, 3), (1, 9, 2), (9,))]
+    assert lengths == [0, 1, 2, 2, 1, 0]
+
+
 # --- what verdicts teach
 
 

@@ -42,7 +42,7 @@ def feed_of(num: int = 1, timeout_s: float = LONG_S, interval_s: float = 0.0) ->
 
 
 def piece(text: str, num_tokens: int = 1) -> Piece:
-    return Piece(Delta((Segment(text, is_drafted=False),)), counts=Counts(num_tokens))
+    return Piece(Delta((Segment(text, None),)), counts=Counts(num_tokens))
 
 
 DONE = Done(cast(Finished, None), "ar", 0, (), 0, 0.0, 0.0)

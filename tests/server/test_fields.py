@@ -17,6 +17,7 @@ from fakes.tags import Tags, random_model
 
 from duodec.backends.llguidance import Masks
 from duodec.core.grammar import Grammar
+from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 from duodec.server.api.formats.gbnf import in_lark
 
@@ -259,6 +260,23 @@ def test_what_are_no_rules_is_refused_with_a_reason(rules: str) -> None:
     with pytest.raises((ValueError, BadOption)) as refused:
         Masks(Bytes()).mask(Grammar("lark", in_lark(rules)))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_operator_chooses_the_sampling_of_who_names_none(path: str) -> None:
+    def tokens(server: Running, **fields: Any) -> str:
+        body = {**PATHS[path], "max_tokens": 12, "seed": 7, "ignore_eos": True, **fields}
+        response = server.post(path, body)
+        assert response.status_code == 200, response.text
+        return json.dumps(response.json()["choices"])
+
+    engine = random_model(Tags(TEMPLATE))
+    with running(engine) as server:
+        greedy, sampled = tokens(server), tokens(server, temperature=1.5)
+    with running(engine, sampling=SamplingParams(temperature=1.5)) as hot:
+        assert tokens(hot) == tokens(hot, temperature=None) == sampled
+        assert tokens(hot, temperature=0) == greedy != sampled
+        assert hot.post("/tokenize", {"content": "a"}).status_code == 200
 
 
 def test_the_docs_list_every_field() -> None:

@@ -739,3 +739,35 @@ def test_the_published_rule_tells_logprobs(server: Running) -> None:
     choice = server.chat(logprobs=True, speculation=method).json()["choices"][0]
     told = "".join(entry["token"] for entry in choice["logprobs"]["content"])
     assert told == choice["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("method", "known"),
+    [
+        ("ar", {None}),
+        ("sps:2", {None, "draft model"}),
+        ("duo", {None, "draft model"}),
+        ("recycling", {None, "earlier text"}),
+        ("stream", {None, "draft model", "earlier text"}),
+    ],
+)
+def test_a_stream_says_what_proposed_its_tokens(
+    server: Running, method: str, known: set[str | None]
+) -> None:
+    name, _, most = method.partition(":")
+    wanted = {"method": name, "show_drafted": True, **({"max_draft": int(most)} if most else {})}
+    chunks = events(
+        server.chat(
+            stream=True, max_tokens=200, speculation=wanted, stream_options={"include_usage": True}
+        ).text
+    )
+    segments = [one for chunk in chunks for choice in chunk["choices"][:1]
+                for one in choice.get("segments", ())]  # fmt: skip
+    assert {one["source"] for one in segments} == known
+    assert all(one["is_drafted"] is (one["source"] is not None) for one in segments)
+    timings = chunks[-1]["timings"]
+    by_model = sum(one["source"] == "draft model" for one in segments)  # letters: a token each
+    assert timings["draft_n_accepted_from_model"] == by_model
+    assert timings["draft_n_accepted"] == sum(one["is_drafted"] for one in segments)
+    plain_ms = timings["plain_ms"]
+    assert plain_ms > 0 if method == "ar" else plain_ms is None or plain_ms > 0

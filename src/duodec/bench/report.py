@@ -17,6 +17,7 @@ from duodec.bench.measures import PairMeasures, measure
 from duodec.bench.pairs import generations_of
 from duodec.bench.results import RESULTS, Results
 from duodec.bench.sentences import cautions, failures, verdict
+from duodec.bench.statistics import FEWEST_FOR_A_MARK
 from duodec.bench.tables import cost_table, paper_table, task_tables
 from duodec.bench.timeline import timeline
 from duodec.machine.files import replacing
@@ -34,6 +35,7 @@ def write_report(results: Results, path: Path, *, raw: str = RESULTS) -> None:
         results=results,
         sections=[_section(results, i, m) for i, m in enumerate(measure(results))],
         cautions=cautions(results),
+        fewest=FEWEST_FOR_A_MARK,
         failures=failed[:_MOST_FAILURES],
         num_more_failures=len(failed[_MOST_FAILURES:]),
         headline=headline(results),

@@ -8,7 +8,7 @@ from itertools import groupby
 from duodec.bench.measures import PairMeasures, measure
 from duodec.bench.pairs import generations_of, ratio_to, succeeded
 from duodec.bench.results import Generation, Results
-from duodec.bench.statistics import Ratio, slow_outliers
+from duodec.bench.statistics import FEWEST_FOR_A_MARK, Ratio, slow_outliers
 
 _IDLE_LOAD = 0.5  # cores
 _FEW_PROMPTS = 10
@@ -24,18 +24,28 @@ TEST_BEDS = {
 
 
 def verdict(measures: PairMeasures) -> str:
-    """One sentence: the fastest method, by how much, and which ones lose."""
+    """One sentence: the fastest method that enough prompts have judged, by how much, and which ones
+    lose."""
     plain, others = measures.baseline, _others(measures)
     bed = " and ".join(TEST_BEDS[bed] for bed in measures.test_beds if bed in TEST_BEDS)
     head = f"On {bed}, " if bed else ""
     ratios = {m: ratio for m in others if (ratio := measures.of(m).ratio)}
     if not ratios:
         return f"{head}no measurement can be compared with {plain}."
-    best, ratio = max(ratios.items(), key=lambda item: item[1].value)
+    judged = {m: ratio for m, ratio in ratios.items() if ratio.is_conclusive}
+    best, ratio = max(
+        (judged or ratios).items(), key=lambda item: (item[1].is_faster, item[1].value)
+    )
     prompts = count(ratio.num_prompts, "prompt")
     figures = f"{interval_words(ratio)}, over {prompts}"
-    if ratio.is_faster:
-        rank = f", the fastest of {len(ratios)} methods," if len(ratios) > 1 else ""
+    if not judged:
+        words = (
+            f"{best} decoded at {ratio.value:.2f} times the speed of {plain} ({figures}), too few "
+            f"to call a method faster or slower; measure {FEWEST_FOR_A_MARK} prompts or more"
+        )
+    elif ratio.is_faster:
+        is_first = ratio.value == max(other.value for other in ratios.values())
+        rank = f", the fastest of {len(ratios)} methods," if len(ratios) > 1 and is_first else ""
         words = f"{best}{rank} decodes at {ratio.value:.2f} times the speed of {plain} ({figures})"
     else:
         words = (

@@ -17,7 +17,7 @@ _RESAMPLES = 2000
 _OUTLIER_DEVIATIONS = 5.0
 _OUTLIER_SHARE = 0.25  # of the median: less is not reported, however small the spread
 _FEWEST_FOR_OUTLIERS = 5
-FEWEST_FOR_A_MARK = 5  # prompts: the interval of fewer is too narrow, and nothing is concluded
+FEWEST_FOR_A_MARK = 5  # prompts: the interval of fewer is too narrow to conclude from
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,15 @@ class Ratio:
 
     @property
     def is_slower(self) -> bool:
-        return self._is_conclusive and self.high is not None and self.high < 1
+        return self.is_conclusive and self.high is not None and self.high < 1
 
     @property
     def is_faster(self) -> bool:
-        return self._is_conclusive and self.low is not None and self.low > 1
+        return self.is_conclusive and self.low is not None and self.low > 1
 
     @property
-    def _is_conclusive(self) -> bool:
+    def is_conclusive(self) -> bool:
+        """Whether prompts suffice to call it faster or slower, or to say that it is neither."""
         return self.num_prompts >= FEWEST_FOR_A_MARK
 
 

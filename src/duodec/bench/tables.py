@@ -13,14 +13,15 @@ from duodec.bench.measures import Measures, PairMeasures
 from duodec.bench.statistics import FEWEST_FOR_A_MARK, Ratio
 
 ALL = "all tasks"
+SLOWER = "slower"
 LEGEND = (
-    "slower: the 95% interval of the ratio lies below 1; nothing is marked below "
-    f"{FEWEST_FOR_A_MARK} prompts"
+    f"{SLOWER}: {FEWEST_FOR_A_MARK} prompts or more, a 95% interval below 1, and a figure that "
+    "does not read 1.00"
 )
 UNITS = (
     "tok/s: tokens after a completion's first, over their seconds, summed over completions",
-    "ratio: tok/s over the baseline's on the same prompts; its interval resamples prompts",
-    "tokens a pass: tokens of the completion for each forward pass of the target, its own included",
+    "speed-up: tok/s over the baseline's on the same prompts; its interval resamples prompts",
+    "mean accepted length: tokens for each forward pass of the target, its own one included",
     "TTFT: from the request to its first token, median; ms a token: the mean gap after it",
     "gap p95: 95% of the gaps between two arrivals of text are shorter",
     "overlap: share of the target's computing time during which the drafter computes",
@@ -61,14 +62,14 @@ class Column:
 
 
 def paper_table(measures: PairMeasures) -> Table:
-    """Methods by tasks, in each cell the speed-up and the tokens a forward pass."""
+    """Methods by tasks, in each cell the speed-up and the mean accepted length."""
     tasks = (*measures.tasks, None)
     rows = [
         (Cell(method), *(_paper_cell(measures.of(method, task)) for task in tasks))
         for method in measures.methods
     ]
     return Table(
-        f"Speed over {measures.baseline}'s / tokens a forward pass",
+        f"Speed-up over {measures.baseline} / mean accepted length",
         ("method", *measures.tasks, ALL),
         tuple(rows),
     )
@@ -78,8 +79,8 @@ def task_tables(measures: PairMeasures) -> list[Table]:
     """The figures of all tasks together, then those of each."""
     columns = (
         Column("tok/s", lambda m: _number(m.tokens_per_second, 1), "no completion had two rounds"),
-        Column(f"to {measures.baseline} (95%)", _ratio, f"{measures.baseline} is missing"),
-        Column("tokens a pass", lambda m: _number(m.mean_accepted, 2), "no completion"),
+        Column("speed-up (95%)", _ratio, f"{measures.baseline} is missing"),
+        Column("mean accepted length", lambda m: _number(m.mean_accepted, 2), "no completion"),
         Column("TTFT ms", lambda m: _ms(m.ttft_s), "no completion"),
         Column("ms a token", lambda m: _ms(m.token_latency_s), "no completion had two rounds"),
         Column("gap p95 ms", lambda m: _ms(m.gap_p95_s), "no completion had two rounds"),
@@ -153,10 +154,11 @@ def ratio_cell(ratio: Ratio | None, detail: str = "") -> Cell:
 
 
 def mark_of(ratio: Ratio) -> str:
-    """slower or faster, if the interval excludes 1 and the figure does not read 1.00; else ""."""
+    """slower or faster, if prompts suffice, the interval excludes 1 and the figure does not read
+    1.00; else ""."""
     if f"{ratio.value:.2f}" == "1.00":
         return ""
-    return "slower" if ratio.is_slower else "faster" if ratio.is_faster else ""
+    return SLOWER if ratio.is_slower else "faster" if ratio.is_faster else ""
 
 
 def interval_of(ratio: Ratio) -> str:
@@ -229,7 +231,7 @@ def _failed(measures: Measures) -> Cell:
 
 
 def _markdown_cell(cell: Cell) -> str:
-    mark = f"**{cell.mark}**" if cell.mark in ("slower", "failed") else ""
+    mark = f"**{cell.mark}**" if cell.mark in (SLOWER, "failed") else ""
     separator = " / " if cell.detail and not cell.detail.startswith("(") else " "
     words = f"{escaped(cell.text)}{separator if cell.detail else ''}{escaped(cell.detail)}"
     return f"{words} {mark}".rstrip()

@@ -50,8 +50,7 @@ _NEEDLESS = {  # what they switch on is so here; by the command that knows them
     "run": "--jinja -cnv --conversation",
 }
 _SAMPLING = {
-    "temperature": "it is 0, greedy", "top-p": "it is off", "top-k": "it is off",
-    "min-p": "it is off", "seed": "it is random", "max-tokens": "the context bounds it",
+    "seed": "it is random", "max-tokens": "the context bounds it",
 }  # fmt: skip
 _REFUSED = _each({
     "how much is drafted follows from what pays; --method sps:4 drafts chains of 4":

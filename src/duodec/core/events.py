@@ -23,12 +23,21 @@ class Started:
     num_prompt_tokens: int
 
 
+Source = Literal["draft model", "earlier text"]
+"""What proposed a draft token: the draft model, whatever else did too; or earlier text alone: this
+one, completions before it, rows that the target has scored, a datastore."""
+
+
 @dataclass(frozen=True)
 class Segment:
     """Text whose last token was drafted (and accepted), or was the target's own."""
 
     text: str
-    is_drafted: bool
+    source: Source | None  # None: it is the target's own
+
+    @property
+    def is_drafted(self) -> bool:
+        return self.source is not None
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ class Round:
     end_s: float
     draft_wait_s: float = 0.0  # waiting for the drafter before it
     overlap_s: float = 0.0  # of it, during which the drafter was at work
+    num_from_model: int = 0  # of the accepted tokens, the first ones: the draft model proposed them
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Stats:
     @property
     def num_accepted_tokens(self) -> int:
         return sum(r.num_accepted for r in self.rounds)
+
+    @property
+    def num_from_model(self) -> int:
+        """Accepted tokens that the draft model proposed; the others came from earlier text."""
+        return sum(r.num_from_model for r in self.rounds)
 
     @property
     def mean_accepted(self) -> float:

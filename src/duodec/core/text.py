@@ -6,7 +6,7 @@ import codecs
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from duodec.core.events import Segment
+from duodec.core.events import Segment, Source
 
 
 class TextStream:
@@ -37,23 +37,23 @@ class TextStream:
         """Whether there are stop strings to look for."""
         return bool(self._stop)
 
-    def push(self, token: int, *, is_drafted: bool) -> list[Segment]:
-        """Text that is certain after one more token."""
+    def push(self, token: int, source: Source | None) -> list[Segment]:
+        """Text that is certain after one more token, which that proposed."""
         text = self._decoder.decode(self._piece(token))
         self._num_decoded += len(text)
         has_more = bool(self._decoder.getstate()[0])  # of a character that is not complete
         self._ends.append(self._num_decoded + has_more)
-        self._hold(text, is_drafted)
+        self._hold(text, source)
         return self._release(is_last=False)
 
     def finish(self) -> list[Segment]:
         """The text held back, at the end of the completion."""
-        self._hold(self._decoder.decode(b"", final=True), is_drafted=False)
+        self._hold(self._decoder.decode(b"", final=True), None)
         return self._release(is_last=True)
 
-    def _hold(self, text: str, is_drafted: bool) -> None:
+    def _hold(self, text: str, source: Source | None) -> None:
         if text and not self.is_stopped:
-            self._held.append(Segment(text, is_drafted))
+            self._held.append(Segment(text, source))
 
     def _release(self, *, is_last: bool) -> list[Segment]:
         held = "".join(segment.text for segment in self._held)
@@ -68,9 +68,9 @@ class TextStream:
             now, later = segment.text[:length], segment.text[length:]
             length -= len(now)
             if now:
-                released.append(Segment(now, segment.is_drafted))
+                released.append(Segment(now, segment.source))
             if later:
-                rest.append(Segment(later, segment.is_drafted))
+                rest.append(Segment(later, segment.source))
         self._held = [] if self.is_stopped else rest
         self.text += "".join(segment.text for segment in released)
         while self._ends and self._ends[0] <= len(self.text):

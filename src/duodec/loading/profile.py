@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -39,7 +39,7 @@ _STEPS, _STEPS_WAIT_S = 8, 20.0
 _SWEPT_LEAVES = 4
 _ENOUGH = 1.05  # of the fastest step: more threads are not worth their cores
 ATTENTION_TEXTS, ATTENTION_LEAVES = (64, 1024), (1, 4, 8)
-_TRIES = 2  # for the whole measurement
+_TRIES = 2  # for a context
 _PLAUSIBLE, _PLAUSIBLE_S = 1.5, 1e-3  # by which less work may seem to take longer: noise
 _AS_MANY = 3  # observations that one measured median counts as
 
@@ -151,6 +151,12 @@ class Profile:
                         )
         return None
 
+    def with_curves(self, other: Profile) -> Profile:
+        """This profile, with the curves of another one of the same pair, too."""
+        return replace(
+            self, forwards=self.forwards + other.forwards, steps=self.steps + other.steps
+        )
+
     def costs(self, *, is_drafting: bool) -> Costs:
         """The planner's initial costs; ``is_drafting``: the drafter will work in parallel."""
         costs = Costs()
@@ -201,11 +207,12 @@ def measure(
     key: str,
     names: tuple[str, str | None],
     on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
+    contexts: Sequence[int] = CONTEXTS,
 ) -> Profile:
     """Measure a pair. Takes a minute at most for models that suit the machine."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, pair.tokenizer.num_vocab, max(CONTEXTS) + 1).astype(np.int32)
-    contexts = [context for context in CONTEXTS if context + max(WIDTHS) < pair.num_context]
+    contexts = [context for context in contexts if context + max(WIDTHS) < pair.num_context]
     drafter = pair.drafter
     total = len(contexts) * (len(WIDTHS) + (len(LEAVES) if drafter else 0))
     forwards: list[Forward] = []
@@ -216,10 +223,10 @@ def measure(
             for leaves in LEAVES:
                 if (seconds := step_s(drafter, text, leaves)) is not None:
                     steps.append(Step(context, leaves, seconds))
-                on_progress("measuring", len(forwards) + len(steps), total)
+                on_progress(f"measuring, {context} tokens", len(forwards) + len(steps), total)
         for forward in _forwards(pair, text):
             forwards.append(forward)
-            on_progress("measuring", len(forwards) + len(steps), total)
+            on_progress(f"measuring, {context} tokens", len(forwards) + len(steps), total)
     return Profile(key, *names, tuple(forwards), tuple(steps))
 
 
@@ -228,17 +235,26 @@ def measure_soundly(
     key: str,
     names: tuple[str, str | None],
     on_progress: Callable[[str, int, int], None] = lambda words, done, total: None,
-) -> tuple[Profile, str | None]:
-    """`measure`, repeated if the result is implausible, and the flaw that remains, if any."""
-    for _ in range(_TRIES):
-        others = OtherPrograms()
-        found = measure(pair, key, names, on_progress)
-        flaw = found.flaw
-        if flaw is None and (num_cores := others.num_cores) >= NOTABLE:
-            flaw = f"other programs kept {num_cores:.1f} of these cores busy"
-        if flaw is None:
-            break
-    return found, flaw
+) -> tuple[Profile, Profile, str | None]:
+    """`measure` context by context, each again if it is implausible or other programs used the
+    cores: all that was measured, what of it held, and the first flaw of the rest, if any."""
+    found, held = Profile(key, *names, (), ()), Profile(key, *names, (), ())
+    flaw: str | None = None
+    for context in CONTEXTS:
+        for _ in range(_TRIES):
+            others = OtherPrograms()
+            part = measure(pair, key, names, on_progress, (context,))
+            why = part.flaw
+            is_measured = bool(part.forwards)  # it was not too long
+            if why is None and is_measured and (num_cores := others.num_cores) >= NOTABLE:
+                why = f"other programs kept {num_cores:.1f} of these cores busy"
+            if why is None:
+                held = held.with_curves(part)
+                break
+        else:
+            flaw = flaw or why
+        found = found.with_curves(part)
+    return found, held, flaw
 
 
 def _forwards(pair: Pair, text: Tokens) -> Iterator[Forward]:

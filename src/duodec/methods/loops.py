@@ -37,9 +37,10 @@ def serial(
     """
     request.prefill_ahead()
     while request.remaining:
-        draft = Draft()
+        draft, is_of_model = Draft(), False
         if request.num_rounds and request.room:
             proposed = propose(request)
+            is_of_model = not isinstance(proposed, Draft)
             draft = (
                 proposed if isinstance(proposed, Draft) else (yield from request.draft(proposed))
             )
@@ -47,7 +48,10 @@ def serial(
         text = request.text
         forward: Forward = yield Score(draft, num_candidates)
         verdict = verify(draft, forward.scores, rule(request))
-        request.commit(draft, verdict, forward, num_drafted=len(draft))
+        num_from_model = len(verdict.accepted) if is_of_model else 0
+        request.commit(
+            draft, verdict, forward, num_drafted=len(draft), num_from_model=num_from_model
+        )
         learn(text, draft, forward.scores)
 
 
@@ -82,7 +86,14 @@ def streaming(
         forward: Forward = yield Score(draft, NUM_CANDIDATES if can_pay else 0)
         verdict = verify(draft, forward.scores)
         overlap_s = offers.overlap_s()
-        done = request.commit(draft, verdict, forward, num_drafted=len(draft), overlap_s=overlap_s)
+        done = request.commit(
+            draft,
+            verdict,
+            forward,
+            num_drafted=len(draft),
+            num_from_model=offer.num_from_model(verdict.accepted),
+            overlap_s=overlap_s,
+        )
         seconds, begin_s = request.now() - begin_s, request.now()
         # the first round prefills the prompt, and what others forbid was not this request's choice
         if request.num_rounds > 1 and most != Sources.NONE and not request.is_contended:
@@ -121,6 +132,7 @@ def overlapped(request: Request, plan: Callable[[int], Plan]) -> Loop:
             tree,
             verdict,
             forward,
+            num_from_model=len(verdict.accepted),
             num_drafted=len(tree) - len(rest),  # what goes on in flight counts when it is judged
             overlap_s=ahead.read_s + ahead.draft_s,
         )

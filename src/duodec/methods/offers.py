@@ -39,6 +39,15 @@ class Offer:
     selection: Selection | None = None
     others: Sequence[Source] = ()
 
+    def num_from_model(self, tokens: Iterable[int]) -> int:
+        """The first of these tokens of the draft: those that the draft model proposed, whatever
+        else did, too. It knows nothing below a token that it did not propose."""
+        if self.selection is None:
+            return 0
+        own = self.selection.sources[0]
+        assert isinstance(own, TreeSource)
+        return own.num_along(tokens)
+
 
 class Offers:
     """Of one request. `best` and `launch` come before a forward pass, `land` after it."""

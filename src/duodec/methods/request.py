@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.events import FinishReason, Segment
+from duodec.core.events import FinishReason, Segment, Source
 from duodec.core.logprobs import Logprob, logprob
 from duodec.core.protocols import (
     Datastore,
@@ -251,12 +252,16 @@ class Request:
         forward: Forward,
         *,
         num_drafted: int,
+        num_from_model: int,
         overlap_s: float = 0.0,
     ) -> Round:
-        """Let the verdict's tokens join the text, up to its end; note the round."""
+        """Let the verdict's tokens join the text, up to its end; note the round. The draft model
+        proposed the first ``num_from_model`` of those accepted, earlier text the others."""
         tokens = verdict.tokens[: self.remaining]
         num_accepted = min(len(verdict.accepted), len(tokens))
-        tokens = self._until_end(tokens, num_accepted)
+        by: list[Source] = ["draft model"] * min(num_from_model, num_accepted)
+        by += ["earlier text"] * (num_accepted - len(by))
+        tokens = self._until_end(tokens, by)
         self._buffer[self._length : self._length + len(tokens)] = tokens
         self._length += len(tokens)
         if self.num_logprobs is not None:
@@ -271,14 +276,15 @@ class Request:
             end_s=forward.end_s,
             draft_wait_s=self._waited_s,
             overlap_s=min(overlap_s, forward.duration_s),
+            num_from_model=min(num_from_model, num_accepted, len(tokens)),
         )
         self._waited_s = 0.0
         self.rounds.append(done)
         return done
 
-    def _until_end(self, tokens: tuple[int, ...], num_accepted: int) -> tuple[int, ...]:
+    def _until_end(self, tokens: tuple[int, ...], by: Sequence[Source]) -> tuple[int, ...]:
         """The tokens up to the end of the completion; their text is made now if it may hold a stop
-        string, and later otherwise."""
+        string, and later otherwise. ``by``: what proposed the accepted ones."""
         spoken = tokens
         for end, token in enumerate(tokens):
             if self.is_end(token):
@@ -290,18 +296,18 @@ class Request:
         if stream is None:
             return tokens
         if not stream.can_stop:
-            self.defer(lambda: self._speak(stream, spoken, num_accepted))
+            self.defer(lambda: self._speak(stream, spoken, by))
             return tokens
         for i, token in enumerate(spoken):
-            self._speak(stream, (token,), num_accepted - i)
+            self._speak(stream, (token,), by[i : i + 1])
             if stream.is_stopped:
                 self.finish_reason = "stop"
                 return tokens[: i + 1]
         return tokens
 
-    def _speak(self, stream: TextStream, tokens: Sequence[int], num_accepted: int) -> None:
-        for i, token in enumerate(tokens):
-            self.segments += stream.push(token, is_drafted=i < num_accepted)
+    def _speak(self, stream: TextStream, tokens: Sequence[int], by: Sequence[Source]) -> None:
+        for token, source in zip_longest(tokens, by[: len(tokens)]):
+            self.segments += stream.push(token, source)
 
     def _add_logprobs(
         self, draft: Draft, verdict: Verdict, scores: Scores, tokens: Sequence[int]

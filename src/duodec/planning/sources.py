@@ -70,6 +70,16 @@ class TreeSource:
     def follow(self, state: int, token: int) -> None:
         return None  # it is not in the tree, or it would have been proposed
 
+    def num_along(self, tokens: Iterable[int]) -> int:
+        """How many of these tokens, from the first one on, lie along a path of it."""
+        num, node = 0, self.node
+        for token in tokens:
+            child = self.tree.child(node, token)
+            if child is None or child >= self.num_nodes:
+                break
+            num, node = num + 1, child
+        return num
+
     def observe(self, state: int, token: int) -> None: ...
 
 

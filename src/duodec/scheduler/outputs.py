@@ -17,14 +17,27 @@ class Counts:
     num_rounds: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_from_model: int = 0  # of those accepted
+    num_plain: int = 0  # forward passes without a draft, but for the first, which prefills
+    plain_sum_s: float = 0.0
 
     def plus(self, done: Round) -> Counts:
+        is_plain = self.num_rounds > 0 and not done.num_scored
         return Counts(
             self.num_tokens + len(done.tokens),
             self.num_rounds + 1,
             self.num_drafted + done.num_drafted,
             self.num_accepted + done.num_accepted,
+            self.num_from_model + done.num_from_model,
+            self.num_plain + is_plain,
+            self.plain_sum_s + is_plain * (done.end_s - done.start_s),
         )
+
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of a plain forward pass, as measured in this completion; None if there were
+        fewer than two."""
+        return self.plain_sum_s / self.num_plain if self.num_plain > 1 else None
 
 
 @dataclass(frozen=True)

@@ -287,7 +287,9 @@ class Service:
         model = self.models.get(self.named(name if isinstance(name, str) else None))
         if model is not None and items in ("messages", "input"):
             model.prompt_limits.check_number(body.get(items))
-        return await self.intake.run(validated, kind, body)
+        chosen = self.settings.defaults.items()
+        own = {n: v for n, v in chosen if n in kind.model_fields and body.get(n) is None}
+        return await self.intake.run(validated, kind, {**body, **own})
 
     @asynccontextmanager
     async def _leased(self, name: str | None) -> AsyncIterator[ModelLease]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from duodec.core.parameters import Parameter, check
+from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
 
 DEFAULT_PORT = 8000
+DEFAULTS = ("temperature", "top_k", "top_p", "min_p")  # that an operator may choose for clients
 _VISIBLE = re.compile(r"[!-~]+")
 
 
@@ -119,6 +122,9 @@ class Settings:
         ),
     ] = ()
     method: str | None = None  # where a request names none
+    sampling: SamplingParams = field(
+        default_factory=SamplingParams
+    )  # its `DEFAULTS`, where a request names none
     interval_s: float = 0.03  # between two events of a stream, whose text people read
     ping_s: float = 15.0  # silence after which a stream says that it lives
 
@@ -131,6 +137,13 @@ class Settings:
                 "an API key has characters that clients cannot send in a header; use letters, "
                 "digits and signs of ASCII, without blanks"
             )
+
+    @property
+    def defaults(self) -> Mapping[str, float]:
+        """The sampling that the operator chose for requests that name none."""
+        usual = SamplingParams()
+        chosen = {name: getattr(self.sampling, name) for name in DEFAULTS}
+        return {name: value for name, value in chosen.items() if value != getattr(usual, name)}
 
     @property
     def is_loopback(self) -> bool:

@@ -55,7 +55,7 @@ def _task_figure(
         axes.set_xlim(*limits)
         axes.set_ylim(len(methods) - 0.5, -0.5)
         for place, ratio in enumerate(ratios):
-            words, colour = _words_and_colour(ratio)
+            words, colour = words_and_colour(ratio)
             if ratio:
                 axes.barh(place, ratio.value - 1, left=1, height=0.62, color=colour, alpha=0.7)
             if ratio and ratio.low and ratio.high:
@@ -73,7 +73,7 @@ def _task_figure(
         axes.grid(axis="x", color=COLOURS["line"], linewidth=0.7)
         axes.spines[:].set_visible(False)
 
-    title = f"Speed over {measures.baseline}'s, {task or ALL}"
+    title = f"Speed-up over {measures.baseline}, {task or ALL}"
     described = "; ".join(
         f"{method} {ratio.value:.2f} ({interval_words(ratio)})" if ratio else f"{method}: none"
         for method, ratio in zip(methods, ratios, strict=True)
@@ -91,9 +91,12 @@ def _ticks(low: float, high: float) -> list[float]:
     return kept
 
 
-def _words_and_colour(ratio: Ratio | None) -> tuple[str, str]:
-    """A loss has a minus before its value, so that it is visible without colour."""
+def words_and_colour(ratio: Ratio | None) -> tuple[str, str]:
+    """A loss has a minus before its value, so that it is visible without colour; = says that the
+    interval contains 1, or that the value reads so."""
     if ratio is None:
         return "none", COLOURS["flat"]
+    if not ratio.is_conclusive:
+        return f"{ratio.value:.2f}", COLOURS["flat"]
     sign, colour = _SIGNS[mark_of(ratio)]
     return f"{sign} {ratio.value:.2f}", COLOURS[colour]

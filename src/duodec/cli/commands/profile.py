@@ -33,7 +33,7 @@ Examples:
 duodec profile  # the default pair, kept for the planner
 duodec profile -m T.gguf -md D.gguf --plot curves.svg
 
-Measure on a quiet machine: implausible results are measured again, and not kept.
+Measure on a quiet machine: implausible results are measured again, and what held is kept.
 
 A profile belongs to the processor, its cores and the two files. Without one, the planner learns the
 same within a few completions.
@@ -83,7 +83,7 @@ def profile(
         measured = pair if engine.drafter else pair.without_draft()
         with progress_bar(is_quiet=False) as on_progress:
             names = (config.target, measured.draft_name)
-            found, flaw = profiling.measure_soundly(
+            found, held, flaw = profiling.measure_soundly(
                 engine, measured.profile_key, names, on_progress
             )
             if engine.drafter and not engine.shares_cores and config.draft_threads is None:
@@ -101,8 +101,8 @@ def profile(
                 found = replace(found, threads=swept)
             if engine.drafter:
                 found = replace(found, attention=_attention(measured, found, on_progress))
-    held = _plausible(found) if found.flaw else found
-    path = held.write() if held.forwards and (flaw is None or found.flaw) else None
+    held = replace(held, threads=found.threads, attention=found.attention)
+    path = held.write() if held.forwards else None
     if plot:
         _write_plot(found, plot)
     if json:
@@ -110,7 +110,7 @@ def profile(
         put(f"{json_format.dumps(record)}\n")
     else:
         _show(found)
-        for check in [] if flaw else check_speed(Speed.of(found), shares_cores=shares_cores):
+        for check in [] if flaw else check_speed(Speed.of(held), shares_cores=shares_cores):
             put(f"{check.name}: {check.words}\n")
     if flaw:
         part = "the other contexts are kept" if path else "not kept"
@@ -118,24 +118,6 @@ def profile(
     if path is None:
         raise typer.Exit(_NOT_KEPT)
     say_dim(f"kept in {path}")
-
-
-def _plausible(found: Profile) -> Profile:
-    """The contexts of a profile whose own figures are plausible."""
-    parts = [
-        replace(
-            found,
-            forwards=tuple(f for f in found.forwards if f.context == context),
-            steps=tuple(s for s in found.steps if s.context == context),
-        )
-        for context in sorted({f.context for f in found.forwards})
-    ]
-    held = [part for part in parts if part.flaw is None]
-    return replace(
-        found,
-        forwards=tuple(f for part in held for f in part.forwards),
-        steps=tuple(s for part in held for s in part.steps),
-    )
 
 
 def _attention(pair: ResolvedPair, found: Profile, on_progress: OnProgress) -> tuple[StepTime, ...]:

@@ -176,13 +176,14 @@ def _write_page(results: Sequence[Results], files: Sequence[Path], output: Path)
 def show_run(results: Results) -> None:
     from duodec.bench.measures import measure
     from duodec.bench.sentences import cautions, verdict
-    from duodec.bench.tables import LEGEND, UNITS, paper_table
+    from duodec.bench.tables import LEGEND, SLOWER, paper_table
 
     for measures in measure(results):
         put(f"{one_line(str(measures.pair))}\n\n{one_line(verdict(measures))}\n\n")
-        put_rich_table(paper_table(measures))
-        put(f"\n{LEGEND}\n")
-    _put_list("Units", UNITS)
+        table = paper_table(measures)
+        put_rich_table(table)
+        if any(cell.mark == SLOWER for row in table.rows for cell in row):
+            put(f"\n{LEGEND}\n")
     _put_list("Notes", results.settings.get("notes") or [])
     _put_list("Warnings", cautions(results))
 

@@ -18,11 +18,12 @@ from duodec.cli.help import Command
 from duodec.cli.output import say, warn
 from duodec.cli.spelling import UsageError
 from duodec.core.parameters import fields_of
+from duodec.core.sampling import SamplingParams
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.loading.config import EngineConfig
 from duodec.machine.install import install_command
 from duodec.models import check_reference
-from duodec.server.settings import Settings
+from duodec.server.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
     from duodec.llm import LLM
@@ -40,6 +41,7 @@ Examples:
 duodec serve
 duodec serve -m qwen2.5-coder-1.5b --port 9000 --alias coder
 duodec serve --also coder=qwen2.5-coder-1.5b --max-models 2
+duodec serve --temp 0.7 --top-p 0.95  # of requests that name none
 duodec serve --host 0.0.0.0 --api-key "$KEY" --cors-origin https://chat.example.org
 DUODEC_PORT=9000 duodec serve  # every option can come from the environment
 duodec serve --config serve.yaml  # or from a YAML file: `port: 9000`
@@ -73,6 +75,7 @@ def serve(
     method: options.MethodName = "auto",
     config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
     settings: Annotated[Settings, options.Options()],
+    sampling: Annotated[SamplingParams, options.Options(only=DEFAULTS)],
 ) -> None:
     """Serve a model through OpenAI's interface, and a chat page.
 
@@ -90,7 +93,7 @@ def serve(
         ) from error
 
     config = replace(config, num_slots=settings.num_slots)
-    settings = replace(settings, model=alias or served_name(config.target))
+    settings = replace(settings, model=alias or served_name(config.target), sampling=sampling)
     models = {settings.model: config, **additional_models(also or [], config, settings.model)}
     sources = {name: _source(name, models, method) for name in models}
     logs.set_up(_log_format(log_format))

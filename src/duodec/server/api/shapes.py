@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from duodec.core.logprobs import Logprob
@@ -107,22 +108,24 @@ def timings(done: Done) -> dict[str, Any]:
         "prompt_ms": _ms(prompt_s),
         "prompt_per_token_ms": _ms(prompt_s / num_read) if num_read else None,
         "prompt_per_second": number(num_read / prompt_s) if prompt_s > 0 else None,
-        "predicted_n": num_new,
         "predicted_ms": _ms(stats.decode_s),
         "predicted_per_token_ms": _ms(stats.decode_s / num_new) if num_new else None,
         "predicted_per_second": number(stats.tokens_per_second),
-        "draft_n": stats.num_draft_tokens,
-        "draft_n_accepted": stats.num_accepted_tokens,
+        **progress(reduce(Counts.plus, stats.rounds, Counts())),
     }
 
 
 def progress(counts: Counts) -> dict[str, Any]:
-    """How far a completion is, with the names of `timings`."""
+    """How far a completion is: llama.cpp's names, and ours. ``plain_ms`` is what a forward pass
+    without a draft takes, as measured in this completion; null where that is not known."""
+    plain_s = counts.plain_s
     return {
         "predicted_n": counts.num_tokens,
         "draft_n": counts.num_drafted,
         "draft_n_accepted": counts.num_accepted,
+        "draft_n_accepted_from_model": counts.num_from_model,
         "rounds": counts.num_rounds,
+        "plain_ms": None if plain_s is None else _ms(plain_s),
     }
 
 

@@ -89,7 +89,8 @@ class CompletionsWriter(ABC):
         for chunk in chunks:
             if self._body.speculation.show_drafted and state.parts.is_plain:
                 chunk["choices"][0]["segments"] = [
-                    {"text": s.text, "is_drafted": s.is_drafted} for s in output.delta.segments
+                    {"text": s.text, "is_drafted": s.is_drafted, "source": s.source}
+                    for s in output.delta.segments
                 ]
             if self._body.timings_per_token or self._body.speculation.show_drafted:
                 chunk["timings"] = shapes.progress(output.counts)

@@ -1,0 +1,118 @@
+"""Build the sdist and the wheel into dist/, and try them as users will: python scripts/release.py
+
+Needs `build`, of the extra `dev`. The wheel is made from the sdist, so that this is whole, and goes
+into an environment of its own, where no compiler is found. docs/release.md is the checklist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+_VERSIONS = {
+    "pyproject.toml": r'(?m)^version = "(.+)"$',
+    "CITATION.cff": r"(?m)^version: (.+)$",
+    "CHANGELOG.md": r"(?m)^## (\d\S*)",  # the first
+}
+_NO_COMPILER = "/nowhere/c++"
+_USES_INNER_LOOPS = "from duodec.native.library import library; library()"
+
+
+def main() -> None:
+    """Raises SystemExit with one line for what is wrong."""
+    version = the_version()
+    shutil.rmtree(DIST, ignore_errors=True)
+    _run(sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT))
+    (sdist,), (wheel,) = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
+    check_files(wheel)
+    with tempfile.TemporaryDirectory() as folder:
+        check_wheel(wheel, version, Path(folder))
+        check_sdist_without_compiler(sdist, Path(folder))
+    print(f"{wheel.name} ({wheel.stat().st_size / 1e6:.0f} MB) and {sdist.name} are in order")
+
+
+def the_version() -> str:
+    """The version that all files name."""
+    named = {}
+    for name, pattern in _VERSIONS.items():
+        found = re.search(pattern, (ROOT / name).read_text("utf-8"))
+        named[name] = found[1] if found else "none"
+    if len(set(named.values())) > 1:
+        told = ", ".join(f"{version} in {name}" for name, version in named.items())
+        sys.exit(f"the versions differ: {told}; make them one")
+    return named["pyproject.toml"]
+
+
+def check_files(wheel: Path) -> None:
+    """The wheel has every file of the package that git knows, and the compiled inner loops."""
+    tracked = _run("git", "-C", str(ROOT), "ls-files", "src/duodec").split()
+    names = set(zipfile.ZipFile(wheel).namelist())
+    missing = {name.removeprefix("src/") for name in tracked} - names
+    if missing:
+        sys.exit(f"{wheel.name} lacks {', '.join(sorted(missing))}")
+    loops = [name for name in names if name.startswith("duodec/native/lib/")]
+    if len(loops) != 1:
+        sys.exit(f"{wheel.name} has {len(loops)} builds of the inner loops, where one belongs")
+    if not {"LICENSE", "NOTICE"} <= {Path(name).name for name in names}:
+        sys.exit(f"{wheel.name} lacks LICENSE or NOTICE")
+
+
+def check_wheel(wheel: Path, version: str, folder: Path) -> None:
+    """It installs without a compiler, its command starts, and says what is still to be built."""
+    venv.create(folder / "venv", with_pip=True)
+    programs = folder / "venv" / "bin"
+    alone = {"PATH": str(programs), "CXX": _NO_COMPILER, "HOME": str(folder)}
+    _run(str(programs / "pip"), "install", "--quiet", str(wheel), CXX=_NO_COMPILER)
+    told = _run(str(programs / "duodec"), "--version", only=alone)
+    if told.strip() != f"duodec {version}":
+        sys.exit(f"duodec --version says {told.strip()!r}, and the files {version}")
+    _run(str(programs / "python"), "-c", _USES_INNER_LOOPS, only=alone)
+    said = _refusal(str(programs / "duodec"), "run", "smollm2", "hi", only=alone)
+    if "duodec setup" not in said or len(said.splitlines()) != 1:
+        sys.exit(f"without llama.cpp `duodec run` does not name `duodec setup` in one line: {said}")
+
+
+def check_sdist_without_compiler(sdist: Path, folder: Path) -> None:
+    """To build from source says which compiler to install where there is none."""
+    pip = str(folder / "venv" / "bin" / "pip")
+    said = _refusal(pip, "install", "--no-deps", "--force-reinstall", str(sdist), CXX=_NO_COMPILER)
+    if "which duodec is built with; install one" not in said:
+        sys.exit(f"pip install of {sdist.name} without a compiler does not name one: {said}")
+
+
+def _run(*command: str, only: dict[str, str] | None = None, **env: str) -> str:
+    done = _done(command, only, env)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+def _refusal(*command: str, only: dict[str, str] | None = None, **env: str) -> str:
+    done = _done(command, only, env)
+    if not done.returncode:
+        sys.exit(f"{' '.join(command)} ended with 0, and must not")
+    return done.stderr.strip()
+
+
+def _done(
+    command: tuple[str, ...], only: dict[str, str] | None, env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """``only`` is the whole environment; else ``env`` is added to ours."""
+    whole = {**os.environ, **env} if only is None else only
+    # in a folder where no sources are found in place of what is installed
+    return subprocess.run(
+        command, env=whole, cwd=tempfile.gettempdir(), check=False, capture_output=True, text=True
+    )
+
+
+if __name__ == "__main__":
+    main()
