@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from duodec.verify.endpoint import Case, Endpoint, Reply, Trouble
-from duodec.verify.judging import Answer, Finding, judged
+from duodec.verify.judging import Answer, Finding, judged, noise
 
 OnProgress = Callable[[str, int, int], None]
 RESULTS, PAGE = "verify.json", "verify.html"
 SCHEMA_VERSION = 1
 
+_LEAST_TOLERANCE, _MOST_TOLERANCE = 0.05, 2.0  # nats
+_NUM_MEASURED = 5  # texts
+# what makes servers compute a prompt anew: llama.cpp's, vLLM's (ours, too), vLLM's
+_COLD: tuple[dict[str, Any], ...] = (
+    {"cache_prompt": False, "prompt_logprobs": 0, "cache_salt": "cold"},
+    {"cache_prompt": False, "prompt_logprobs": 0},
+    {},
+)
+
 
 @dataclass(frozen=True)
 class Limits:
     """``prompts`` texts of ``max_tokens`` tokens, ``concurrency`` requests at once; ``tolerance``
-    in nats; ``budget_s`` seconds for all."""
+    in nats, None: twice what the servers' own logprobs of one place move by; ``budget_s`` seconds
+    for all."""
 
     prompts: int = 7
     max_tokens: int = 128
     concurrency: int = 4
-    tolerance: float = 0.5
+    tolerance: float | None = None
     budget_s: float = 600.0
 
 
@@ -41,6 +51,7 @@ class Audit:
     limits: Limits
     clock: Callable[[], float] = time.monotonic
     texts: Sequence[Case] = ()
+    noise: dict[str, float] = field(default_factory=dict)  # by server, once it was measured
     _alone: dict[tuple[str, str], Answer] = field(default_factory=dict)
     _end_s: float = 0.0
 
@@ -63,6 +74,27 @@ class Audit:
         """The same by a stream, which is left after ``most_events``. Raises OutOfTime."""
         return self._tried(lambda left_s: endpoint.stream(case, left_s, most_events, **fields))
 
+    def anew(self, endpoint: Endpoint, case: Case, **fields: Any) -> Reply | Trouble:
+        """A completion with nothing reused of earlier requests, as far as the server can be told
+        so. Raises OutOfTime."""
+        for cold in _COLD:
+            reply = self.send(endpoint, case, **cold, **fields)
+            if not (isinstance(reply, Trouble) and reply.is_refusal):
+                break
+        return reply
+
+    @property
+    def tolerance(self) -> float:
+        """In nats; measured when it is first wanted, unless the user named it."""
+        if self.limits.tolerance is not None:
+            return self.limits.tolerance
+        for endpoint in self.endpoints:
+            if endpoint.name not in self.noise:
+                cases = self.texts[:_NUM_MEASURED]
+                moved = [noise(endpoint, case, self.send, self.anew) for case in cases]
+                self.noise[endpoint.name] = max(moved, default=0.0)
+        return min(_MOST_TOLERANCE, max(_LEAST_TOLERANCE, 2 * max(self.noise.values())))
+
     def alone(self, endpoint: Endpoint, case: Case) -> Answer:
         """The completion of a request that had the server to itself, sent once an audit."""
         key = endpoint.name, json.dumps([case.path, case.body], sort_keys=True)
@@ -77,7 +109,7 @@ class Audit:
 
     def judged(self, check: str, case: Case, left: Answer, right: Answer) -> Finding:
         """Compare two completions of a greedy request."""
-        return judged(check, case, left, right, self.limits.tolerance, self.send)
+        return judged(check, case, left, right, lambda: self.tolerance, self.anew)
 
     def _tried(self, send: Callable[[float], Reply]) -> Reply | Trouble:
         left_s = self._end_s - self.clock()
@@ -100,6 +132,7 @@ class Report:
 
     endpoints: Sequence[Endpoint]
     limits: Limits
+    noise: Mapping[str, float]
     findings: Sequence[Finding]
     unfinished: Sequence[str]
     command: str
@@ -121,6 +154,7 @@ class Report:
             "command": self.command,
             "servers": servers,
             "limits": asdict(self.limits),
+            "noise": dict(self.noise),
             "faults": len(self.faults),
             "unfinished": list(self.unfinished),
             "findings": [asdict(finding) for finding in self.findings],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from duodec.verify import prompts
 from duodec.verify.audit import Audit, Check
@@ -24,12 +23,6 @@ from duodec.verify.judging import (
 _SAMPLED = {"temperature": 0.8, "seed": 7}
 _NUM_EVENTS = 5  # of a stream, until its client is gone
 _MOST_TURN_TOKENS = 48
-# what makes servers compute a prompt anew: llama.cpp's, vLLM's (ours, too), vLLM's
-_COLD: tuple[dict[str, Any], ...] = (
-    {"cache_prompt": False, "prompt_logprobs": 0, "cache_salt": "cold"},
-    {"cache_prompt": False, "prompt_logprobs": 0},
-    {},
-)
 
 
 def greedy(audit: Audit) -> Iterator[Finding]:
@@ -52,7 +45,7 @@ def logprobs(audit: Audit) -> Iterator[Finding]:
             found.append(Answer(endpoint, "with logprobs", reply))
             yield audit.judged("logprobs", case, audit.alone(endpoint, case), found[-1])
         if len(found) > 1:
-            yield logprobs_agree("logprobs", case, found[0], found[1], audit.limits.tolerance)
+            yield logprobs_agree("logprobs", case, found[0], found[1], audit.tolerance)
 
 
 def seeds(audit: Audit) -> Iterator[Finding]:
@@ -99,6 +92,7 @@ def conversation(audit: Audit) -> Iterator[Finding]:
     prefix of the one before, then after a change in the first line and in the middle."""
     turns = prompts.conversation(min(audit.limits.max_tokens, _MOST_TURN_TOKENS))
     cold: dict[str, dict[str, Answer]] = {}
+    shown: dict[str, list[Case]] = {}
     for endpoint in audit.endpoints:
         mine = turns
         refused = audit.send(endpoint, turns[-1].within(1))
@@ -107,7 +101,7 @@ def conversation(audit: Audit) -> Iterator[Finding]:
             yield Finding("conversation", "tools", endpoint.name, "", NOT_SERVED, words)
             mine = [prompts.without_tools(turn) for turn in turns]
         answers = {case.name: _anew(audit, endpoint, case) for case in reversed(mine)}
-        cold[endpoint.name] = answers
+        cold[endpoint.name], shown[endpoint.name] = answers, mine
         for case in mine:
             yield audit.judged(
                 "conversation", case, answers[case.name], _whole(audit, endpoint, case, "warm")
@@ -120,7 +114,7 @@ def conversation(audit: Audit) -> Iterator[Finding]:
         back = _whole(audit, endpoint, last, "after the edits")
         yield audit.judged("conversation", last, answers[last.name], back)
     for first, second in audit.pairs:
-        for case in turns:
+        for case in shown[first.name] if shown[first.name] == shown[second.name] else ():
             pair = cold[first.name][case.name], cold[second.name][case.name]
             yield audit.judged("conversation", case, *pair)
 
@@ -153,12 +147,7 @@ def _abort(audit: Audit, endpoint: Endpoint, case: Case) -> Answer:
 
 
 def _anew(audit: Audit, endpoint: Endpoint, case: Case) -> Answer:
-    """With nothing reused of earlier requests, as far as the server can be told so."""
-    for fields in _COLD:
-        reply = audit.send(endpoint, case, **fields)
-        if not (isinstance(reply, Trouble) and reply.is_refusal):
-            break
-    return Answer(endpoint, "cold", reply)
+    return Answer(endpoint, "cold", audit.anew(endpoint, case))
 
 
 def _equal(check: str, case: Case, left: Answer, right: Answer) -> Finding:
@@ -181,7 +170,7 @@ def _valid(case: Case, answer: Answer, choice: str) -> Finding:
         return Finding(*about, SAME, "cut off by the limit of tokens")
     faults = [fault for call in reply.calls for fault in _faults(call)]
     if choice == "required" and not reply.calls:
-        faults.append("no call, although one is required")
+        return Finding(*about, NOT_SERVED, "a text came although a call is required", reply.text)
     if faults:
         return Finding(*about, WRONG, "; ".join(faults), reply.text)
     words = f"{len(reply.calls)} valid calls" if reply.calls else "a text, no call"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Protocol
 
 from duodec.verify.endpoint import Case, Endpoint, Reply, Step, Trouble, with_logprobs
@@ -75,10 +75,15 @@ def missing(check: str, case: Case, *answers: Answer) -> Finding | None:
 
 
 def judged(
-    check: str, case: Case, left: Answer, right: Answer, tolerance: float, send: Send
+    check: str,
+    case: Case,
+    left: Answer,
+    right: Answer,
+    tolerance: Callable[[], float],
+    anew: Send,
 ) -> Finding:
-    """Compare two completions of a greedy request. Logprobs within ``tolerance`` (nats) of each
-    other are a near tie."""
+    """Compare two completions of a greedy request. Where they part, ``anew`` computes the place;
+    logprobs within ``tolerance`` (nats) of each other are a near tie."""
     about = (check, case.name, left.name, right.name)
     if (none := missing(check, case, left, right)) is not None:
         return none
@@ -88,13 +93,14 @@ def judged(
     if ours == theirs:
         return Finding(*about, SAME)
     at = _first_difference(ours, theirs)
-    left_gap = _gap(left.endpoint, case, left.reply, right.reply, tolerance, send)
+    most = tolerance()
+    left_gap = _gap(left.endpoint, case, left.reply, right.reply, most, anew)
     right_gap = (
         left_gap
         if left.endpoint == right.endpoint
-        else _gap(right.endpoint, case, left.reply, right.reply, tolerance, send)
+        else _gap(right.endpoint, case, left.reply, right.reply, most, anew)
     )
-    verdict, words = _verdict(left, right, left_gap, right_gap, tolerance)
+    verdict, words = _verdict(left, right, left_gap, right_gap, most)
     shown = slice(max(0, at - _WINDOW), at + _WINDOW)
     return Finding(*about, verdict, words, ours[shown], theirs[shown])
 
@@ -123,7 +129,7 @@ def _more(gap: float) -> str:
 
 
 def _gap(
-    endpoint: Endpoint, case: Case, left: Reply, right: Reply, tolerance: float, send: Send
+    endpoint: Endpoint, case: Case, left: Reply, right: Reply, tolerance: float, anew: Send
 ) -> float | None:
     """How much likelier the left text is than the right one where they part, in nats, as this
     server computes it anew; None if it went another way. A token that is not among the likeliest
@@ -132,21 +138,43 @@ def _gap(
     at = _first_difference(ours, theirs)
     begin = _last_blank(ours, at)
     if case.path == "completions" and begin:
-        rest = Case(
-            case.name, case.path, {**case.body, "prompt": case.body["prompt"] + ours[:begin]}
-        ).within(_NUM_MORE)
-        reply = send(endpoint, rest, **with_logprobs(rest))
+        rest = _after(case, ours[:begin])
+        reply = anew(endpoint, rest, **with_logprobs(rest))
         if isinstance(reply, Reply):
             found = _gap_at(at, ours, theirs, begin, reply.steps, _NUM_MORE)
             if found is not None:
                 return found
-    reply = send(endpoint, case, **with_logprobs(case))
+    reply = anew(endpoint, case, **with_logprobs(case))
     if isinstance(reply, Trouble):
         return None
     if left.calls or right.calls:  # whose tokens are not the text that a client is told
         is_near = any(_lead(step) <= tolerance for step in reply.steps)
         return 0.0 if is_near else None
     return _gap_at(at, ours, theirs, 0, reply.steps, case.body["max_tokens"])
+
+
+def noise(endpoint: Endpoint, case: Case, send: Send, anew: Send) -> float:
+    """How far the lead of a token over the next likeliest moves, in nats, between a completion of
+    this request and its second half computed anew after its first; 0 where that cannot be said."""
+    whole = send(endpoint, case, **with_logprobs(case))
+    if isinstance(whole, Trouble):
+        return 0.0
+    ends = accumulate(len(step.text) for step in whole.steps)
+    begin = _last_blank(whole.text, len(whole.text) // 2)
+    rest = anew(endpoint, _after(case, whole.text[:begin]), **with_logprobs(case))
+    if isinstance(rest, Trouble):
+        return 0.0
+    decoded = (step for step, end in zip(whole.steps, ends, strict=True) if end > begin)
+    pairs = takewhile(
+        lambda pair: pair[0].text == pair[1].text, zip(decoded, rest.steps, strict=False)
+    )
+    return max((abs(_lead(step) - _lead(again)) for step, again in pairs), default=0.0)
+
+
+def _after(case: Case, text: str) -> Case:
+    """The request that goes on after this text of its completion."""
+    prompt = case.body["prompt"] + text
+    return Case(case.name, case.path, {**case.body, "prompt": prompt}).within(_NUM_MORE)
 
 
 def _gap_at(

@@ -54,7 +54,10 @@ def write(report: Report, folder: Path) -> None:
         verdict=verdict(report),
         summary=summary(report),
         told=[f for f in report.findings if f.is_fault or f.verdict in (NEAR_TIE, NOT_SERVED)],
-        limits=list(report.as_json()["limits"].items()),
+        facts=[
+            *report.as_json()["limits"].items(),
+            *((f"noise of {name}, nats", f"{moved:.3f}") for name, moved in report.noise.items()),
+        ],
         raw=RESULTS,
     )
     write_page(folder / PAGE, page)

@@ -75,15 +75,16 @@ def verify(
         int, options.option("--concurrency", "Requests at once, in company.", _PANEL, min=1)
     ] = _SLOTS,
     tolerance: Annotated[
-        float,
+        float | None,
         options.option(
             "--tolerance NATS",
             "How far apart logprobs may be: of two tokens for a near tie, of one token for two "
-            "servers.",
+            "servers. By default twice what the servers' own move by when a place is computed "
+            "anew.",
             _PANEL,
             min=0,
         ),
-    ] = 0.5,
+    ] = None,
     budget: Annotated[
         float,
         options.option("--budget SECONDS", "Most seconds; what is left is named.", _PANEL, min=1),
@@ -212,7 +213,7 @@ def _audit(
         findings, unfinished = run(audit, checks, on_progress)
     command = shlex.join(["duodec", *sys.argv[1:]])
     date = datetime.now().isoformat(" ", "minutes")
-    return Report(endpoints, limits, findings, unfinished, command, date)
+    return Report(endpoints, limits, audit.noise, findings, unfinished, command, date)
 
 
 def _show(report: Report, output: Path | None, *, is_json: bool) -> None:
