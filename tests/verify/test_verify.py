@@ -200,9 +200,9 @@ def test_verdicts_by_what_both_servers_compute_anew(
 
 
 def test_a_text_that_ends_early_is_wrong_unless_its_end_was_likely() -> None:
-    likely = Recomputing(A=[Step("<|end|>", -0.5, {"<|end|>": -0.5, " dog": -0.55})])
+    likely = Recomputing(A=[step(" cat"), Step("<|end|>", -0.5, {"<|end|>": -0.5, " dog": -0.55})])
     assert verdict_of("the cat", "the cat dog", likely, A)[0] == NEAR_TIE
-    assert verdict_of("the cat", "the cat dog", Recomputing(A=[KEEN]), A)[0] == WRONG
+    assert verdict_of("the cat", "the cat dog", Recomputing(A=[step(" cat"), KEEN]), A)[0] == WRONG
     ended = Recomputing(A=[step(" cat")])  # after which it ends, with no token that says so
     assert verdict_of("the cat", "the cat dog", ended, A)[0] == WRONG
     assert "A alone" in verdict_of("the cat dog", "the cat", ended, A)[1]
