@@ -41,7 +41,7 @@ ARROWS = {
     },
     "chat": {"chat", "machine", "core", "errors"},
 }
-OUTER = {"cli", "server", "bench", "distill", "integrations"}
+OUTER = {"cli", "server", "bench", "distill", "integrations", "verify"}
 
 # third-party libraries, and the only places where they are imported
 HOMES = {

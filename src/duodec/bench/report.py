@@ -22,6 +22,7 @@ from duodec.bench.tables import cost_table, paper_table, task_tables
 from duodec.bench.timeline import timeline
 from duodec.machine.files import replacing
 
+_TEMPLATES = Path(__file__).parent
 _MOST_FAILURES = 100  # listed one by one
 _SHOWN_ELSEWHERE = {"command", "notes"}
 
@@ -30,8 +31,8 @@ def write_report(results: Results, path: Path, *, raw: str = RESULTS) -> None:
     """Write the page of one run, whole or not at all; ``raw`` is the link to its records, from the
     page's folder. Raises OSError."""
     failed = failures(results)
-    page = _render(
-        "report.html.j2",
+    page = rendered(
+        _TEMPLATES / "report.html.j2",
         results=results,
         sections=[_section(results, i, m) for i, m in enumerate(measure(results))],
         cautions=cautions(results),
@@ -43,13 +44,14 @@ def write_report(results: Results, path: Path, *, raw: str = RESULTS) -> None:
         asked=[fact for fact in flat(results.settings) if fact[0] not in _SHOWN_ELSEWHERE],
         raw=raw,
     )
-    _write(path, page)
+    write_page(path, page)
 
 
 def write_comparison(results: Sequence[Results], names: Sequence[str], path: Path) -> None:
     """Write the page of several runs, whole or not at all. Raises OSError."""
     tables = compare(results, names)
-    _write(path, _render("comparison.html.j2", runs=results, names=names, tables=tables))
+    template = _TEMPLATES / "comparison.html.j2"
+    write_page(path, rendered(template, runs=results, names=names, tables=tables))
 
 
 def _section(results: Results, number: int, measures: PairMeasures) -> dict[str, Any]:
@@ -72,17 +74,19 @@ def _section(results: Results, number: int, measures: PairMeasures) -> dict[str,
     }
 
 
-def _render(template: str, **facts: Any) -> str:
+def rendered(template: Path, **facts: Any) -> str:
+    """A page from its template, which may extend those of this folder."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader([template.parent, _TEMPLATES]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(facts)
+    return environment.get_template(template.name).render(facts)
 
 
-def _write(path: Path, page: str) -> None:
+def write_page(path: Path, page: str) -> None:
+    """Write a page, whole or not at all. Raises OSError."""
     with replacing(path) as part:
         part.write_text(page, encoding="utf-8", errors="replace")

@@ -28,6 +28,7 @@ from duodec.cli.commands import (
     report,
     serve,
     setup,
+    verify,
     vllm,
 )
 from duodec.cli.commands import run as run_verb
@@ -99,6 +100,7 @@ _COMMANDS = (
     ("doctor", doctor.doctor),
     ("bench", bench.bench),
     ("report", report.report),
+    ("verify", verify.verify),
     ("profile", profile.profile),
     ("plan", plan.plan),
     ("distill", distill.distill),

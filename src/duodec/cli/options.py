@@ -24,7 +24,7 @@ from duodec.errors import BadOption
 
 _DECODING, _OUTPUT, _PROMPTS = "Decoding", "Output", "Prompts"
 _PANELS = (  # in the order in which the help shows them
-    None, "Server", "Limits", "Access", "Benchmark", "Plan", "Distillation", "Drafter",
+    None, "Server", "Limits", "Access", "Audit", "Benchmark", "Plan", "Distillation", "Drafter",
     _PROMPTS, "Models", _DECODING, "Sampling", "Machine", _OUTPUT,
 )  # fmt: skip
 

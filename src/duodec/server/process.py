@@ -87,6 +87,26 @@ def serve(service: Service, sock: socket.socket) -> None:
         raise loader.error
 
 
+@contextmanager
+def in_background(service: Service, sock: socket.socket) -> Iterator[None]:
+    """Serve from a thread while entered, once the first model is loaded. Raises what went wrong
+    while it was loaded."""
+    server = Server(service)
+    thread = Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])), name="duodec-server")
+    try:
+        service.start()
+        thread.start()
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join()
+    finally:
+        service.close()
+        service.models.free()
+        sock.close()
+
+
 def _leave(work: str) -> NoReturn:
     """End the process in the middle of this."""
     log.info("ended while %s", work)

@@ -95,7 +95,7 @@ def serve(
     config = replace(config, num_slots=settings.num_slots)
     settings = replace(settings, model=alias or served_name(config.target), sampling=sampling)
     models = {settings.model: config, **additional_models(also or [], config, settings.model)}
-    sources = {name: _source(name, models, method) for name in models}
+    sources = {name: source_of(name, models, method) for name in models}
     logs.set_up(_log_format(log_format))
     sock = process.listen(settings)
     service = Service(settings, sources)
@@ -108,7 +108,7 @@ def serve(
         process.serve(service, sock)
 
 
-def _source(name: str, models: Mapping[str, EngineConfig], method: str) -> Source:
+def source_of(name: str, models: Mapping[str, EngineConfig], method: str) -> Source:
     """Where one of the models comes from."""
     from duodec import llm
     from duodec.loading.load import fits

@@ -1,0 +1,208 @@
+"""Check what servers corrupt when they draft, reuse prefixes or serve several clients at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+
+from duodec.verify import prompts
+from duodec.verify.audit import Audit, Check
+from duodec.verify.endpoint import Call, Case, Endpoint, Reply, Trouble, with_logprobs
+from duodec.verify.judging import (
+    DIFFERS,
+    NOT_SERVED,
+    SAME,
+    WRONG,
+    Answer,
+    Finding,
+    logprobs_agree,
+    missing,
+)
+
+_SAMPLED = {"temperature": 0.8, "seed": 7}
+_NUM_EVENTS = 5  # of a stream, until its client is gone
+_MOST_TURN_TOKENS = 48
+
+
+def greedy(audit: Audit) -> Iterator[Finding]:
+    """The same greedy text by both servers; by one server, twice."""
+    for case in audit.texts:
+        first = audit.alone(audit.endpoints[0], case)
+        for _, other in audit.pairs:
+            yield audit.judged("greedy", case, first, audit.alone(other, case))
+        if len(audit.endpoints) == 1:
+            again = Answer(first.endpoint, "again", audit.send(first.endpoint, case))
+            yield audit.judged("greedy", case, first, again)
+
+
+def logprobs(audit: Audit) -> Iterator[Finding]:
+    """Logprobs leave the text as it is, and both servers give the same."""
+    for case in audit.texts:
+        found = []
+        for endpoint in audit.endpoints:
+            reply = audit.send(endpoint, case, **with_logprobs(case))
+            found.append(Answer(endpoint, "with logprobs", reply))
+            yield audit.judged("logprobs", case, audit.alone(endpoint, case), found[-1])
+        if len(found) > 1:
+            yield logprobs_agree("logprobs", case, found[0], found[1], audit.tolerance)
+
+
+def seeds(audit: Audit) -> Iterator[Finding]:
+    """One seed, one text, by each server; by both where both are ours, which promise it."""
+    for case in audit.texts:
+        found = []
+        for endpoint in audit.endpoints:
+            first, second = (audit.send(endpoint, case, **_SAMPLED) for _ in range(2))
+            found.append(Answer(endpoint, "sampled", first))
+            yield _equal("seeds", case, found[-1], Answer(endpoint, "sampled again", second))
+        if len(found) > 1 and all(endpoint.is_ours for endpoint in audit.endpoints):
+            yield _equal("seeds", case, found[0], found[1])
+
+
+def company(audit: Audit) -> Iterator[Finding]:
+    """The text of a request is the same alone and among others."""
+    for endpoint in audit.endpoints:
+        alone = [audit.alone(endpoint, case) for case in audit.texts]
+        jobs = [partial(_whole, audit, endpoint, case, "in company") for case in audit.texts]
+        for case, before, answer in zip(audit.texts, alone, audit.together(jobs), strict=True):
+            yield audit.judged("company", case, before, answer)
+
+
+def aborts(audit: Audit) -> Iterator[Finding]:
+    """Clients that leave in the middle of a stream change neither the texts of others nor their own
+    when they come back, whole or streamed."""
+    for endpoint in audit.endpoints:
+        leaving, staying = audit.texts[::2], audit.texts[1::2]
+        alone = {case.name: audit.alone(endpoint, case) for case in audit.texts}
+        jobs = [partial(_whole, audit, endpoint, case, "during aborts") for case in staying]
+        left = [partial(_abort, audit, endpoint, case) for case in leaving]
+        mixed = [job for pair in zip(left, jobs, strict=False) for job in pair] + left[len(jobs) :]
+        found = {id(job): answer for job, answer in zip(mixed, audit.together(mixed), strict=True)}
+        for case, job in zip(staying, jobs, strict=True):
+            yield audit.judged("aborts", case, alone[case.name], found[id(job)])
+        for case in leaving:
+            reply = audit.stream(endpoint, case)
+            again = Answer(endpoint, "streamed after its abort", reply)
+            yield audit.judged("aborts", case, alone[case.name], again)
+
+
+def conversation(audit: Audit) -> Iterator[Finding]:
+    """An agent's conversation with tools: each turn computed anew, then turn after turn with the
+    prefix of the one before, then after a change in the first line and in the middle."""
+    turns = prompts.conversation(min(audit.limits.max_tokens, _MOST_TURN_TOKENS))
+    cold: dict[str, dict[str, Answer]] = {}
+    shown: dict[str, list[Case]] = {}
+    for endpoint in audit.endpoints:
+        mine = turns
+        refused = audit.send(endpoint, turns[-1].within(1))
+        if isinstance(refused, Trouble) and refused.is_refusal:
+            words = f"tools are refused ({refused}): calls and results are shown as texts"
+            yield Finding("conversation", "tools", endpoint.name, "", NOT_SERVED, words)
+            mine = [prompts.without_tools(turn) for turn in turns]
+        answers = {case.name: _anew(audit, endpoint, case) for case in reversed(mine)}
+        cold[endpoint.name], shown[endpoint.name] = answers, mine
+        for case in mine:
+            yield audit.judged(
+                "conversation", case, answers[case.name], _whole(audit, endpoint, case, "warm")
+            )
+        last = mine[-1]
+        for place in (0, len(last.body["messages"]) // 2 // 3 * 3 + 1):
+            changed = prompts.edited(last, place)
+            warm = _whole(audit, endpoint, changed, "warm")
+            yield audit.judged("conversation", changed, _anew(audit, endpoint, changed), warm)
+        back = _whole(audit, endpoint, last, "after the edits")
+        yield audit.judged("conversation", last, answers[last.name], back)
+    for first, second in audit.pairs:
+        for case in shown[first.name] if shown[first.name] == shown[second.name] else ():
+            pair = cold[first.name][case.name], cold[second.name][case.name]
+            yield audit.judged("conversation", case, *pair)
+
+
+def tools(audit: Audit) -> Iterator[Finding]:
+    """Calls of tools are valid, required ones always; and both servers call the same."""
+    for choice in ("auto", "required"):
+        for case in prompts.calls(audit.limits.max_tokens, tool_choice=choice):
+            named = Case(f"{choice}: {case.name}", case.path, case.body)
+            answers = [audit.alone(endpoint, named) for endpoint in audit.endpoints]
+            for answer in answers:
+                yield _valid(named, answer, choice)
+            if len(answers) > 1:
+                yield audit.judged("tools", named, *answers)
+
+
+CHECKS: dict[str, Check] = {
+    check.__name__: check
+    for check in (greedy, logprobs, seeds, company, aborts, conversation, tools)
+}
+"""By their names, in the order in which they run."""
+
+
+def _whole(audit: Audit, endpoint: Endpoint, case: Case, how: str) -> Answer:
+    return Answer(endpoint, how, audit.send(endpoint, case))
+
+
+def _abort(audit: Audit, endpoint: Endpoint, case: Case) -> Answer:
+    return Answer(endpoint, "aborted", audit.stream(endpoint, case, _NUM_EVENTS))
+
+
+def _anew(audit: Audit, endpoint: Endpoint, case: Case) -> Answer:
+    return Answer(endpoint, "cold", audit.anew(endpoint, case))
+
+
+def _equal(check: str, case: Case, left: Answer, right: Answer) -> Finding:
+    """Of sampled texts, which logprobs cannot excuse: a seed gives one text, or it does not."""
+    about = (check, case.name, left.name, right.name)
+    if (none := missing(check, case, left, right)) is not None:
+        return none
+    if left.reply == right.reply:
+        return Finding(*about, SAME)
+    return Finding(*about, DIFFERS, "one seed gave two texts")
+
+
+def _valid(case: Case, answer: Answer, choice: str) -> Finding:
+    about = ("tools", case.name, answer.name, "")
+    if (none := missing("tools", case, answer)) is not None:
+        return none
+    reply = answer.reply
+    assert isinstance(reply, Reply)
+    if reply.finish == "length":
+        return Finding(*about, SAME, "cut off by the limit of tokens")
+    faults = [fault for call in reply.calls for fault in _faults(call)]
+    if choice == "required" and not reply.calls:
+        return Finding(*about, NOT_SERVED, "a text came although a call is required", reply.text)
+    if faults:
+        return Finding(*about, WRONG, "; ".join(faults), reply.text)
+    words = f"{len(reply.calls)} valid calls" if reply.calls else "a text, no call"
+    return Finding(*about, SAME, words)
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {"string": str, "integer": int, "number": (int, float)}
+
+
+def _faults(call: Call) -> Iterator[str]:
+    """What is wrong with a call, by the schema of its tool."""
+    schema = next(
+        (
+            tool["function"]["parameters"]
+            for tool in prompts.TOOLS
+            if tool["function"]["name"] == call.name
+        ),
+        None,
+    )
+    if schema is None:
+        yield f"there is no tool {call.name!r}"
+        return
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        yield f"the arguments of {call.name} are no JSON: {call.arguments[:80]!r}"
+        return
+    properties = schema["properties"]
+    if not isinstance(arguments, dict) or arguments.keys() != properties.keys():
+        yield f"{call.name} takes {', '.join(properties)}, not {call.arguments[:80]}"
+        return
+    for name, value in arguments.items():
+        kind = properties[name]
+        if not isinstance(value, _KINDS[kind["type"]]) or value not in kind.get("enum", [value]):
+            yield f"{name} of {call.name} is {value!r}"

@@ -1,0 +1,129 @@
+"""Run the server tests of llama.cpp and vLLM against `duodec serve`, and print what came of them.
+
+    python -m tests.peers [llama.cpp] [vllm] [FILE...]
+
+FILE is a part of a test file's name. The tests run in an environment of their own (PEER_VENV), the
+servers in this one. The sources are fetched from the package index into build/peers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.models.weights import weights
+from tests.peers.fetching import LLAMA, PEERS, Peer
+from tests.peers.reasons import REFUSALS, TESTS, UNSERVED_PATHS
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = Path(__file__).parent
+BUILD = ROOT / "build" / "peers"
+_TEST_S, _FILE_S = 60, 900
+
+
+def main() -> int:
+    chosen = [PEERS[word] for word in sys.argv[1:] if word in PEERS] or list(PEERS.values())
+    parts = [word for word in sys.argv[1:] if word not in PEERS]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    num_failed = 0
+    for peer in chosen:
+        suite = peer.fetched(BUILD)
+        files = sorted(suite.rglob("test_*.py"))
+        for file in files:
+            name = file.relative_to(suite).as_posix()
+            if parts and not any(part in name for part in parts):
+                continue
+            num_failed += report(peer, name, list(outcomes(peer, suite, file)))
+    return 1 if num_failed else 0
+
+
+def outcomes(peer: Peer, suite: Path, file: Path) -> Iterator[tuple[str, str, str]]:
+    """(test, outcome, why) of each test of a file; one for all where none of them applies."""
+    if why := next((why for part, why in TESTS.items() if re.search(part, file.name)), None):
+        yield file.name, "n/a", why
+        return
+    if peer is not LLAMA and "RemoteOpenAIServer" not in file.read_text("utf-8"):
+        yield file.name, "n/a", "vLLM's own code, in one process"
+        return
+    for result in _run(peer, suite, file):
+        yield result["test"].rpartition("/")[2], *judged(result)
+
+
+def judged(result: dict[str, Any]) -> tuple[str, str]:
+    """The outcome of a test, and why it does not apply or what it said."""
+    words = result["words"]
+    if result["outcome"] == "passed":
+        return "passed", ""
+    if result["outcome"] == "skipped":
+        found = re.search(r"n/a: (.+?)['\"]\)?$", words.strip())
+        return "n/a", found[1] if found else f"skipped by itself: {words[-100:]}"
+    for status, path, said in result["refusals"]:
+        if status in (404, 405) and path in UNSERVED_PATHS:
+            return "n/a", UNSERVED_PATHS[path]
+        for pattern, why in REFUSALS.items():
+            if status == 400 and re.search(pattern, said):
+                return "n/a", why
+    if "Absent" in words:
+        return "n/a", "vLLM's own code, in one process"
+    lines = [line for line in words.splitlines() if line.startswith("E ")]
+    return "failed", (lines or words.strip().splitlines() or [""])[-1].removeprefix("E").strip()[:160]
+
+
+def report(peer: Peer, name: str, found: list[tuple[str, str, str]]) -> int:
+    """Print a file's line and what it is made of; the number of failures."""
+    counts = Counter(outcome for _, outcome, _ in found)
+    print(
+        f"{peer.name} {name}: {counts['passed']} passed, {counts['failed']} failed, "
+        f"{counts['n/a']} not applicable"
+    )
+    for why, count in Counter(why for _, outcome, why in found if outcome == "n/a").items():
+        print(f"    {count} not applicable: {why}")
+    for test, outcome, why in found:
+        if outcome == "failed":
+            print(f"    failed {test}: {why}")
+    sys.stdout.flush()
+    return counts["failed"]
+
+
+def _run(peer: Peer, suite: Path, file: Path) -> list[dict[str, Any]]:
+    """What the plugin wrote of each test."""
+    with TemporaryDirectory() as scratch:
+        results = Path(scratch, "results")
+        env = {
+            **os.environ,
+            "PEER": peer.name,
+            "PEER_ROOT": str(suite.parent),
+            "PEER_RESULTS": str(results),
+            "PEER_PYTHON": sys.executable,
+            "PEER_MODEL": str(weights("smollm2")),
+            "PYTHONPATH": os.pathsep.join([str(PLUGIN), str(ROOT / "src")]),
+            "SLOW_TESTS": "0",
+        }
+        python = Path(os.environ.get("PEER_VENV", ROOT / ".venv-peers"), "bin", "python")
+        command = [
+            str(python), "-m", "pytest", "-q", "-p", "plugin", "-p", "no:cacheprovider",
+            "--timeout", str(_TEST_S), "-o", "asyncio_mode=auto", "-o", "addopts=", str(file),
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(
+                command, cwd=suite.parent, env=env, timeout=_FILE_S, check=False,
+                capture_output=True, text=True,
+            )  # fmt: skip
+            said = f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        except subprocess.TimeoutExpired:
+            said = f"the file took more than {_FILE_S} s"
+        if not results.exists():
+            return [{"test": file.name, "outcome": "failed", "words": said, "refusals": []}]
+        return [json.loads(line) for line in results.read_text("utf-8").splitlines()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""A plugin of pytest under which the suites of llama.cpp and vLLM run against `duodec serve`.
+
+It runs in an environment of its own, without duodec: servers are processes of another Python. Tests
+that want the same options share a server. What a suite imports of vLLM itself is absent, and says so.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import types
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+from urllib.parse import urlsplit
+
+import httpx2 as httpx  # of the openai client
+import openai
+import pytest
+import requests
+from reasons import LLAMA_OPTIONS, VLLM_OPTIONS
+
+_START_S = 120
+_ABSENT = ("vllm", "torch", "transformers", "datasets", "schemathesis", "wget", "huggingface_hub")
+_RESULTS = Path(os.environ["PEER_RESULTS"])
+_refusals: list[tuple[int, str, str]] = []  # of the test that runs: status, path, what was said
+
+
+class Servers:
+    """`duodec serve` with some options, until others are wanted."""
+
+    options: tuple[str, ...] | None = None
+    port = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def use(self, *options: str) -> int:
+        """The port of a server with these options."""
+        if options != self.options:
+            self.stop()
+            self._start(options)
+        return self.port
+
+    def _start(self, options: tuple[str, ...]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [
+            os.environ["PEER_PYTHON"], "-m", "duodec", "serve", "-m", os.environ["PEER_MODEL"],
+            "--port", str(self.port), *options,
+        ]  # fmt: skip
+        with _RESULTS.with_suffix(".log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        end_s = time.monotonic() + _START_S
+        while not self._is_ready():
+            assert time.monotonic() < end_s, "the server did not start"
+            assert self.process.poll() is None, "the server ended; its log says why"
+            time.sleep(0.2)
+        self.options = options
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def stop(self) -> None:
+        self.options = None
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(60)
+
+
+SERVERS = Servers()
+
+
+# --- llama.cpp: its class of a server starts ours
+
+
+def _adapt_llama(root: Path) -> None:
+    sys.path.insert(0, str(root))
+    import utils
+
+    def start(self: Any, timeout_seconds: int = 0) -> None:
+        for option, why in LLAMA_OPTIONS.items():
+            if vars(self).get(option):
+                pytest.skip(f"n/a: {why}")
+        options = ["--alias", self.model_alias or "tinyllama-2"]
+        if self.api_key:
+            options += ["--api-key", self.api_key]
+        if self.n_slots:
+            options += ["--parallel", str(self.n_slots)]
+        options += ["--context", str(min((self.n_ctx or 2048) // (self.n_slots or 1), 2048))]
+        self.server_port = SERVERS.use(*options)
+
+    utils.ServerProcess.start = start
+    utils.ServerProcess.stop = lambda self: None
+    utils.ServerPreset.load_all = staticmethod(lambda: None)  # which downloads models
+    utils.match_regex = lambda regex, text: True  # the texts of another model
+
+
+# --- vLLM: the class that its tests start a server with
+
+
+class RemoteOpenAIServer:
+    """What the tests use of vLLM's own."""
+
+    DUMMY_API_KEY = "token-abc123"
+
+    def __init__(self, model: str, arguments: list[str], **options: Any) -> None:
+        for option, why in VLLM_OPTIONS.items():
+            if any(str(word).split("=")[0] == option for word in arguments):
+                pytest.skip(f"n/a: {why}")
+        self.model, self.port = model, SERVERS.use("--alias", model, "--context", "2048")
+
+    def __enter__(self) -> RemoteOpenAIServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    @property
+    def url_root(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def url_for(self, *parts: str) -> str:
+        return "/".join([self.url_root, *parts])
+
+    def get_client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(**self._client(options))
+
+    def get_async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(**self._client(options))
+
+    def _client(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "base_url": self.url_for("v1"), "api_key": self.DUMMY_API_KEY, "max_retries": 0,
+            "timeout": 60, **options,
+        }  # fmt: skip
+
+
+class Absent(MagicMock):
+    """Something of a library that is not installed."""
+
+
+class AbsentModule(types.ModuleType):
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Absent(name=f"{self.__name__}.{name}")
+
+
+class AbsentFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name.split(".")[0] in _ABSENT else None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return AbsentModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def _adapt_vllm() -> None:
+    """`tests.utils` and its relative spellings are ours."""
+    module = AbsentModule("tests.utils")
+    module.RemoteOpenAIServer = RemoteOpenAIServer  # type: ignore[attr-defined]
+    module.ROCM_EXTRA_ARGS, module.ROCM_ENV_OVERRIDES = [], {}  # type: ignore[attr-defined]
+    sys.modules["tests.utils"] = module
+
+
+# --- hooks
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    SERVERS.stop()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _refusals.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if report.when == "call" or report.outcome != "passed":
+        if report.when != "teardown":
+            _write(item.nodeid, report.outcome, str(report.longrepr or ""))
+    return report
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.outcome != "passed":
+        _write(report.nodeid, report.outcome, str(report.longrepr))
+
+
+def _write(test: str, outcome: str, words: str) -> None:
+    found = {"test": test, "outcome": outcome, "words": words[-4000:], "refusals": _refusals[-20:]}
+    with _RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(found) + "\n")
+
+
+def _note_refusals() -> None:
+    """Remember the statuses of 400 and more that a test is answered with."""
+
+    def note(status: int, url: str, text: str) -> None:
+        if status >= 400:
+            _refusals.append((status, urlsplit(url).path, text[:500]))
+
+    request = requests.Session.request
+
+    def requested(self: Any, *arguments: Any, **options: Any) -> Any:
+        response = request(self, *arguments, **options)
+        if response.status_code >= 400:
+            note(response.status_code, response.url, response.text)
+        return response
+
+    requests.Session.request = requested  # type: ignore[method-assign]
+    send, send_async = httpx.Client.send, httpx.AsyncClient.send
+
+    def sent(self: Any, sending: Any, **options: Any) -> Any:
+        response = send(self, sending, **options)
+        if response.status_code >= 400:
+            note(response.status_code, str(sending.url), response.read().decode())
+        return response
+
+    async def sent_async(self: Any, sending: Any, **options: Any) -> Any:
+        response = await send_async(self, sending, **options)
+        if response.status_code >= 400:
+            note(response.status_code, str(sending.url), (await response.aread()).decode())
+        return response
+
+    httpx.Client.send, httpx.AsyncClient.send = sent, sent_async  # type: ignore[method-assign]
+
+
+# before any conftest imports what is adapted
+sys.meta_path.insert(0, AbsentFinder())
+_note_refusals()
+if os.environ["PEER"] == "llama.cpp":
+    _adapt_llama(Path(os.environ["PEER_ROOT"]))
+else:
+    _adapt_vllm()

@@ -1,0 +1,83 @@
+"""Say why tests of other servers do not apply to ours.
+
+A failed test does not apply if a path that it needs is not served, if a field of its request is
+refused by name (docs/server.md lists them), or if it is about something that only its own server
+has. Everything else that fails is a failure.
+"""
+
+from __future__ import annotations
+
+# of llama.cpp's class of a server: options that we have no counterpart of
+LLAMA_OPTIONS = {
+    "server_embeddings": "embeddings are not served",
+    "server_reranking": "reranking is not served",
+    "lora_files": "adapters are not served",
+    "mmproj_url": "pictures are not served",
+    "models_dir": "models are named one by one (--also), not by a folder",
+    "models_preset": "models are named one by one (--also), not by a preset",
+    "slot_save_path": "slots are not saved to files",
+    "enable_ctx_shift": "a context is never shifted: what does not fit is refused",
+    "sleep_idle_seconds": "idle models are unloaded for others only",
+    "ui_mcp_proxy": "no proxy of tools",
+    "server_tools": "no tools of the server's own",
+    "mcp_servers_config": "no tools of the server's own",
+    "mcp_servers_json": "no tools of the server's own",
+    "gcp_compat": "no interface of that cloud",
+    "model_draft": "drafts are another matter here: tests/methods",
+    "spec_type": "drafts are another matter here: tests/methods",
+    "chat_template": "templates are the model's",
+    "chat_template_file": "the file is llama.cpp's, in its repository",
+}
+# of vLLM's
+VLLM_OPTIONS = {
+    "--enable-lora": "adapters are not served",
+    "--enable-prompt-embeds": "embeddings as prompts are not served",
+    "--mm-processor-kwargs": "pictures are not served",
+    "--limit-mm-per-prompt": "pictures are not served",
+    "--reasoning-parser": "the model served here does not reason",
+    "--root-path": "a proxy's prefix is the proxy's to strip",
+    "--chat-template": "the file is vLLM's, in its repository",
+    "--return-tokens-as-token-ids": "tokens are shown as texts",
+    "--enable-force-include-usage": "usage is sent where it is requested",
+    "--tool-call-parser": "the model served here has no tools in its template",
+}
+
+# paths that a test is answered 404 or 405 at
+UNSERVED_PATHS = {
+    "/completion": "llama.cpp's own /completion is not served: /v1/completions is",
+    "/completions": "llama.cpp's own /completion is not served: /v1/completions is",
+    "/infill": "infilling is by `suffix` of /v1/completions",
+    "/embedding": "embeddings are not served",
+    "/embeddings": "embeddings are not served",
+    "/v1/embeddings": "embeddings are not served",
+    "/rerank": "reranking is not served",
+    "/v1/rerank": "reranking is not served",
+    "/apply-template": "the template's text is not served; /tokenize takes messages",
+    "/chat/completions": "paths begin with /v1",
+    "/v1/chat/completions/input_tokens": "/tokenize counts the tokens of messages",
+    "/v1/messages/input_tokens": "/v1/messages/count_tokens does",
+    "/lora-adapters": "adapters are not served",
+    "/tools": "no tools of the server's own",
+    "/models": "paths begin with /v1",
+    "/predict": "no interface of that cloud",
+    "/index.html": "the page is at /",
+    "/v1/completions/render": "the template's text is not served",
+    "/v1/chat/completions/render": "the template's text is not served",
+}
+
+# what a 400 says, where a request's field or its value is refused by name
+REFUSALS = {
+    r"is no field that is served here": "a field that is refused by name",
+    r"is served as .* only": "a value that is refused by name",
+    r"chat template has no tools": "the model served here has no tools in its template",
+    r"this model reads text only": "pictures and sounds are not served",
+}
+
+# tests by name: a pattern of their ids, and the reason
+TESTS = {
+    r"test_serving_chat|test_batched|_error\.py|tensorizer|test_mcp|test_harmony|parsable|"
+    r"decisions|schema|lmeval|logprob_token_ids|prompt_embeds": "vLLM's own code, in one process",
+    r"test_router|test_vision|test_lora|test_rerank|test_embedding|test_slot_save|test_sleep|"
+    r"test_mcp|test_tools_builtin|test_infill|test_speculative|test_kv_keep|test_ctx_shift|"
+    r"test_proxy|test_gcp": "a part of llama.cpp's server that we have no counterpart of",
+}
