@@ -15,7 +15,7 @@ import pytest
 from fakes.tiny_models import write_dense
 
 from duodec.backends.llamacpp import row_choice
-from duodec.backends.llamacpp.chains import LlamaChains
+from duodec.backends.llamacpp.chains import NUM_BATCH, LlamaChains
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.padded import NUM_PIECE, LlamaPadded
 from duodec.backends.llamacpp.row_choice import WIDTHS, RowChoice, measure, most_rows
@@ -190,6 +190,31 @@ def test_a_device_is_asked_for_one_shape_of_pass(
                 texts[i] = np.append(texts[i], np.array([*taken, 3], dtype=np.int32))
     passes = {shape for shape in shapes if shape[1]}
     assert passes == ({(8, 8)} if is_width_exact else {(16, 16)})
+
+
+def test_a_prompt_of_a_shared_pass_can_be_abandoned_and_is_read_on_from_there(
+    model: LlamaModel,
+) -> None:
+    class Gone(Exception):
+        pass
+
+    def gone() -> None:
+        raise Gone
+
+    text = np.random.default_rng(3).integers(0, 512, NUM_BATCH + 40).astype(np.int32)
+    options: Any = {"num_context": 700, "num_threads": 1, "num_slots": 2, "num_rows": 8}
+    options["is_width_exact"] = False
+    with closing(LlamaTarget(model, **options)) as target:
+        (expected,) = target.score([Query(0, text)])
+        wanted = expected.row_logits(0).copy()
+    with closing(LlamaTarget(model, **options)) as shared:
+        shared.score([Query(1, text[:50])])
+        shared.on_chunk = gone
+        with pytest.raises(Gone):
+            shared.score([Query(0, text), Query(1, text[:50])])
+        shared.on_chunk = lambda: pytest.fail("it is read again")
+        (found,) = shared.score([Query(0, text)])
+        assert (found.row_logits(0) == wanted).all()
 
 
 @pytest.mark.parametrize("num_rows", [2, 8])

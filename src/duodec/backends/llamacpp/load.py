@@ -78,7 +78,7 @@ def load(
     layers = llama_layers(config)
     placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
     lib = load_llama()
-    on: list[devices.Device] = llama_devices(config)
+    on = llama_devices(config)
     footprint, num_context, packs = None, config.context, not config.no_repack
     if header := Header.read(lib, path):  # otherwise loading reports what is wrong with the file
         overrides.check(placed, path, header)
