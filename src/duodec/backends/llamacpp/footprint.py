@@ -30,10 +30,18 @@ class Footprint:
     fixed_bytes: int = 0  # of the weights, that cannot be read from their file again at need
 
     @classmethod
-    def of(cls, lib: Any, header: Header, cache: CacheTypes, num_slots: int = 1) -> Footprint:
-        """A server's slots have a cache each, and a lone request one more."""
+    def of(
+        cls,
+        lib: Any,
+        header: Header,
+        cache: CacheTypes,
+        num_slots: int = 1,
+        num_lone: int = 1,
+    ) -> Footprint:
+        """A server's slots have a cache each, and on a CPU a lone request one more (``num_lone``),
+        for trees."""
         has_states = header.state_bytes > 0  # then a lone request has no cache of its own
-        num_caches = num_slots if num_slots == 1 or has_states else num_slots + 1
+        num_caches = num_slots if num_slots == 1 or has_states else num_slots + num_lone
         return cls(
             weight_bytes=header.num_bytes,
             cache_bytes_per_token=num_caches * (cache.bytes_per_token(lib, header) + _MASK_BYTES),

@@ -133,9 +133,9 @@ def _memory(
 ) -> tuple[Footprint, int, list[devices.Device]]:
     """What a target takes where it will be, the free bytes there, and its devices."""
     lib = load_llama()
-    footprint = Footprint.of(lib, header, cache, config.num_slots)
     if layers and can_offload():
-        footprint = footprint.on_gpu(header, placed_tensors(config), layers)
+        whole = Footprint.of(lib, header, cache, config.num_slots, num_lone=0)
+        footprint = whole.on_gpu(header, placed_tensors(config), layers)
         on = llama_devices(config)
         if config.device in ("auto", *devices.KINDS):  # nobody says how many
             text = config.context or min(_ONE_CARD, header.num_context_train or UNKNOWN_CONTEXT)
@@ -143,6 +143,7 @@ def _memory(
             on = devices.fewest(lib, on, int(_SPARE * need))
         free = devices.free_bytes(lib, on) or available_bytes()  # some drivers do not report it
         return footprint, free, on
+    footprint = Footprint.of(lib, header, cache, config.num_slots)
     return footprint, available_bytes() - taken_bytes, []
 
 
