@@ -16,16 +16,22 @@ from fakes.tiny_models import write_dense
 
 from duodec.backends.llamacpp import row_choice
 from duodec.backends.llamacpp.chains import NUM_BATCH, LlamaChains
+from duodec.backends.llamacpp.load import padded_rows
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.padded import NUM_PIECE, LlamaPadded
 from duodec.backends.llamacpp.row_choice import WIDTHS, RowChoice, measure, most_rows
 from duodec.backends.llamacpp.row_trial import RowTrial, try_rows
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.placement import Placement
 from duodec.cli.checks.pair import check_rows
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler
+from duodec.errors import BadOption
+from duodec.loading.config import EngineConfig
+from duodec.loading.load import load_target
+from duodec.loading.resolve import check_torch, resolve_target
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +163,23 @@ def test_a_choice_is_kept_for_the_content_of_a_file(
     assert chosen("one.gguf", 1.0) == 4
     assert chosen("again.gguf", 1.0) == 4, "measured once"
     assert chosen("one.gguf", 2.0) == 2, "another model of the same size"
+
+
+def test_rows_are_of_a_device(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadOption, match=r"rows is 8, and a CPU's forward"):
+        load_target(resolve_target(EngineConfig(str(model.path), draft=None, rows=8)))
+    with pytest.raises(BadOption, match=r"rows is 8, which only llama\.cpp"):
+        check_torch(EngineConfig(rows=8))
+    for wrong in (1, 65):
+        with pytest.raises(BadOption, match=rf"rows is {wrong}; use 2 to 64"):
+            EngineConfig(rows=wrong)
+    said: list[str] = []
+    monkeypatch.setattr(LlamaModel, "placement", Placement.ELSEWHERE)
+    monkeypatch.setattr(LlamaModel, "num_grouped_heads", 7)
+    assert padded_rows(EngineConfig(rows=8), model, said.append) == 8
+    assert not said
+    assert padded_rows(EngineConfig(rows=16), model, said.append) == 16
+    assert "flash attention computes 8 at once" in said[0]
 
 
 @pytest.mark.parametrize("is_width_exact", [True, False])
