@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp import devices, library
 from duodec.backends.llamacpp import load as llama
 from duodec.backends.llamacpp.caches import CACHE_TYPES, CacheTypes
 from duodec.backends.llamacpp.footprint import Footprint
@@ -85,9 +86,81 @@ def test_it_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) 
         load_target(resolve_target(EngineConfig(target="smollm2-draft", draft=None, context=8000)))
 
 
+GPUS = {"CUDA0": 9 * GIB, "CUDA1": 11 * GIB, "CUDA2": 3 * GIB}  # free bytes
+
+
+class Loaded(Exception):
+    """That weights would be read now, on these devices."""
+
+
+def loaded_on(
+    monkeypatch: pytest.MonkeyPatch,
+    free: dict[str, int] = GPUS,
+    integrated: tuple[str, ...] = (),
+    **options: Any,
+) -> list[str]:
+    """The devices that a model of 4 GiB is loaded on; an empty list leaves it to llama.cpp."""
+    found = [devices.Device(name, "", 24 * GIB, name in integrated) for name in free]
+
+    def load(*_: Any, on: list[devices.Device], **__: Any) -> None:
+        raise Loaded([device.name for device in on])
+
+    monkeypatch.setattr(devices, "every", lambda lib: found)
+    monkeypatch.setattr(
+        devices, "free_bytes",
+        lambda lib, chosen=(): sum(free[device.name] for device in chosen or found),
+    )  # fmt: skip
+    monkeypatch.setattr(llama, "can_offload", lambda: True)
+    monkeypatch.setattr(llama.Header, "read", lambda lib, path: LARGE)
+    monkeypatch.setattr(llama, "LlamaModel", load)
+    with pytest.raises(Loaded) as caught:
+        llama.load(Path("model.gguf"), EngineConfig(draft=None, **options), lambda line: None)
+    (names,) = caught.value.args
+    return list(names)
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_one_card_is_taken_where_it_is_enough(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loaded_on(monkeypatch, device=device) == ["CUDA1"], "that with most free memory"
+    assert loaded_on(monkeypatch, device=device, context=65536) == ["CUDA1", "CUDA0"]
+    both = {"CUDA0": 3 * GIB, "CUDA1": 3 * GIB}
+    every = [] if device == "auto" else ["CUDA0", "CUDA1"]
+    assert loaded_on(monkeypatch, both, device=device) == every, "it needs all"
+    untold = {"CUDA0": 0, "CUDA1": 0}
+    assert loaded_on(monkeypatch, untold, device=device) == every, "no driver tells"
+
+
+def test_cards_that_are_named_are_all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loaded_on(monkeypatch, device="cuda:0,cuda:1") == ["CUDA0", "CUDA1"]
+    assert loaded_on(monkeypatch, device="CUDA0") == ["CUDA0"]
+
+
+def test_a_card_comes_before_what_shares_the_machines_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = {"Vulkan0": 60 * GIB, "Vulkan1": 9 * GIB, "Vulkan2": 8 * GIB}
+    assert loaded_on(monkeypatch, both, ("Vulkan0",)) == ["Vulkan1"]
+    assert loaded_on(monkeypatch, {"Vulkan0": 60 * GIB}, ("Vulkan0",)) == []
+
+
+def test_a_context_that_a_gpu_does_not_hold_besides_the_weights_is_refused_before_loading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = {"CUDA0": 9 * GIB}
+    assert loaded_on(monkeypatch, one, context=32768) == []
+    with pytest.raises(
+        ContextExceeded, match=r"GPU memory holds caches of (\d+) tokens; use \1 or"
+    ):
+        loaded_on(monkeypatch, one, context=65536)
+    with pytest.raises(ContextExceeded, match=r"hold no caches besides 4.3 GB.*--gpu-layers"):
+        loaded_on(monkeypatch, {"CUDA0": 3 * GIB}, context=4096)
+    assert loaded_on(monkeypatch, {"CUDA0": 3 * GIB}, context=4096, gpu_layers=8) == []
+    assert loaded_on(monkeypatch, one, context=9200, num_slots=4) == [], "four caches, not five"
+
+
 def test_a_gpu_holds_what_is_placed_on_it() -> None:
     whole = Footprint.of(library.load(), LARGE, CacheTypes())
-    assert whole.on_gpu(LARGE, [], -1) == whole
+    assert whole.on_gpu(LARGE, [], -1) == replace(whole, fixed_bytes=4 * GIB)
     half = whole.on_gpu(LARGE, [], 16)
     assert half.weight_bytes == 2 * GIB
     assert half.cache_bytes_per_token == whole.cache_bytes_per_token // 2

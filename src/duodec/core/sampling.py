@@ -379,5 +379,7 @@ class Sampler:
 
 @lru_cache(maxsize=4)
 def _whole(num_vocab: int) -> NDArray[np.int64]:
-    """Every token of a vocabulary; not to be changed."""
-    return np.arange(num_vocab)
+    """Every token of a vocabulary; read-only, since all rows share it."""
+    tokens = np.arange(num_vocab)
+    tokens.flags.writeable = False
+    return tokens

@@ -166,9 +166,9 @@ class EngineConfig:
             "by default measured once, and kept.",
             "Machine",
             metavar="N",
-            ge=1,
+            ge=2,
             le=MOST_ROWS,
-            remedy=f"use 1 to {MOST_ROWS}",
+            remedy=f"use 2 to {MOST_ROWS}",
         ),
     ] = None
     gpu_layers: Annotated[

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_CPU __attribute__((target_clones("avx2", "default")))
 #else
 #define FOR_EACH_CPU

@@ -15,17 +15,23 @@ import pytest
 from fakes.tiny_models import write_dense
 
 from duodec.backends.llamacpp import row_choice
-from duodec.backends.llamacpp.chains import LlamaChains
+from duodec.backends.llamacpp.chains import NUM_BATCH, LlamaChains
+from duodec.backends.llamacpp.load import padded_rows
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.padded import NUM_PIECE, LlamaPadded
 from duodec.backends.llamacpp.row_choice import WIDTHS, RowChoice, measure, most_rows
 from duodec.backends.llamacpp.row_trial import RowTrial, try_rows
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.placement import Placement
 from duodec.cli.checks.pair import check_rows
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler
+from duodec.errors import BadOption
+from duodec.loading.config import EngineConfig
+from duodec.loading.load import load_target
+from duodec.loading.resolve import check_torch, resolve_target
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +165,23 @@ def test_a_choice_is_kept_for_the_content_of_a_file(
     assert chosen("one.gguf", 2.0) == 2, "another model of the same size"
 
 
+def test_rows_are_of_a_device(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadOption, match=r"rows is 8, and a CPU's forward"):
+        load_target(resolve_target(EngineConfig(str(model.path), draft=None, rows=8)))
+    with pytest.raises(BadOption, match=r"rows is 8, which only llama\.cpp"):
+        check_torch(EngineConfig(rows=8))
+    for wrong in (1, 65):
+        with pytest.raises(BadOption, match=rf"rows is {wrong}; use 2 to 64"):
+            EngineConfig(rows=wrong)
+    said: list[str] = []
+    monkeypatch.setattr(LlamaModel, "placement", Placement.ELSEWHERE)
+    monkeypatch.setattr(LlamaModel, "num_grouped_heads", 7)
+    assert padded_rows(EngineConfig(rows=8), model, said.append) == 8
+    assert not said
+    assert padded_rows(EngineConfig(rows=16), model, said.append) == 16
+    assert "flash attention computes 8 at once" in said[0]
+
+
 @pytest.mark.parametrize("is_width_exact", [True, False])
 def test_a_device_is_asked_for_one_shape_of_pass(
     model: LlamaModel, is_width_exact: bool, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +213,31 @@ def test_a_device_is_asked_for_one_shape_of_pass(
                 texts[i] = np.append(texts[i], np.array([*taken, 3], dtype=np.int32))
     passes = {shape for shape in shapes if shape[1]}
     assert passes == ({(8, 8)} if is_width_exact else {(16, 16)})
+
+
+def test_a_prompt_of_a_shared_pass_can_be_abandoned_and_is_read_on_from_there(
+    model: LlamaModel,
+) -> None:
+    class Gone(Exception):
+        pass
+
+    def gone() -> None:
+        raise Gone
+
+    text = np.random.default_rng(3).integers(0, 512, NUM_BATCH + 40).astype(np.int32)
+    options: Any = {"num_context": 700, "num_threads": 1, "num_slots": 2, "num_rows": 8}
+    options["is_width_exact"] = False
+    with closing(LlamaTarget(model, **options)) as target:
+        (expected,) = target.score([Query(0, text)])
+        wanted = expected.row_logits(0).copy()
+    with closing(LlamaTarget(model, **options)) as shared:
+        shared.score([Query(1, text[:50])])
+        shared.on_chunk = gone
+        with pytest.raises(Gone):
+            shared.score([Query(0, text), Query(1, text[:50])])
+        shared.on_chunk = lambda: pytest.fail("it is read again")
+        (found,) = shared.score([Query(0, text)])
+        assert (found.row_logits(0) == wanted).all()
 
 
 @pytest.mark.parametrize("num_rows", [2, 8])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from duodec.backends.llamacpp import library, overrides
 from duodec.backends.llamacpp.header import Header
 from duodec.backends.llamacpp.load import placed_tensors
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.padded import MOST_ROWS, NUM_PIECE
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.llamacpp.trees import LlamaScores
 from duodec.backends.placement import Placement
@@ -159,3 +161,17 @@ def test_a_target_partly_on_the_cpu_is_a_state_of_its_own(
 def test_the_struct_is_two_pointers() -> None:
     assert ctypes.sizeof(overrides._Entry) == 2 * ctypes.sizeof(ctypes.c_void_p)
     assert resolve("smollm2-draft").path.exists()
+
+
+@pytest.mark.parametrize("own", [None, "32"])
+def test_weights_on_the_cpu_go_to_a_gpu_for_prompts_only(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp's limit of rows, read as its devices are opened, unless the user has set one."""
+    name = "GGML_OP_OFFLOAD_MIN_BATCH"
+    monkeypatch.delenv(name, raising=False)
+    if own:
+        monkeypatch.setenv(name, own)
+    library._prepare_environment()
+    found = os.environ[name]
+    assert found == own if own else MOST_ROWS < int(found) <= NUM_PIECE

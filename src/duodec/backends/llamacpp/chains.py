@@ -158,18 +158,16 @@ class LlamaChains(Target):
         """Raises ContextExceeded and ComputeFailed; then what these slots held is forgotten."""
         most = (self.num_rows or MAX_ROWS // len(queries)) - 1
         works = {query.slot: self._fit(query, max(0, most)) for query in queries}
+        if self.num_rows:
+            self._pad(works.values(), self.num_rows)
         try:
-            if self.num_rows:
-                self._pad(works.values(), self.num_rows)
-            else:
-                self._read_long(works)
+            self._read_long(works)
             # neighbours in the cache share a forward, others take turns
             entries = [entry for slot in sorted(works) for entry in works[slot].rest()]
             self._decode(entries)
         except BaseException:
             for slot in works:
-                self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
-                self._held.pop(slot, None)
+                self._forget(slot)
             raise
         places: dict[int, slice] = {}
         num_rows = 0
@@ -201,18 +199,29 @@ class LlamaChains(Target):
             self._held[query.slot] = held[:begin]
         return Work(query, chain_of(query.draft)[:most], begin)
 
+    def _forget(self, slot: int) -> None:
+        self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
+        self._held.pop(slot, None)
+
     def _pad(self, works: Collection[Work], num_rows: int) -> None:
-        """Read all of the texts but their last tokens, so that the pass after it has its rows."""
+        """Read all of the texts but their last tokens, so that the pass after it has its rows.
+        ``on_chunk`` may raise; what was read by then is held."""
         for work in works:
             slot, text = work.query.slot, work.query.text
             while (num_left := len(text) - 1 - work.begin) > 0:
-                self._decode(work.part(min(num_left, NUM_BATCH)))
+                try:
+                    self._decode(work.part(min(num_left, NUM_BATCH)))
+                except BaseException:
+                    self._forget(slot)
+                    raise
                 self._held[slot] = text[: work.begin]
+                if num_left > NUM_BATCH:
+                    self.on_chunk()
             work.num_padded = num_rows - 1 - len(work.chain)
 
     def _read_long(self, works: dict[int, Work]) -> None:
         """Parts of long texts, until the rest of all fits in a forward."""
-        while (excess := sum(work.num_new for work in works.values()) - NUM_BATCH) > 0:
+        while (excess := sum(work.num_new for work in works.values()) - self._num_batch) > 0:
             work = max(works.values(), key=lambda work: len(work.query.text) - work.begin)
             num_left = len(work.query.text) - 1 - work.begin
             slot, text = work.query.slot, work.query.text

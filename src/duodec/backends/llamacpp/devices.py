@@ -11,7 +11,8 @@ from typing import Any
 from duodec.backends.llamacpp.header import ggml
 from duodec.errors import BackendUnavailable, BadOption
 
-_GPUS = (1, 2)  # ggml_backend_dev_type: with memory of its own, and with the machine's
+_INTEGRATED = 2  # ggml_backend_dev_type
+_GPUS = (1, _INTEGRATED)
 _KINDS = {  # as users call them, by what llama.cpp calls its devices
     "CUDA": "cuda", "ROCm": "rocm", "HIP": "rocm", "Vulkan": "vulkan", "Metal": "metal",
     "MTL": "metal", "SYCL": "sycl",
@@ -27,6 +28,7 @@ class Device:
     name: str  # llama.cpp's, as Vulkan0
     description: str  # the vendor's
     total_bytes: int
+    is_integrated: bool = False  # its memory is the machine's
 
     @property
     def kind(self) -> str:
@@ -78,6 +80,19 @@ def as_array(lib: Any, chosen: Sequence[Device]) -> Any:
     return (ctypes.c_void_p * (len(pointers) + 1))(*pointers, None)
 
 
+def fewest(lib: Any, chosen: Sequence[Device], num_bytes: int) -> list[Device]:
+    """As few devices as hold so many bytes, those with the most free memory: a forward pass over
+    several waits for each in turn. ``chosen`` are those to take from; none: those that llama.cpp
+    takes by itself. All of them where they do not hold it, or where a driver does not tell."""
+    of_own = [d for d in chosen or every(lib) if not d.is_integrated]
+    left = of_own or list(chosen) or every(lib)
+    left.sort(key=lambda device: free_bytes(lib, [device]), reverse=True)
+    for count in range(1, len(left)):
+        if free_bytes(lib, left[:count]) >= num_bytes:
+            return left[:count]
+    return list(chosen)
+
+
 def free_bytes(lib: Any, chosen: Sequence[Device] = ()) -> int:
     """Free memory of some devices together, or of all, as far as their drivers tell."""
     names = {device.name for device in chosen or every(lib)}
@@ -94,7 +109,13 @@ def _pointers(lib: Any) -> list[int]:
 def _describe(lib: Any, pointer: int) -> Device:
     name = ggml(lib, "ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
     words = ggml(lib, "ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
-    return Device(name(pointer).decode(), words(pointer).decode(), _memory(lib, pointer)[1])
+    kind = ggml(lib, "ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+    return Device(
+        name(pointer).decode(),
+        words(pointer).decode(),
+        _memory(lib, pointer)[1],
+        kind(pointer) == _INTEGRATED,
+    )
 
 
 def _memory(lib: Any, pointer: int) -> tuple[int, int]:

@@ -27,12 +27,21 @@ class Footprint:
     cache_bytes_per_token: int  # of context, in all of its caches
     row_bytes: int
     state_bytes: int = 0  # of recurrent layers: the states of all slots, and their snapshots
+    fixed_bytes: int = 0  # of the weights, that cannot be read from their file again at need
 
     @classmethod
-    def of(cls, lib: Any, header: Header, cache: CacheTypes, num_slots: int = 1) -> Footprint:
-        """A server's slots have a cache each, and a lone request one more."""
+    def of(
+        cls,
+        lib: Any,
+        header: Header,
+        cache: CacheTypes,
+        num_slots: int = 1,
+        num_lone: int = 1,
+    ) -> Footprint:
+        """A server's slots have a cache each, and on a CPU a lone request one more (``num_lone``),
+        for trees."""
         has_states = header.state_bytes > 0  # then a lone request has no cache of its own
-        num_caches = num_slots if num_slots == 1 or has_states else num_slots + 1
+        num_caches = num_slots if num_slots == 1 or has_states else num_slots + num_lone
         return cls(
             weight_bytes=header.num_bytes,
             cache_bytes_per_token=num_caches * (cache.bytes_per_token(lib, header) + _MASK_BYTES),
@@ -45,9 +54,11 @@ class Footprint:
         most = max(1, len(header.kv_heads))
         part = 1.0 if num_layers < 0 else min(1.0, num_layers / most)
         kept = sum(n for name, n in header.tensors.items() if device_of(placed, name) == CPU)
+        weight_bytes = int(part * (self.weight_bytes - kept))
         return replace(
             self,
-            weight_bytes=int(part * (self.weight_bytes - kept)),
+            weight_bytes=weight_bytes,
+            fixed_bytes=weight_bytes,
             cache_bytes_per_token=max(1, int(part * self.cache_bytes_per_token)),
         )
 
@@ -57,8 +68,8 @@ class Footprint:
         return caches + self.row_bytes + self.state_bytes
 
     def most_context(self, free_bytes: int) -> int:
-        """Tokens whose caches fit, if weights need not: those of a file are read again at need."""
-        left = max(0, free_bytes - self.row_bytes - self.state_bytes)
+        """Tokens whose caches fit. On a CPU weights need not: a file's are read again at need."""
+        left = max(0, free_bytes - self.fixed_bytes - self.row_bytes - self.state_bytes)
         return left // self.cache_bytes_per_token
 
     def good_context(self, free_bytes: int) -> int:

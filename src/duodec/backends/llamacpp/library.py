@@ -66,6 +66,9 @@ def _prepare_environment() -> None:
     # forward pass they meet hundreds of times: spin for some microseconds, then sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "active")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    # Weights on the CPU go to the GPU for passes of so many rows. It pays for a prompt only: at
+    # llama.cpp's own 32 it would befall requests that share a pass, each time.
+    os.environ.setdefault("GGML_OP_OFFLOAD_MIN_BATCH", "128")
 
 
 def _import() -> ModuleType:

@@ -21,6 +21,8 @@ from duodec.machine.busy import SpareCores
 from duodec.machine.cores import CorePlan, available_cores
 from duodec.machine.memory import available_bytes
 
+_ONE_CARD = 8192  # tokens of context that one GPU must hold to be enough, where nobody says more
+_SPARE = 1.1  # of what is estimated
 GPU_BUILD = "build one with `duodec setup --gpu cuda` (or vulkan, rocm, metal)"
 
 
@@ -81,7 +83,7 @@ def load(
     if header := Header.read(lib, path):  # otherwise loading reports what is wrong with the file
         overrides.check(placed, path, header)
         cache.check(lib, header)
-        footprint, free = _memory(config, header, cache, layers, taken_bytes)
+        footprint, free, on = _memory(config, header, cache, layers, taken_bytes)
         num_context = llama_context(config.context, header, footprint, free, on_warning)
         packs = packs and _holds_packed(config, layers, header, footprint, taken_bytes, on_warning)
     model = LlamaModel(
@@ -122,21 +124,27 @@ def fits(path: Path, config: Options, taken_bytes: int) -> bool:
     cache = CacheTypes(config.cache_type_k, config.cache_type_v)
     if config.context:
         checked_context(config.context, header.num_context_train or UNKNOWN_CONTEXT)
-    footprint, free = _memory(config, header, cache, llama_layers(config), taken_bytes)
+    footprint, free, _ = _memory(config, header, cache, llama_layers(config), taken_bytes)
     return footprint.weight_bytes + footprint.least_bytes(config.context) <= free
 
 
 def _memory(
     config: Options, header: Header, cache: CacheTypes, layers: int, taken_bytes: int
-) -> tuple[Footprint, int]:
-    """What a target takes where it will be, and the free bytes there."""
+) -> tuple[Footprint, int, list[devices.Device]]:
+    """What a target takes where it will be, the free bytes there, and its devices."""
     lib = load_llama()
-    footprint = Footprint.of(lib, header, cache, config.num_slots)
     if layers and can_offload():
+        whole = Footprint.of(lib, header, cache, config.num_slots, num_lone=0)
+        footprint = whole.on_gpu(header, placed_tensors(config), layers)
         on = llama_devices(config)
+        if config.device in ("auto", *devices.KINDS):  # nobody says how many
+            text = config.context or min(_ONE_CARD, header.num_context_train or UNKNOWN_CONTEXT)
+            need = footprint.weight_bytes + footprint.least_bytes(text)
+            on = devices.fewest(lib, on, int(_SPARE * need))
         free = devices.free_bytes(lib, on) or available_bytes()  # some drivers do not report it
-        return footprint.on_gpu(header, placed_tensors(config), layers), free
-    return footprint, available_bytes() - taken_bytes
+        return footprint, free, on
+    footprint = Footprint.of(lib, header, cache, config.num_slots)
+    return footprint, available_bytes() - taken_bytes, []
 
 
 def _holds_packed(
@@ -223,8 +231,15 @@ def llama_context(
         return num_context
     most = footprint.most_context(free_bytes)
     if checked_context(asked, trained) > most:
+        where = "GPU memory" if footprint.fixed_bytes else "memory"
+        if not most:
+            raise ContextExceeded(
+                f"context is {asked}, and {free_bytes / 1e9:.1f} GB of free {where} hold no caches "
+                f"besides {footprint.fixed_bytes / 1e9:.1f} GB of weights; use fewer --gpu-layers, "
+                "or a smaller quantisation"
+            )
         raise ContextExceeded(
-            f"context is {asked}, and memory holds caches of {most} tokens; use {most} or less, "
+            f"context is {asked}, and {where} holds caches of {most} tokens; use {most} or less, "
             "or a smaller format with --cache-type-k and --cache-type-v"
         )
     return asked

@@ -173,8 +173,7 @@ class LlamaPadded(LlamaChains):
         return slot in self._held
 
     def _forget(self, slot: int) -> None:
-        self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
-        self._held.pop(slot, None)
+        super()._forget(slot)
         self._num_read.pop(slot, None)
 
 

@@ -182,8 +182,8 @@ class LlamaRecurrent(LlamaChains):
         kept[:] = [one for one in kept if one.num_tokens <= begin]
 
     def _forget(self, slot: int) -> None:
-        self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
-        for known in (self._held, self._firm, self._checkpoints, self._kept):
+        super()._forget(slot)
+        for known in (self._firm, self._checkpoints, self._kept):
             known.pop(slot, None)
 
     def _goes_on_from_kept(self, work: Work, most_again: int) -> bool:

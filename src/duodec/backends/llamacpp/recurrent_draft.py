@@ -110,9 +110,9 @@ class LlamaRecurrentDraft(DraftModel):
     # --- parts
 
     def _row(self, slot: int, text: Tokens) -> Row:
-        """The logits after a text; they hold until the next call."""
+        """The logits after a text."""
         (scores,) = self.target.score([Query(slot, text)])
-        return scores.rows[-1]  # type: ignore[attr-defined, no-any-return]
+        return scores.row_logits(0).copy()
 
     def _slot_of(self, slot: int) -> int:
         """The state that holds a slot's text: its own, a free one, or the longest unused one's."""

@@ -69,6 +69,7 @@ class LlamaTarget(Target):
                 self._chains = LlamaChains(
                     model, num_rows=num_rows, is_width_exact=False, **options
                 )
+                self._chains.on_chunk = self._look_up
             else:
                 self._open_trees(0)
                 if num_slots > 1:
