@@ -12,7 +12,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """A search from disk needs a worker, which the theme would fetch: ours lies next to the pages."""
+    """A search from disk needs a worker; the theme would fetch it, ours lies next to the pages."""
     return output.replace("https://unpkg.com/iframe-worker/shim", "kept/iframe-worker.js")
 
 
