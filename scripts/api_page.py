@@ -6,9 +6,15 @@ import dataclasses
 import inspect
 import re
 import typing
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import duodec
+from duodec import inputs
+from duodec.chat import template
+from duodec.core import events
+from duodec.core.round import Stats
 from duodec.loading.config import EngineConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
@@ -17,6 +23,7 @@ CLASSES = (
     "EngineConfig",
     "SamplingParams",
     "Completion",
+    "Stats",
     "Logprob",
     "Started",
     "Delta",
@@ -24,34 +31,81 @@ CLASSES = (
     "Finished",
     "Grammar",
 )
+ELSEWHERE = {"EngineConfig": EngineConfig, "Stats": Stats}
+TYPES = ((template, "Message"), (inputs, "Prompt"), (inputs, "Params"), (events, "Event"),
+         (events, "FinishReason"), (events, "Source"))  # fmt: skip
+WIDTH = 96  # of a signature on one line
 METHODS = ("load", "generate", "chat", "stream", "astream", "close")
 
 
 def page() -> str:
     """The whole page."""
     parts = [
+        "<!-- python scripts/api_page.py writes this page from the docstrings -->",
         "# Python API",
-        "Written by `python scripts/api_page.py` from the docstrings; do not edit.",
-        "Everything but `EngineConfig` is imported from `duodec`.",
+        "Everything but `EngineConfig` and `Stats` is imported from `duodec`.",
         "Errors that a caller can cause are subclasses of `duodec.DuodecError`.",
     ]
     for name in CLASSES:
         parts += _class(name)
+    aliases = "\n".join(_alias(module, name) for module, name in TYPES)
+    parts += ["## Types", f"```python\n{aliases}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
 def _class(name: str) -> list[str]:
-    kind = getattr(duodec, name) if name != "EngineConfig" else EngineConfig
+    kind = ELSEWHERE.get(name) or getattr(duodec, name)
     parts = [f"## `{name}`", inspect.getdoc(kind) or ""]
     if name == "LLM":
         for method in METHODS:
             function = getattr(kind, method)
-            signature = str(inspect.signature(function)).replace("'", "").replace("self, ", "")
-            signature = re.sub(r"<function [^>]*>[^>]*>", "...", signature).replace("(self)", "()")
-            parts += [f"### `LLM.{method}`", f"    {method}{signature}", _text(function)]
+            parts += [f"### `LLM.{method}`", _signature(method, function), _text(function)]
     else:
         parts.append(_fields(kind))
-    return parts
+        parts.append(_properties(kind))
+    return [part for part in parts if part]
+
+
+def _signature(name: str, function: Callable[..., object]) -> str:
+    """A call as Python writes it, over several lines if it is long."""
+    signature = inspect.signature(function)
+    words = [_parameter(one) for key, one in signature.parameters.items() if key != "self"]
+    stars = [
+        i for i, one in enumerate(signature.parameters.values()) if one.kind == one.KEYWORD_ONLY
+    ]
+    if stars:
+        words.insert(stars[0] - ("self" in signature.parameters), "*")
+    is_async = inspect.isasyncgenfunction(function)
+    head, end = f"{'async ' if is_async else ''}def {name}", signature.return_annotation
+    line = f"{head}({', '.join(words)}) -> {end}"
+    if len(line) > WIDTH:
+        line = f"{head}(\n" + "".join(f"    {word},\n" for word in words) + f") -> {end}"
+    return f"```python\n{line}\n```"
+
+
+def _parameter(one: inspect.Parameter) -> str:
+    stars = "**" if one.kind is one.VAR_KEYWORD else ""
+    default = "" if one.default is one.empty else f" = {one.default!r}"
+    return f"{stars}{one.name}: {one.annotation}{default}"
+
+
+def _alias(module: ModuleType, name: str) -> str:
+    """Its definition, as the source has it."""
+    found = re.search(rf"(?m)^{name} = .*$", inspect.getsource(module))
+    assert found, name
+    return found[0]
+
+
+def _properties(kind: type) -> str:
+    """A list of a class's properties, by their docstrings."""
+    found = {name: one for name, one in vars(kind).items() if isinstance(one, property)}
+    lines = [
+        f"- `{name}: {inspect.signature(one.fget).return_annotation}`"
+        + (f": {' '.join((one.__doc__ or '').split())}" if one.__doc__ else "")
+        for name, one in found.items()
+        if one.fget is not None and not name.startswith("_")
+    ]
+    return "**Properties**\n\n" + "\n".join(lines) if lines else ""
 
 
 def _text(function: object) -> str:

@@ -6,10 +6,12 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -802,3 +804,32 @@ def test_models_are_listed_and_fetched(cli: Cli) -> None:
     status, out, err = cli("models", "pull", "smolm2")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "did you mean smollm2" in err
+
+
+def test_an_answer_that_was_cut_off_says_so(cli: Cli) -> None:
+    _, err = talk(cli, "hello")
+    assert "cut off at max_tokens 12; /set max_tokens none lifts the limit" in err
+
+
+def test_keys_typed_while_an_answer_streams_stay_out_of_it(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not echoed, and are there for the next message."""
+    ours, terminal = os.openpty()
+    before = termios.tcgetattr(terminal)
+    lines = ["hello"]
+    with os.fdopen(terminal) as stdin, os.fdopen(ours, "r+b", buffering=0) as keyboard:
+
+        def read(prompt: str) -> str:
+            assert termios.tcgetattr(stdin) == before, "the next message is typed as ever"
+            return lines.pop() if lines else stdin.readline()
+
+        def type_something(number: int) -> None:
+            if number == 3:
+                keyboard.write(b"/bye\n")
+
+        monkeypatch.setattr(chat, "_terminal_reader", lambda: read)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        cli.on_forward = type_something
+        assert app.run(["chat", "-n", "12", "--method", "ar"]) == 0
+        assert not select.select([keyboard], [], [], 0)[0], "something was echoed"

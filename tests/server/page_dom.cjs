@@ -14,6 +14,9 @@ class Node {
   replaceChildren(...nodes) { this.children = []; this.append(...nodes); }
   remove() { this.parent.children = this.parent.children.filter(n => n !== this); }
   setAttribute(name, value) { this.attributes[name] = value; }
+  getAttribute(name) { return this.attributes[name] ?? null; }
+  appendChild(node) { this.append(node); return node; }
+  cloneNode() { const own = Object.assign(new Node(this.name), { className: this.className, attributes: { ...this.attributes } }); own.append(...this.children.map(n => n.cloneNode ? n.cloneNode() : new Text(n.words))); return own; }
   get textContent() { return this.children.map(n => n.textContent).join(""); }
   set textContent(words) { this.children = words === "" ? [] : [new Text(words)]; }
   get html() {
@@ -45,17 +48,19 @@ class Store {
 }
 
 /* The page, opened; `answer(request)` gives what fetch of a completion gives. */
-function open({ answer, kept = {}, models = { status: 200, json: async () => ({ data: [{ id: "m" }] }) }, confirms = true }) {
+function open({ answer, kept = {}, models = { status: 200, json: async () => ({ data: [{ id: "m" }] }) }, confirms = true, isGone = () => false }) {
   const page = fs.readFileSync(path.join(WEB, "page.html"), "utf-8"), nodes = {};
   for (const [, name, id] of page.matchAll(/<(\w+)[^>]*?\bid="([^"]+)"/g)) nodes[id] = Object.assign(new Node(name), { id });
   for (const [, tag] of page.matchAll(/<\w+([^>]*\bhidden\b[^>]*)>/g)) nodes[/id="([^"]+)"/.exec(tag)[1]].hidden = true;
   global.document = {
+    compatMode: "CSS1Compat", createElementNS: (_, n) => new Node(n),
     body: new Node("body"), createElement: n => new Node(n), createTextNode: w => new Text(w),
     createDocumentFragment: () => new Node("#fragment"), getElementById: id => nodes[id] || (() => { throw new Error("no #" + id); })(),
   };
   global.localStorage = new Store(kept);
   global.sessionStorage = new Store();
   global.confirm = () => confirms;
+  global.location = { host: "127.0.0.1:8000" };
   const exported = [];
   global.Blob = class { constructor(parts) { exported.push(parts.join("")); } };
   global.URL.createObjectURL = () => "blob:";
@@ -65,13 +70,14 @@ function open({ answer, kept = {}, models = { status: 200, json: async () => ({ 
   global.cancelAnimationFrame = clearTimeout;
   const asked = [];
   global.fetch = async (url, options = {}) => {
+    if (isGone()) throw new TypeError("fetch failed");
     if (url === "health") return { json: async () => ({ status: "ok" }) };
     if (url.startsWith("props?model=")) return { json: async () => ({ model: "m", speculation: {} }) };
     if (url === "v1/models") return models;
     asked.push(JSON.parse(options.body));
     return answer(asked.length, options);
   };
-  const scripts = ["markdown.js", "chat.js"].map(n => fs.readFileSync(path.join(WEB, n), "utf-8").replace(/if \(typeof module.*/, "")).join("\n");
+  const scripts = ["kept/highlight.min.js", "kept/katex.min.js", "markdown.js", "chats.js", "chat.js"].map(n => fs.readFileSync(path.join(WEB, n), "utf-8").replace(/^if \(typeof module.*/m, "")).join("\n");
   new Function(scripts)();
   const type = words => { nodes.text.value = words; nodes.text.send("keydown", { key: "Enter" }); };
   return { nodes, asked, kept, exported, type, shown: () => nodes.chat.textContent };

@@ -12,6 +12,10 @@ const markdown = (text, drafted) => {
 };
 
 const actions = (page, word) => page.nodes.chat.querySelectorAll(".action").filter(n => n.textContent === word);
+const chats = page => page.nodes.chats.children.map(item => item.children[0]);
+const typing = (page, words) => { const field = page.nodes.chat.querySelector("textarea"); field.value = words; field.send("keydown", { key: "Enter" }); };
+const shortened = (n = 3) => ({ ...last(), timings: { ...last().timings, predicted_n: n } });
+const cutOff = words => ({ choices: [{ delta: { content: words }, finish_reason: "length" }] });
 
 const tests = {
   async earlier_conversations_are_kept_and_taken_up() {
@@ -20,26 +24,55 @@ const tests = {
     page.type("first chat");
     await soon();
     page.nodes.clear.send("click");
-    assert.strictEqual(page.nodes.chats.hidden, false);
     page.type("second chat");
     await soon();
     const again = open({ kept, answer: () => null });
     assert(again.shown().includes("second chat") && !again.shown().includes("first chat"));
-    assert(again.nodes.chats.textContent.includes("first chat"));
-    again.nodes.chats.value = "0";
-    again.nodes.chats.send("change");
+    assert.deepStrictEqual(chats(again).map(n => n.textContent), ["second chat", "first chat"]);
+    chats(again)[1].send("click");
     assert(again.shown().includes("answer 1") && !again.shown().includes("answer 2"), again.shown());
-    assert(again.nodes.chats.textContent.includes("second chat"));
-    assert(!again.nodes.chats.textContent.includes("first chat"));
+    assert.deepStrictEqual(chats(again).map(n => n.textContent), ["first chat", "second chat"]);
+    assert.strictEqual(chats(again)[0].getAttribute("aria-current"), "true");
+  },
+  async chats_of_earlier_versions_are_kept() {
+    const old = words => [{ role: "user", content: words }, { role: "assistant", content: "re " + words, drafted: [[0, 2]], facts: "2 tokens" }];
+    const page = open({ kept: { "duodec.chat": JSON.stringify(old("one")), "duodec.chats": JSON.stringify([old("two"), "broken", null]) }, answer: () => null });
+    assert(page.shown().includes("re one") && page.shown().includes("2 tokens"), page.shown());
+    assert.deepStrictEqual(chats(page).map(n => n.textContent), ["one", "two"]);
+    for (const broken of ["{", "7", "null", JSON.stringify({ nodes: [{ role: "user", content: "x", parent: 5 }], leaf: 0 })])
+      assert(open({ kept: { "duodec.chat": broken, "duodec.chats": broken }, answer: () => null }).shown().includes("Three things to try"));
+  },
+  async chats_are_searched_and_renamed() {
+    const kept = {};
+    const page = open({ kept, answer: () => stream([said("of whales"), last()]) });
+    page.type("animals");
+    await soon();
+    page.nodes.clear.send("click");
+    page.type("numbers");
+    await soon();
+    page.nodes.find.value = "WHALES";
+    page.nodes.find.send("input");
+    assert.strictEqual(chats(page).length, 2, "both answers have the word");
+    page.nodes.find.value = "animal";
+    page.nodes.find.send("input");
+    assert.deepStrictEqual(chats(page).map(n => n.textContent), ["animals"]);
+    page.nodes.chats.children[0].children[1].send("click");
+    const field = page.nodes.chats.querySelector("input");
+    field.value = "  Sea  ";
+    field.send("keydown", { key: "Enter" });
+    page.nodes.find.value = "nothing has this";
+    page.nodes.find.send("input");
+    assert.strictEqual(page.nodes.none.hidden, false);
+    assert(chats(open({ kept, answer: () => null })).some(n => n.textContent === "Sea"));
   },
   async a_conversation_is_deleted_only_if_confirmed() {
     const kept = {};
     for (const confirms of [false, true]) {
-      const page = open({ kept, confirms, answer: () => stream([said("words"), last()]) });
+      const page = open({ kept, confirms, answer: () => stream([said("prose"), last()]) });
       if (!confirms) { page.type("hi"); await soon(); }
-      page.nodes.delete.send("click");
-      assert.strictEqual(page.shown().includes("words"), !confirms);
-      assert.strictEqual(open({ kept, answer: () => null }).shown().includes("words"), !confirms);
+      page.nodes.chats.children[0].children[2].send("click");
+      assert.strictEqual(page.shown().includes("prose"), !confirms);
+      assert.strictEqual(open({ kept, answer: () => null }).shown().includes("prose"), !confirms);
     }
   },
   async a_conversation_is_exported_as_the_command_line_loads_it() {
@@ -50,18 +83,114 @@ const tests = {
     page.nodes.export.send("click");
     assert.deepStrictEqual(JSON.parse(page.exported[0]), { messages: [{ role: "user", content: "hi" }, { role: "assistant", content: "words" }] });
   },
-  async a_message_is_edited_and_what_followed_is_gone() {
-    const page = open({ answer: n => stream([said("answer " + n), last()]) });
+  async an_edited_message_stands_beside_the_old_one() {
+    const kept = {};
+    const page = open({ kept, answer: n => stream([said("answer " + n), last()]) });
     page.type("one");
     await soon();
     page.type("two");
     await soon();
     actions(page, "edit")[1].send("click");
-    assert.strictEqual(page.nodes.text.value, "two");
-    assert(!page.shown().includes("answer 2"), page.shown());
-    page.type("three");
+    assert.strictEqual(page.nodes.chat.querySelector("textarea").value, "two");
+    page.nodes.chat.querySelectorAll(".action").concat(page.nodes.chat.querySelectorAll(".quiet")).find(n => n.textContent === "Cancel").send("click");
+    assert(page.shown().includes("two") && page.shown().includes("answer 2"), page.shown());
+    assert.strictEqual(page.asked.length, 2, "nothing was asked");
+    actions(page, "edit")[1].send("click");
+    typing(page, "three");
     await soon();
     assert.deepStrictEqual(page.asked[2].messages.map(m => m.content), ["one", "answer 1", "three"]);
+    assert(page.shown().includes("answer 3") && !page.shown().includes("answer 2"), page.shown());
+    const again = open({ kept, answer: () => null });
+    assert(again.shown().includes("2 of 2"), again.shown());
+    actions(again, "‹")[0].send("click");
+    assert(again.shown().includes("answer 2") && !again.shown().includes("answer 3"), again.shown());
+    assert(again.shown().includes("1 of 2"));
+  },
+  async an_edit_while_an_answer_streams_waits() {
+    const page = open({ answer: (n, o) => stream(n === 1 ? [said("done"), last()] : [said("half"), new Promise(() => {})], o.signal) });
+    page.type("one");
+    await soon();
+    page.type("two");
+    await soon();
+    actions(page, "edit")[0].send("click");
+    assert.strictEqual(page.nodes.chat.querySelector("textarea"), null);
+    page.nodes.stop.send("click");
+  },
+  async an_answer_that_the_limit_cut_says_so_and_goes_on_with_its_seed() {
+    const page = open({ answer: n => stream(n === 1 ? [said("one "), cutOff("two"), shortened(64)] : [said("one two three"), last()]) });
+    page.nodes.max_tokens.value = "64";
+    page.type("count");
+    await soon();
+    assert(page.shown().includes("cut off by the limit of 64 tokens"), page.shown());
+    actions(page, "continue")[0].send("click");
+    await soon();
+    assert.deepStrictEqual([page.asked[1].seed, page.asked[1].max_tokens], [1, 128]);
+    assert.deepStrictEqual(page.asked[1].messages, page.asked[0].messages);
+    assert(page.shown().includes("one two three"), page.shown());
+    assert.strictEqual(actions(page, "continue").length, 0);
+  },
+  async a_dead_server_is_named_and_asked_again() {
+    let isGone = false;
+    const page = open({ answer: () => stream([said("fine"), last()]), isGone: () => isGone });
+    await soon();
+    assert.strictEqual(page.nodes.banner.hidden, true);
+    isGone = true;
+    page.type("hello");
+    await soon();
+    assert(page.shown().includes("the server at 127.0.0.1:8000 does not answer"), page.shown());
+    assert.strictEqual(page.nodes.banner.hidden, false);
+    assert(page.nodes.trouble.textContent.includes("127.0.0.1:8000"));
+    assert.strictEqual(page.nodes.text.value, "hello", "the words are back");
+    isGone = false;
+    page.nodes.retry.send("click");
+    await soon();
+    assert(page.shown().includes("fine"), page.shown());
+    await new Promise(resolve => setTimeout(resolve, 1100));
+    assert.strictEqual(page.nodes.banner.hidden, true);
+  },
+  async tokens_are_told_by_source_and_what_drafting_brought_in_words() {
+    const counts = { predicted_n: 60, draft_n: 80, draft_n_accepted: 40, draft_n_accepted_from_model: 25 };
+    const end = (plain_ms, tokens_per_second, more = {}) => ({ ...last(), metrics: { tokens_per_second, time_to_first_token_ms: 5 }, timings: { ...counts, plain_ms, ...more } });
+    const shown = async chunk => { const page = open({ answer: () => stream([said("ok"), chunk]) }); page.type("hi"); await soon(); return page.shown(); };
+    const fast = await shown(end(50, 42));
+    assert(fast.includes("2.1× plain decoding"), fast);
+    for (const words of ["25 draft model", "15 earlier text", "20 the target's own"]) assert(fast.includes(words), fast);
+    assert((await shown(end(50, 20.4))).includes("drafts bring little here"));
+    const unmeasured = await shown(end(null, 42));
+    assert(!/plain decoding|little/.test(unmeasured), unmeasured);
+    const plain = await shown(end(50, 20, { draft_n: 0, draft_n_accepted: 0, draft_n_accepted_from_model: 0 }));
+    assert(plain.includes("no drafts") && !plain.includes("× plain"), plain);
+  },
+  async drafted_words_say_what_proposed_them() {
+    const from = (text, source) => ({ choices: [{ delta: { content: text }, segments: [{ text, is_drafted: Boolean(source), source }] }] });
+    const page = open({ answer: () => stream([from("a", null), from("b", "draft model"), from("c", "draft model"), from("d", "earlier text"), last(4)]) });
+    page.type("hi");
+    await soon();
+    assert(page.nodes.chat.html.includes('a<span class="drafted">bc</span><span class="drafted earlier">d</span>'), page.nodes.chat.html);
+  },
+  async an_empty_chat_shows_three_things_to_try() {
+    const page = open({ answer: () => stream([said("ok"), last()]) });
+    const tries = page.nodes.chat.querySelectorAll(".try");
+    assert.strictEqual(tries.length, 3);
+    tries[1].send("click");
+    await soon();
+    assert.strictEqual(page.asked[0].messages[0].content, tries[1].textContent);
+    assert(!page.shown().includes("Three things"), page.shown());
+  },
+  formulas_become_mathml_and_prices_stay() {
+    for (const text of ["so $x^2$ is", "so \\(x^2\\) is", "$$\nx^2\n$$", "\\[\nx^2\n- 1\n\\]", "- a $$x^2$$ b"])
+      assert(markdown(text).includes("<msup>"), text + " in " + markdown(text));
+    for (const text of ["it costs $5 and $6", "$ a $", "open \\[ x", "$$ open\n\n# Title", "\\(open", "`$x$`", "```\n$x$\n```", "\\$x\\$"])
+      assert(!markdown(text).includes("<math"), text + " in " + markdown(text));
+    assert(markdown("$$ open\n\n# Title").includes("<h2>Title</h2>"));
+    const evil = markdown("$\\href{javascript:alert(1)}{x}$ $\\includegraphics{https://e.org/x.png}$ $\\def\\a{\\a\\a}\\a$");
+    assert(!/href|<img/.test(evil.replace(/\\href/g, "")), evil);
+  },
+  code_is_coloured_and_keeps_what_was_drafted() {
+    const got = markdown('```js\nlet a = "<b>";\n```', [[6, 12]]);
+    assert(got.includes('<span class="hljs-keyword"><span class="drafted">let</span></span>'), got);
+    assert(got.includes('<span class="hljs-string">"&lt;b>"</span>'), got);
+    assert(!markdown("```nothing\nlet a\n```").includes("hljs"));
   },
   async the_last_answer_is_given_again() {
     const page = open({ answer: n => stream([said("answer " + n), last()]) });
@@ -102,7 +231,7 @@ const tests = {
   code_keeps_its_lines_and_may_be_open() {
     const got = markdown("```python\nif a:\n    b *= c\n");
     assert(got.includes('<span class="language">python</span>'), got);
-    assert(got.includes("if a:\n    b *= c"), got);
+    assert(got.includes('<span class="hljs-keyword">if</span> a:\n    b *= c'), got);
     assert(!got.includes("<em>"), got);
   },
   words_with_marks_in_them_stay() {
@@ -131,6 +260,7 @@ const tests = {
     const n = 8000, blanks = " ".repeat(3 * n);
     const evils = [
       "*a ", "_a ", "**a ", "~~a ", "*_a ", "*a* _b ", "*a\\*", "https://a_ ", "|a", "- a\n\n", "`a", "[a](", "***a ",
+      "$a$ ", "$a ", "$$a", "$$\n", "\\[\n", "\\(a\\)", "\\(", "$\\frac{a}{b}$", "```js\na = `${b}` /* \"c\n",
     ].map(words => words.repeat(n)).concat([
       "[a](" + blanks, "[a](b" + blanks, "https://a" + ".".repeat(3 * n) + "x", "# a" + blanks + "b", "# a" + "#".repeat(3 * n) + "b",
       "- a\n" + "\n".repeat(n) + "  b", "|a|b|\n|-|-|\n" + "|a|b|\n".repeat(n), "a|b\n-" + blanks + "a", "```" + blanks + "`",
@@ -161,7 +291,7 @@ const tests = {
     await soon();
     assert.deepStrictEqual(again.asked[0].messages, [{ role: "user", content: "hi" }, { role: "assistant", content: "Hello you" }, { role: "user", content: "and now?" }]);
     again.nodes.clear.send("click");
-    assert.strictEqual(open({ kept, answer: () => null }).shown(), "");
+    assert(open({ kept, answer: () => null }).shown().includes("Three things to try"));
   },
   async a_reload_in_the_middle_keeps_what_was_said_as_stopped() {
     const kept = {};

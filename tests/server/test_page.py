@@ -84,8 +84,11 @@ def test_a_conversation(
     api.expect(page.locator(".error")).to_contain_text("context holds 4000")
     page.locator("#text").fill("")
     assert page.locator("main").bounding_box()["height"] >= size[1] * 0.4, "messages have room"
+    if page.locator("#menu").is_visible():
+        page.locator("#menu").click()
     page.locator("#clear").click()
     assert page.locator(".message").count() == 0
+    assert page.locator(".try").count() == 3
     assert all(url.startswith((server.url, "data:")) for url in asked)
     assert not wrong
     page.close()

@@ -7,6 +7,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ pytest.importorskip("starlette", reason="starlette is not installed: pip install
 from duodec.server.page import chat_page, content_policy
 
 HERE = Path(__file__).parent
+KEPT = Path(str(files("duodec.server"))) / "web" / "kept"
 NODE = shutil.which("node")
 TESTS = re.findall(
     r"^  (?:async )?(\w+)\(\) \{$", (HERE / "page_tests.cjs").read_text(), re.MULTILINE
@@ -35,10 +37,23 @@ def test_under_node(name: str) -> None:
 
 def test_the_page_is_whole_and_fetches_nothing_from_elsewhere() -> None:
     page = chat_page()
-    assert "renderMarkdown" in page
+    assert all(name in page for name in ("renderMarkdown", "const Chats", "katex", "hljs"))
     assert "/*" + "page.css*/" not in page
+    for library in KEPT.glob("*.js"):
+        text = library.read_text("utf-8")
+        assert text in page
+        page = page.replace(text, "")  # the policy forbids it to fetch anything
     assert not re.search(r"""(?:src|href)=["'](?!data:)""", page)
     assert "innerHTML" not in page, "an answer never becomes HTML"
+
+
+def test_libraries_that_are_kept_are_small_and_have_their_licences() -> None:
+    licences = (KEPT / "LICENSE").read_text("utf-8")
+    for library in KEPT.glob("*.js"):
+        assert re.search(rf"(?m)^{re.escape(library.name)}: \S+ [\d.]+, https://", licences)
+    assert "BSD 3-Clause" in licences
+    assert "MIT License" in licences
+    assert len(chat_page()) < 500_000
 
 
 def test_a_browser_runs_our_scripts_and_no_others() -> None:

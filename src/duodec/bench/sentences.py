@@ -37,7 +37,7 @@ def verdict(measures: PairMeasures) -> str:
         (judged or ratios).items(), key=lambda item: (item[1].is_faster, item[1].value)
     )
     prompts = count(ratio.num_prompts, "prompt")
-    figures = f"{interval_words(ratio)}, over {prompts}"
+    figures = f"over {prompts}" if ratio.low is None else f"{interval_words(ratio)}, over {prompts}"
     if not judged:
         words = (
             f"{best} decoded at {ratio.value:.2f} times the speed of {plain} ({figures}), too few "
@@ -165,7 +165,7 @@ def _about_noise(ours: Sequence[Generation], measures: PairMeasures) -> Iterator
             )
     ratios = (cell.ratio for cell in measures.cells.values() if cell.method in _others(measures))
     fewest = min((ratio.num_prompts for ratio in ratios if ratio), default=_FEW_PROMPTS)
-    if fewest < _FEW_PROMPTS:
+    if 1 < fewest < _FEW_PROMPTS:  # one has no interval
         yield (
             f"An interval over {count(fewest, 'prompt')} holds the true ratio less often than 95% "
             "says; raise --limit."

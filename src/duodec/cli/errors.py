@@ -51,6 +51,10 @@ def _usage_words(error: Exception, arguments: Sequence[str], commands: Collectio
     words = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
     found = typed(getattr(getattr(error, "param", None), "opts", ()), arguments)
     if found and (hint := re.match(r"Invalid value for [^:]*: (.*)", words, re.DOTALL)):
+        number = re.match(r"Input should be a valid (integer|number)", hint[1])
+        kind = {"integer": "a whole number", "number": "a number"}.get(number[1] if number else "")
+        if kind:
+            return f"{found[0]} is {found[1]!r}; write {kind}"
         words = f"{found[0]} is {found[1]!r}: {hint[1]}"
     return f"{as_typed(words, arguments)}; see {command} --help"
 

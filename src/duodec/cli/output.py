@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import termios
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -141,6 +142,24 @@ _LONG_HEAD = 8
 def one_line(text: str) -> str:
     """Text from a file, without characters that move a terminal's cursor."""
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+@contextmanager
+def unechoed_keys() -> Iterator[None]:
+    """What is typed meanwhile waits for who reads the terminal next, and is not shown among what
+    is written. Ctrl-C stays what it is."""
+    try:
+        terminal = sys.stdin.fileno()
+        before = termios.tcgetattr(terminal)
+    except (AttributeError, OSError, ValueError, termios.error):
+        yield  # no terminal
+        return
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(terminal, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def put_rich_table(table: Table) -> None:

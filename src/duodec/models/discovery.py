@@ -71,7 +71,7 @@ def best_for(target: Path) -> Path | None:
 def _judged(path: Path, name: str, place: str, target: ModelMetadata) -> Candidate:
     num_bytes = path.stat().st_size
     if num_bytes > target.num_bytes:
-        return Candidate(path, name, place, 0, num_bytes, fault="it is larger than the target")
+        return Candidate(path, name, place, 0, num_bytes, fault="larger than the target")
     if _NO_DRAFT.search(name.lower()):
         return Candidate(path, name, place, 0, num_bytes, fault="its name says that it embeds")
     try:

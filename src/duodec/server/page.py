@@ -8,6 +8,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
+_PART = re.compile(r"/\*([\w./]+\.(?:css|js))\*/")
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -15,9 +16,7 @@ _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 def chat_page() -> str:
     """The page, its style and its scripts."""
     page = _text("page.html")
-    for name in ("page.css", "markdown.js", "chat.js"):
-        page = page.replace(f"/*{name}*/", _text(name))
-    return page
+    return _PART.sub(lambda found: _text(found[1]), page)
 
 
 @cache
@@ -33,4 +32,5 @@ def content_policy() -> str:
 
 
 def _text(name: str) -> str:
+    """A file of ours, or in `kept/` of others, whose licences lie next to them."""
     return files("duodec.server").joinpath("web", name).read_text("utf-8")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from duodec.cli.completion import StreamedCompletion, stream_completion
 from duodec.cli.interrupts import Interruption, Stopped
-from duodec.cli.output import CompletionWriter, is_terminal, say, say_dim, warn
+from duodec.cli.output import CompletionWriter, is_terminal, say, say_dim, unechoed_keys, warn
 from duodec.cli.summary import draft_line, rate
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption, ContextExceeded
@@ -117,7 +117,7 @@ class Conversation:
     def _reply(self) -> None:
         done = None
         interruption = Interruption(_HARD_PATIENCE)
-        with suppress(Stopped):
+        with suppress(Stopped), unechoed_keys():
             done = stream_completion(
                 self.engine,
                 self.engine.tokens_of(self.prompt_of(self.all_messages())),
@@ -145,6 +145,10 @@ class Conversation:
             warn(
                 f"the context of {self.engine.num_context} tokens is full; /clear forgets the "
                 "conversation, and --context starts a chat with a larger one"
+            )
+        if done.finished.finish_reason == "length" and not done.is_interrupted:
+            say_dim(
+                f"cut off at max_tokens {self.max_tokens}; /set max_tokens none lifts the limit"
             )
         if not self.is_quiet and is_terminal(sys.stderr):
             stats = done.finished.stats

@@ -1,33 +1,33 @@
 "use strict";
 /* The conversation: asks the server, shows what streams, and keeps everything in this browser. */
 const $ = id => document.getElementById(id);
-const chat = $("chat");
-const CHAT = "duodec.chat", OTHERS = "duodec.chats", KEY = "duodec.key";
+const view = $("chat");
+const KEY = "duodec.key";
 const SAVED = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "method", "max_draft", "system"];
-const SAVE_EVERY_MS = 500, NEAR_END_PX = 60;
+const SAVE_EVERY_MS = 500, NEAR_END_PX = 60, RETRY_MS = 1000, LEAST_GAIN = 1.05;
 const WAITING = "Your message goes out when this answer ends. Escape takes it back.";
 const NEEDS_KEY = "This server asks for an API key. Whoever runs it has one for you.";
 const WRONG_KEY = "The server does not know this API key. Check it and send your message again.";
+const TO_TRY = ["Count from one to thirty in words.", "Write a Python function that reverses a list, and explain it.", "Explain to a child why the sky is blue."];
+const SOURCES = [["model", "draft model"], ["earlier", "earlier text"], ["own", "the target's own"]];
 
-/* [{ role, content, drafted?, facts? }]: `drafted` are the ranges of an answer that drafts supplied. */
-let messages = [];
-let others = [];  // earlier conversations, the last one first
+let chat = Chats.fresh();  // the one that is shown
+let others = [];  // the last one first
 let hasDraftModel = true;
 let running = null;  // stops the answer that streams
 let isQueued = false;  // a message waits for the answer to end
+let isAsking = false;  // whether the server is there
 
 // --- what the browser keeps
 
 function read(store, name) { try { return store.getItem(name); } catch { return null; } }
 function write(store, name, value) { try { store.setItem(name, value); } catch { /* full or forbidden: it works without */ } }
-function save() { write(localStorage, CHAT, JSON.stringify(messages)); }
-function isMessage(m) { return m && ["user", "assistant"].includes(m.role) && typeof m.content === "string"; }
-function kept(name) {
-  try { const found = JSON.parse(read(localStorage, name)); return Array.isArray(found) ? found : []; } catch { return []; /* of another version */ }
-}
+function save() { write(localStorage, CHAT, JSON.stringify(chat)); }
+function kept(name) { try { return JSON.parse(read(localStorage, name)); } catch { return null; /* of another version */ } }
 function restore() {
-  others = kept(OTHERS).filter(Array.isArray).map(chat => chat.filter(isMessage)).filter(chat => chat.length);
-  take(kept(CHAT).filter(isMessage));
+  const found = kept(OTHERS);
+  others = (Array.isArray(found) ? found : []).map(Chats.adopt).filter(other => other.nodes.length);
+  take(Chats.adopt(kept(CHAT)));
 }
 
 for (const id of SAVED) {
@@ -40,83 +40,114 @@ $("key").addEventListener("change", () => { write(sessionStorage, KEY, $("key").
 
 // --- what is shown
 
-function put(kind, text = "") {
-  const node = document.createElement("div");
-  node.className = kind;
+function make(name, kind, text = "") {
+  const node = document.createElement(name);
+  if (kind) node.className = kind;
   node.textContent = text;
-  chat.append(node);
-  chat.scrollTop = chat.scrollHeight;
   return node;
 }
-function show(message) {
-  if (message.role === "user") return put("message user", message.content);
-  const node = put("message assistant");
-  render(node, message);
-  if (message.facts) put("facts", message.facts);
+function put(kind, text = "") {
+  const node = make("div", kind, text);
+  view.append(node);
+  view.scrollTop = view.scrollHeight;
+  return node;
+}
+function button(word, label, run, kind = "quiet action") {
+  const node = make("button", kind, word);
+  node.setAttribute("type", "button");
+  if (label) node.setAttribute("aria-label", label);
+  node.addEventListener("click", run);
   return node;
 }
 /* The whole conversation anew; what can be done with a message follows it. */
 function redraw() {
-  chat.replaceChildren();
-  messages.forEach((message, at) => {
-    show(message);
-    if (message.role === "user") action("edit", "edit this message", () => { setText(cut(at).content); $("text").focus(); });
-    else if (at === messages.length - 1 && at) action("regenerate", "regenerate: another answer to the last message", () => ask(cut(at - 1).content));
+  view.replaceChildren();
+  if (!chat.nodes.length) return empty();
+  const path = Chats.path(chat);
+  for (const at of path) {
+    const message = chat.nodes[at], isUser = message.role === "user", isLast = at === path[path.length - 1];
+    const node = put(isUser ? "message user" : "message assistant", isUser ? message.content : "");
+    if (!isUser) { render(node, message); showFacts(message); }
+    const can = put(isUser ? "can mine" : "can");
+    branches(can, at);
+    if (isUser) can.append(button("edit", "edit this message", idly(() => edit(at, node, can))));
+    else if (isLast) {
+      if (message.isCut && message.asked) can.append(button("continue", "continue: the limit of tokens cut this answer", idly(() => goOn(message)), "action"));
+      can.append(button("regenerate", "regenerate: another answer to the last message", idly(() => { chat.leaf = message.parent; redraw(); answer(); })));
+    }
+  }
+}
+function idly(run) { return () => { if (!running) run(); }; }
+function empty() {
+  const box = put("empty");
+  box.append(make("p", "", "Nothing is sent anywhere but to this server. Tick “show drafts” to see what was drafted while the target computed. Three things to try:"));
+  for (const words of TO_TRY) box.append(button(words, "", idly(() => ask(words)), "quiet try"));
+}
+/* Which of several versions of a message is shown, and the way to its neighbours. */
+function branches(box, at) {
+  const all = Chats.children(chat, chat.nodes[at].parent), number = all.indexOf(at);
+  if (all.length < 2) return;
+  const step = (words, label, other) => {
+    const node = button(words, label, idly(() => { Chats.show(chat, all[other]); redraw(); save(); }));
+    node.disabled = !(other in all);
+    box.append(node);
+  };
+  step("‹", "the version before", number - 1);
+  box.append(make("span", "count", number + 1 + " of " + all.length));
+  step("›", "the next version", number + 1);
+}
+/* A message becomes a field; what is sent stands beside the old message, which stays. */
+function edit(at, node, can) {
+  const field = make("textarea", "editor");
+  field.value = chat.nodes[at].content;
+  field.setAttribute("aria-label", "Edit your message");
+  const send = () => { const words = field.value.trim(); if (!words || running) return; chat.leaf = chat.nodes[at].parent; redraw(); ask(words); };
+  field.addEventListener("keydown", event => {
+    if (event.key === "Escape") redraw();
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
   });
-}
-function action(word, label, run) {
-  const button = document.createElement("button");
-  Object.assign(button, { type: "button", className: "quiet action", textContent: word });
-  button.setAttribute("aria-label", label);
-  button.addEventListener("click", () => { if (!running) run(); });
-  chat.append(button);
-  chat.scrollTop = chat.scrollHeight;
-}
-/* Ends the conversation before this message, and returns it. */
-function cut(at) {
-  const message = messages[at];
-  messages = messages.slice(0, at);
-  redraw();
-  save();
-  return message;
-}
-/* Goes on with another conversation. */
-function take(other) {
-  running?.abort();
-  idle();
-  messages = other;
-  redraw();
-  queue(false);
-  save();
-  write(localStorage, OTHERS, JSON.stringify(others));
-  const list = $("chats");
-  list.replaceChildren(option("", "earlier chats"), ...others.map((chat, at) => option(String(at), chat[0].content.slice(0, 40))));
-  list.value = "";
-  list.hidden = !others.length;
-  $("export").hidden = $("delete").hidden = !messages.length;
-}
-function option(value, words) {
-  const node = document.createElement("option");
-  Object.assign(node, { value, textContent: words });
-  return node;
+  node.replaceChildren(field);
+  can.replaceChildren(button("Cancel", "", redraw), button("Send", "", send, "action"));
+  field.focus();
 }
 function render(node, message) {
-  const isAtEnd = chat.scrollHeight - chat.scrollTop - chat.clientHeight < NEAR_END_PX;
+  const isAtEnd = view.scrollHeight - view.scrollTop - view.clientHeight < NEAR_END_PX;
   node.replaceChildren(renderMarkdown(message.content, message.drafted));
   for (const box of node.querySelectorAll(".code")) box.append(copyButton(box));
-  if (isAtEnd) chat.scrollTop = chat.scrollHeight;
+  if (isAtEnd) view.scrollTop = view.scrollHeight;
 }
 function copyButton(box) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "quiet copy";
-  button.textContent = "copy";
-  button.addEventListener("click", async () => {
-    try { await navigator.clipboard.writeText(box.querySelector("code").textContent); button.textContent = "copied"; } catch { button.textContent = "not allowed here"; }
-  });
-  return button;
+  const node = button("copy", "", async () => {
+    try { await navigator.clipboard.writeText(box.querySelector("code").textContent); node.textContent = "copied"; } catch { node.textContent = "not allowed here"; }
+  }, "quiet copy");
+  return node;
 }
-function forgetError() { for (const node of chat.querySelectorAll(".error")) node.remove(); }
+/* How an answer went: its speed over plain decoding, its tokens by source, and figures. */
+function showFacts({ facts }) {
+  if (!facts) return;
+  if (typeof facts === "string") { put("facts", facts); return; }
+  const box = put("facts");
+  if (facts.verdict) box.append(make("strong", "verdict", facts.verdict));
+  box.append(legend(facts.sources), make("span", "", facts.words));
+}
+function legend(sources) {
+  const box = make("span", "legend");
+  const total = sources.reduce((sum, count) => sum + count, 0);
+  const bar = make("span", "bar");
+  SOURCES.forEach(([kind, words], i) => {
+    if (!sources[i]) return;
+    const part = make("span", kind);
+    part.style.flexGrow = String(sources[i] / total);
+    bar.append(part);
+    const entry = make("span", "entry");
+    entry.append(make("i", kind), make("span", "", sources[i] + " " + words));
+    box.append(entry);
+  });
+  bar.setAttribute("aria-hidden", "true");
+  box.append(bar);
+  return box;
+}
+function forgetError() { for (const node of view.querySelectorAll(".error")) node.remove(); }
 function askForKey(why) { $("why").textContent = why; $("ask").hidden = false; $("key").focus(); }
 function grow() { const t = $("text"); t.style.height = "auto"; t.style.height = t.scrollHeight + 2 + "px"; }
 function setText(text) { $("text").value = text; grow(); }
@@ -125,23 +156,69 @@ function queue(is) {
   $("live").textContent = is ? WAITING : "";
 }
 
+// --- the list of chats
+
+/* Goes on with another conversation. */
+function take(other) {
+  running?.abort();
+  idle();
+  chat = other;
+  redraw();
+  queue(false);
+  keepAll();
+}
+function keepAll() {
+  save();
+  write(localStorage, OTHERS, JSON.stringify(others));
+  list();
+}
+function list() {
+  const words = $("find").value.trim().toLowerCase();
+  const shown = [...(chat.nodes.length ? [chat] : []), ...others].filter(one => !words || Chats.has(one, words));
+  $("chats").replaceChildren(...shown.map(entry));
+  $("none").hidden = !words || shown.length > 0;
+  $("export").hidden = !chat.nodes.length;
+}
+function entry(one) {
+  const item = make("li"), title = Chats.title(one);
+  const open = button(title, "", () => { if (one !== chat) { leave(); others = others.filter(other => other !== one); take(one); } drawer(false); }, "quiet open");
+  if (one === chat) open.setAttribute("aria-current", "true");
+  item.append(open, button("✎", "rename " + title, () => rename(item, one), "quiet"), button("✕", "delete " + title, () => remove(one), "quiet"));
+  return item;
+}
+function leave() { if (chat.nodes.length) others.unshift(chat); }
+function rename(item, one) {
+  const field = make("input", "renamed");
+  field.value = Chats.title(one);
+  field.setAttribute("aria-label", "Name of the chat");
+  const done = () => { one.title = field.value.trim(); keepAll(); };
+  field.addEventListener("keydown", event => { if (event.key === "Enter") done(); if (event.key === "Escape") list(); });
+  item.replaceChildren(field, button("Save", "", done, "action"));
+  field.focus();
+}
+function remove(one) {
+  if (!confirm("Delete “" + Chats.title(one) + "” from this browser?")) return;
+  others = others.filter(other => other !== one);
+  if (one === chat) take(Chats.fresh()); else keepAll();
+}
+function drawer(is) {
+  $("side").classList.toggle("open", is);
+  $("menu").setAttribute("aria-expanded", String(is));
+}
+$("menu").addEventListener("click", () => {
+  const is = $("menu").getAttribute("aria-expanded") !== "true";
+  drawer(is);
+  if (is) $("find").focus();
+});
+$("side").addEventListener("keydown", event => { if (event.key === "Escape") { drawer(false); $("menu").focus(); } });
+$("find").addEventListener("input", list);
+
 // --- what is done
 
 $("tint").addEventListener("change", () => document.body.classList.toggle("tinted", $("tint").checked));
-$("clear").addEventListener("click", () => {
-  if (messages.length) others.unshift(messages);
-  take([]);
-  $("text").focus();
-});
-$("chats").addEventListener("change", () => {
-  if ($("chats").value === "") return;
-  const [chosen] = others.splice(Number($("chats").value), 1);
-  if (messages.length) others.unshift(messages);
-  take(chosen);
-});
-$("delete").addEventListener("click", () => { if (confirm("Delete this conversation from this browser?")) take([]); });
+$("clear").addEventListener("click", () => { leave(); take(Chats.fresh()); drawer(false); $("text").focus(); });
 $("export").addEventListener("click", () => {
-  const said = messages.map(({ role, content }) => ({ role, content }));  // as `duodec chat` loads it
+  const said = Chats.messages(chat).map(({ role, content }) => ({ role, content }));  // as `duodec chat` loads it
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([JSON.stringify({ messages: said }, null, 1)], { type: "application/json" }));
   link.download = "duodec-chat.json";
@@ -155,6 +232,7 @@ $("text").addEventListener("keydown", event => {
   if (event.key === "Enter" && !event.shiftKey && !isPhone && !event.isComposing) { event.preventDefault(); $("form").requestSubmit(); }
 });
 $("stop").addEventListener("click", () => { queue(false); running?.abort(); });
+$("retry").addEventListener("click", () => { ready(); if ($("text").value.trim()) $("form").requestSubmit(); });
 $("form").addEventListener("submit", event => {
   event.preventDefault();
   const text = $("text").value.trim();
@@ -169,31 +247,48 @@ function headers() {
   return { "Content-Type": "application/json", ...(key ? { Authorization: "Bearer " + key } : {}) };
 }
 function number(id) { const text = $(id).value.trim(); return text === "" ? undefined : Number(text); }
-function body() {
-  const system = $("system").value.trim();
-  const said = messages.map(({ role, content }) => ({ role, content }));
+/* What decides a text besides its messages. */
+function settings() {
   return {
-    messages: system ? [{ role: "system", content: system }, ...said] : said,
-    model: $("pick").value || undefined, stream: true, stream_options: { include_usage: true },
+    model: $("pick").value || undefined,
     temperature: number("temperature"), top_p: number("top_p"), top_k: number("top_k"), min_p: number("min_p"),
     seed: number("seed"), max_tokens: number("max_tokens"),
     speculation: { show_drafted: true, method: $("method").value || undefined, max_draft: $("method").value === "ar" ? undefined : number("max_draft") },
+    system: $("system").value.trim() || undefined,
   };
 }
+function body(asked, messages) {
+  const { system, ...rest } = asked;
+  const said = messages.map(({ role, content }) => ({ role, content }));
+  return { messages: system ? [{ role: "system", content: system }, ...said] : said, stream: true, stream_options: { include_usage: true }, ...rest };
+}
 
-async function ask(text) {
-  const own = messages, message = { role: "assistant", content: "", drafted: [], facts: "stopped" };
-  forgetError();
-  own.push({ role: "user", content: text });
+function ask(text) {
+  if (!chat.nodes.length) view.replaceChildren();
+  Chats.add(chat, { role: "user", content: text });
   save();
-  const asked = put("message user", text), node = put("message assistant"), asking = new AbortController();
-  busy(asking);
-  const request = body();
-  own.push(message);
+  return answer(put("message user", text), text);
+}
+/* One seed, one text: the same request with more room says the same again, quickly, and goes on. */
+function goOn(message) {
+  const asked = { ...message.asked, max_tokens: 2 * message.numTokens };
+  chat.leaf = message.parent;
+  redraw();
+  return answer(null, "", asked);
+}
+/* Asks for an answer to the conversation as it stands. `typed` is what goes back where nothing comes. */
+async function answer(typedNode = null, typed = "", asked = settings()) {
+  const own = chat, request = body(asked, Chats.messages(own));
+  forgetError();
+  const message = Chats.add(own, { role: "assistant", content: "", drafted: [], facts: "stopped" });
+  const node = put("message assistant"), asking = new AbortController();
+  busy(asking, asked.model);
+  list();
   let first = 0, last = null, savedAt = -Infinity, drawn = 0, failure = null;
+  const isShown = () => own === chat;
   const draw = () => { drawn = 0; render(node, message); };
   try {
-    const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(request), signal: asking.signal });
+    const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(request), signal: asking.signal }).catch(error => { throw gone(error); });
     if (!response.ok) throw await refusal(response);
     $("ask").hidden = true;
     for await (const chunk of events(response.body)) {
@@ -202,67 +297,82 @@ async function ask(text) {
       const choice = chunk.choices[0];
       if (!choice) continue;
       const said = choice.delta.content || "";
-      if (said && !first) first = performance.now();
+      message.isCut ||= choice.finish_reason === "length";
+      if (said && !first) { first = performance.now(); if (isShown()) $("progress").hidden = true; }
       for (const part of choice.segments || (said ? [{ text: said, is_drafted: false }] : [])) add(message, part);
-      if (said && !drawn && own === messages) drawn = requestAnimationFrame(draw);
-      if (chunk.timings && !chunk.metrics && !isQueued && own === messages) live(chunk.timings, first);
-      if (performance.now() - savedAt > SAVE_EVERY_MS && own === messages) { savedAt = performance.now(); save(); }
+      if (said && !drawn && isShown()) drawn = requestAnimationFrame(draw);
+      if (chunk.timings && !chunk.metrics && !isQueued && isShown()) live(chunk.timings, first);
+      if (performance.now() - savedAt > SAVE_EVERY_MS && isShown()) { savedAt = performance.now(); save(); }
     }
-    message.facts = last ? facts(last) : "";
+    message.facts = last ? facts(last, message) : "";
+    if (last) Object.assign(message, { asked: { ...asked, seed: last.duodec.seed }, numTokens: last.timings.predicted_n });
   } catch (error) {
     if (error.name !== "AbortError") failure = error;
   }
   if (drawn) cancelAnimationFrame(drawn);
-  if (own !== messages) return;  // a new chat was begun meanwhile
-  end(own, message, text, { asked, node }, failure);
+  if (!isShown()) return;  // a new chat was begun meanwhile
   idle();
-  if (!failure) redraw();
-  $("export").hidden = $("delete").hidden = !messages.length;
+  end(message, failure, typedNode, typed);
   const goesOn = isQueued && !failure;
   queue(false);
   if (goesOn) $("form").requestSubmit();
 }
-function busy(asking) {
+function busy(asking, model) {
   running = asking;
   $("stop").hidden = false;
   $("send").textContent = "Send next";
-  chat.setAttribute("aria-busy", "true");
+  view.setAttribute("aria-busy", "true");
   $("live").textContent = "";
+  $("progress").hidden = false;
+  waiting(asking, model, performance.now());
 }
 function idle() {
   running = null;
-  $("stop").hidden = true;
+  $("stop").hidden = $("progress").hidden = true;
   $("send").textContent = "Send";
-  chat.setAttribute("aria-busy", "false");
+  view.setAttribute("aria-busy", "false");
+}
+/* Until the first token: for what, and how long. */
+async function waiting(asking, model, begin) {
+  for (;;) {
+    await new Promise(resolve => setTimeout(resolve, RETRY_MS));
+    if (running !== asking || $("progress").hidden) return;
+    let what = "reading the prompt";
+    try {
+      const { data } = await (await fetch("v1/models", { headers: headers() })).json();
+      const one = data.find(each => each.id === model) || data[0];
+      if (one.status && one.status.value !== "loaded") what = "loading " + one.id;
+    } catch { /* the request itself will say */ }
+    if (running === asking && !$("progress").hidden && !isQueued) $("live").textContent = what + " · " + Math.round((performance.now() - begin) / 1000) + " s";
+  }
 }
 
 /* What stays of an answer that ended, was stopped, or broke off. */
-function end(own, message, text, nodes, failure) {
+function end(message, failure, typedNode, typed) {
   if (failure && message.content) message.facts = "broken off: " + failure.message;
-  if (message.content) {
-    render(nodes.node, message);
-    if (message.facts) put("facts", message.facts);
-  } else {
-    nodes.node.remove();
-    own.pop();
-    if (failure) {  // it was not answered at all: the words go back to where they were typed
-      nodes.asked.remove();
-      own.pop();
-      const typed = $("text").value;
-      setText(typed.trim() ? text + "\n\n" + typed : text);
-      if (failure.why) askForKey(failure.why);
-    } else if (message.facts) put("facts", message.facts);
+  if (!message.content) {
+    Chats.takeBack(chat);
+    if (failure && typedNode) {  // it was not answered at all: the words go back to where they were typed
+      Chats.takeBack(chat);
+      const also = $("text").value;
+      setText(also.trim() ? typed + "\n\n" + also : typed);
+    }
+    if (failure?.why) askForKey(failure.why);
   }
+  redraw();
+  if (!chat.nodes.length && failure) view.replaceChildren();
+  if (!message.content && !failure && message.facts) put("facts", message.facts);
   if (failure) put("message error", failure.why || failure.message).setAttribute("role", "alert");
-  save();
+  if (failure?.isGone) ready();
+  keepAll();
 }
 function add(message, part) {
   const from = message.content.length, to = from + part.text.length;
   message.content += part.text;
   if (!part.is_drafted || from === to) return;
   const before = message.drafted[message.drafted.length - 1];
-  if (before && before[1] === from) before[1] = to;
-  else message.drafted.push([from, to]);
+  if (before && before[1] === from && before[2] === part.source) before[1] = to;
+  else message.drafted.push(part.source ? [from, to, part.source] : [from, to]);
 }
 async function refusal(response) {
   let words = "the server answered " + response.status;
@@ -271,23 +381,41 @@ async function refusal(response) {
   if (response.status === 401) error.why = $("key").value ? WRONG_KEY : NEEDS_KEY;
   return error;
 }
-
-function live(counts, first) {
-  const seconds = (performance.now() - first) / 1000;
-  const words = [counts.predicted_n + " tokens"];
-  if (seconds > 0.2) words.push((counts.predicted_n / seconds).toFixed(1) + " tokens/s");
-  if (counts.draft_n) words.push(Math.round(100 * counts.draft_n_accepted / counts.draft_n) + "% of " + counts.draft_n + " drafts accepted");
-  if (counts.rounds) words.push((counts.predicted_n / counts.rounds).toFixed(2) + " tokens a forward");
-  $("live").textContent = words.join(" · ");
+/* A failure of the connection, in words that name the server. */
+function gone(error) {
+  if (error.name === "AbortError") return error;
+  return Object.assign(new Error("the server at " + location.host + " does not answer"), { isGone: true });
 }
-function facts(chunk) {
+
+/* Accepted tokens of the draft model, of earlier text, and the target's own ones. */
+function bySource(counts) {
+  const byModel = counts.draft_n_accepted_from_model ?? counts.draft_n_accepted;
+  return [byModel, counts.draft_n_accepted - byModel, counts.predicted_n - counts.draft_n_accepted];
+}
+/* What drafting brought, in words; "" where it was not measured. */
+function verdict(counts, rate) {
+  if (!counts.draft_n || !counts.plain_ms || !rate) return "";
+  const gain = rate * counts.plain_ms / 1000;
+  return gain >= LEAST_GAIN ? gain.toFixed(1) + "× plain decoding" : "about as fast as plain decoding: drafts bring little here";
+}
+function live(counts, first) {
+  const seconds = (performance.now() - first) / 1000, rate = seconds > 0.2 ? counts.predicted_n / seconds : 0;
+  const words = [counts.predicted_n + " tokens"];
+  if (rate) words.push(rate.toFixed(1) + " tokens/s");
+  if (counts.draft_n) words.push(Math.round(100 * counts.draft_n_accepted / counts.draft_n) + "% of " + counts.draft_n + " drafts accepted");
+  if (counts.rounds) words.push((counts.predicted_n / counts.rounds).toFixed(2) + " tokens a forward pass");
+  const gain = verdict(counts, rate), box = make("strong", "verdict", gain);
+  $("live").replaceChildren(...(gain ? [box] : []), legend(bySource(counts)), make("span", "", words.join(" · ")));
+}
+function facts(chunk, message) {
   const m = chunk.metrics, t = chunk.timings, own = chunk.duodec;
   const words = [t.predicted_n + " tokens"];
   if (m.tokens_per_second) words.push(m.tokens_per_second.toFixed(1) + " tokens/s");
   words.push("first after " + Math.round(m.time_to_first_token_ms) + " ms");
   words.push(t.draft_n ? t.draft_n_accepted + " of " + t.draft_n + " drafts accepted" : "no drafts: " + whyNone(own.method));
   words.push(own.method, "seed " + own.seed);
-  return words.join(" · ");
+  if (message.isCut) words.unshift("cut off by the limit of " + t.predicted_n + " tokens");
+  return { verdict: verdict(t, m.tokens_per_second), sources: bySource(t), words: words.join(" · ") };
 }
 function whyNone(method) {
   if (method === "ar") return "this method decodes plainly";
@@ -298,7 +426,7 @@ async function* events(stream) {
   let held = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(error => { throw gone(error); });
       if (done) return;
       held += value;
       const lines = held.split("\n");
@@ -312,21 +440,37 @@ async function* events(stream) {
     }
   } finally { reader.cancel().catch(() => {}); }
 }
+
+// --- the server
+
+/* Asks until the server is there, and then what it serves. */
 async function ready() {
-  for (;;) {
+  if (isAsking) return;
+  isAsking = true;
+  for (const begin = performance.now(); ; ) {
     try {
       const health = await (await fetch("health")).json();
+      $("banner").hidden = true;
       if (health.status === "ok") break;
-      $("model").textContent = health.status + " …";
-    } catch { $("model").textContent = "no server"; }
-    await new Promise(resolve => setTimeout(resolve, 1000));
+      $("model").textContent = health.status + " · " + Math.round((performance.now() - begin) / 1000) + " s";
+      if (!running) $("progress").hidden = false;
+    } catch {
+      $("model").textContent = "no server";
+      $("trouble").textContent = "The server at " + location.host + " does not answer. This page asks again every second.";
+      $("banner").hidden = false;
+    }
+    await new Promise(resolve => setTimeout(resolve, RETRY_MS));
   }
+  isAsking = false;
+  if (!running) $("progress").hidden = true;
   const asked = await fetch("v1/models", { headers: headers() });
   if (asked.status === 401) return askForKey($("key").value ? WRONG_KEY : NEEDS_KEY);
   $("ask").hidden = true;
-  const models = (await asked.json()).data;
-  $("pick").replaceChildren(...models.map(model => option(model.id, model.id)));
+  const models = (await asked.json()).data, chosen = $("pick").value;
+  $("pick").replaceChildren(...models.map(({ id }) => Object.assign(make("option", "", id), { value: id })));
+  if (models.some(({ id }) => id === chosen)) $("pick").value = chosen;
   $("pick").hidden = models.length < 2;
+  $("model").hidden = models.length > 1;
   await describe();
 }
 

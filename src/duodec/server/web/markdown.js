@@ -1,15 +1,20 @@
 "use strict";
-/* Markdown of models as DOM nodes: paragraphs, headings, lists, quotes, tables, code, emphasis, links.
+/* Markdown of models as DOM nodes: paragraphs, headings, lists, quotes, tables, code, maths, emphasis, links.
 
    `renderMarkdown(text, drafted)` gives a fragment. Text only ever becomes text nodes, so HTML is shown
    and never run; links lead to http, https and mailto alone; pictures become links, nothing is fetched.
-   `drafted` are ranges [from, to) of the text, in order: what lies in them is wrapped in .drafted.
+   `drafted` are ranges [from, to, source?] of the text, in order: what lies in them is wrapped in .drafted.
+   Code is coloured by highlight.js and formulas are MathML of KaTeX, where these are there: both give nodes,
+   and only so much of a text is given to them.
    A block that is not closed yet, as while an answer streams, reaches to the end.
    It takes time that grows with the text, whatever a model writes: nothing is looked for again that is
    known to be missing, and no expression can match the same characters in two ways. */
 const renderMarkdown = (() => {
   const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/, HEADING = /^ {0,3}(#{1,6})(?:\s+|$)/, RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
   const QUOTE = /^ {0,3}> ?/, ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)/, CELLS = /^\|?\s*:?-+:?(\s*\|\s*:?-+:?)*\s*\|?$/;
+  const MATH = /^ {0,3}(\$\$|\\\[)/, CLOSING = { "$$": "$$", "\\[": "\\]", "\\(": "\\)", "$": "$" };
+  const MOST_CODE = 20000, MOST_FORMULA = 2000, MOST_MATHS = 20000, A_FORMULA = 50;  // characters
+  const known = new Map();  // formulas that were rendered, while an answer streams again and again
   const DEEPEST = 16;  // blocks and spans inside of one another
   const SAFE = /^(https?:\/\/|mailto:)/i, ESCAPED = /[!-/:-@[-`{-~]/;
 
@@ -22,7 +27,7 @@ const renderMarkdown = (() => {
       lines.push({ from, to });
       from = to + 1;
     }
-    blocks(root, lines, { text, drafted });
+    blocks(root, lines, { text, drafted, maths: MOST_MATHS, code: MOST_CODE, open: new Set() });
     return root;
   }
 
@@ -40,6 +45,11 @@ const renderMarkdown = (() => {
     if (depth > DEEPEST) { inline(put(parent, "p"), lines, source); return; }
     while (i < lines.length) {
       const words = wordsOf(lines[i], source);
+      const math = MATH.exec(words);
+      if (math && !source.open.has(math[1])) {
+        const after = display(parent, lines, i, source);
+        if (after > i) { i = after; continue; }
+      }
       if (!words.trim()) i++;
       else if (FENCE.test(words)) i = fence(parent, lines, i, source);
       else if (HEADING.test(words)) {
@@ -68,7 +78,7 @@ const renderMarkdown = (() => {
       }
     }
   }
-  const beginsBlock = words => !words.trim() || [FENCE, HEADING, RULE, QUOTE, ITEM].some(kind => kind.test(words));
+  const beginsBlock = words => !words.trim() || [FENCE, MATH, HEADING, RULE, QUOTE, ITEM].some(kind => kind.test(words));
 
   function fence(parent, lines, i, source) {
     const [, mark, language] = FENCE.exec(wordsOf(lines[i], source));
@@ -81,10 +91,77 @@ const renderMarkdown = (() => {
     }
     const box = put(parent, "div", "code");
     put(box, "span", "language").textContent = language.trim().split(/\s/)[0];
-    const code = put(put(box, "pre"), "code");
+    const frame = put(box, "pre"), code = put(frame, "code");
+    frame.setAttribute("tabindex", "0");  // keys scroll it
     const { chars, at } = joined(own, source);
-    plain(code, chars, at, 0, chars.length, source);
+    let begin = 0;
+    for (const [from, to, kind] of coloured(chars, language.trim().split(/\s/)[0], source)) {
+      plain(code, chars, at, begin, from, source);
+      plain(put(code, "span", kind), chars, at, from, to, source);
+      begin = to;
+    }
+    plain(code, chars, at, begin, chars.length, source);
     return i;
+  }
+
+  /* Ranges of code and the class of each, in order; none of a language that is not known. */
+  class Scopes {
+    constructor() { this.at = 0; this.begun = []; this.found = []; }
+    addText(words) { this.at += words.length; }
+    startScope(kind) { this.begun.push([this.at, kind]); }
+    endScope() { const [from, kind] = this.begun.pop(); this.found.push([from, this.at, kind]); }
+    openNode(kind) { this.startScope(kind); }
+    closeNode() { this.endScope(); }
+    __addSublanguage(inner) {
+      this.found.push(...inner.found.map(([from, to, kind]) => [from + this.at, to + this.at, kind]));
+      this.at += inner.at;
+    }
+    finalize() { while (this.begun.length) this.endScope(); }
+    toHTML() { return ""; }
+  }
+  function coloured(chars, language, source) {
+    if (typeof hljs === "undefined" || !hljs.getLanguage(language) || chars.length > source.code) return [];
+    source.code -= chars.length;
+    hljs.configure({ __emitter: Scopes });
+    const kinds = Array(chars.length), { found } = hljs.highlight(chars, { language, ignoreIllegals: true })._emitter;
+    for (const [from, to, kind] of found.reverse()) kinds.fill(kind, from, to);  // inner ones end first
+    const ranges = [];
+    kinds.forEach((kind, at) => {
+      const last = ranges[ranges.length - 1];
+      if (last && last[1] === at && last[3] === kind) last[1]++;
+      else if (!kind.includes(":")) ranges.push([at, at + 1, "hljs-" + kind.split(".")[0], kind]);
+    });
+    return ranges;
+  }
+
+  /* A formula on lines of its own; the line itself where nothing closes it. */
+  function display(parent, lines, i, source) {
+    const mark = MATH.exec(wordsOf(lines[i], source))[1], closing = CLOSING[mark];
+    const begin = lines[i].from + wordsOf(lines[i], source).indexOf(mark) + mark.length;
+    for (let last = i; last < lines.length; last++) {
+      const from = last === i ? begin : lines[last].from, end = source.text.slice(from, lines[last].to).indexOf(closing);
+      if (end < 0) continue;
+      formula(parent, "div", source.text.slice(begin, from + end), source);
+      const rest = { from: from + end + closing.length, to: lines[last].to };
+      if (wordsOf(rest, source).trim()) inline(put(parent, "p"), [rest], source);
+      return last + 1;
+    }
+    source.open.add(mark);
+    return i;
+  }
+  function formula(parent, name, tex, source) {
+    const price = tex.length + A_FORMULA, key = name + tex;
+    const isRendered = typeof katex !== "undefined" && tex.length <= MOST_FORMULA && price <= source.maths;
+    if (isRendered && known.has(key)) { source.maths -= price; parent.append(known.get(key).cloneNode(true)); return; }
+    const node = put(parent, name, "math");
+    node.textContent = tex;
+    if (!isRendered) return;
+    source.maths -= price;
+    try {
+      katex.render(tex, node, { output: "mathml", displayMode: name === "div", throwOnError: false, maxExpand: 200, strict: "ignore" });
+      if (known.size > 500) known.clear();
+      known.set(key, node.cloneNode(true));
+    } catch { node.textContent = tex; }
   }
 
   function list(parent, lines, i, source, depth) {
@@ -119,7 +196,8 @@ const renderMarkdown = (() => {
   }
 
   function table(parent, lines, i, source) {
-    const node = put(put(parent, "div", "table"), "table");
+    const frame = put(parent, "div", "table"), node = put(frame, "table");
+    frame.setAttribute("tabindex", "0");
     let row = put(put(node, "thead"), "tr");
     for (const cell of cells(lines[i], source)) inline(put(row, "th"), [cell], source);
     const body = put(node, "tbody");
@@ -170,7 +248,8 @@ const renderMarkdown = (() => {
       const found = depth < DEEPEST ? span(chars, i, from, to, missing) : null;
       if (!found) { i++; continue; }
       flush(i);
-      if (found.name) {
+      if (found.math) formula(parent, found.math, chars.slice(found.from, found.to), source);
+      else if (found.name) {
         const node = put(parent, found.name);
         if (found.href) { node.setAttribute("href", found.href); node.setAttribute("rel", "noopener noreferrer"); node.setAttribute("target", "_blank"); }
         if (found.isPlain) plain(node, chars, at, found.from, found.to, source);
@@ -183,6 +262,7 @@ const renderMarkdown = (() => {
 
   function span(chars, i, from, to, missing) {
     const char = chars[i];
+    if (char === "$" || (char === "\\" && "([".includes(chars[i + 1]))) return maths(chars, i, to, missing);
     if (char === "\\" && i + 1 < to && ESCAPED.test(chars[i + 1])) return { from: i + 1, to: i + 2, end: i + 2 };
     if (char === "`") {
       let width = 1;
@@ -232,6 +312,17 @@ const renderMarkdown = (() => {
     return null;
   }
 
+  /* $x$ where the marks hug it and no digit follows, so that prices stay; \\(x\\), $$x$$, \\[x\\]. */
+  function maths(chars, i, to, missing) {
+    const isHugged = chars[i] === "$" && chars[i + 1] !== "$", mark = isHugged ? "$" : chars.slice(i, i + 2), closing = CLOSING[mark];
+    const begin = i + mark.length, as = { from: mark[0] === "$" ? i : i + 1, to: begin, end: begin };  // no formula
+    if (missing.has(closing) || begin >= to || (isHugged && /\s/.test(chars[begin]))) return as;
+    const end = chars.indexOf(closing, begin);
+    if (end < 0) missing.add(closing);
+    if (end <= begin || (isHugged && (/\s/.test(chars[end - 1]) || /\d/.test(chars[end + 1] || "")))) return as;
+    return { math: mark === "$" || mark === "\\(" ? "span" : "div", from: begin, to: end, end: end + closing.length };
+  }
+
   /* Text as it is, what was drafted in spans of its own. */
   function plain(parent, chars, at, from, to, source) {
     let range = 0;
@@ -239,15 +330,16 @@ const renderMarkdown = (() => {
       const middle = (range + last) >> 1;
       if (source.drafted[middle][1] <= at[from]) range = middle + 1; else last = middle;
     }
-    const isDrafted = place => {
+    const sourceOf = place => {
       while (range < source.drafted.length && source.drafted[range][1] <= place) range++;
-      return range < source.drafted.length && source.drafted[range][0] <= place;
+      const found = source.drafted[range];
+      return found && found[0] <= place ? found[2] || "draft model" : "";
     };
     for (let i = from; i < to;) {
-      const drafted = isDrafted(at[i]), begin = i;
-      while (i < to && isDrafted(at[i]) === drafted) i++;
+      const by = sourceOf(at[i]), begin = i;
+      while (i < to && sourceOf(at[i]) === by) i++;
       const words = chars.slice(begin, i);
-      if (drafted) put(parent, "span", "drafted").textContent = words;
+      if (by) put(parent, "span", by === "earlier text" ? "drafted earlier" : "drafted").textContent = words;
       else parent.append(document.createTextNode(words));
     }
   }
