@@ -74,7 +74,9 @@ def judged(result: dict[str, Any]) -> tuple[str, str]:
     if "Absent" in words:
         return "n/a", "vLLM's own code, in one process"
     lines = [line for line in words.splitlines() if line.startswith("E ")]
-    return "failed", (lines or words.strip().splitlines() or [""])[-1].removeprefix("E").strip()[:160]
+    return "failed", (lines or words.strip().splitlines() or [""])[-1].removeprefix("E").strip()[
+        :160
+    ]
 
 
 def report(peer: Peer, name: str, found: list[tuple[str, str, str]]) -> int:
@@ -104,7 +106,7 @@ def _run(peer: Peer, suite: Path, file: Path) -> list[dict[str, Any]]:
             "PEER_RESULTS": str(results),
             "PEER_PYTHON": sys.executable,
             "PEER_MODEL": str(weights("smollm2")),
-            "PYTHONPATH": os.pathsep.join([str(PLUGIN), str(ROOT / "src")]),
+            "PYTHONPATH": os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]),
             "SLOW_TESTS": "0",
         }
         python = Path(os.environ.get("PEER_VENV", ROOT / ".venv-peers"), "bin", "python")

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 # pip asks a package's own build system for its name; this answers in its place, so that nothing is
 # built and nothing that a build needs is installed
-_BACKEND = '''
+_BACKEND = """
 import re
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
     lines = ("Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "")
     (info / "METADATA").write_text("\\n".join(lines), "utf-8")
     return info.name
-'''
+"""
 _BACKENDS = ("setuptools/build_meta.py", "scikit_build_core/build.py")
 
 
