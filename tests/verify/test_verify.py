@@ -212,6 +212,19 @@ def test_a_text_that_ends_early_is_wrong_unless_its_end_was_likely() -> None:
     assert "A alone" in verdict_of("the cat dog", "the cat", ended, A)[1]
 
 
+def test_tokens_may_part_before_characters() -> None:
+    """A blank is a token of its own before a digit, and the beginning of another before a word."""
+    blank = Step(" ", -0.5, {" ": -0.5, " the": -0.55, " a": -4.0})
+    digit = Step("1", -0.1, {"1": -0.1, "2": -3.0})
+    for steps in ([step("for"), blank, digit], [step("for"), step(" the", _=-0.55)]):
+        send = Recomputing(A=steps)
+        assert verdict_of("for 12 months", "for the next", send, A)[0] == NEAR_TIE
+    far = Step(" ", -0.5, {" ": -0.5, " the": -4.0})
+    assert verdict_of("for 12", "for the next", Recomputing(A=[step("for"), far, digit]), A) == (
+        WRONG, "A alone left the likeliest token",
+    )  # fmt: skip
+
+
 def test_what_cannot_be_judged_is_no_tie() -> None:
     assert verdict_of("the cat", "the dog", Recomputing())[0] == DIFFERS
 

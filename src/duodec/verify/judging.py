@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
@@ -172,35 +172,42 @@ def _shared(left: Reply, right: Reply) -> Iterator[tuple[Step, Step]]:
 def _gap_at(
     at: int, ours: str, theirs: str, place: int, steps: Sequence[Step], most_steps: int
 ) -> float | None:
-    """The gap at character ``at``, from the steps of a text that begins at ``place``."""
+    """The gap at character ``at``, from the steps of a text that begins at ``place``. The tokens
+    may have parted before the characters: of several places the one that excuses most counts."""
+    gaps: list[float] = []
     for step in steps:
-        if place + len(step.text) > at or (place == at and not step.text):
-            likeliest = {**step.tops, step.text: step.logprob}
-            left = _logprob(likeliest, ours, place, at)
-            right = _logprob(likeliest, theirs, place, at)
-            is_astray = not step.text.startswith(ours[place:at])
-            if is_astray or left is right is None:
-                return None
-            least = min(likeliest.values())
-            return (least if left is None else left) - (least if right is None else right)
-        if not ours.startswith(step.text, place):
-            return None
+        gaps += _gap_of(step, ours, theirs, place, at)
+        if not ours.startswith(step.text[: at - place], place):
+            return None  # it went a third way
         place += len(step.text)
+        if place > at:
+            break
     if place == at and len(steps) < most_steps:  # it ends here
-        return math.inf if len(ours) == at else -math.inf if len(theirs) == at else None
-    return None
+        gaps += [math.inf] if len(ours) == at else [-math.inf] if len(theirs) == at else []
+    return min(gaps, key=abs, default=None)
 
 
-def _logprob(likeliest: Mapping[str, float], text: str, place: int, at: int) -> float | None:
-    """Of the token of this text that begins at ``place`` and covers ``at``, or of its end; None if
-    it is not among the likeliest."""
-    fitting = [
+def _gap_of(step: Step, ours: str, theirs: str, place: int, at: int) -> Iterator[float]:
+    """The gap at a step, if the texts may part there: if one of its likeliest tokens covers ``at``,
+    or ends a text there. The other text has a shorter token, or none of the likeliest."""
+    likeliest = {**step.tops, step.text: step.logprob}
+    shared = [
         logprob
         for token, logprob in likeliest.items()
-        if (len(text) == at and _is_end(token))
-        or (place + len(token) > at and text.startswith(token, place))
+        if token and place + len(token) <= at and ours.startswith(token, place)
     ]
-    return max(fitting, default=None)
+    covering = [
+        [
+            logprob
+            for token, logprob in likeliest.items()
+            if (place + len(token) > at and text.startswith(token, place))
+            or (len(text) == at == place and _is_end(token))
+        ]
+        for text in (ours, theirs)
+    ]
+    if any(covering):
+        left, right = (max(found or shared or [min(likeliest.values())]) for found in covering)
+        yield left - right
 
 
 def _is_end(token: str) -> bool:
