@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.models.weights import weights
 from tests.peers.fetching import LLAMA, PEERS, Peer
-from tests.peers.reasons import REFUSALS, TESTS, UNSERVED_PATHS
+from tests.peers.reasons import FILES, REFUSALS, UNSERVED_PATHS
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = Path(__file__).parent
@@ -47,7 +47,7 @@ def main() -> int:
 
 def outcomes(peer: Peer, suite: Path, file: Path) -> Iterator[tuple[str, str, str]]:
     """(test, outcome, why) of each test of a file; one for all where none of them applies."""
-    if why := next((why for part, why in TESTS.items() if re.search(part, file.name)), None):
+    if why := next((why for part, why in FILES.items() if re.search(part, file.name)), None):
         yield file.name, "n/a", why
         return
     if peer is not LLAMA and "RemoteOpenAIServer" not in file.read_text("utf-8"):

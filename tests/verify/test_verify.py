@@ -101,8 +101,10 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Verdict], Verdict]) 
     monkeypatch.setattr(loops, "verify", faulty)
 
 
-@pytest.mark.parametrize("fault", [dropped, doubled, mistaken])
-@pytest.mark.parametrize("has_other", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "has_other"),
+    [(dropped, False), (dropped, True), (doubled, False), (mistaken, True)],
+)
 def test_a_fault_once_in_500_tokens_is_found(
     fault: Callable[[Verdict], Verdict],
     has_other: bool,
