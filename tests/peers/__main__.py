@@ -74,9 +74,11 @@ def judged(result: dict[str, Any]) -> tuple[str, str]:
     if "Absent" in words:
         return "n/a", "vLLM's own code, in one process"
     lines = [line for line in words.splitlines() if line.startswith("E ")]
-    return "failed", (lines or words.strip().splitlines() or [""])[-1].removeprefix("E").strip()[
-        :160
-    ]
+    said = (lines or words.strip().splitlines() or [""])[-1].removeprefix("E").strip()[:160]
+    for pattern, why in FAILURES.items():
+        if re.search(pattern, f"{result['test']} {said}"):
+            return "n/a", why
+    return "failed", said
 
 
 def report(peer: Peer, name: str, found: list[tuple[str, str, str]]) -> int:
