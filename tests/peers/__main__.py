@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.models.weights import weights
 from tests.peers.fetching import LLAMA, PEERS, Peer
-from tests.peers.reasons import FILES, REFUSALS, UNSERVED_PATHS
+from tests.peers.reasons import FAILURES, FILES, REFUSALS, UNSERVED_PATHS
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = Path(__file__).parent
