@@ -54,7 +54,7 @@ def outcomes(peer: Peer, suite: Path, file: Path) -> Iterator[tuple[str, str, st
         yield file.name, "n/a", "vLLM's own code, in one process"
         return
     for result in _run(peer, suite, file):
-        yield result["test"].rpartition("/")[2], *judged(result)
+        yield result["test"].partition("::")[2] or file.name, *judged(result)
 
 
 def judged(result: dict[str, Any]) -> tuple[str, str]:
