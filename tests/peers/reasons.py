@@ -100,7 +100,7 @@ FAILURES = {
     r"with_multimodal_model": "pictures are not served",
     r"anthropic_empty_messages": "no messages are refused, as Anthropic does",
     r"thinking_with_reasoning_model": "the model served here does not reason",
-    r"test_cors": "pages of this machine may ask, those of others need --cors-origin",
+    r"test_cors": "pages of this machine may ask, others need --cors-origin; 204 to OPTIONS",
     r"test_stream_(resume|stop)": "streams are not resumed",
     r"test_correct_api_key": "/completions is OpenAI's, not llama.cpp's own",
     r"static_assets": "the page is one document",

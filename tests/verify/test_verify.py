@@ -31,6 +31,7 @@ from duodec.verify.judging import (
     judged,
     logprobs_agree,
 )
+from tests.models.weights import weights
 
 SOUND = ("--prompts", "3", "--max-tokens", "60", "--quiet")
 FAULTY = ("--prompts", "7", "--max-tokens", "120", "--checks", "greedy,logprobs", "--quiet")
@@ -289,3 +290,12 @@ def test_calls_are_held_to_the_schemas(call: Call, fault: str) -> None:
     assert fault in found.words
     assert found.verdict == (WRONG if fault else SAME)
     assert math.isfinite(len(found.words))
+
+
+def test_a_model_is_served_and_compared_with_itself_without_drafts(tmp_path: Path) -> None:
+    words = ["--method", "lookup", "--prompts", "1", "-n", "8", "--checks", "greedy,seeds", "-q"]
+    assert run(["verify", str(weights("smollm2")), *words, "-o", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "verify.json").read_text("utf-8"))
+    assert [server["name"] for server in record["servers"]] == ["plain", "drafts"]
+    # the same text by both halves, and one seed gives one text, by each and by both
+    assert [f["verdict"] for f in record["findings"]] == [SAME] * 4
