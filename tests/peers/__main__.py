@@ -111,10 +111,11 @@ def _run(peer: Peer, suite: Path, file: Path) -> list[dict[str, Any]]:
             "PYTHONPATH": os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]),
             "SLOW_TESTS": "0",
         }
-        python = Path(os.environ.get("PEER_VENV", ROOT / ".venv-peers"), "bin", "python")
+        pytest = Path(os.environ.get("PEER_VENV", ROOT / ".venv-peers"), "bin", "pytest")
         command = [
-            str(python), "-m", "pytest", "-q", "-p", "plugin", "-p", "no:cacheprovider",
-            "--timeout", str(_TEST_S), "-o", "asyncio_mode=auto", "-o", "addopts=", str(file),
+            str(pytest), "-q", "-p", "plugin", "-p", "no:cacheprovider",
+            "-c", os.devnull, "--rootdir", str(suite.parent), "--timeout", str(_TEST_S),
+            "-o", "asyncio_mode=auto", str(file),
         ]  # fmt: skip
         try:
             done = subprocess.run(

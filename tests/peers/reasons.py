@@ -92,8 +92,9 @@ FAILURES = {
     r"context_size_exceeded": "the code is OpenAI's: context_length_exceeded",
     r"cached_tokens": "counts the tokens of another model's tokenizer",
     r"'startswith'|with_openai_library": "system_fingerprint is a build of llama.cpp's",
-    r"assert '' is None|ChoiceDelta\(audio=None, content=''": "a stream begins with OpenAI's empty "
-    "content, not with null",
+    r"test_tool_call.*(GGUF|template_override)": "what models write that are not served here",
+    r"non empty content delta|assert '' is None|ChoiceDelta\(audio=None, content=''": "a stream "
+    "begins with OpenAI's empty content, not with null",
     r"test_invalid_chat_completion_req\[messages7\]": "two messages in a row of the assistant are "
     "the template's affair",
     r"token_count": "/tokenize counts the tokens of messages",
