@@ -8,7 +8,7 @@ BIN = .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help bench-aiperf setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all \
-	test-torch test-vllm test-gpu lint docs wheel clean
+	test-torch test-vllm test-gpu test-peers test-clients lint docs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,16 @@ test-gpu: setup  ## run the tests of llama.cpp on a device: a GPU, or the softwa
 	@if [ -f $(SOFTWARE)/environment ]; then . ./$(SOFTWARE)/environment; fi; \
 		$(BIN)/python -m pytest -m device tests/backends/llamacpp
 
+test-peers: setup  ## run the server tests of llama.cpp and vLLM against ours (fetches both)
+	@[ -x .venv-peers/bin/pytest ] || { $(BIN)/python -m venv .venv-peers && \
+		.venv-peers/bin/pip install --quiet -r tests/peers/requirements.txt; }
+	@$(BIN)/python -m tests.peers $(PEER)
+
+test-clients: setup  ## run other people's clients against the server (installs them)
+	@[ -x .venv-clients/bin/lm_eval ] || { $(BIN)/python -m venv .venv-clients && \
+		.venv-clients/bin/pip install --quiet -r tests/clients/requirements.txt; }
+	@$(BIN)/python -m tests.clients
+
 bench-aiperf: setup  ## measure the server with AIPerf, which gets an environment of its own
 	@[ -x .venv-aiperf/bin/aiperf ] || { $(BIN)/python -m venv .venv-aiperf && \
 		.venv-aiperf/bin/pip install --quiet aiperf==0.13.0; }
@@ -70,6 +80,6 @@ docs: setup  ## build the documentation site into build/site, without network
 wheel: setup  ## build the sdist and the wheel into dist/, and try them in a clean environment
 	@$(BIN)/python scripts/release.py
 
-clean:  ## remove .venv, .venv-vllm, .venv-aiperf and every cache in this folder (models and wheels stay cached)
-	@rm -rf .venv .venv-vllm .venv-aiperf $(SOFTWARE) src/duodec/native/lib build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## remove .venv, .venv-* and every cache in this folder (models and wheels stay cached)
+	@rm -rf .venv .venv-vllm .venv-aiperf .venv-peers .venv-clients $(SOFTWARE) src/duodec/native/lib build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

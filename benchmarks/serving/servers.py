@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import httpx
 
-_START_S = 120.0
+_START_S = 300.0
 _T = TypeVar("_T")
 
 _OURS = "from duodec.cli.app import main; main()"

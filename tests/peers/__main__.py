@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.models.weights import weights
 from tests.peers.fetching import LLAMA, PEERS, Peer
-from tests.peers.reasons import REFUSALS, TESTS, UNSERVED_PATHS
+from tests.peers.reasons import FAILURES, FILES, REFUSALS, UNSERVED_PATHS
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = Path(__file__).parent
@@ -47,14 +47,14 @@ def main() -> int:
 
 def outcomes(peer: Peer, suite: Path, file: Path) -> Iterator[tuple[str, str, str]]:
     """(test, outcome, why) of each test of a file; one for all where none of them applies."""
-    if why := next((why for part, why in TESTS.items() if re.search(part, file.name)), None):
+    if why := next((why for part, why in FILES.items() if re.search(part, file.name)), None):
         yield file.name, "n/a", why
         return
     if peer is not LLAMA and "RemoteOpenAIServer" not in file.read_text("utf-8"):
         yield file.name, "n/a", "vLLM's own code, in one process"
         return
     for result in _run(peer, suite, file):
-        yield result["test"].rpartition("/")[2], *judged(result)
+        yield result["test"].partition("::")[2] or file.name, *judged(result)
 
 
 def judged(result: dict[str, Any]) -> tuple[str, str]:
@@ -74,7 +74,11 @@ def judged(result: dict[str, Any]) -> tuple[str, str]:
     if "Absent" in words:
         return "n/a", "vLLM's own code, in one process"
     lines = [line for line in words.splitlines() if line.startswith("E ")]
-    return "failed", (lines or words.strip().splitlines() or [""])[-1].removeprefix("E").strip()[:160]
+    said = (lines or words.strip().splitlines() or [""])[-1].removeprefix("E").strip()[:160]
+    for pattern, why in FAILURES.items():
+        if re.search(pattern, f"{result['test']} {said}"):
+            return "n/a", why
+    return "failed", said
 
 
 def report(peer: Peer, name: str, found: list[tuple[str, str, str]]) -> int:
@@ -104,13 +108,14 @@ def _run(peer: Peer, suite: Path, file: Path) -> list[dict[str, Any]]:
             "PEER_RESULTS": str(results),
             "PEER_PYTHON": sys.executable,
             "PEER_MODEL": str(weights("smollm2")),
-            "PYTHONPATH": os.pathsep.join([str(PLUGIN), str(ROOT / "src")]),
+            "PYTHONPATH": os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")]),
             "SLOW_TESTS": "0",
         }
-        python = Path(os.environ.get("PEER_VENV", ROOT / ".venv-peers"), "bin", "python")
+        pytest = Path(os.environ.get("PEER_VENV", ROOT / ".venv-peers"), "bin", "pytest")
         command = [
-            str(python), "-m", "pytest", "-q", "-p", "plugin", "-p", "no:cacheprovider",
-            "--timeout", str(_TEST_S), "-o", "asyncio_mode=auto", "-o", "addopts=", str(file),
+            str(pytest), "-q", "-p", "plugin", "-p", "no:cacheprovider",
+            "-c", os.devnull, "--rootdir", str(suite.parent), "--timeout", str(_TEST_S),
+            "-o", "asyncio_mode=auto", str(file),
         ]  # fmt: skip
         try:
             done = subprocess.run(

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 # pip asks a package's own build system for its name; this answers in its place, so that nothing is
 # built and nothing that a build needs is installed
-_BACKEND = '''
+_BACKEND = """
 import re
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
     lines = ("Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "")
     (info / "METADATA").write_text("\\n".join(lines), "utf-8")
     return info.name
-'''
+"""
 _BACKENDS = ("setuptools/build_meta.py", "scikit_build_core/build.py")
 
 
@@ -36,7 +36,7 @@ class Peer:
     package: str
     version: str
     root: str  # of what is extracted
-    suite: str  # where pytest runs, below the root
+    suite: str  # below it, the tests
 
     def fetched(self, folder: Path) -> Path:
         """The suite's folder below ``folder``, fetched once."""
@@ -46,7 +46,7 @@ class Peer:
                 self._extract(Path(new))
                 Path(new).rename(place)
                 Path(new).mkdir()  # for its own removal
-        return place / self.suite
+        return place / self.root / self.suite
 
     def _extract(self, folder: Path) -> None:
         with TemporaryDirectory() as scratch:
@@ -66,8 +66,11 @@ class Peer:
             with tarfile.open(archive) as tar:
                 for member in tar:
                     _, _, path = member.name.partition("/")
-                    if path.startswith(f"{self.root}/") and member.isfile():
-                        member.name = path.removeprefix(f"{self.root}/")
+                    is_package = path.endswith("/__init__.py") and self.root.startswith(
+                        path.removesuffix("/__init__.py")
+                    )
+                    if member.isfile() and (path.startswith(f"{self.root}/") or is_package):
+                        member.name = path
                         tar.extract(member, folder, filter="data")
 
 

@@ -1,7 +1,7 @@
 """A plugin of pytest under which the suites of llama.cpp and vLLM run against `duodec serve`.
 
 It runs in an environment of its own, without duodec: servers are processes of another Python. Tests
-that want the same options share a server. What a suite imports of vLLM itself is absent, and says so.
+that want the same options share a server. What a suite imports of vLLM is absent, and says so.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Absent(MagicMock):
 
 
 class AbsentModule(types.ModuleType):
-    __path__: list[str] = []
+    __path__: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -190,9 +190,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
-    if report.when == "call" or report.outcome != "passed":
-        if report.when != "teardown":
-            _write(item.nodeid, report.outcome, str(report.longrepr or ""))
+    is_told = report.when == "call" or (report.when == "setup" and report.outcome != "passed")
+    if is_told:
+        _write(item.nodeid, report.outcome, str(report.longrepr or ""))
     return report
 
 

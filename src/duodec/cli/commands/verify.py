@@ -6,7 +6,7 @@ import json as json_format
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from difflib import get_close_matches
@@ -137,9 +137,9 @@ def verify(
             report = _audit(halves, limits, chosen, quiet)
     else:
         raise BadOption(f"'{' '.join(targets)}': name one URL, two URLs, or one model")
-    _show(report, output, is_json=json)
     if not report.findings:
         raise BadOption(f"--budget {budget:g} was used up before the first comparison; raise it")
+    _show(report, output, is_json=json)
     if report.faults:
         raise typer.Exit(1)
 
@@ -191,10 +191,10 @@ def _halves(config: EngineConfig, method: str, is_quiet: bool) -> Iterator[list[
     source = source_of(settings.model, {settings.model: config}, method)
     sock = process.listen(settings)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    with (
-        status(f"loading {config.target}", is_quiet=is_quiet),
-        process.in_background(Service(settings, {settings.model: source}), sock),
-    ):
+    with ExitStack() as stack:
+        with status(f"loading {config.target}", is_quiet=is_quiet):
+            service = Service(settings, {settings.model: source})
+            stack.enter_context(process.in_background(service, sock))
         drafts = {"speculation": {"method": method}}
         yield [
             opened("plain", url, None, None, {"speculation": False}),

@@ -143,6 +143,7 @@ class LoadedModel:
         return {
             "total_slots": self.scheduler.num_slots,
             "n_ctx": llm.num_context,
+            "default_generation_settings": {"n_ctx": llm.num_context},  # where clients look
             "method": self.method or DEFAULT_METHOD,
             "chat_template": llm.tokenizer.chat_template,
             "speculation": {
