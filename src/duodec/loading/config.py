@@ -6,6 +6,7 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from duodec.backends import grammar_trial
@@ -111,6 +112,15 @@ class EngineConfig:
             "Decoding",
         ),
     ] = False
+    chat_template: Annotated[
+        str | None,
+        Parameter(
+            "A file with a chat template (Jinja) in place of the model's own.",
+            "Models",
+            ("--chat-template", "--chat-template-file"),
+            "FILE",
+        ),
+    ] = None
     context: Annotated[
         int | None,
         Parameter(
@@ -277,7 +287,7 @@ class EngineConfig:
         object.__setattr__(self, "num_slots", whole("num_slots", self.num_slots))
         if self.num_slots < 1:
             raise BadOption(f"num_slots is {shown(self.num_slots)}; use 1 or more")
-        _ = self.pace_curve
+        _ = self.pace_curve, self.template_text
         if self.exact and self.fast:
             raise BadOption("exact and fast exclude each other; choose one")
         if not _DEVICE.fullmatch(self.device):
@@ -301,6 +311,19 @@ class EngineConfig:
         if isinstance(self.pace, str):
             return CostCurve.parse(self.pace, "pace")
         return CostCurve.constant(self.pace) if self.pace else None
+
+    @property
+    def template_text(self) -> str | None:
+        """The chat template that the user names. Raises BadOption."""
+        if self.chat_template is None:
+            return None
+        try:
+            return Path(self.chat_template).expanduser().read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise BadOption(
+                f"chat-template is '{self.chat_template}', which cannot be read ({error}); name a "
+                "file with a Jinja template"
+            ) from error
 
     @property
     def dtype_name(self) -> str:

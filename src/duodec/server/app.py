@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from duodec.errors import DuodecError
-from duodec.server.errors import ApiError, api_error
+from duodec.server.errors import ApiError, api_error, not_served
 from duodec.server.http.guard import guarded, too_large
 from duodec.server.http.json_limits import parse_object
 from duodec.server.http.streams import ClientGone, EventStream, Prepared, Writer, or_gone, whole
@@ -93,6 +93,9 @@ class Routes:
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(chat_page(), headers={"content-security-policy": content_policy()})
+
+    async def refuse(self, request: Request) -> Response:
+        raise not_served("embeddings are not served; ask a server that has a model for them")
 
     # --- parts
 
@@ -188,6 +191,7 @@ def make_app(service: Service) -> ASGIApp:
             Route("/v1/completions", routes.complete, methods=["POST"]),
             Route("/v1/messages", routes.message, methods=["POST"]),
             Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
+            Route("/v1/embeddings", routes.refuse, methods=["POST"]),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/v1/responses", routes.respond, methods=["POST"]),

@@ -159,16 +159,22 @@ class Service:
     # --- requests
 
     def named(self, name: str | None) -> str:
-        """The model of a request; one that names none means the first. Raises ApiError."""
+        """The model of this name; where there is none, the first. Raises ApiError."""
         if name is None:
             return self.settings.model
-        if name not in self.models.names:
+        if (found := self.models.find(name)) is None:
             known = ", ".join(f"'{own}'" for own in self.models.names)
             raise ApiError(
                 404, f"the model '{name[:200]}' does not exist; this server has {known}",
                 param="model", code="model_not_found",
             )  # fmt: skip
-        return name
+        return found
+
+    def serving(self, name: str | None) -> str:
+        """The model that answers a request for this one: where a server has one model, clients may
+        call it what they like. Raises ApiError."""
+        is_any = len(self.models.names) == 1 and not self.settings.strict_model
+        return self.settings.model if is_any else self.named(name)
 
     async def chat(self, body: Mapping[str, Any]) -> Prepared:
         """A request of ``/v1/chat/completions``. Raises ApiError and what the model refuses."""
@@ -284,7 +290,7 @@ class Service:
         """The body as its API has it. Raises ApiError: what is refused waits for no model."""
         self.check_ready()
         name = body.get("model")
-        model = self.models.get(self.named(name if isinstance(name, str) else None))
+        model = self.models.get(self.serving(name if isinstance(name, str) else None))
         if model is not None and items in ("messages", "input"):
             model.prompt_limits.check_number(body.get(items))
         return await self.intake.run(validated, kind, body)
@@ -292,7 +298,7 @@ class Service:
     @asynccontextmanager
     async def _leased(self, name: str | None) -> AsyncIterator[ModelLease]:
         """The model of a request, loaded; a request that fails holds it no longer."""
-        lease = await self.models.lease(self.named(name))
+        lease = await self.models.lease(self.serving(name))
         try:
             yield lease
         except BaseException:

@@ -89,6 +89,8 @@ class LlamaModel:
                 "architecture; download it again or update llama-cpp-python"
             )
         self.vocab = lib.llama_model_get_vocab(self.handle)
+        template = lib.llama_model_chat_template(self.handle, None) or b""
+        self.chat_template: str | None = template.decode("utf-8", "replace") or None
         self._ends: dict[int, bool] = {}  # tokens that were asked for
         self._refuse_other_kinds()
 
@@ -232,11 +234,6 @@ class LlamaModel:
     @property
     def eos(self) -> int:
         return int(self.lib.llama_vocab_eos(self.vocab))
-
-    @property
-    def chat_template(self) -> str | None:
-        template = self.lib.llama_model_chat_template(self.handle, None)
-        return template.decode("utf-8", "replace") if template else None
 
     def metadata(self, key: str) -> str | None:
         """A scalar of the file's metadata, as text."""

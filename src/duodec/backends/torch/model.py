@@ -32,6 +32,7 @@ class TorchModel:
             self.vocabulary = self._gguf_vocabulary()
         else:
             self.vocabulary = FolderTokenizer.open(path, self._num_rows, _ends(path, self.config))
+        self.chat_template: str | None = self.vocabulary.chat_template
         self.causal_lm: Any = read_weights(blueprint)
 
     def _gguf_vocabulary(self) -> LlamaModel:
@@ -129,10 +130,6 @@ class TorchModel:
     @property
     def num_vocab(self) -> int:
         return self.vocabulary.num_vocab
-
-    @property
-    def chat_template(self) -> str | None:
-        return self.vocabulary.chat_template
 
     @property
     def bos(self) -> int:

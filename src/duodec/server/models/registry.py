@@ -77,6 +77,13 @@ class Models:
         """Starts of drafters after each one's first, those of unloaded models included."""
         return self._past[1] + sum(model.num_restarts for model in self.loaded)
 
+    def find(self, name: str) -> str | None:
+        """The model that a client means by a name, whose case and ``:latest``, which Ollama's
+        clients add, say nothing; None: there is none."""
+        if name in self._sources:
+            return name
+        return next((own for own in self._sources if _plain(own) == _plain(name)), None)
+
     def get(self, name: str) -> LoadedModel | None:
         """The model, if it is loaded."""
         return self._loaded.get(name)
@@ -186,6 +193,10 @@ class Models:
         """Free all models; their threads have ended."""
         for model in self.loaded:
             model.llm.close()
+
+
+def _plain(name: str) -> str:
+    return name.casefold().removesuffix(":latest")
 
 
 def _unloaded(model: LoadedModel) -> None:
