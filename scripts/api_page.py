@@ -24,7 +24,9 @@ CLASSES = (
     "Finished",
     "Grammar",
 )
-METHODS = ("load", "generate", "chat", "stream", "astream", "close")
+METHODS = (
+    "load", "generate", "agenerate", "chat", "stream", "astream", "encode", "decode", "close",
+)  # fmt: skip
 
 
 def page() -> str:

@@ -171,7 +171,7 @@ def test_what_does_not_fit_ends_its_own_answer_and_can_be_asked_again(
     model: LlamaModel, streams: LlamaChains, alone: LlamaTarget
 ) -> None:
     text = texts_of(model)[0]
-    with pytest.raises(ContextExceeded, match="--context"):
+    with pytest.raises(ContextExceeded, match="`context`"):
         streams.score([Query(0, np.resize(text, 1200))])
     (own,), (expected,) = (rows_of(t, Query(0, text)) for t in (streams, alone))
     assert np.array_equal(own[0], expected[0])

@@ -22,6 +22,11 @@ class Started:
     seed: int
     num_prompt_tokens: int
 
+    @property
+    def text(self) -> str:
+        """None yet: every event has a text."""
+        return ""
+
 
 @dataclass(frozen=True)
 class Segment:

@@ -300,7 +300,7 @@ class EngineConfig:
         for name in ("threads", "draft_threads"):
             if (getattr(self, name) or 0) > num_cores:
                 raise BadOption(
-                    f"{name.replace('_', '-')} is {getattr(self, name)} and this process may use "
+                    f"{name} is {getattr(self, name)} and this process may use "
                     f"{num_cores} cores: more threads than cores slow each other down tenfold; "
                     f"use {num_cores} or less"
                 )
@@ -321,7 +321,7 @@ class EngineConfig:
             return Path(self.chat_template).expanduser().read_text("utf-8")
         except (OSError, ValueError) as error:
             raise BadOption(
-                f"chat-template is '{self.chat_template}', which cannot be read ({error}); name a "
+                f"chat_template is '{self.chat_template}', which cannot be read ({error}); name a "
                 "file with a Jinja template"
             ) from error
 

@@ -279,8 +279,7 @@ class Service:
         own = await self._validated(DetokenizeBody, body, "tokens")
         async with self._leased(own.model) as lease:
             llm = lease.model.llm
-            tokens = await self._run(lease.model, llm.tokens_of, own.tokens)
-            text = await self._run(lease.model, _text, llm, tokens)
+            text = await self._run(lease.model, llm.decode, own.tokens)
             lease.release()
             return {"content": text, "prompt": text}
 
@@ -392,9 +391,7 @@ def _unheard(output: Output) -> None:
 
 
 def _text(llm: LLM, prompt: str | list[int]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return b"".join(map(llm.tokenizer.piece, prompt)).decode("utf-8", "replace")
+    return prompt if isinstance(prompt, str) else llm.decode(prompt)
 
 
 def _never(taken: int) -> NoReturn:

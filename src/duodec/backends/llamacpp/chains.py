@@ -206,11 +206,11 @@ class LlamaChains(Target):
         if status == STOPPED:
             raise KeyboardInterrupt
         if status == NO_CELLS:
-            raise ContextExceeded("the context is full; ask for a larger one with --context")
+            raise ContextExceeded("the context is full; ask for a larger one with `context`")
         if status:
             raise ComputeFailed(
                 f"llama.cpp could not compute {self._model.path.name} (status {status}); memory "
-                "may be short: use a smaller --context, or fewer --parallel"
+                "may be short: use a smaller `context`, or fewer `num_slots`"
             )
 
 

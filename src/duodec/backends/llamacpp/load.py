@@ -186,7 +186,7 @@ def padded_rows(
         on_warning(
             f"{FEWEST} rows of a forward pass take {choice.price:.1f} times as long as one here, "
             "so passes are not padded to one number of rows, and last bits depend on what is "
-            "drafted; --exact pads them all the same"
+            "drafted; `exact=True` pads them all the same"
         )
         return None
     return choice.num_rows or FEWEST
@@ -215,14 +215,14 @@ def llama_context(
         if num_context < trained:
             on_warning(
                 f"the context is {num_context} tokens of the {trained} that the model was trained "
-                "for, as memory is short; --context sets another"
+                "for, as memory is short; `context` sets another"
             )
         return num_context
     most = footprint.most_context(free_bytes)
     if checked_context(asked, trained) > most:
         raise ContextExceeded(
             f"context is {asked}, and memory holds caches of {most} tokens; use {most} or less, "
-            "or a smaller format with --cache-type-k and --cache-type-v"
+            "or a smaller format with `cache_type_k` and `cache_type_v`"
         )
     return asked
 
@@ -237,7 +237,7 @@ def llama_layers(config: Options) -> int:
     if config.dtype_name != "auto":
         raise BadOption(
             f"dtype is {config.dtype}, and llama.cpp computes a GGUF file as it is quantised; "
-            "leave it out, or use --target-backend torch"
+            "leave it out, or use `target_backend=torch`"
         )
     if config.device == "auto":
         return config.gpu_layers
@@ -252,7 +252,7 @@ def llama_devices(config: Options) -> list[devices.Device]:
     lib = load_llama()
     if config.gpu_layers > 0 and config.device != "cpu" and not can_offload():
         raise BackendUnavailable(
-            f"gpu-layers is {config.gpu_layers}, and this llama.cpp was built without a GPU; leave "
+            f"gpu_layers is {config.gpu_layers}, and this llama.cpp was built without a GPU; leave "
             f"it out, or {GPU_BUILD}"
         )
     if config.device in ("auto", "cpu"):

@@ -48,7 +48,7 @@ class TorchModel:
         if vocabulary.num_vocab != self._num_rows:
             raise ModelUnreadable(
                 f"{self.path} has {vocabulary.num_vocab} tokens and {self._num_rows} rows of "
-                "logits; use it with --target-backend llama.cpp"
+                "logits; use it with `target_backend=llama.cpp`"
             )
         return vocabulary
 
