@@ -84,7 +84,10 @@ def test_a_value_out_of_range_is_one_line_about_the_option(
 ) -> None:
     with pytest.raises(BadOption) as error:
         parsed(*arguments)
-    for typed in (arguments, ("bake",)):  # as it was typed, or from a file, whose name is the option's
+    for typed in (
+        arguments,
+        ("bake",),
+    ):  # as it was typed, or from a file, whose name is the option's
         told: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(errors, "warn", told.append)

@@ -43,6 +43,11 @@ class ApiError(Exception):
         }
 
     @property
+    def plain(self) -> dict[str, Any]:
+        """The body in Ollama's shape."""
+        return {"error": self.body["error"]["message"]}
+
+    @property
     def named(self) -> dict[str, Any]:
         """The body in Anthropic's shape."""
         other = "invalid_request_error" if self.status < 500 else "api_error"

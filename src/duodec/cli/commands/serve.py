@@ -121,7 +121,7 @@ def _source(name: str, models: Mapping[str, EngineConfig], method: str) -> Sourc
     def may_load(taken: int) -> bool:
         return fits(pair(), taken)
 
-    return Source(load, may_load, chosen)
+    return Source(load, may_load, chosen, lambda: pair().file.path)
 
 
 def _log_format(name: str) -> Literal["text", "json"]:

@@ -23,7 +23,7 @@ from duodec.server.settings import Settings
 Refusal = Callable[[Exception, str], Response]
 """How a client is told what went wrong, at a path."""
 
-_PROTECTED = ("/v1/", "/tokenize", "/detokenize")
+_PROTECTED = ("/v1/", "/api/", "/tokenize", "/detokenize")
 # what clients ask for whose address of the server lacks /v1
 _WITHOUT_VERSION = re.compile(
     r"/(chat/completions|completions|embeddings|messages(/count_tokens)?|models|responses)(/.*)?"

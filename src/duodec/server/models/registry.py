@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from duodec.errors import DuodecError
 from duodec.llm import LLM
@@ -22,11 +23,12 @@ class Source:
     """Where a model comes from. ``load`` and ``fits`` are told the bytes of memory that look free
     and are taken, by weights that are mapped; ``fits`` tells whether memory holds this model, too.
     Both raise what is wrong with it, from any thread. ``method`` decodes where a request names
-    none; None: the default."""
+    none; None: the default. ``path`` tells where its file or folder is, once it is loaded."""
 
     load: Callable[[int], LLM]
     fits: Callable[[int], bool] = lambda taken: True
     method: str | None = None
+    path: Callable[[], Path | None] = lambda: None
 
 
 class Models:
@@ -87,6 +89,10 @@ class Models:
     def get(self, name: str) -> LoadedModel | None:
         """The model, if it is loaded."""
         return self._loaded.get(name)
+
+    def path(self, name: str) -> Path | None:
+        """Where the file or folder of a model is, if it is loaded."""
+        return self._sources[name].path() if name in self._loaded else None
 
     def state(self, name: str) -> str:
         """As llama.cpp's router names it: loaded, loading or unloaded."""

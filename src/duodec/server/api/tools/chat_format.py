@@ -50,6 +50,10 @@ class Syntax(Protocol):
     def has_tools(self) -> bool:
         """The template has a place for tools, and calls are understood."""
 
+    @property
+    def has_reasoning(self) -> bool:
+        """The model may reason before it answers."""
+
     def markers(self, tools: Sequence[Tool]) -> Sequence[str]:
         """Texts that are needed to read a response, and may be control tokens."""
 
@@ -73,6 +77,10 @@ class TaggedText:
     @property
     def has_tools(self) -> bool:
         return self.calls is not None
+
+    @property
+    def has_reasoning(self) -> bool:
+        return self.thinking is not None
 
     def markers(self, tools: Sequence[Tool]) -> Sequence[str]:
         tags = (self.thinking.begin, self.thinking.end) if self.thinking else ()
@@ -117,7 +125,7 @@ class TaggedText:
 class Harmony:
     """gpt-oss's messages on channels."""
 
-    has_tools = True
+    has_tools = has_reasoning = True
 
     def markers(self, tools: Sequence[Tool]) -> Sequence[str]:
         return harmony.MARKERS
