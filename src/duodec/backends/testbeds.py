@@ -207,6 +207,9 @@ class PacedTarget(Target):
         cache = self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
         return replace(cache, traits=self._paced(cache.traits))
 
+    def num_reusable(self, slot: int, text: Tokens, num_shared: int) -> int:
+        return self.target.num_reusable(slot, text, num_shared)
+
     def _paced(self, traits: TargetTraits) -> TargetTraits:
         return replace(traits, launches=True, pace_s=self.curve.forward_s)
 
