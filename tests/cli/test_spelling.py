@@ -109,6 +109,8 @@ def test_a_server_shows_metrics_without_being_asked() -> None:
         ("the text as it is in place of `messages`", "the text as it is with --raw"),
         ("run `duodec setup` and `rest`", "run `duodec setup` and `rest`"),
         ("token 8 is outside", "token 8 is outside"),
+        ("n_cpu_moe keeps experts", "n-cpu-moe keeps experts"),
+        ("num_slots is 900", "parallel is 900"),
     ],
 )  # fmt: skip
 def test_the_librarys_parameters_are_options_in_messages(library: str, shown: str) -> None:

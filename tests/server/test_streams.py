@@ -178,7 +178,7 @@ def test_what_does_not_fit_ends_its_own_answer_and_can_be_asked_again(
 
 
 def test_there_are_only_so_many_texts(model: LlamaModel) -> None:
-    with pytest.raises(BadOption, match=r"parallel is 257 .* 256 or fewer"):
+    with pytest.raises(BadOption, match=r"num_slots is 257 .* 256 or fewer"):
         LlamaChains(model, num_slots=257, num_context=100, num_threads=1)
 
 

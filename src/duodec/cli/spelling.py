@@ -111,7 +111,7 @@ def as_typed(message: str, arguments: Sequence[str]) -> str:
     return message
 
 
-_PARAMETER = re.compile(r"`(\w+)(?:=([^`]*))?`|^(\w+)(?= is )")
+_PARAMETER = re.compile(r"`(\w+)(?:=([^`]*))?`|^(\w+)(?= )")
 
 
 def as_options(message: str) -> str:

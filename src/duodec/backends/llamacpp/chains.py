@@ -105,7 +105,7 @@ class LlamaChains(Target):
         """Raises BadOption and ModelUnreadable."""
         if num_slots > (most := int(model.lib.llama_max_parallel_sequences())):
             raise BadOption(
-                f"parallel is {num_slots} and llama.cpp keeps {most} texts; use {most} or fewer"
+                f"num_slots is {num_slots} and llama.cpp keeps {most} texts; use {most} or fewer"
             )
         self.num_slots = num_slots
         self.num_threads = num_threads  # of every forward pass
