@@ -12,7 +12,7 @@ from duodec.models.metadata import ModelMetadata
 from duodec.server.models.loaded import LoadedModel
 
 API_VERSION = "0.13.0"  # of Ollama, whose API this is: clients look for what it has since when
-_NEVER = "9999-12-31T23:59:59Z"
+_NEVER = "2318-01-01T00:00:00Z"  # as Ollama tells it; a later year overflows in some time zones
 
 
 def tagged(name: str) -> str:
