@@ -466,6 +466,11 @@ def test_smollm2_is_told_of_tools_in_its_messages() -> None:
     assert told[0]["content"].startswith("Be brief.\n\n")
     assert all(tool["function"]["name"] in told[0]["content"] for tool in TOOLS)
     assert with_tools(MESSAGES, []) == MESSAGES
+    for odd in ({"enum": 3}, {"enum": []}, {"type": [[1]]}, {"type": {}}, {"const": None}, 3, None):
+        parameters = {"type": "object", "properties": {"x": odd}}
+        function = {"name": "f", "description": {"a": 1}, "parameters": parameters}
+        told = with_tools(MESSAGES, [{"type": "function", "function": function}])
+        assert all(isinstance(message["content"], str) for message in told)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ _IN_WORDS = (
     {"role": "user", "content": "Hi, who are you?"},
     {"role": "assistant", "content": "I am SmolLM, an assistant. How can I help you?"},
 )
-_VALUES: dict[Any, Any] = {"number": 1, "integer": 1, "boolean": True, "array": [], "object": {}}
+_VALUES: dict[str, Any] = {"number": 1, "integer": 1, "boolean": True, "array": [], "object": {}}
 
 
 def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
@@ -56,7 +56,7 @@ def _example(tool: Tool) -> list[Message]:
     properties = names if isinstance(names, dict) else {}
     values = {name: _value(with_root(inner, schema)) for name, inner in properties.items()}
     words = ", ".join(f"{name} {json.dumps(value)}" for name, value in values.items())
-    about = tool["function"].get("description") or name_of(tool)
+    about = str(tool["function"].get("description") or name_of(tool))
     call = _spelled([{"name": name_of(tool), "arguments": values}])
     return [
         {"role": "user", "content": f"{about} ({words})" if words else about},
@@ -67,10 +67,11 @@ def _example(tool: Tool) -> list[Message]:
 def _value(schema: Any) -> Any:
     """One that a schema allows, or nearly so."""
     inner = resolved(schema)
-    if choices := inner.get("enum", [inner["const"]] if "const" in inner else None):
+    choices = inner.get("enum", [inner["const"]] if "const" in inner else None)
+    if isinstance(choices, list) and choices:
         return choices[0]
     kind = inner.get("type")
-    return _VALUES.get(kind[0] if isinstance(kind, list) and kind else str(kind), "text")
+    return _VALUES.get(str(kind[0] if isinstance(kind, list) and kind else kind), "text")
 
 
 def _spelled(calls: Sequence[dict[str, Any]]) -> str:
