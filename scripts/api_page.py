@@ -35,7 +35,9 @@ ELSEWHERE = {"EngineConfig": EngineConfig, "Stats": Stats}
 TYPES = ((template, "Message"), (inputs, "Prompt"), (inputs, "Params"), (events, "Event"),
          (events, "FinishReason"), (events, "Source"))  # fmt: skip
 WIDTH = 96  # of a signature on one line
-METHODS = ("load", "generate", "chat", "stream", "astream", "close")
+METHODS = (
+    "load", "generate", "agenerate", "chat", "stream", "astream", "encode", "decode", "close",
+)  # fmt: skip
 
 
 def page() -> str:

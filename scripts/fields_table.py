@@ -8,13 +8,15 @@ from pathlib import Path
 
 from duodec.server.api.anthropic.message_bodies import MessagesBody
 from duodec.server.api.fields import Object
+from duodec.server.api.ollama.bodies import GenerateBody, OllamaChatBody, Options
 from duodec.server.api.openai.completion_bodies import ChatBody, CompletionBody
 from duodec.server.api.openai.response_bodies import ResponsesBody
 
 PAGE = Path(__file__).parents[1] / "docs" / "server.md"
 APIS: dict[str, type[Object]] = {
     "chat": ChatBody, "completions": CompletionBody, "responses": ResponsesBody,
-    "messages": MessagesBody,
+    "messages": MessagesBody, "Ollama's chat": OllamaChatBody, "generate": GenerateBody,
+    "`options` of both": Options,
 }  # fmt: skip
 _PLACE = re.compile(r"(?s)(<!-- fields -->\n).*?(<!-- end of fields -->)")
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from fakes.decoding import LETTERS, Letters
 
 import duodec
-from duodec import LLM, Delta, SamplingParams
+from duodec import LLM, Completion, Delta, Event, Grammar, SamplingParams
 from duodec.backends.table import TableModel, TableTarget
 from duodec.drafting.inline import InlineDrafter
-from duodec.errors import BadOption
+from duodec.errors import BadOption, ModelNotFound
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=40)
@@ -141,3 +143,117 @@ def test_what_is_misspelled_is_named_with_the_remedy(
 
 def test_the_version_is_the_packages() -> None:
     assert re.match(r"\d+\.\d+\.\d+", duodec.__version__)
+
+
+def test_keywords_are_sampling_parameters() -> None:
+    model, values = llm(), {"temperature": 0.8, "seed": 3, "max_tokens": 40}
+    plain = model.generate("hello", PARAMS)[0]
+    assert model.generate("hello", **values)[0].text == plain.text
+    assert model.generate("hello", {**values, "max_tokens": 3}, max_tokens=40)[0].text == plain.text
+    assert model.generate("hello", replace(PARAMS, seed=9), seed=3)[0].text == plain.text
+    each = model.generate(["hello", "hello"], [{"seed": 3}, {"seed": 4}], temperature=0.8,
+                          max_tokens=40)  # fmt: skip
+    assert each[0].text == plain.text != each[1].text
+    assert texts(model.stream("hello", **values)) == plain.text
+    assert model.chat("hello", **values).text == model.chat("hello", values).text
+    assert asyncio.run(async_texts(model.astream("hello", **values))) == plain.text
+
+
+async def async_texts(events: AsyncIterator[Event]) -> str:
+    return "".join([event.text async for event in events if isinstance(event, Delta)])
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_several_completions_of_a_prompt_are_its_choices(num_slots: int) -> None:
+    model = llm(num_slots)
+    found = model.generate(["hello", "again"], PARAMS, n=3)
+    for prompt, completion in zip(["hello", "again"], found, strict=True):
+        assert completion.outputs[0] is completion
+        alone = [texts(model.stream(prompt, PARAMS, choice=i)) for i in range(3)]
+        assert [one.text for one in completion.outputs] == alone
+        assert len(set(alone)) > 1
+    unseeded = model.generate("hello", temperature=1.0, n=2)[0]
+    assert unseeded.outputs[0].seed == unseeded.outputs[1].seed
+    (one,) = model.generate("hello", PARAMS)
+    assert one.outputs == (one,)
+
+
+def test_the_asynchronous_twin_gives_the_same() -> None:
+    model = llm(2)
+    plain = model.generate(["hello", "again"], PARAMS, n=2)
+
+    async def both() -> list[list[Completion]]:
+        own = model.agenerate(["hello", "again"], PARAMS, n=2)
+        return await asyncio.gather(own, model.agenerate("hello", PARAMS))
+
+    several, single = asyncio.run(both())
+    assert [[o.text for o in one.outputs] for one in several] == [
+        [o.text for o in one.outputs] for one in plain
+    ]
+    assert single[0].text == plain[0].text
+    assert asyncio.run(model.agenerate([])) == []
+
+
+def test_an_asynchronous_request_that_is_cancelled_frees_its_slot() -> None:
+    model = llm()
+
+    async def cut() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(model.agenerate("hello", max_tokens=190, temperature=1), 1e-3)
+
+    asyncio.run(cut())
+    assert not model.scheduler.has_work
+    assert model.generate("hello", PARAMS)[0].text
+
+
+def test_no_prompts_have_no_completions() -> None:
+    assert llm().generate([]) == llm().generate(()) == llm().generate(np.array([])) == []
+
+
+def test_events_have_texts() -> None:
+    started, *deltas, last = llm().stream("hello", PARAMS)
+    assert started.text == ""
+    assert "".join(event.text for event in deltas) == last.text
+
+
+def test_texts_are_encoded_and_decoded() -> None:
+    model = llm()
+    assert model.encode("hello") == model.tokens_of("hello")
+    assert model.decode(model.encode("hello")) == "hello"
+    assert model.encode([MESSAGE]) == model.tokens_of([MESSAGE])
+    assert model.decode(np.array(model.encode("hello"))) == "hello"
+    assert model.decode([]) == ""
+    with pytest.raises(BadOption, match="token 99 is outside"):
+        model.decode([99])
+
+
+def test_a_schema_may_be_a_dictionary() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    text = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
+    assert Grammar("json_schema", schema).source == text
+    assert SamplingParams(grammar=schema).grammar == Grammar("json_schema", text)
+    with pytest.raises(BadOption, match="grammar is 'x'; give a Grammar"):
+        SamplingParams(grammar="x")
+    with pytest.raises(BadOption, match="kind is 'json'; choose from: json_schema, regex, lark"):
+        Grammar("json", "{}")
+    with pytest.raises(BadOption, match="source is 3; give a text"):
+        Grammar("regex", 3)
+    with pytest.raises(BadOption, match="is no JSON"):
+        Grammar("json_schema", {"a": object()})
+
+
+def test_a_name_loads_a_model() -> None:
+    with LLM("smollm2-draft", draft=None, context=256) as model:
+        assert model.num_context == 256
+        assert model.generate("Once", max_tokens=2)[0].tokens
+    with pytest.raises(ModelNotFound):
+        LLM("no-such-model")
+    with pytest.raises(BadOption, match="has no 'thread'; did you mean threads"):
+        LLM("smollm2", thread=1)
+
+
+def test_the_package_lists_its_names() -> None:
+    assert {*duodec.__all__, "__version__"} <= set(dir(duodec))
+    names: dict[str, object] = {}
+    exec("from duodec import *", names)
+    assert set(duodec.__all__) <= set(names)

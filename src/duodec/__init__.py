@@ -1,7 +1,7 @@
 """Decode a GPU's language model faster with drafts that the CPU makes in parallel.
 
 >>> from duodec import LLM, SamplingParams
->>> with LLM.load("smollm2") as llm:
+>>> with LLM("smollm2") as llm:
 ...     answer = llm.chat([{"role": "user", "content": "Why is the sky blue?"}])
 ...     print(answer.text)
 """
@@ -41,6 +41,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'duodec' has no attribute {name!r}")
     return getattr(import_module(f"duodec.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
 
 
 __all__ = [  # noqa: RUF022  as `sorted` has it

@@ -34,12 +34,12 @@ def is_tokens(prompt: object) -> bool:
     )
 
 
-def params_of(params: object) -> SamplingParams:
-    """Sampling parameters of a dictionary, too. Raises BadOption."""
+def params_of(params: object, changed: Mapping[str, Any] = {}) -> SamplingParams:
+    """Sampling parameters, of a dictionary too, with some of them ``changed``. Raises BadOption."""
     if isinstance(params, SamplingParams):
-        return params
+        return made(SamplingParams, {**vars(params), **changed}) if changed else params
     if params is None or isinstance(params, Mapping):
-        return made(SamplingParams, params or {})
+        return made(SamplingParams, {**(params or {}), **changed})
     raise BadOption(f"params is {params!r}; give SamplingParams, or a dictionary of its fields")
 
 
@@ -64,6 +64,8 @@ def prompts_of(prompts: Any) -> list[Prompt]:
         raise BadOption(
             f"the prompt is {prompts!r}; give a text, a list of messages or a list of tokens"
         )
+    if not (isinstance(prompts, str) or len(prompts)):
+        return []
     is_one = isinstance(prompts, str) or is_tokens(prompts)
     if is_one or all(isinstance(item, Mapping) for item in prompts):
         return [cast(Prompt, prompts)]

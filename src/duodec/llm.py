@@ -9,11 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from os import PathLike, fspath
 from threading import RLock
 from time import perf_counter
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from duodec.core.sampling import Sampler, SamplingParams, seeded
 from duodec.core.text import TextStream
 from duodec.errors import BadOption, ContextExceeded, warn
 from duodec.inputs import Params, Prompt, check_role, is_tokens, params_of, prompts_of
-from duodec.loading.config import EngineConfig
+from duodec.loading.config import DEFAULT_TARGET, EngineConfig
 from duodec.loading.load import Loaded
 from duodec.loading.load import load as load_pair
 from duodec.loading.resolve import ResolvedPair, resolve_pair
@@ -51,7 +52,7 @@ _CLOSED = "this LLM is closed; load it again, or keep its `with` block open whil
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of a prompt.
+    """The result of a prompt; ``outputs`` are all of its completions, this one first.
 
     ``text`` ends before a stop string or end token, ``tokens`` hold the end token if one was drawn.
     ``finish_reason`` is ``stop`` (end token or stop string), ``length`` (``max_tokens``) or
@@ -67,16 +68,16 @@ class Completion:
     seed: int
     logprobs: tuple[Logprob, ...] | None = None
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    others: tuple[Completion, ...] = ()  # of the same prompt, where several were requested
+
+    @property
+    def outputs(self) -> tuple[Completion, ...]:
+        return (self, *self.others)
 
 
 @dataclass
-class LLM:
-    """A language model that is ready to generate, with or without a draft model.
-
-    Use `load` to make one, as a context manager. Repeated calls reuse what the target and the
-    drafter have computed of a text. Several threads may use it: they take turns, a forward pass
-    each, and share forward passes where it has slots. `duodec serve` is for many clients.
-    """
+class _Parts:
+    """What an `LLM` is made of."""
 
     target: Target
     tokenizer: Tokenizer
@@ -96,8 +97,30 @@ class LLM:
     def __post_init__(self) -> None:
         self.grammars = self.grammars or GrammarCompiler(self.tokenizer)
 
+
+class LLM(_Parts):
+    """A language model that is ready to generate, with or without a draft model.
+
+    ``LLM("smollm2")`` is `load`: use it as a context manager. Repeated calls reuse what the target
+    and the drafter have computed of a text. Several threads may use it: they take turns, a forward
+    pass each, and share forward passes where it has slots. `duodec serve` is for many clients.
+    """
+
+    @overload
+    def __init__(self, target: str = ..., *parts: str | None, **options: Any) -> None: ...
+    @overload
+    def __init__(
+        self, target: Target, tokenizer: Tokenizer, num_context: int,
+        drafter: Drafter | None = ..., datastore: Datastore | None = ..., **parts: Any,
+    ) -> None: ...  # fmt: skip
+    def __init__(self, target: Any = DEFAULT_TARGET, *parts: Any, **options: Any) -> None:
+        if isinstance(target, str | PathLike):
+            vars(self).update(vars(self.load(fspath(target), *parts, **options)))
+        else:
+            super().__init__(target, *parts, **options)
+
     @classmethod
-    def load(cls, target: str = "smollm2", draft: str | None = "auto", **options: Any) -> LLM:
+    def load(cls, target: str = DEFAULT_TARGET, draft: str | None = "auto", **options: Any) -> LLM:
         """Load a target and its draft model on this machine.
 
         Args:
@@ -253,12 +276,24 @@ class LLM:
             parse_special=self.parse_special, check=check,
         )  # fmt: skip
 
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The tokens of a text or of chat messages, as `generate` reads them."""
+        return self.tokens_of(prompt)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; control tokens have none. Raises BadOption for others than the
+        model's."""
+        pieces = map(self.tokenizer.piece, self.tokens_of(tokens))
+        return b"".join(pieces).decode("utf-8", "replace")
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: Params | Sequence[Params] | None = None,
         *,
         method: str | Method | None = None,
+        n: int = 1,
+        **sampling: Any,
     ) -> list[Completion]:
         """Complete one prompt or many, and return their completions in order.
 
@@ -270,6 +305,8 @@ class LLM:
             params: Sampling parameters, or a dictionary of them, for all prompts or one for each.
                 Greedy by default.
             method: A decoding method by name, such as ``lookup``; `auto` by default.
+            n: Completions of each prompt, of one seed: ``outputs`` of its `Completion`.
+            sampling: Fields of `SamplingParams`, in place of those of ``params``.
 
         Raises:
             BadOption: A parameter or a prompt cannot be used; says which and what to do.
@@ -277,31 +314,70 @@ class LLM:
             ComputeFailed: The target's device failed.
 
         Example:
-            >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].text
+            >>> llm.generate("The capital of France is", max_tokens=8)[0].text
         """
-        several = prompts_of(prompts)
-        if isinstance(params, str):
-            raise BadOption(
-                f"params is {params!r}; give SamplingParams, or a dictionary of its fields"
-            )
-        each = [params] * len(several) if not isinstance(params, Sequence) else list(params)
+        batch = self._batch(prompts, params, method, n, sampling)
+        try:
+            self.scheduler.submit(batch.tasks)
+            while not batch.is_over and self._step():
+                pass
+        finally:
+            self._abort(batch.tasks)
+        return batch.completions()
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params | Sequence[Params] | None = None,
+        *,
+        method: str | Method | None = None,
+        n: int = 1,
+        **sampling: Any,
+    ) -> list[Completion]:
+        """`generate` for asyncio: the model computes in a thread of its own.
+
+        Several may run at once; they share forward passes as prompts of `generate` do.
+
+        Example:
+            >>> (await llm.agenerate("The capital of France is", max_tokens=8))[0].text
+        """
+        run = partial(asyncio.get_running_loop().run_in_executor, self._use.worker)
+        batch: _Batch = await run(self._batch, prompts, params, method, n, sampling)
+        try:
+            self.scheduler.submit(batch.tasks)
+            while not batch.is_over and await run(self._step):
+                pass
+        finally:
+            await run(self._abort, batch.tasks)
+        return batch.completions()
+
+    def _batch(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params | Sequence[Params] | None,
+        method: str | Method | None,
+        n: int,
+        sampling: Mapping[str, Any],
+    ) -> _Batch:
+        """The requests of `generate`. Raises what it raises."""
+        several, num_choices = prompts_of(prompts), whole("n", n)
+        if num_choices < 1:
+            raise BadOption(f"n is {n}; use 1 or more")
+        each = [params] * len(several) if not isinstance(params, list | tuple) else [*params]
         if len(each) != len(several):
             raise BadOption(
                 f"{len(several)} prompts and {len(each)} params; give one for all, or one for each"
             )
-        each_params = [params_of(own) for own in each]
-        outputs: list[_Outputs] = [_Outputs(own) for own in each_params]
+        each_params = [params_of(own, sampling) for own in each]
+        if num_choices > 1:  # they have a seed in common
+            each_params = [seeded(own) for own in each_params]
+        outputs = [_Outputs(own) for own in each_params for _ in range(num_choices)]
         tasks = [
-            self.task(prompt, own, method=method, say=output)
-            for prompt, own, output in zip(several, each_params, outputs, strict=True)
-        ]
-        try:
-            self.scheduler.submit(tasks)
-            while not all(task.is_over for task in tasks) and self._step():
-                pass
-        finally:
-            self._abort(tasks)
-        return [output.completion() for output in outputs]
+            self.task(several[i // num_choices], output.params, method=method, say=output,
+                      choice=i % num_choices)
+            for i, output in enumerate(outputs)
+        ]  # fmt: skip
+        return _Batch(tasks, outputs, num_choices)
 
     def chat(
         self,
@@ -310,6 +386,7 @@ class LLM:
         *,
         method: str | Method | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        **sampling: Any,
     ) -> Completion:
         """Answer a conversation, through the model's chat template.
 
@@ -319,6 +396,7 @@ class LLM:
             params: Sampling parameters. Greedy by default.
             method: A decoding method by name; `auto` by default.
             tools: JSON schemas of functions that the model may call.
+            sampling: Fields of `SamplingParams`, in place of those of ``params``.
 
         Raises:
             BadOption: The model has no chat template, or refuses these messages.
@@ -332,7 +410,7 @@ class LLM:
         elif isinstance(messages, Mapping):
             messages = [messages]
         tokens = self.tokens_of(messages, tools=tools)
-        return self.generate([tokens], params, method=method)[0]
+        return self.generate([tokens], params, method=method, **sampling)[0]
 
     def stream(
         self,
@@ -342,8 +420,10 @@ class LLM:
         method: str | Method | None = None,
         choice: int = 0,
         should_stop: Callable[[], bool] | None = None,
+        **sampling: Any,
     ) -> Iterator[Event]:
-        """Complete a prompt piece by piece: one `Started`, `Delta`s, one `Finished`.
+        """Complete a prompt piece by piece: one `Started`, `Delta`s, one `Finished`, whose text is
+        the whole.
 
         Where the target computes elsewhere, a piece is handed out while the next forward pass
         runs. Closing the iterator aborts the request.
@@ -355,18 +435,20 @@ class LLM:
             choice: Which of several completions of one seed, which the params then name: each
                 number gives a different text.
             should_stop: Called after each forward pass; true ends the completion early.
+            sampling: Fields of `SamplingParams`, in place of those of ``params``.
 
         Raises:
             BadOption, ContextExceeded: Before anything is computed.
 
         Example:
-            >>> for event in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
+            >>> for event in llm.stream("Once upon a time", max_tokens=64):
             ...     if isinstance(event, Delta):
             ...         print(event.text, end="")
         """
         heard: list[Output] = []
+        own = params_of(params, sampling)
         task = self.task(
-            prompt, params, method=method, say=heard.append, choice=choice, should_stop=should_stop
+            prompt, own, method=method, say=heard.append, choice=choice, should_stop=should_stop
         )
         return self._events(task, heard)
 
@@ -377,6 +459,7 @@ class LLM:
         *,
         method: str | Method | None = None,
         choice: int = 0,
+        **sampling: Any,
     ) -> AsyncIterator[Event]:
         """`stream` for asyncio: the model computes in a thread of its own.
 
@@ -388,7 +471,8 @@ class LLM:
         """
         run = partial(asyncio.get_running_loop().run_in_executor, self._use.worker)
         heard: list[Output] = []
-        make = partial(self.task, prompt, params, method=method, say=heard.append, choice=choice)
+        own = params_of(params, sampling)
+        make = partial(self.task, prompt, own, method=method, say=heard.append, choice=choice)
         task: ScheduledRequest = await run(make)
         yield Started(task.method.name, task.request.sampler.seed, len(task.request.prompt))
         try:
@@ -517,16 +601,16 @@ class LLM:
                 self._methods[chosen] = method_named(chosen)
             chosen = self._methods[chosen]
         if chosen.needs_draft_model and self.drafter is None and self.target.traits.max_draft:
-            raise BadOption(f"method '{chosen.name}' needs a draft model; name one with --draft")
+            raise BadOption(f"method '{chosen.name}' needs a draft model; name one with `draft`")
         if chosen.reads_off_path and self.target.traits.is_recurrent:
             raise BadOption(
                 f"method '{chosen.name}' scores branches, and this target, which is recurrent, has "
-                "none; use --method auto"
+                "none; use `method=auto`"
             )
         if chosen.needs_datastore and self.datastore is None:
             raise BadOption(
                 f"method '{chosen.name}' needs a datastore; make one of your texts with "
-                "`duodec datastore build FILES`, or name one with --datastore"
+                "`duodec datastore build FILES`, or name one with `datastore`"
             )
         return chosen
 
@@ -543,7 +627,7 @@ class LLM:
         if len(tokens) >= self.num_context:
             raise ContextExceeded(
                 f"the prompt has {len(tokens)} tokens and the context holds {self.num_context}; "
-                "shorten it, or ask for a larger context with --context"
+                "shorten it, or ask for a larger context with `context`"
             )
         return tokens
 
@@ -599,6 +683,25 @@ class _Use:
         worker = ThreadPoolExecutor(1, "duodec")
         self.resources.callback(worker.shutdown)
         return worker
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The requests of several prompts, ``num_choices`` of each."""
+
+    tasks: list[ScheduledRequest]
+    outputs: list[_Outputs]
+    num_choices: int
+
+    @property
+    def is_over(self) -> bool:
+        return all(task.is_over for task in self.tasks)
+
+    def completions(self) -> list[Completion]:
+        """The first of each prompt, with its others. Raises the error that ended one."""
+        done = [output.completion() for output in self.outputs]
+        begins = range(0, len(done), self.num_choices)
+        return [replace(done[i], others=tuple(done[i + 1 : i + self.num_choices])) for i in begins]
 
 
 @dataclass

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -279,6 +280,18 @@ def test_the_longest_special_token_is_found(words: list[str]) -> None:
     for i, word in enumerate(words):
         assert list(special.find(f"-{word}-")) == [Spelled(1, 1 + len(word), i)]
     assert list(SpecialTokens({"": 3}).find("a")) == []
+
+
+def test_a_template_in_a_file_takes_the_place_of_the_models_own(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("<|im_start|>{{ messages[0].content }}!", "utf-8")
+    with LLM.load("smollm2-draft", draft=None, context=256, chat_template=str(file)) as llm:
+        tokens = llm.tokens_of([user("hello")])
+        assert tokens[0] == START
+        assert b"".join(map(llm.tokenizer.piece, tokens)) == b"hello!"
+    for missing in (tmp_path / "none.jinja", tmp_path):
+        with pytest.raises(BadOption, match="cannot be read"):
+            LLM.load("smollm2-draft", chat_template=str(missing))
 
 
 @dataclass

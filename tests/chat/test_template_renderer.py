@@ -53,7 +53,7 @@ HUGE = {
 @pytest.mark.parametrize("name", [*ENDLESS, *HUGE])
 def test_a_template_without_bound_is_refused(renderer: TemplateRenderer, name: str) -> None:
     template = {**ENDLESS, **HUGE}[name]
-    with pytest.raises(BadOption, match="--raw"):
+    with pytest.raises(BadOption, match="in place of `messages`"):
         render(template, MESSAGES, bos="", eos="")
     assert render("{{ messages[0].content }}", MESSAGES, bos="", eos="") == "Hi"
 
@@ -100,7 +100,7 @@ def test_texts_arrive_whole(renderer: TemplateRenderer) -> None:
 
 
 def test_values_that_cannot_be_passed_on_are_refused(renderer: TemplateRenderer) -> None:
-    with pytest.raises(BadOption, match="--raw"):
+    with pytest.raises(BadOption, match="in place of `messages`"):
         render("a", [{"role": "user", "content": lambda: None}], bos="", eos="")
 
 

@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from duodec.cli import errors
 from duodec.cli.app import app
 from duodec.cli.options import GRAMMAR_LIMITS, Options, derived
 from duodec.core.parameters import Parameter, check, fields_of
@@ -81,8 +82,17 @@ def test_a_command_may_choose_among_the_fields_and_have_defaults_of_its_own() ->
 def test_a_value_out_of_range_is_one_line_about_the_option(
     arguments: tuple[str, ...], words: str
 ) -> None:
-    with pytest.raises(BadOption, match=words):
+    with pytest.raises(BadOption) as error:
         parsed(*arguments)
+    for typed in (
+        arguments,
+        ("bake",),
+    ):  # as it was typed, or from a file, whose name is the option's
+        told: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(errors, "warn", told.append)
+            assert errors.report_error(error.value, typed, ()) == 2
+        assert told[0].removeprefix("--").startswith(words)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from typing import Any
 
 import pytest
 import typer
+from fakes import ROOT
 
 from duodec.cli import app, spelling
+from duodec.core.parameters import fields_of
+from duodec.loading.config import EngineConfig
 
 
 @pytest.mark.parametrize(
@@ -92,3 +97,41 @@ def test_a_server_shows_metrics_without_being_asked() -> None:
     command: Any = typer.main.get_command(app.app)
     serve = command.commands["serve"]
     assert spelling.read(["--metrics", "-cb"], serve, typer.Context(serve)) == []
+
+
+@pytest.mark.parametrize(
+    ("library", "shown"),
+    [
+        ("use `context=8` or less, or `fast=True`", "use --context 8 or less, or --fast"),
+        ("ask for a larger `context`", "ask for a larger --context"),
+        ("use `draft=none`, fewer `num_slots`", "use --draft none, fewer --parallel"),
+        ("cache_type_v is q8_0; use `target_backend=torch`",
+         "cache-type-v is q8_0; use --target-backend torch"),
+        ("the text as it is in place of `messages`", "the text as it is with --raw"),
+        ("run `duodec setup` and `rest`", "run `duodec setup` and `rest`"),
+        ("token 8 is outside", "token 8 is outside"),
+        ("n_cpu_moe keeps experts", "n-cpu-moe keeps experts"),
+        ("num_slots is 900", "parallel is 900"),
+    ],
+)  # fmt: skip
+def test_the_librarys_parameters_are_options_in_messages(library: str, shown: str) -> None:
+    assert spelling.as_options(library) == shown
+
+
+def test_no_message_of_the_library_names_an_option() -> None:
+    """Whose users have parameters: options are the command line's, and the server's operators'."""
+    source = ROOT / "src" / "duodec"
+    flags = {flag for field in fields_of(EngineConfig).values() for flag in field.flags}
+    any_flag = "|".join(flag for flag in flags if flag.startswith("--"))
+    apart = ("cli", "server", "bench", "distill", "integrations", "datastores")
+    found = [
+        f"{file.relative_to(source)}: {node.value!r}"
+        for file in source.rglob("*.py")
+        if file.relative_to(source).parts[0] not in apart and file.name != "config.py"
+        for raised in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(raised, ast.Call)
+        for node in ast.walk(raised)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if re.search(rf"(?<![\w`-])({any_flag})(?![\w-])", node.value)
+    ]
+    assert found == []

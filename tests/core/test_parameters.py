@@ -117,7 +117,7 @@ def test_the_same_text_comes_of_numpys_numbers() -> None:
         ({"stop": ["a", 5]}, "a stop string is 5; give a text"),
         ({"stop": [None]}, "a stop string is None; give a text"),
         ({"stop": b"ab"}, "a stop string is 97; give a text"),
-        ({"grammar": "root ::= x"}, "grammar is 'root ::= x'; give a Grammar, or None"),
+        ({"grammar": "root ::= x"}, "grammar is 'root ::= x'; give a Grammar, or a JSON"),
     ],
 )
 def test_what_is_no_number_is_named_with_its_remedy_too(fields: Any, words: str) -> None:

@@ -248,7 +248,7 @@ def test_private_attributes_are_not_there(template: str) -> None:
     ],
 )
 def test_a_template_that_refuses_is_named_with_the_remedy(template: str) -> None:
-    with pytest.raises(BadOption, match="--raw"):
+    with pytest.raises(BadOption, match="in place of `messages`"):
         rendered(template)
 
 
@@ -259,5 +259,5 @@ def test_the_templates_own_words_are_passed_on() -> None:
 
 def test_messages_without_a_template_are_refused_with_the_remedy() -> None:
     engine = LLM(TableTarget(TableModel()), FakeTokenizer(), num_context=100)
-    with pytest.raises(BadOption, match=r"no chat template.*--raw"):
+    with pytest.raises(BadOption, match=r"no chat template.*in place of `messages`"):
         engine.tokens_of(MESSAGES)

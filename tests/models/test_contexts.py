@@ -61,7 +61,7 @@ def test_short_memory_cuts_it_and_says_so_in_one_line() -> None:
     assert 30000 < num_context < 32768, "half of what weights leave"
     assert num_context % 256 == 0
     assert f"the context is {num_context} tokens of the 131072" in line
-    assert "--context" in line
+    assert "`context`" in line
     assert context(2 * GIB)[0] == 2048, "weights of a file are read again at need"
 
 
@@ -243,8 +243,8 @@ def test_a_format_that_is_asked_for_is_used() -> None:
 @pytest.mark.parametrize(
     ("cache", "change", "words"),
     [
-        ({"keys": "q8_0"}, {"head_sizes": (80, 80)}, "cache-type-k is q8_0, whose blocks of 32"),
-        ({"values": "q4_0"}, {"head_sizes": (64, 40)}, "cache-type-v is q4_0, whose blocks"),
+        ({"keys": "q8_0"}, {"head_sizes": (80, 80)}, "cache_type_k is q8_0, whose blocks of 32"),
+        ({"values": "q4_0"}, {"head_sizes": (64, 40)}, "cache_type_v is q4_0, whose blocks"),
         ({"values": "q8_0"}, {"architecture": "grok"}, "needs flash attention.*use f16"),
     ],
 )
@@ -262,7 +262,7 @@ def test_quantised_values_without_flash_attention_are_refused() -> None:
     path = resolve("smollm2-draft").path
     with (
         closing(LlamaModel(path, num_gpu_layers=0, cache=cache)) as model,
-        pytest.raises(BadOption, match="cache-type-v is q8_0, which needs flash attention"),
+        pytest.raises(BadOption, match="cache_type_v is q8_0, which needs flash attention"),
     ):
         open_context(
             model, num_context=64, num_sequences=1, num_threads=1, num_batch=64, max_rows=1,

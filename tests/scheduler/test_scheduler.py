@@ -30,7 +30,7 @@ from duodec.methods.request import NoDrafter, Request, Score, Wait
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Ended, Scheduler
-from duodec.scheduler.slots import Slot
+from duodec.scheduler.slots import Slot, best_slot
 from duodec.server.errors import ApiError
 from duodec.server.models.scheduler_thread import SchedulerThread
 
@@ -682,6 +682,26 @@ def test_what_one_cache_holds_is_not_forgotten_for_another() -> None:
     assert slot.num_known(text) == 0
     slot.cache = shared
     assert slot.num_known(text) == 4
+
+
+def test_a_short_prompt_leaves_a_long_conversation_where_it_is() -> None:
+    """An agent's side request, a title or a summary, would have all of it read again."""
+    cache = TargetCache(0)
+    slots = [Slot(i, cache) for i in range(3)]
+    slots[0].known = np.arange(100, dtype=np.int32)
+    short, long = np.full(20, 500, np.int32), np.full(30, 500, np.int32)
+    assert best_slot(slots, short).number == 1
+    assert best_slot(slots, long).number == 0
+    slots[1].known = np.full(60, 7, np.int32)
+    assert best_slot(slots, short).number == 2
+    assert best_slot(slots[:1], short).number == 0, "there is no other"
+    assert best_slot(slots, np.arange(110, dtype=np.int32)).number == 0
+    with served(engine_of(num_context=400), num_slots=2) as pool:
+        talk = Ask(tuple(range(1, 20)) * 10, max_tokens=3)
+        answers(pool, [talk])
+        answers(pool, [Ask((5, 4, 3), max_tokens=3)])
+        (again,) = answers(pool, [talk])
+        assert again.num_cached == len(talk.tokens) - 1
 
 
 def test_who_is_ready_waits_no_longer_the_more_wait_for_drafts() -> None:

@@ -15,12 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.chat.prompting import chat_tokens
+from duodec.llm import LLM
 from duodec.server.api.tools.call import Call, Format, Fragment
 from duodec.server.api.tools.chat_format import TaggedText, syntax_of
 from duodec.server.api.tools.deepseek import DEEPSEEK_3, DEEPSEEK_31
 from duodec.server.api.tools.harmony import Messages
-from duodec.server.api.tools.json_calls import Hermes, JsonList, Llama, MistralNamed
+from duodec.server.api.tools.json_calls import (
+    Hermes,
+    JsonList,
+    Llama,
+    MistralList,
+    MistralNamed,
+    OrBare,
+)
 from duodec.server.api.tools.pythonic import LFM2
+from duodec.server.api.tools.smollm import with_tools
 from duodec.server.api.tools.splitting import ToolCalls
 from duodec.server.api.tools.tagged import GLM, QWEN_CODER
 
@@ -383,7 +392,8 @@ def test_every_template_has_its_format() -> None:
     for name, kind in kinds.items():
         syntax = syntax_of(CASES[name].template)
         assert isinstance(syntax, TaggedText)
-        assert isinstance(syntax.calls, kind)
+        form = syntax.calls.form if isinstance(syntax.calls, OrBare) else syntax.calls
+        assert isinstance(form, kind)
     same = {"glm": GLM, "qwen3-coder": QWEN_CODER, "deepseek-3": DEEPSEEK_3,
             "deepseek-3.1": DEEPSEEK_31}  # fmt: skip
     for name, form in same.items():
@@ -393,9 +403,104 @@ def test_every_template_has_its_format() -> None:
     assert not syntax_of("{% for m in messages %}{{ m.content }}{% endfor %}").has_tools
 
 
+@pytest.mark.parametrize("name", ["hermes", "mistral-7", "granite-3", "phi-4-mini"])
+def test_an_object_without_tags_is_a_call_where_it_stands_alone(name: str) -> None:
+    """Small models forget the tags."""
+    rome = f'{{"name": "weather", "arguments": {ROME_JSON}}}'
+    note = f'{{"arguments": {NOTE_JSON}, "name": "note"}}'
+    texts: list[tuple[str, list[Any]]] = [
+        (rome, [ROME]),
+        (f"\n{rome}\n{note}", [ROME, NOTE]),
+        (f"[{rome}, {note}]", [ROME, NOTE]),
+        (f"So: {rome}", []),
+        (rome.replace("weather", "weathers"), []),
+        (rome.replace("arguments", "values"), []),
+        (f'{{"id": 1, {rome[1:]}', []),
+        (f'{rome[:-1]}, "id": 1}}', []),
+        ('{"name": "weather"}', []),
+        (rome[:-1], []),
+        ('[{"name": 3}, 4', []),
+    ]
+    case = CASES[name]
+    tokenizer = Tags(case.template, case.tags)
+    for text, calls in texts:
+        with running(willing_model(tokenizer, text, MESSAGES, tools=TOOLS)) as server:
+            for is_streamed in (False, True):
+                words, found, reason = answered(server, is_streamed=is_streamed, temperature=0)
+                assert found == calls, text
+                assert (words, reason) == (("", "tool_calls") if calls else (text, "stop"))
+    with running(willing_model(tokenizer, rome, MESSAGES)) as server:
+        assert answered(server, is_streamed=True, temperature=0, tools=[])[0] == rome
+
+
+SMOLLM = (
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}You are named SmolLM\n"
+    "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+)
+
+
+def test_smollm2_is_told_of_tools_in_its_messages() -> None:
+    tokenizer = Tags(SMOLLM, ("<|im_start|>", "<|im_end|>"))
+    text = f'<tool_call>[{{"name": "weather", "arguments": {ROME_JSON}}}]</tool_call>'
+    shown = with_tools(MESSAGES, TOOLS)
+    with running(willing_model(tokenizer, text, shown)) as server:
+        for is_streamed in (False, True):
+            words, calls, reason = answered(server, is_streamed=is_streamed, temperature=0)
+            assert (words, calls, reason) == ("", [ROME], "tool_calls")
+    with running(random_model(tokenizer)) as server:
+        for seed in range(8):
+            found = answered(server, is_streamed=False, seed=seed, temperature=2.0,
+                             tool_choice="required", tools=[TOOLS[0]])  # fmt: skip
+            assert all(name == "weather" and values["city"] in ("Rome", "Oslo")
+                       for name, values in found[1])  # fmt: skip
+            assert found[1]
+    called = {"id": "1", "type": "function",
+              "function": {"name": "weather", "arguments": ROME[1]}}  # fmt: skip
+    system = {"role": "system", "content": "Be brief."}
+    turns = [system, *MESSAGES, {"role": "assistant", "content": "", "tool_calls": [called]},
+             {"role": "tool", "tool_call_id": "1", "content": "hot"}]  # fmt: skip
+    told = with_tools(turns, TOOLS)
+    assert [message["role"] for message in told[-3:]] == ["user", "assistant", "user"]
+    assert told[-2]["content"] == text
+    assert told[-1]["content"].endswith("hot")
+    assert told[0]["content"].startswith("Be brief.\n\n")
+    assert all(tool["function"]["name"] in told[0]["content"] for tool in TOOLS)
+    assert with_tools(MESSAGES, []) == MESSAGES
+    for odd in ({"enum": 3}, {"enum": []}, {"type": [[1]]}, {"type": {}}, {"const": None}, 3, None):
+        parameters = {"type": "object", "properties": {"x": odd}}
+        function = {"name": "f", "description": {"a": 1}, "parameters": parameters}
+        told = with_tools(MESSAGES, [{"type": "function", "function": function}])
+        assert all(isinstance(message["content"], str) for message in told)
+
+
+@pytest.mark.slow
+def test_the_default_model_calls_tools() -> None:
+    add = {"type": "function", "function": {
+        "name": "add", "description": "Add two numbers.", "parameters": {
+            "type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+            "required": ["a", "b"]}}}  # fmt: skip
+    weather = {"type": "function", "function": {
+        "name": "get_weather", "description": "Get the current weather of a city.", "parameters": {
+            "type": "object", "properties": {"city": {"type": "string"}},
+            "required": ["city"]}}}  # fmt: skip
+
+    def said(server: Running, text: str, **fields: Any) -> tuple[str, list[Any], str]:
+        messages = [{"role": "user", "content": text}]
+        return answered(server, is_streamed=True, messages=messages, tools=[weather, add],
+                        temperature=0, max_tokens=60, **fields)  # fmt: skip
+
+    with LLM("smollm2", draft=None, context=1024) as llm, running(llm, num_slots=1) as server:
+        assert said(server, "I need the weather of Oslo.")[1] == [("get_weather", {"city": "Oslo"})]
+        assert said(server, "Hello!")[1:] == ([], "stop")
+        for text in ("Hello!", "What is the weather in Paris?", "Add 3 and 4.5"):
+            words, calls, reason = said(server, text, tool_choice="required")
+            assert (words, reason) == ("", "tool_calls")
+            assert {name for name, _ in calls} <= {"get_weather", "add"}
+
+
 FORMATS: list[Format] = [
     Hermes(), QWEN_CODER, GLM, Llama(), MistralNamed(), DEEPSEEK_31, LFM2,
-    JsonList(finish="<|/tool_call|>"),
+    JsonList(finish="<|/tool_call|>"), OrBare(Hermes()), OrBare(MistralList()),
 ]  # fmt: skip
 PIECES = (
     "Let me", "\n", " ", ";", "<", "<tool_call>", "</tool_call>", '{"name": "add"}', "[", "]", "{",
@@ -403,7 +508,7 @@ PIECES = (
     "</arg_key>", "<arg_value>", "</arg_value>", "[TOOL_CALLS]", "f[ARGS]", '{"a": "[TOOL_CALLS]"}',
     *DSK.values(), "<|tool_call_start|>", "f(a=1)", "<|tool_call_end|>", "<|tool_call|>",
     "<|/tool_call|>", "<|python_tag|>", "<|start|>", "<|channel|>analysis", "<|message|>",
-    "<|channel|>commentary to=functions.f", "<|end|>",
+    "<|channel|>commentary to=functions.f", "<|end|>", '{"name": "now", "arguments": {}}', "[{",
 )  # fmt: skip
 
 

@@ -220,9 +220,17 @@ def test_what_is_refused(server: Running, fields: dict[str, Any], words: str) ->
 
 
 def test_a_model_that_is_not_there(server: Running) -> None:
-    response = server.post(PATH, body(model="claude"))
+    assert sent(server, model="claude")["model"] == MODEL
+    with running(random_model(Tags(TEMPLATE)), strict_model=True) as strict:
+        response = strict.post(PATH, body(model="claude"))
     assert response.status_code == 404
     assert response.json()["error"]["type"] == "not_found_error"
+
+
+def test_a_prompt_that_is_too_long_is_told_in_the_words_of_claude_code(server: Running) -> None:
+    response = server.post(PATH, body(messages=[{"role": "user", "content": "x" * 4000}]))
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("prompt is too long: ")
 
 
 def test_keys_in_both_headers() -> None:

@@ -72,6 +72,14 @@ def several(factory: Factory, **settings: Any) -> Iterator[Running]:
         yield server
 
 
+def test_case_and_latest_say_nothing_and_unknown_names_are_refused() -> None:
+    with several(Factory(), num_models=3) as server:
+        for name, own in (("ONE", "one"), ("two:latest", "two"), (None, MODEL)):
+            done = server.complete(model=name, max_tokens=2)
+            assert done.json()["model"] == own
+        assert server.complete(model="three").status_code == 404
+
+
 def text(server: Running, name: str | None, prompt: str = "hello", num_tokens: int = 20) -> str:
     done = server.complete(prompt, model=name, max_tokens=num_tokens)
     assert done.status_code == 200, done.text

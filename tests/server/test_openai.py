@@ -15,7 +15,7 @@ MESSAGES: Any = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(api_keys=("key",)) as server:
+    with running(api_keys=("key",), strict_model=True) as server:
         yield server
 
 
@@ -133,6 +133,9 @@ def test_errors_are_of_the_clients_classes(server: Running, client: Any) -> None
     with pytest.raises(openai.BadRequestError) as long:
         create(model=MODEL, messages=[{"role": "user", "content": "x" * 1000}])
     assert long.value.code == "context_length_exceeded"
+    assert long.value.type == "invalid_request_error"
+    # what litellm looks for in the message
+    assert "this model's maximum context length is" in str(long.value).lower()
     with (
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="no", max_retries=0) as stranger,
         pytest.raises(openai.AuthenticationError),

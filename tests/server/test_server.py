@@ -447,11 +447,46 @@ def test_bodies_that_are_no_object(server: Running, body: bytes) -> None:
 
 
 def test_unknown_models_and_paths(server: Running) -> None:
-    assert refused(server.chat(model="gpt-9", n="x"), 404)["code"] == "model_not_found"
-    assert refused(server.chat(model="gpt-9"), 404)["code"] == "model_not_found"
+    with running(strict_model=True) as strict:
+        assert refused(strict.chat(model="gpt-9", n="x"), 404)["code"] == "model_not_found"
+        assert refused(strict.chat(model="gpt-9"), 404)["code"] == "model_not_found"
     refused(server.http.get("/v1/models/gpt-9"), 404)
-    refused(server.http.get("/v1/embeddings"), 404)
+    refused(server.http.get("/v1/rerank"), 404)
     refused(server.http.get("/v1/chat/completions"), 405)
+    assert refused(server.post("/v1/embeddings", {"input": "a"}), 501)["code"] == "not_served"
+
+
+def test_one_model_answers_to_any_name_and_says_its_own(server: Running) -> None:
+    for name in ("gpt-9", "Tables", "tables:latest", "TABLES:latest", "", None):
+        for told in (server.chat(model=name), server.complete(model=name)):
+            assert told.json()["model"] == MODEL
+    with running(strict_model=True) as strict:
+        for name in ("Tables", "tables:latest", "TABLES:LATEST"):
+            assert strict.chat(model=name).json()["model"] == MODEL
+        for name in ("tables:other", "table", "", "latest"):
+            refused(strict.chat(model=name), 404)
+
+
+def test_paths_without_the_version_are_those_with_it() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    bodies = {
+        "/chat/completions": {"messages": messages, "max_tokens": 2},
+        "/completions": {"prompt": "hi"},
+        "/responses": {"input": "hi", "max_output_tokens": 2},
+        "/messages": {"messages": messages, "max_tokens": 2},
+        "/messages/count_tokens": {"messages": messages},
+    }
+    key = {"Authorization": "Bearer key"}
+    with running(api_keys=("key",)) as server:
+        for path, body in bodies.items():
+            assert server.post(path, body, headers=key).status_code == 200, path
+            assert server.post(path, body).status_code == 401, path
+        assert server.http.get("/models", headers=key).json()["data"][0]["id"] == MODEL
+        assert server.http.get("/models/tables", headers=key).json()["id"] == MODEL
+        for path in ("/models", "//models", "/models/tables", "/v1//models"):
+            assert server.http.get(server.url + path).status_code == 401, path
+        assert server.post("/messages", {}).json()["type"] == "error"  # in Anthropic's shape
+        assert server.post("/embeddings", {}, headers=key).status_code == 501
 
 
 def test_fields_that_clients_send_by_habit_have_no_effect(server: Running) -> None:

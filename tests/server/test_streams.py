@@ -134,14 +134,14 @@ def test_what_does_not_fit_ends_its_own_answer_and_can_be_asked_again(
     model: LlamaModel, streams: LlamaChains, alone: LlamaTarget
 ) -> None:
     text = texts_of(model)[0]
-    with pytest.raises(ContextExceeded, match="--context"):
+    with pytest.raises(ContextExceeded, match="`context`"):
         streams.score([Query(0, np.resize(text, 1200))])
     (own,), (expected,) = (rows_of(t, Query(0, text)) for t in (streams, alone))
     assert np.array_equal(own[0], expected[0])
 
 
 def test_there_are_only_so_many_texts(model: LlamaModel) -> None:
-    with pytest.raises(BadOption, match=r"parallel is 257 .* 256 or fewer"):
+    with pytest.raises(BadOption, match=r"num_slots is 257 .* 256 or fewer"):
         LlamaChains(model, num_slots=257, num_context=100, num_threads=1)
 
 

@@ -22,7 +22,9 @@ class OpenVocabulary(Tokenizer, Protocol):
 
 
 class TargetModel(Tokenizer, Protocol):
-    """A model's vocabulary and its facts."""
+    """A model's vocabulary and its facts; the chat template is its own unless another is set."""
+
+    chat_template: str | None
 
     @property
     def name(self) -> str: ...

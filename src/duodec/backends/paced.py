@@ -9,6 +9,7 @@ from time import perf_counter, sleep
 
 from duodec.backends.curves import CostCurve
 from duodec.core.protocols import Launched, Query, Scores, Target
+from duodec.core.sampling import Tokens
 from duodec.core.traits import TargetCache, TargetTraits
 
 _SPIN_S = 0.0002  # the last moments of a wait are spun: sleeping is not that exact
@@ -62,6 +63,9 @@ class PacedTarget(Target):
     def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
         cache = self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
         return replace(cache, traits=self._paced(cache.traits))
+
+    def num_reusable(self, slot: int, text: Tokens, num_shared: int) -> int:
+        return self.target.num_reusable(slot, text, num_shared)
 
     def _paced(self, traits: TargetTraits) -> TargetTraits:
         return replace(traits, launches=True, pace_s=self.curve.forward_s)

@@ -60,7 +60,9 @@ def chat_tokens(
     """
     template = tokenizer.chat_template
     if template is None:
-        raise BadOption("the model has no chat template; give the text as it is with --raw")
+        raise BadOption(
+            "the model has no chat template; give the text as it is in place of `messages`"
+        )
     bos, eos = (
         tokenizer.token_text(token).decode("utf-8", "replace") if token >= 0 else ""
         for token in (tokenizer.bos, tokenizer.eos)

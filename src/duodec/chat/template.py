@@ -50,5 +50,5 @@ def render(
     except TemplateRefused as error:
         raise BadOption(
             f"the model's chat template refuses these messages ({error}); "
-            "change them, or give the text as it is with --raw"
+            "change them, or give the text as it is in place of `messages`"
         ) from error

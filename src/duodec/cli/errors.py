@@ -38,8 +38,10 @@ def report_error(error: Exception, arguments: Sequence[str], commands: Collectio
 def _words(error: DuodecError, arguments: Sequence[str]) -> str:
     """A message that names the option as it was typed, if one is at fault."""
     words = str(error)
-    if isinstance(error, BadOption) and (found := typed(error.flags, arguments)):
-        return f"{found[0]} {words.removeprefix(error.option).lstrip()}"
+    if isinstance(error, BadOption) and error.flags:
+        found = typed(error.flags, arguments)
+        name = found[0] if found else error.flags[0].lstrip("-")
+        return f"{name} {words.removeprefix(error.option).lstrip()}"
     return words
 
 

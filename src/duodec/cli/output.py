@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
+from duodec.cli.spelling import as_options
 from duodec.core.events import Segment
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ def say(line: str) -> None:
 
 
 def warn(line: str) -> None:
-    """One line about a problem on stderr; line breaks become spaces."""
-    say(f"duodec: {' '.join(line.split())}")
+    """One line about a problem on stderr, with options for the library's parameters; line breaks
+    become spaces."""
+    say(f"duodec: {as_options(' '.join(line.split()))}")
 
 
 def say_dim(line: str) -> None:

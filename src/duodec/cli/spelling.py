@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Sequence
+from functools import cache
 from typing import Any, cast
 
 import typer
+
+from duodec.core.parameters import fields_of
+from duodec.loading.config import EngineConfig
 
 # typer exports this one class of its parser's errors; the one above it is their base
 UsageError: type[Exception] = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -104,6 +108,29 @@ def as_typed(message: str, arguments: Sequence[str]) -> str:
         if word != ours:
             message = re.sub(rf"(?<![\w-]){re.escape(ours)}(?![\w-])", word, message, count=1)
     return message
+
+
+_PARAMETER = re.compile(r"`(\w+)(?:=([^`]*))?`|^(\w+)(?= )")
+
+
+def as_options(message: str) -> str:
+    """A message of the library, in which parameters are options: `context=8` is --context 8."""
+
+    def spelled(found: re.Match[str]) -> str:
+        flag = _flags().get(found[1] or found[3])
+        if flag is None:
+            return found[0]
+        value = found[2] if found[2] not in (None, "True") else ""
+        return f"{flag} {value}".rstrip() if found[1] else flag.lstrip("-")
+
+    return _PARAMETER.sub(spelled, message.replace("in place of `messages`", "with --raw"))
+
+
+@cache
+def _flags() -> dict[str, str]:
+    """The options of the library's parameters."""
+    flags = {name: field.flags[0] for name, field in fields_of(EngineConfig).items()}
+    return {**flags, "method": "--method", "num_slots": "--parallel"}
 
 
 def read(arguments: Sequence[str], command: Any, context: Any) -> list[str]:

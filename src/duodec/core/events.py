@@ -22,6 +22,11 @@ class Started:
     seed: int
     num_prompt_tokens: int
 
+    @property
+    def text(self) -> str:
+        """None yet: every event has a text."""
+        return ""
+
 
 Source = Literal["draft model", "earlier text"]
 """What proposed a draft token: the draft model, whatever else did too; or earlier text alone: this

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from duodec.errors import BadOption
 
 Kind = Literal["json_schema", "regex", "lark"]
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar that a completion must match, in the notation of its kind: a JSON schema, a regular
-    expression, or rules in Lark's notation. Sent to other processes by value."""
+    """A grammar that a completion must match, in the notation of its kind: a JSON schema, which may
+    be given as a dictionary, a regular expression, or rules in Lark's notation. Sent to other
+    processes by value. Raises BadOption."""
 
     kind: Kind
     source: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in (kinds := get_args(Kind)):
+            raise BadOption(f"kind is {self.kind!r}; choose from: {', '.join(kinds)}")
+        source: object = self.source
+        if self.kind == "json_schema" and isinstance(source, Mapping):
+            try:
+                object.__setattr__(self, "source", json.dumps(dict(source)))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise BadOption(f"the schema is no JSON ({error}); give one that is") from error
+        elif not isinstance(source, str):
+            raise BadOption(f"source is {source!r:.80}; give a text")
 
 
 class Mask(Protocol):

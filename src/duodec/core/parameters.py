@@ -9,7 +9,7 @@ declarations: a new field is a new option, and the two cannot contradict each ot
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -87,23 +87,13 @@ def fields_of(record: type) -> Mapping[str, Field]:
     return found
 
 
-def by_name(field: Field) -> str:
-    """The field's own name, for errors of the library."""
-    return field.name
-
-
-def by_option(field: Field) -> str:
-    """The name of the field's option, for errors of the command line."""
-    return field.option
-
-
 def whole(name: str, value: object, flags: tuple[str, ...] = ()) -> int:
     """A whole number, NumPy's too, as Python's own. Raises BadOption for all else; True and False
     are no numbers."""
     if isinstance(value, Integral) and _is_number(value):
         return int(value)
     words = "a whole number" if _is_number(value) else "a number"
-    raise BadOption(f"{name} is {shown(value)}; write {words}", flags=flags)
+    raise BadOption(f"{name} is {shown(value)}; write {words}", option=name, flags=flags)
 
 
 def real(name: str, value: object, flags: tuple[str, ...] = ()) -> float:
@@ -112,10 +102,12 @@ def real(name: str, value: object, flags: tuple[str, ...] = ()) -> float:
         with suppress(OverflowError):
             float(value)  # type: ignore[arg-type]
             return value  # type: ignore[return-value]
-        raise BadOption(f"{name} is {shown(value)}; write a smaller number", flags=flags)
+        raise BadOption(
+            f"{name} is {shown(value)}; write a smaller number", option=name, flags=flags
+        )
     if isinstance(value, Real) and _is_number(value):
         return real(name, int(value) if isinstance(value, Integral) else float(value), flags)
-    raise BadOption(f"{name} is {shown(value)}; write a number", flags=flags)
+    raise BadOption(f"{name} is {shown(value)}; write a number", option=name, flags=flags)
 
 
 def _is_number(value: object) -> bool:
@@ -135,9 +127,10 @@ def shown(value: object) -> str:
     return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
 
 
-def check(record: object, spelled: Callable[[Field], str] = by_option) -> None:
+def check(record: object) -> None:
     """Raises BadOption for the first field whose value is out of range or of another type; None is
-    in range where the field may be None. NumPy's numbers become Python's."""
+    in range where the field may be None. NumPy's numbers become Python's. The command line makes
+    options of the fields' names."""
     kind: Any = type(record)
     for field in fields_of(kind).values():
         value, parameter = getattr(record, field.name), field.parameter
@@ -145,18 +138,18 @@ def check(record: object, spelled: Callable[[Field], str] = by_option) -> None:
             continue
         if field.number:
             number = whole if field.number is int else real
-            value = number(spelled(field), value, field.flags)
+            value = number(field.name, value, field.flags)
             object.__setattr__(record, field.name, value)
         if parameter.choices and value not in parameter.choices:
             raise BadOption(
-                f"unknown {spelled(field).replace('-', ' ')} '{value}'; choose from: "
+                f"unknown {field.name.replace('_', ' ')} '{value}'; choose from: "
                 f"{', '.join(parameter.choices)}"
             )
         if isinstance(value, (int, float)) and not parameter.is_in_range(value):
             remedy = parameter.remedy or f"use {parameter.ge:g} or more"
             raise BadOption(
-                f"{spelled(field)} is {shown(value)}; {remedy}",
-                option=spelled(field),
+                f"{field.name} is {shown(value)}; {remedy}",
+                option=field.name,
                 flags=field.flags,
             )
 

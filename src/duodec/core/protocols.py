@@ -166,6 +166,11 @@ class Target(Protocol):
         and which has no company or some."""
         return TargetCache(traits=self.traits)
 
+    def num_reusable(self, slot: int, text: Tokens, num_shared: int) -> int:
+        """Tokens of a text that need not be computed again, where it shares its first
+        ``num_shared`` tokens with the slot's last text."""
+        return num_shared
+
 
 @dataclass(frozen=True)
 class InThisThread:

@@ -25,7 +25,7 @@ def check_finite(row: NDArray[np.floating]) -> None:
     if not math.isfinite(row.max()):
         raise ComputeFailed(
             "the model computed logits that are no numbers: its file is damaged, or its numbers "
-            "overflow; download it again, or choose another --dtype"
+            "overflow; download it again, or choose another `dtype`"
         )
 
 

@@ -14,14 +14,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core import noise
 from duodec.core.grammar import Grammar, Mask
-from duodec.core.parameters import Parameter, by_name, check, real, shown, whole
+from duodec.core.parameters import Parameter, check, real, shown, whole
 from duodec.core.rows import (
     HEAD,
     Row,
@@ -118,7 +118,7 @@ class SamplingParams:
         ),
     ] = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    grammar: Grammar | None = None  # that the completion must match
+    grammar: Grammar | None = None  # that the completion must match; a dictionary: a JSON schema
     seed: Annotated[
         int | None,
         Parameter(
@@ -138,13 +138,12 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for each token of the prompt
 
     def __post_init__(self) -> None:
-        check(self, by_name)
+        check(self)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "stop", _stops(self.stop))
         ends = tuple(whole("a token of stop_token_ids", token) for token in self.stop_token_ids)
         object.__setattr__(self, "stop_token_ids", ends)
-        if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise BadOption(f"grammar is {shown(self.grammar)}; give a Grammar, or None")
+        object.__setattr__(self, "grammar", _grammar(self.grammar))
         for name in ("max_tokens", "logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole(name, value))
@@ -182,6 +181,16 @@ def _biases(given: object) -> dict[int, float]:
             raise BadOption(f"logit_bias is {shown(given)}; {remedy}")
         biases[token] = bias if bias >= -_LARGEST else -math.inf
     return biases
+
+
+def _grammar(value: Any) -> Grammar | None:
+    if isinstance(value, Mapping):
+        value = Grammar("json_schema", cast(str, value))
+    if value is not None and not isinstance(value, Grammar):
+        raise BadOption(
+            f"grammar is {shown(value)}; give a Grammar, or a JSON schema as a dictionary"
+        )
+    return value
 
 
 def _stops(given: object) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from duodec.backends import grammar_trial
@@ -112,6 +113,15 @@ class EngineConfig:
             "Decoding",
         ),
     ] = False
+    chat_template: Annotated[
+        str | None,
+        Parameter(
+            "A file with a chat template (Jinja) in place of the model's own.",
+            "Models",
+            ("--chat-template", "--chat-template-file"),
+            "FILE",
+        ),
+    ] = None
     context: Annotated[
         int | None,
         Parameter(
@@ -290,7 +300,7 @@ class EngineConfig:
         object.__setattr__(self, "num_slots", whole("num_slots", self.num_slots))
         if self.num_slots < 1:
             raise BadOption(f"num_slots is {shown(self.num_slots)}; use 1 or more")
-        _ = self.pace_curve
+        _ = self.pace_curve, self.template_text
         if self.exact and self.fast:
             raise BadOption("exact and fast exclude each other; choose one")
         if not _DEVICE.fullmatch(self.device):
@@ -303,7 +313,7 @@ class EngineConfig:
         for name in ("threads", "draft_threads"):
             if (getattr(self, name) or 0) > num_cores:
                 raise BadOption(
-                    f"{name.replace('_', '-')} is {getattr(self, name)} and this process may use "
+                    f"{name} is {getattr(self, name)} and this process may use "
                     f"{num_cores} cores: more threads than cores slow each other down tenfold; "
                     f"use {num_cores} or less"
                 )
@@ -314,6 +324,19 @@ class EngineConfig:
         if isinstance(self.pace, str):
             return CostCurve.parse(self.pace, "pace")
         return CostCurve.constant(self.pace) if self.pace else None
+
+    @property
+    def template_text(self) -> str | None:
+        """The chat template that the user names. Raises BadOption."""
+        if self.chat_template is None:
+            return None
+        try:
+            return Path(self.chat_template).expanduser().read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise BadOption(
+                f"chat_template is '{self.chat_template}', which cannot be read ({error}); name a "
+                "file with a Jinja template"
+            ) from error
 
     @property
     def dtype_name(self) -> str:

@@ -105,11 +105,16 @@ def load_target(
         check_torch(target.config)
         from duodec.backends.torch.load import load as load_torch
 
-        return load_torch(vetted(target.file, vocabulary_only=True).path, target.config, on_warning)
-    from duodec.backends.llamacpp.load import load as load_llama
+        path = vetted(target.file, vocabulary_only=True).path
+        loaded = load_torch(path, target.config, on_warning)
+    else:
+        from duodec.backends.llamacpp.load import load as load_llama
 
-    path = vetted(target.file).path
-    return load_llama(path, target.config, on_warning, taken_bytes=taken_bytes)
+        path = vetted(target.file).path
+        loaded = load_llama(path, target.config, on_warning, taken_bytes=taken_bytes)
+    if (template := target.config.template_text) is not None:
+        loaded.model.chat_template = template
+    return loaded
 
 
 def fits(pair: ResolvedPair, taken_bytes: int) -> bool:

@@ -32,7 +32,7 @@ from duodec.models.discovery import best_for
 
 _OF_LLAMA_CPP = {  # options that torch lacks, and their remedies
     "rows": "leave it out",
-    "gpu_layers": "use --device",
+    "gpu_layers": "use `device`",
     "cpu_moe": "leave it out",
     "n_cpu_moe": "leave it out",
     "no_repack": "leave it out",
@@ -153,9 +153,7 @@ def check_torch(config: EngineConfig) -> None:
     for name, remedy in _OF_LLAMA_CPP.items():
         if (value := values[name]) != defaults[name]:
             shown = ",".join(value) if isinstance(value, tuple) else value
-            raise BadOption(
-                f"{name.replace('_', '-')} is {shown}, which only llama.cpp can serve; {remedy}"
-            )
+            raise BadOption(f"{name} is {shown}, which only llama.cpp can serve; {remedy}")
     import duodec.backends.torch.library  # noqa: F401
 
 

@@ -227,7 +227,9 @@ class Scheduler:
         self._settle()
         self._choose_cache(task)
         task.start_s = self.clock()
-        task.num_cached = min(slot.num_known(request.text), len(request.prompt) - 1)
+        num_shared = slot.num_known(request.text)
+        num_known = self.target.num_reusable(slot.number, request.text, num_shared)
+        task.num_cached = min(num_known, len(request.prompt) - 1)
         task.num_restarts = request.drafter.restarts
         if self.num_slots > 1:
             request.costs = self.budget.costs(slot.number)

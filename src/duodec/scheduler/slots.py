@@ -10,6 +10,7 @@ from duodec.core.prefix import common_prefix
 from duodec.core.sampling import Tokens
 from duodec.core.traits import TargetCache
 
+_MUCH_LONGER = 4  # a text is worth as many times a prompt's tokens before the prompt evicts it
 _NOTHING: Tokens = np.empty(0, dtype=np.int32)
 
 
@@ -40,8 +41,13 @@ class Slot:
 
 
 def best_slot(idle: Iterable[Slot], text: Tokens) -> Slot:
-    """The slot that knows most of a prompt; where none knows half of it, the first: it has learned
-    most, and neighbours at the target share its forward passes."""
+    """The slot that knows most of a prompt. Where none knows half of it, the first, which has
+    learned most and whose neighbours at the target share its forward passes; but a short prompt
+    leaves a long conversation there, and takes the slot that knows least."""
     slots = sorted(idle, key=lambda slot: slot.number)
     best = max(slots, key=lambda slot: slot.num_known(text))
-    return best if 2 * best.num_known(text) >= len(text) else slots[0]
+    if 2 * best.num_known(text) >= len(text):
+        return best
+    if len(slots[0].known) <= _MUCH_LONGER * len(text):
+        return slots[0]
+    return min(slots, key=lambda slot: len(slot.known))

@@ -14,7 +14,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from duodec.errors import DuodecError
-from duodec.server.errors import ApiError, api_error
+from duodec.server.api.ollama.listing import API_VERSION
+from duodec.server.errors import ApiError, api_error, not_served
 from duodec.server.http.guard import guarded, too_large
 from duodec.server.http.json_limits import parse_object
 from duodec.server.http.streams import ClientGone, EventStream, Prepared, Writer, or_gone, whole
@@ -24,10 +25,10 @@ from duodec.server.models.feed import Feed
 from duodec.server.page import chat_page, content_policy
 from duodec.server.service import Service
 
-_ANTHROPIC = "/v1/messages"
+_ANTHROPIC, _OLLAMA = "/v1/messages", "/api/"
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
-Prepare = Callable[[Mapping[str, Any]], Awaitable[Prepared]]
+Prepare = Callable[[Mapping[str, Any]], Awaitable[Prepared | dict[str, Any]]]
 Compute = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -48,6 +49,24 @@ class Routes:
 
     async def message(self, request: Request) -> Response:
         return await self._serve(request, self._service.message)
+
+    async def converse(self, request: Request) -> Response:
+        return await self._serve(request, self._service.converse)
+
+    async def generate(self, request: Request) -> Response:
+        return await self._serve(request, self._service.generate)
+
+    async def tags(self, request: Request) -> Response:
+        return JSONResponse(await self._service.tags())
+
+    async def running(self, request: Request) -> Response:
+        return JSONResponse(await self._service.running())
+
+    async def show(self, request: Request) -> Response:
+        return await self._computed(request, self._service.show)
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": API_VERSION})
 
     async def count_tokens(self, request: Request) -> Response:
         return await self._computed(request, self._service.count_tokens)
@@ -94,20 +113,29 @@ class Routes:
     async def page(self, request: Request) -> Response:
         return HTMLResponse(chat_page(), headers={"content-security-policy": content_policy()})
 
+    async def embed(self, request: Request) -> Response:
+        raise not_served("embeddings are not served; ask a server that has a model for them")
+
+    async def manage(self, request: Request) -> Response:
+        raise not_served(
+            "models are not fetched, made or deleted through this server; `duodec models` does it"
+        )
+
     # --- parts
 
     async def _serve(self, request: Request, prepare: Prepare) -> Response:
         data = await self._body(request)
         intake = self._service.intake
 
-        async def work() -> Prepared:
+        async def work() -> Prepared | dict[str, Any]:
             return await prepare(await intake.run(parse_object, data))
 
         late: list[Feed] = []  # that nobody waited for any more
 
-        def drop(found: Prepared) -> None:
-            found[1].close()
-            late.append(found[1])
+        def drop(found: Prepared | dict[str, Any]) -> None:
+            if isinstance(found, tuple):
+                found[1].close()
+                late.append(found[1])
 
         prepared = intake.prepared(len(data), self._service.num_free, work(), drop)
         try:
@@ -116,6 +144,8 @@ class Routes:
             if not late:  # else it ends, and is counted, as others are
                 self._service.meters.dropped()
             raise
+        if isinstance(found, dict):
+            return JSONResponse(found)
         return await self._response(request, *found)
 
     async def _computed(self, request: Request, compute: Compute) -> Response:
@@ -169,8 +199,7 @@ def make_app(service: Service) -> ASGIApp:
         if told.status >= 500 and not isinstance(error, ApiError):
             log.error("a request failed", exc_info=error)
         service.meters.refused(told.status)
-        body = told.named if path.startswith(_ANTHROPIC) else told.body
-        return JSONResponse(body, told.status, told.headers)
+        return JSONResponse(_shaped(told, path), told.status, told.headers)
 
     async def refused(request: Request, error: Exception) -> Response:
         return refusal(error, request.url.path)
@@ -188,6 +217,19 @@ def make_app(service: Service) -> ASGIApp:
             Route("/v1/completions", routes.complete, methods=["POST"]),
             Route("/v1/messages", routes.message, methods=["POST"]),
             Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
+            Route("/v1/embeddings", routes.embed, methods=["POST"]),
+            Route("/api/chat", routes.converse, methods=["POST"]),
+            Route("/api/generate", routes.generate, methods=["POST"]),
+            Route("/api/tags", routes.tags),
+            Route("/api/ps", routes.running),
+            Route("/api/show", routes.show, methods=["POST"]),
+            Route("/api/version", routes.version),
+            Route("/api/embed", routes.embed, methods=["POST"]),
+            Route("/api/embeddings", routes.embed, methods=["POST"]),
+            *(
+                Route(f"/api/{verb}", routes.manage, methods=["POST", "DELETE"])
+                for verb in ("pull", "push", "create", "copy", "delete")
+            ),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/detokenize", routes.detokenize, methods=["POST"]),
             Route("/v1/responses", routes.respond, methods=["POST"]),
@@ -198,6 +240,13 @@ def make_app(service: Service) -> ASGIApp:
     for kind in (ApiError, HTTPException, DuodecError, ClientGone, ClientDisconnect, Exception):
         app.add_exception_handler(kind, refused)
     return guarded(app, service.settings, refusal)
+
+
+def _shaped(error: ApiError, path: str) -> dict[str, Any]:
+    """In the shape of the API that the path is of."""
+    if path.startswith(_OLLAMA):
+        return error.plain
+    return error.named if path.startswith(_ANTHROPIC) else error.body
 
 
 def _of_http(error: HTTPException) -> ApiError:

@@ -43,10 +43,17 @@ class ApiError(Exception):
         }
 
     @property
+    def plain(self) -> dict[str, Any]:
+        """The body in Ollama's shape."""
+        return {"error": self.body["error"]["message"]}
+
+    @property
     def named(self) -> dict[str, Any]:
         """The body in Anthropic's shape."""
         other = "invalid_request_error" if self.status < 500 else "api_error"
-        message = self.body["error"]["message"]
+        told = self.body["error"]
+        is_long = told["code"] == "context_length_exceeded"
+        message = f"{'prompt is too long: ' if is_long else ''}{told['message']}"
         return {"type": "error",
                 "error": {"type": _KINDS.get(self.status, other), "message": message}}  # fmt: skip
 
@@ -75,6 +82,11 @@ def unavailable(what: str, retry_after_s: int = 5) -> ApiError:
         503, what, kind="server_error", code="unavailable",
         headers={"Retry-After": str(retry_after_s)},
     )  # fmt: skip
+
+
+def not_served(what: str) -> ApiError:
+    """Part of an API that this server lacks."""
+    return ApiError(501, what, code="not_served", headers=FINAL)
 
 
 def timed_out(seconds: float) -> ApiError:
@@ -119,7 +131,9 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextExceeded):
-        return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        # litellm knows it by these words, langchain by the code, Claude Code by those of `named`
+        words = f"this model's maximum context length is exceeded: {error}"
+        return ApiError(400, words, param="messages", code="context_length_exceeded")
     if isinstance(error, BadOption | DistributionUnavailable):
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, GrammarsFull):

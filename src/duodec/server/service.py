@@ -20,6 +20,16 @@ from duodec.server.api.anthropic.messages import MessageWriter
 from duodec.server.api.bodies import Body, Conversation, Tool
 from duodec.server.api.fields import Object, validated
 from duodec.server.api.formats.text import expected_of, text_grammar
+from duodec.server.api.ollama import listing
+from duodec.server.api.ollama.bodies import GenerateBody, OllamaBody, OllamaChatBody, ShowBody
+from duodec.server.api.ollama.listing import tagged
+from duodec.server.api.ollama.responses import (
+    OllamaWriter,
+    Said,
+    as_message,
+    as_response,
+    head,
+)
 from duodec.server.api.openai.completion_bodies import ChatBody, CompletionBody
 from duodec.server.api.openai.completions import ChatWriter, TextWriter
 from duodec.server.api.openai.response_bodies import ResponsesBody
@@ -159,16 +169,22 @@ class Service:
     # --- requests
 
     def named(self, name: str | None) -> str:
-        """The model of a request; one that names none means the first. Raises ApiError."""
+        """The model of this name; where there is none, the first. Raises ApiError."""
         if name is None:
             return self.settings.model
-        if name not in self.models.names:
+        if (found := self.models.find(name)) is None:
             known = ", ".join(f"'{own}'" for own in self.models.names)
             raise ApiError(
                 404, f"the model '{name[:200]}' does not exist; this server has {known}",
                 param="model", code="model_not_found",
             )  # fmt: skip
-        return name
+        return found
+
+    def serving(self, name: str | None) -> str:
+        """The model that answers a request for this one: where a server has one model, clients may
+        call it what they like. Raises ApiError."""
+        is_any = len(self.models.names) == 1 and not self.settings.strict_model
+        return self.settings.model if is_any else self.named(name)
 
     async def chat(self, body: Mapping[str, Any]) -> Prepared:
         """A request of ``/v1/chat/completions``. Raises ApiError and what the model refuses."""
@@ -232,6 +248,59 @@ class Service:
                 writer.begin_with([text for text in texts for _ in range(own.n)])
             return writer, self._feed(lease, scheduled, own)
 
+    # --- Ollama's requests
+
+    async def converse(self, body: Mapping[str, Any]) -> Prepared | dict[str, Any]:
+        """A request of ``/api/chat``. Raises ApiError and what the model refuses."""
+        return await self._for_ollama(await self._validated(OllamaChatBody, body, "messages"),
+                                      as_message)  # fmt: skip
+
+    async def generate(self, body: Mapping[str, Any]) -> Prepared | dict[str, Any]:
+        """A request of ``/api/generate``. Raises ApiError and what the model refuses."""
+        return await self._for_ollama(await self._validated(GenerateBody, body, "prompt"),
+                                      as_response)  # fmt: skip
+
+    async def _for_ollama(self, own: OllamaBody, said: Said) -> Prepared | dict[str, Any]:
+        async with self._leased(own.model) as lease:
+            model, llm, name = lease.model, lease.model.llm, tagged(lease.model.name)
+            own.check_context(llm.num_context)
+            if own.is_empty:
+                lease.release()
+                return {**head(name), **said("", "", ()), "done": True, "done_reason": "load"}
+            text = own.text(has_template=llm.tokenizer.chat_template is not None)
+            if text is None:
+                scheduled, (parts,) = await self._scheduled_chat(model, own, own.shown)
+            else:
+                await self._run(model, model.prompt_limits.check_text, text)
+                tokens = await self._run(model, llm.tokens_of, text)
+                params = own.sampling(text_grammar(own))
+                scheduled, parts = await self._scheduled(model, own, params, tokens), Parts(None, 0)
+            num_tokens = len(scheduled[0].request.prompt)
+            writer = OllamaWriter(own, name, num_tokens, parts, self._piece(lease), said)
+            return writer, self._feed(lease, scheduled, own)
+
+    async def tags(self) -> dict[str, Any]:
+        """All models, as Ollama lists them."""
+        models = self.models
+        paths = [models.path(name) for name in models.names]
+        return {"models": [
+            await self.intake.run(listing.listed, name, path)
+            for name, path in zip(models.names, paths, strict=True)
+        ]}  # fmt: skip
+
+    async def running(self) -> dict[str, Any]:
+        """Those in memory, as Ollama lists them."""
+        found = [(one.name, self.models.path(one.name), one) for one in self.models.loaded]
+        return {"models": [await self.intake.run(listing.running, *one) for one in found]}
+
+    async def show(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One of them. Raises ApiError for one that does not exist."""
+        own = await self.intake.run(validated, ShowBody, body)
+        name = self.serving(own.model or own.name)
+        return await self.intake.run(
+            listing.shown, name, self.models.path(name), self.models.get(name)
+        )
+
     # --- tokens
 
     async def count_tokens(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,8 +342,7 @@ class Service:
         own = await self._validated(DetokenizeBody, body, "tokens")
         async with self._leased(own.model) as lease:
             llm = lease.model.llm
-            tokens = await self._run(lease.model, llm.tokens_of, own.tokens)
-            text = await self._run(lease.model, _text, llm, tokens)
+            text = await self._run(lease.model, llm.decode, own.tokens)
             lease.release()
             return {"content": text, "prompt": text}
 
@@ -284,7 +352,7 @@ class Service:
         """The body as its API has it. Raises ApiError: what is refused waits for no model."""
         self.check_ready()
         name = body.get("model")
-        model = self.models.get(self.named(name if isinstance(name, str) else None))
+        model = self.models.get(self.serving(name if isinstance(name, str) else None))
         if model is not None and items in ("messages", "input"):
             model.prompt_limits.check_number(body.get(items))
         chosen = self.settings.defaults.items()
@@ -294,7 +362,7 @@ class Service:
     @asynccontextmanager
     async def _leased(self, name: str | None) -> AsyncIterator[ModelLease]:
         """The model of a request, loaded; a request that fails holds it no longer."""
-        lease = await self.models.lease(self.named(name))
+        lease = await self.models.lease(self.serving(name))
         try:
             yield lease
         except BaseException:
@@ -388,9 +456,7 @@ def _unheard(output: Output) -> None:
 
 
 def _text(llm: LLM, prompt: str | list[int]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return b"".join(map(llm.tokenizer.piece, prompt)).decode("utf-8", "replace")
+    return prompt if isinstance(prompt, str) else llm.decode(prompt)
 
 
 def _never(taken: int) -> NoReturn:

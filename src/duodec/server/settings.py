@@ -37,6 +37,14 @@ class Settings:
             remedy="use 0 (any free one) to 65535",
         ),
     ] = DEFAULT_PORT
+    strict_model: Annotated[
+        bool,
+        Parameter(
+            "Refuse requests for models of other names (404); without it, a server of one model "
+            "answers to any.",
+            "Server",
+        ),
+    ] = False
     metrics_prefix: Annotated[
         str,
         Parameter("Of the names on /metrics: duodec, or vllm for its dashboards.", "Server"),

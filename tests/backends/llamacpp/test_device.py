@@ -392,7 +392,7 @@ def test_a_failed_pass_ends_one_request(model: LlamaModel, monkeypatch: pytest.M
 def test_a_text_longer_than_the_cache_is_one_line(model: LlamaModel) -> None:
     with (
         closing(LlamaPadded(model, num_rows=8, num_context=256, num_threads=1)) as target,
-        pytest.raises(ContextExceeded, match="--context"),
+        pytest.raises(ContextExceeded, match="`context`"),
     ):
         target.score([query(words(600), 600)])
 
@@ -401,7 +401,7 @@ def test_weights_that_do_not_fit_are_one_line(path: Path, monkeypatch: pytest.Mo
     """As llama.cpp answers where a buffer cannot be had."""
     monkeypatch.setattr(library.load(), "llama_model_load_from_file", lambda *_: None)
     monkeypatch.setattr(devices, "free_bytes", lambda *_: 1000)
-    with pytest.raises(ModelUnreadable, match=r"does not fit on .*use fewer than 2 --gpu-layers"):
+    with pytest.raises(ModelUnreadable, match=r"does not fit on .*use fewer than 2 `gpu_layers`"):
         LlamaModel(path)
 
 

@@ -111,13 +111,13 @@ def test_llama_cpp_gets_a_list_that_ends_with_an_empty_entry(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"cpu_moe": True}, "cpu-moe keeps experts on the CPU, and .* has none"),
-        ({"n_cpu_moe": 3}, "n-cpu-moe keeps experts on the CPU"),
+        ({"cpu_moe": True}, "cpu_moe keeps experts on the CPU, and .* has none"),
+        ({"n_cpu_moe": 3}, "n_cpu_moe keeps experts on the CPU"),
         ({"override_tensor": ("exsp=CPU",)}, "names 'exsp', which no tensor of .* matches"),
         ({"override_tensor": ("blk=CUDA7",)}, "names the device 'CUDA7'; choose from: CPU"),
         ({"override_tensor": ("blk",)}, "is 'blk'; write PATTERN=DEVICE"),
         ({"override_tensor": ("(a=CPU",)}, "no regular expression"),
-        ({"n_cpu_moe": -1}, "n-cpu-moe is -1; use 0 or more"),
+        ({"n_cpu_moe": -1}, "n_cpu_moe is -1; use 0 or more"),
     ],
 )
 def test_what_cannot_be_placed_is_one_line(fields: dict[str, Any], words: str) -> None:

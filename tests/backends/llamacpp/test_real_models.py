@@ -194,7 +194,7 @@ def test_slots_give_way_when_the_cache_is_full(model: LlamaModel) -> None:
     again = [logits(target, Query(slot, text))[0][0] for slot, text in enumerate(texts)]
     for a, b in zip(first, again, strict=True):
         assert np.array_equal(a, b)
-    with pytest.raises(ContextExceeded, match="--context"):
+    with pytest.raises(ContextExceeded, match="`context`"):
         logits(target, Query(9, text_of(model, 600)))
     (rows,) = logits(target, Query(0, texts[0]))  # and it goes on after the refusal
     assert np.array_equal(rows[0], first[0])

@@ -16,7 +16,7 @@ import pytest
 from fakes.families import write_family
 from fakes.tiny_models import write_hybrid
 
-from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp import library, recurrent
 from duodec.backends.llamacpp.caches import CacheTypes
 from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.footprint import Footprint
@@ -436,3 +436,56 @@ def test_a_hybrid_drafts_in_its_own_process(path: Path) -> None:
         }
     assert len({done[0].tokens for done in texts.values()}) == 1
     assert texts["sps"][0].stats.num_draft_tokens > 0
+
+
+# --- conversations
+
+
+def test_a_changed_turn_is_read_from_the_checkpoint_before_it(
+    hybrid: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a conversation changes, a part of it is read again, and its rows are the same."""
+    dice = np.random.default_rng(12)
+    monkeypatch.setattr(recurrent, "_MOST_CHECKPOINTS", 5)
+
+    def tokens(count: int) -> list[int]:
+        return [int(token) for token in dice.integers(1, hybrid.num_vocab, count)]
+
+    target = Counted(hybrid, num_slots=1, num_context=600, num_threads=1, num_chunk=48)
+    with closing(target), closing(target_of(hybrid)) as alone:
+        text: list[int] = []
+        for _ in range(30):  # more turns than there are checkpoints
+            text += tokens(int(dice.integers(12, 24)))
+            last_row(target, query(text))
+        assert len(target._checkpoints[0]) == 5
+        for _ in range(24):
+            at = int(dice.integers(20, len(text)))
+            text[at:] = tokens(len(text) - at)
+            known = target.num_reusable(0, np.array(text, np.int32), at)
+            before = target.num_computed
+            chain = tokens(3)
+            (row,) = last_row(target, query(text, chain))
+            assert target.num_computed - before == len(text) + 3 - known
+            assert at - known <= 2 * 600 / 5 + 48
+            (plain,) = last_row(alone, query([*text, *chain]))
+            assert (row == plain).all()
+
+
+def test_checkpoints_are_bounded_by_their_bytes(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(target_of(model, 2)) as target:
+        text = list(range(60, 100))
+        last_row(target, query(text))
+        size = len(target._checkpoints[0][0].state)
+        monkeypatch.setattr(recurrent, "_CHECKPOINT_BYTES", 2 * 3 * size)
+        for turn in range(10):
+            text += range(100 + turn, 140 + turn)
+            last_row(target, query(text))
+        marks = [one.num_tokens for one in target._checkpoints[0]]
+        assert len(marks) == 3
+        assert marks[-1] == len(text) - 1
+        monkeypatch.setattr(recurrent, "_CHECKPOINT_BYTES", 0)
+        last_row(target, query([*range(100, 160)], (), 1))
+        last_row(target, query([*range(100, 220)], (), 1))
+        assert [one.num_tokens for one in target._checkpoints[1]] == [119]

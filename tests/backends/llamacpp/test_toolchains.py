@@ -208,7 +208,7 @@ def test_layers_for_a_gpu_are_refused_by_a_build_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("duodec.backends.llamacpp.load.can_offload", lambda: False)
-    with pytest.raises(BackendUnavailable, match=r"gpu-layers is 20, .*built without a GPU"):
+    with pytest.raises(BackendUnavailable, match=r"gpu_layers is 20, .*built without a GPU"):
         llama_devices(EngineConfig(draft=None, gpu_layers=20))
     for layers in (-1, 0):
         assert llama_devices(EngineConfig(draft=None, gpu_layers=layers)) == []

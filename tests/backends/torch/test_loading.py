@@ -254,7 +254,7 @@ def place_of(*asked: Any) -> Place:
 
 def test_a_gpu_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BackendUnavailable, match=r"no device cuda: .*; fix that, or use --device"):
+    with pytest.raises(BackendUnavailable, match=r"no device cuda: .*; fix that, or use `device"):
         choose_places("cuda", "auto", None)
     assert place_of("auto", "auto", None) == Place(("cpu",), torch.float32)
     assert place_of("auto", "auto", torch.float16) == Place(("cpu",), torch.float16)
@@ -369,7 +369,7 @@ def test_what_a_configuration_asks_for_in_vain(
         ({"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),
         ({"sliding_window": 64}, "tells its attention none"),
         ({"intermediate_size": 5 * 10**9}, "take a smaller model"),
-        ({"model_type": "mixtral", "num_local_experts": 4}, "use --fast"),
+        ({"model_type": "mixtral", "num_local_experts": 4}, "use `fast=True`"),
     ],
 )
 def test_of_a_hub_no_weights_are_fetched_that_cannot_be_used(

@@ -79,10 +79,10 @@ def test_a_list_of_gpus_is_filled_evenly(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("free", "changes", "dtype", "remedy"),
     [
-        (16.5, {"num_context": 32768}, torch.bfloat16, r"use --context \d+ or less$"),
-        (18.0, {"num_slots": 8}, torch.bfloat16, r"use --parallel [2-6]$"),
-        (16.2, {"num_slots": 8}, torch.bfloat16, r"--context \d+ or less and --parallel 1$"),
-        (20.0, {}, torch.float32, "use --dtype bfloat16$"),
+        (16.5, {"num_context": 32768}, torch.bfloat16, r"use `context=\d+` or less$"),
+        (18.0, {"num_slots": 8}, torch.bfloat16, r"use `num_slots=[2-6]`$"),
+        (16.2, {"num_slots": 8}, torch.bfloat16, r"`context=\d+` or less and `num_slots=1`$"),
+        (20.0, {}, torch.float32, "use `dtype=bfloat16`$"),
         (9.0, {}, torch.float32, "take a smaller model, or a quantised GGUF"),
     ],
 )
@@ -97,11 +97,11 @@ def test_too_little_memory_says_what_would_fit(
     words = str(caught.value)
     assert re.search(remedy, words), words
     assert f"{free:.2f} GB free" in words
-    if found := re.search(r"--context (\d+)", words):  # it is the most that fits
+    if found := re.search(r"`context=(\d+)`", words):  # it is the most that fits
         most = int(found[1])
         assert replace(need, num_slots=1, num_context=most).layout(place)
         assert not replace(need, num_slots=1, num_context=most + 256).layout(place)
-    elif found := re.search(r"--parallel (\d+)", words):
+    elif found := re.search(r"`num_slots=(\d+)`", words):
         assert replace(need, num_slots=int(found[1])).layout(place)
 
 
@@ -111,7 +111,7 @@ def test_beside_weights_that_are_loaded_only_the_rest_is_asked_for(
     free_memory(monkeypatch, cuda_0=1.0)
     words = replace(NEED, num_context=32768).beside_weights().complaint(ONE)
     assert words.startswith("toy needs 1.92 GB for 32768 tokens of context and 0.")
-    found = re.search(r"use --context (\d+) or less$", words)
+    found = re.search(r"use `context=(\d+)` or less$", words)
     assert found is not None, words
     assert 4096 < int(found[1]) < 16384
 

@@ -66,7 +66,7 @@ def test_an_encoder_decoder_is_refused() -> None:
 def test_a_mixture_of_experts_has_no_exact_widths() -> None:
     model = build("mixtral", sliding_window=None, num_local_experts=4)
     network = Network(model)
-    with pytest.raises(BadOption, match="--fast"):
+    with pytest.raises(BadOption, match="`fast=True`"):
         TorchTarget(network, num_context=64)
     TorchTarget(network, num_context=64, is_width_exact=False, num_chunk=32).close()
 

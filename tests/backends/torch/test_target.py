@@ -322,7 +322,7 @@ def test_a_full_context_is_refused_before_anything_is_computed(
     target = target_of("llama", num_context=100)
     counts = count_lines(target, monkeypatch)
     for text, draft in ((random_text(181), Draft()), (random_text(101), Draft.chain([1] * 80))):
-        with pytest.raises(ContextExceeded, match="--context"):
+        with pytest.raises(ContextExceeded, match="`context`"):
             target.score([query_of(text, draft)])
     assert counts == []
     text, draft = random_text(100), Draft.chain([1] * 80)
@@ -345,7 +345,7 @@ def test_a_failed_forward_is_told_and_forgotten(monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         failing = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nadvice")
         patch.setattr(target._network, "forward", _raising(failing))
-        with pytest.raises(ComputeFailed, match=r"2 GiB.*--context") as error:
+        with pytest.raises(ComputeFailed, match=r"2 GiB.*`context`") as error:
             target.score([query_of(text, num_prompt=40)])
         assert "\n" not in str(error.value)
     again, expected = (logits(t, query_of(text, num_prompt=40))[0] for t in (target, fresh))

@@ -45,7 +45,7 @@ class CacheTypes:
         """Raises BadOption for what llama.cpp cannot do with this model."""
         if self.needs_flash_attention and header.architecture in _WITHOUT_FLASH:
             raise BadOption(
-                f"cache-type-v is {self.values}, which needs flash attention, and llama.cpp has "
+                f"cache_type_v is {self.values}, which needs flash attention, and llama.cpp has "
                 f"none for {header.architecture}; use f16"
             )
         for part, name, size in zip("kv", (self.keys, self.values), header.head_sizes, strict=True):
@@ -54,7 +54,7 @@ class CacheTypes:
             block = ggml(lib, "ggml_blck_size", ctypes.c_int64, ctypes.c_int)(_TYPES[name])
             if size % block:
                 raise BadOption(
-                    f"cache-type-{part} is {name}, whose blocks of {block} numbers do not fill "
+                    f"cache_type_{part} is {name}, whose blocks of {block} numbers do not fill "
                     f"this model's heads of {size}; use f16 or bf16"
                 )
 

@@ -113,7 +113,7 @@ class LlamaChains(Target):
         """Raises BadOption and ModelUnreadable."""
         if num_slots > (most := int(model.lib.llama_max_parallel_sequences())):
             raise BadOption(
-                f"parallel is {num_slots} and llama.cpp keeps {most} texts; use {most} or fewer"
+                f"num_slots is {num_slots} and llama.cpp keeps {most} texts; use {most} or fewer"
             )
         self.num_slots = num_slots
         self.num_threads = num_threads  # of every forward pass
@@ -236,11 +236,11 @@ class LlamaChains(Target):
         if status == STOPPED:
             raise KeyboardInterrupt
         if status == NO_CELLS:
-            raise ContextExceeded("the context is full; ask for a larger one with --context")
+            raise ContextExceeded("the context is full; ask for a larger one with `context`")
         if status:
             raise ComputeFailed(
                 f"llama.cpp could not compute {self._model.path.name} (status {status}); memory "
-                "may be short: use a smaller --context, or fewer --parallel"
+                "may be short: use a smaller `context`, or fewer `num_slots`"
             )
 
 

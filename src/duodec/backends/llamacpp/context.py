@@ -107,7 +107,7 @@ class LlamaContext:
                 raise
             raise ContextExceeded(
                 f"the context of {self.num_context} tokens is full; ask for a larger one with "
-                "--context, or shorten the prompt"
+                "`context`, or shorten the prompt"
             ) from error
 
     def part(self, slot: int) -> SlotCache:
@@ -244,7 +244,7 @@ class LlamaContext:
             if status != NO_CELLS:
                 raise ComputeFailed(
                     f"llama.cpp could not compute {self.model.path.name} (status {status}); "
-                    "memory may be short: use a smaller --context, or fewer --gpu-layers"
+                    "memory may be short: use a smaller `context`, or fewer `gpu_layers`"
                 )
             if not self._evict(used):
                 raise _NoRoom

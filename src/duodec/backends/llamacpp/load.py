@@ -226,7 +226,7 @@ def llama_context(
         if num_context < trained:
             on_warning(
                 f"the context is {num_context} tokens of the {trained} that the model was trained "
-                "for, as memory is short; --context sets another"
+                "for, as memory is short; `context` sets another"
             )
         return num_context
     most = footprint.most_context(free_bytes)
@@ -235,12 +235,12 @@ def llama_context(
         if not most:
             raise ContextExceeded(
                 f"context is {asked}, and {free_bytes / 1e9:.1f} GB of free {where} hold no caches "
-                f"besides {footprint.fixed_bytes / 1e9:.1f} GB of weights; use fewer --gpu-layers, "
+                f"besides {footprint.fixed_bytes / 1e9:.1f} GB of weights; use fewer `gpu_layers`, "
                 "or a smaller quantisation"
             )
         raise ContextExceeded(
             f"context is {asked}, and {where} holds caches of {most} tokens; use {most} or less, "
-            "or a smaller format with --cache-type-k and --cache-type-v"
+            "or a smaller format with `cache_type_k` and `cache_type_v`"
         )
     return asked
 
@@ -255,7 +255,7 @@ def llama_layers(config: Options) -> int:
     if config.dtype_name != "auto":
         raise BadOption(
             f"dtype is {config.dtype}, and llama.cpp computes a GGUF file as it is quantised; "
-            "leave it out, or use --target-backend torch"
+            "leave it out, or use `target_backend=torch`"
         )
     if config.device == "auto":
         return config.gpu_layers
@@ -270,7 +270,7 @@ def llama_devices(config: Options) -> list[devices.Device]:
     lib = load_llama()
     if config.gpu_layers > 0 and config.device != "cpu" and not can_offload():
         raise BackendUnavailable(
-            f"gpu-layers is {config.gpu_layers}, and this llama.cpp was built without a GPU; leave "
+            f"gpu_layers is {config.gpu_layers}, and this llama.cpp was built without a GPU; leave "
             f"it out, or {GPU_BUILD}"
         )
     if config.device in ("auto", "cpu"):

@@ -89,6 +89,8 @@ class LlamaModel:
                 "architecture; download it again or update llama-cpp-python"
             )
         self.vocab = lib.llama_model_get_vocab(self.handle)
+        template = lib.llama_model_chat_template(self.handle, None) or b""
+        self.chat_template: str | None = template.decode("utf-8", "replace") or None
         self._ends: dict[int, bool] = {}  # tokens that were asked for
         self._refuse_other_kinds()
 
@@ -105,7 +107,7 @@ class LlamaModel:
             raise ModelUnreadable(
                 f"{self.path.name} does not fit on {', '.join(device.name for device in used)}: "
                 f"its weights take {need / 1e9:.1f} GB there and {free / 1e9:.1f} GB are free; use "
-                f"fewer than {most} --gpu-layers, or a smaller quantisation"
+                f"fewer than {most} `gpu_layers`, or a smaller quantisation"
             )
 
     def _refuse_other_kinds(self) -> None:
@@ -239,11 +241,6 @@ class LlamaModel:
     @property
     def eos(self) -> int:
         return int(self.lib.llama_vocab_eos(self.vocab))
-
-    @property
-    def chat_template(self) -> str | None:
-        template = self.lib.llama_model_chat_template(self.handle, None)
-        return template.decode("utf-8", "replace") if template else None
 
     def metadata(self, key: str) -> str | None:
         """A scalar of the file's metadata, as text."""
@@ -423,7 +420,7 @@ def open_context(
     cache = model.cache.resolved(is_width_exact=is_exact)
     if cache.needs_flash_attention:
         if uses_flash_attention is False:
-            raise BadOption(f"cache-type-v is {cache.values}, which needs flash attention; use f16")
+            raise BadOption(f"cache_type_v is {cache.values}, which needs flash attention; use f16")
         uses_flash_attention = True
     params = lib.llama_context_default_params()
     params.n_ctx = num_context
@@ -450,6 +447,6 @@ def open_context(
     if not handle:
         raise ModelUnreadable(
             f"no memory for a context of {num_context} tokens of {model.path}; "
-            "ask for a smaller one with --context"
+            "ask for a smaller one with `context`"
         )
     return handle

@@ -35,23 +35,23 @@ def parse(texts: str | Iterable[str]) -> list[Override]:
     for part in (part for text in texts for part in text.split(",")):
         pattern, sign, device = part.rpartition("=")
         if not (sign and pattern and device):
-            raise BadOption(f"override-tensor is '{part}'; write PATTERN=DEVICE, as exps=CPU")
+            raise BadOption(f"override_tensor is '{part}'; write PATTERN=DEVICE, as exps=CPU")
         try:
             re.compile(pattern)
         except re.error as error:
             raise BadOption(
-                f"override-tensor is '{part}', whose pattern is no regular expression ({error}); "
+                f"override_tensor is '{part}', whose pattern is no regular expression ({error}); "
                 "write one, as blk\\.[0-9]\\."
             ) from error
-        found.append(Override(pattern, device, "override-tensor"))
+        found.append(Override(pattern, device, "override_tensor"))
     return found
 
 
 def experts(num_layers: int | None) -> list[Override]:
     """The experts of the first layers on the CPU, of all layers for None."""
     if num_layers is None:
-        return [Override(_EXPERTS, CPU, "cpu-moe")]
-    return [Override(rf"blk\.{i}{_EXPERTS}", CPU, "n-cpu-moe") for i in range(num_layers)]
+        return [Override(_EXPERTS, CPU, "cpu_moe")]
+    return [Override(rf"blk\.{i}{_EXPERTS}", CPU, "n_cpu_moe") for i in range(num_layers)]
 
 
 def check(overrides: Sequence[Override], path: Path, header: Header) -> None:
@@ -60,17 +60,17 @@ def check(overrides: Sequence[Override], path: Path, header: Header) -> None:
     names = list(header.tensors)
     for override in overrides:
         same = [o for o in overrides if o.option == override.option]
-        tried = same if override.option == "n-cpu-moe" else [override]
+        tried = same if override.option == "n_cpu_moe" else [override]
         if any(re.search(o.pattern, name) for o in tried for name in names):
             continue
-        if override.option == "override-tensor":
+        if override.option == "override_tensor":
             raise BadOption(
-                f"override-tensor names '{override.pattern}', which no tensor of {path.name} "
+                f"override_tensor names '{override.pattern}', which no tensor of {path.name} "
                 f"matches; name some, as {names[-1]}"
             )
         raise BadOption(
             f"{override.option} keeps experts on the CPU, and {path.name} has none "
-            f"({header.architecture}); leave it out, or use --gpu-layers"
+            f"({header.architecture}); leave it out, or use `gpu_layers`"
         )
 
 

@@ -4,7 +4,7 @@ A recurrent layer keeps one state where attention keeps a row a token, and a sta
 llama.cpp keeps snapshots of it after each of the last tokens of a forward pass, so that refused
 ones can be taken back. Where it takes none of an architecture, the state is copied before a chain
 is scored and put back after a refusal, and the accepted tokens are computed again with the next
-chain. What lies further back comes from a checkpoint of the prompt, or is read again.
+chain. What lies further back is read again from the last checkpoint of the prompts before it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ from duodec.core.sampling import Tokens
 from duodec.core.traits import TargetTraits
 
 NUM_SNAPSHOTS = 8  # of a slot's state, and so draft tokens of a forward pass
-_LONG_TEXT = 32  # new tokens of a text after which a checkpoint is worth its memory
+_LONG_TEXT = 32  # tokens after which another checkpoint is worth its memory
 _MOST_AGAIN = 8  # accepted tokens that are computed again with a chain, before a new checkpoint
-_MOST_KEPT = 2  # states of a slot, besides that of its prompt
+_MOST_KEPT = 2  # states of a slot, besides those of its prompts
+_MOST_CHECKPOINTS = 16  # of a slot's prompts, as far as they fit in so many bytes of all slots
+_CHECKPOINT_BYTES = 1 << 30
 # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent state, without keys and values. ON_DEVICE (2)
 # would leave it on a device, where a copy that finds no memory ends the process.
 _PARTIAL = 1
@@ -84,7 +86,7 @@ class LlamaRecurrent(LlamaChains):
         self.num_snapshots = int(self._lib.llama_n_rs_seq(self._handle))
         self.on_chunk = on_chunk
         self._firm: dict[int, int] = {}  # by slot, tokens that no snapshot takes back
-        self._checkpoints: dict[int, _Checkpoint] = {}  # of prompts
+        self._checkpoints: dict[int, list[_Checkpoint]] = {}  # of prompts, ascending
         self._kept: dict[int, list[_Checkpoint]] = {}  # before the last chains, ascending
 
     def launch(self, queries: Sequence[Query]) -> Launched:
@@ -118,6 +120,9 @@ class LlamaRecurrent(LlamaChains):
     def max_draft(self) -> int:
         """Draft tokens of a query that can be scored, since they can be taken back."""
         return self.num_snapshots or (NUM_SNAPSHOTS if self._can_put_back() else 0)
+
+    def num_reusable(self, slot: int, text: Tokens, num_shared: int) -> int:
+        return self.num_known(slot, text)
 
     def keep(self, slot: int) -> None:
         """Keep the state at the end of what a slot holds: a text that parts from what follows goes
@@ -171,15 +176,12 @@ class LlamaRecurrent(LlamaChains):
 
     def _states(self, slot: int) -> list[_Checkpoint]:
         """The states that a slot can go back to."""
-        prompt = self._checkpoints.get(slot)
-        return [*([prompt] if prompt else ()), *self._kept.get(slot, ())]
+        return [*self._checkpoints.get(slot, ()), *self._kept.get(slot, ())]
 
     def _drop_beyond(self, slot: int, begin: int) -> None:
         """Drop the states of a text that is given up from here on."""
-        if slot in self._checkpoints and self._checkpoints[slot].num_tokens > begin:
-            del self._checkpoints[slot]
-        kept = self._kept.get(slot, [])
-        kept[:] = [one for one in kept if one.num_tokens <= begin]
+        for states in (self._checkpoints.get(slot, []), self._kept.get(slot, [])):
+            states[:] = [one for one in states if one.num_tokens <= begin]
 
     def _forget(self, slot: int) -> None:
         super()._forget(slot)
@@ -226,15 +228,31 @@ class LlamaRecurrent(LlamaChains):
     def _read_text(self, work: Work) -> None:
         """Compute what is missing of a text, all but its last token."""
         slot, text = work.query.slot, work.query.text
-        num_new = len(text) - 1 - work.begin
         while (num_left := len(text) - 1 - work.begin) > 0:
             self._decode(work.part(min(num_left, self._num_chunk)))
             self._held[slot] = text[: work.begin]
             self._firm[slot] = work.begin
+            self._mark(slot, work.begin)
             if num_left > self._num_chunk:
                 self.on_chunk()
-        if num_new >= _LONG_TEXT:
-            self._checkpoints[slot] = self._checkpoint(slot, work.begin)
+
+    def _mark(self, slot: int, num_tokens: int) -> None:
+        """Keep a checkpoint after so many tokens, if the last one is far behind. Where there is no
+        room, one before the last gives way whose neighbours are the closest: wherever a text
+        changes, about as much is read again."""
+        marks, old = self._checkpoints.setdefault(slot, []), None
+        if num_tokens - (marks[-1].num_tokens if marks else 0) < _LONG_TEXT:
+            return
+        if marks and len(marks) >= self._most_checkpoints(len(marks[0].state)):
+            ends = [0, *(one.num_tokens for one in marks), num_tokens]
+            i = min(range(max(1, len(marks) - 1)), key=lambda i: ends[i + 2] - ends[i])
+            old = marks.pop(i)
+        marks.append(self._checkpoint(slot, num_tokens, old))
+
+    def _most_checkpoints(self, num_bytes: int) -> int:
+        """Of a slot, for states of so many bytes."""
+        fitting = _CHECKPOINT_BYTES // (self.num_slots * max(1, num_bytes))
+        return max(1, min(_MOST_CHECKPOINTS, fitting))
 
     def _checkpoint(
         self, slot: int, num_tokens: int, old: _Checkpoint | None = None

@@ -67,7 +67,7 @@ class LlamaRecurrentDraft(DraftModel):
             self.close()
             raise ModelUnreadable(
                 f"{model.path} is a recurrent model ({model.architecture}) whose state llama.cpp "
-                "cannot put back, so it cannot draft; use another draft, or --draft none"
+                "cannot put back, so it cannot draft; use another draft, or `draft=none`"
             )
 
     @property

@@ -13,6 +13,7 @@ from duodec.backends.llamacpp.padded import LlamaPadded
 from duodec.backends.llamacpp.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.trees import LlamaTrees
 from duodec.core.protocols import InThisThread, Launched, Query, Scores, Target
+from duodec.core.sampling import Tokens
 from duodec.core.traits import TargetCache, TargetTraits
 
 _CHAINS = 1  # the number of the cache for several slots
@@ -110,6 +111,11 @@ class LlamaTarget(Target):
         # other slots than the first would each need a context of their own
         is_first = is_only_one or reads_off_path or (is_alone and slot == 0)
         return self._caches[0 if is_first else _CHAINS]
+
+    def num_reusable(self, slot: int, text: Tokens, num_shared: int) -> int:
+        if self._trees or not self._chains:
+            return num_shared
+        return self._chains.num_reusable(slot, text, num_shared)
 
     def use_threads(self, num_threads: int) -> None:
         """Threads of every forward pass. Where there is one slot, a prompt is read by all that it

@@ -171,7 +171,7 @@ def failure(error: Exception) -> ComputeFailed:
     reason = first_line(error)
     return ComputeFailed(
         f"torch could not compute a forward pass ({reason}); if memory is short, "
-        "use a smaller --context"
+        "use a smaller `context`"
     )
 
 

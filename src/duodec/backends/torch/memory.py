@@ -114,21 +114,21 @@ class Need:
             if need.layout(there) is not None:
                 return f"use {option}"
         return (
-            "take a smaller model, or a quantised GGUF file of it with --target-backend llama.cpp"
+            "take a smaller model, or a quantised GGUF file of it with `target_backend=llama.cpp`"
         )
 
     def _smaller(self, place: Place) -> Iterator[tuple[str, Need, Place]]:
         """Smaller alternatives, the least costly first."""
         for num_slots in range(self.num_slots - 1, 0, -1):
-            yield f"--parallel {num_slots}", replace(self, num_slots=num_slots), place
+            yield f"`num_slots={num_slots}`", replace(self, num_slots=num_slots), place
         alone = replace(self, num_slots=1)
-        and_alone = " and --parallel 1" if self.num_slots > 1 else ""
+        and_alone = " and `num_slots=1`" if self.num_slots > 1 else ""
         first = (self.num_context - 1) // _STEP * _STEP
         for num_context in range(first, _LOWEST_CONTEXT - 1, -_STEP):
             smaller = replace(alone, num_context=num_context)
-            yield f"--context {num_context} or less{and_alone}", smaller, place
+            yield f"`context={num_context}` or less{and_alone}", smaller, place
         if place.dtype.itemsize > torch.bfloat16.itemsize:
-            yield "--dtype bfloat16", alone, replace(place, dtype=torch.bfloat16)
+            yield "`dtype=bfloat16`", alone, replace(place, dtype=torch.bfloat16)
 
     # --- bytes
 

@@ -32,6 +32,7 @@ class TorchModel:
             self.vocabulary = self._gguf_vocabulary()
         else:
             self.vocabulary = FolderTokenizer.open(path, self._num_rows, _ends(path, self.config))
+        self.chat_template: str | None = self.vocabulary.chat_template
         self.causal_lm: Any = read_weights(blueprint)
 
     def _gguf_vocabulary(self) -> LlamaModel:
@@ -47,7 +48,7 @@ class TorchModel:
         if vocabulary.num_vocab != self._num_rows:
             raise ModelUnreadable(
                 f"{self.path} has {vocabulary.num_vocab} tokens and {self._num_rows} rows of "
-                "logits; use it with --target-backend llama.cpp"
+                "logits; use it with `target_backend=llama.cpp`"
             )
         return vocabulary
 
@@ -129,10 +130,6 @@ class TorchModel:
     @property
     def num_vocab(self) -> int:
         return self.vocabulary.num_vocab
-
-    @property
-    def chat_template(self) -> str | None:
-        return self.vocabulary.chat_template
 
     @property
     def bos(self) -> int:

@@ -199,7 +199,7 @@ def check_rowwise(config: Any) -> None:
     if any(getattr(config.get_text_config(), name, None) for name in names):
         raise BadOption(
             f"{config.model_type} is a mixture of experts, whose rows depend on the "
-            "others; use --fast"
+            "others; use `fast=True`"
         )
 
 

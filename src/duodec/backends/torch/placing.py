@@ -83,7 +83,7 @@ def _devices(device: str) -> list[tuple[str, ...]]:
             if torch.version.cuda is None
             else f"torch {torch.__version__} finds no GPU, or no suitable driver"
         )
-        raise BackendUnavailable(f"no device {device}: {why}; fix that, or use --device cpu")
+        raise BackendUnavailable(f"no device {device}: {why}; fix that, or use `device=cpu`")
     there = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
     if device == "cuda":
         alone = [(name,) for name in there]
@@ -91,7 +91,7 @@ def _devices(device: str) -> list[tuple[str, ...]]:
     for name in names:
         if name not in there:
             raise BackendUnavailable(
-                f"no device {name}: this machine shows {len(there)}; use --device cuda:0"
+                f"no device {name}: this machine shows {len(there)}; use `device=cuda:0`"
             )
     return [tuple(names)]
 

@@ -28,7 +28,7 @@ def add_rope(path: Path, config: Any, scaling: str | None, factor: str | None) -
     elif scaling not in (None, "none"):
         raise ModelUnreadable(
             f"{path} scales its rope ({scaling}), which transformers does not read from a GGUF "
-            "file; use --target-backend llama.cpp, or the model's safetensors"
+            "file; use `target_backend=llama.cpp`, or the model's safetensors"
         )
     if _has_divisors(path):
         config.rope_parameters = {**known, **_llama3(path, known["rope_theta"])}
@@ -49,8 +49,8 @@ def _llama3(path: Path, theta: float) -> dict[str, Any]:
     factor = round(float(found.max()), 3)
     if not torch.allclose(found, divisors(theta, 2 * len(found), factor), rtol=_CLOSE):
         raise ModelUnreadable(
-            f"{path} scales its rope by divisors that are not Llama 3.1's; use --target-backend "
-            "llama.cpp, or the model's safetensors"
+            f"{path} scales its rope by divisors that are not Llama 3.1's; use "
+            "`target_backend=llama.cpp`, or the model's safetensors"
         )
     return {
         "rope_type": "llama3",

@@ -215,7 +215,7 @@ class TorchTarget(Target):
             if len(query.text) + len(query.draft) > self.num_context + MAX_WIDTH:
                 raise ContextExceeded(
                     f"the context of {self.num_context} tokens is full; ask for a larger one "
-                    "with --context, or shorten the prompt"
+                    "with `context`, or shorten the prompt"
                 )
 
     def _follow(self, queries: Sequence[Query], memos: Sequence[SlotMemo]) -> None:

@@ -36,7 +36,7 @@ def read_weights(blueprint: Blueprint) -> Any:
             raise ModelUnreadable(f"out of memory: {blueprint.need.complaint(place)}") from error
         raise ModelUnreadable(
             f"{source.path} cannot be loaded by transformers ({one_line(error)}); fetch it again, "
-            "or use a GGUF file of it with --target-backend llama.cpp"
+            "or use a GGUF file of it with `target_backend=llama.cpp`"
         ) from error
     if missing := sorted(info["missing_keys"]):
         raise ModelUnreadable(

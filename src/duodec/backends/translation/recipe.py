@@ -39,7 +39,7 @@ class TranslatedRecipe:
         if not words.num_shared:
             raise VocabularyMismatch(
                 "the draft and the target have no token in common; use another draft, or "
-                "--draft none"
+                "`draft=none`"
             )
         mask = Masks(target).mask
         if words.is_renumbering:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from duodec.cli.spelling import as_options
 from duodec.errors import DuodecError
 
 
@@ -20,5 +21,5 @@ class Check:
 
 def failed(error: DuodecError, name: str = "use") -> Check:
     """The check of an error that makes the pair unusable."""
-    words, _, remedy = str(error).rpartition("; ")
+    words, _, remedy = as_options(str(error)).rpartition("; ")
     return Check(name, "fail", words or remedy, remedy if words else "")

@@ -11,6 +11,7 @@ from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.header import Header, ggml
 from duodec.cli.checks.check import Check
+from duodec.cli.spelling import as_options
 from duodec.errors import BackendUnavailable
 from duodec.loading.config import LLAMA_CPP, TORCH
 from duodec.machine.cores import CorePlan
@@ -83,7 +84,7 @@ def check_torch(backend: str, *, has_gpu: bool) -> Check:
     try:
         from duodec.backends.torch.placing import gpu_words
     except BackendUnavailable as error:
-        return Check(TORCH, "warn", words, str(error))
+        return Check(TORCH, "warn", words, as_options(str(error)))
     if (found := gpu_words()) is None:
         lacks = f"{words}, without a GPU that it can use"
         remedy = "see docs/torch.md on builds of torch with CUDA" if has_gpu else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from duodec.chat.prompting import chat_tokens
 from duodec.cli.checks.check import Check
 from duodec.cli.output import size
+from duodec.cli.spelling import as_options
 from duodec.errors import BadOption
 from duodec.machine.memory import available_bytes
 from duodec.models import ModelFile
@@ -52,7 +53,7 @@ def check_template(target: TargetModel) -> Check:
         try:
             chat_tokens(target, [{"role": "user", "content": "hi"}])
         except BadOption as error:
-            words, _, remedy = str(error).rpartition("; ")
+            words, _, remedy = as_options(str(error)).rpartition("; ")
             return Check("chat template", "warn", words, remedy)
         return Check("chat template", "ok", "in the target's file")
     return Check(

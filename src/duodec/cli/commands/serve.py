@@ -124,7 +124,7 @@ def source_of(name: str, models: Mapping[str, EngineConfig], method: str) -> Sou
     def may_load(taken: int) -> bool:
         return fits(pair(), taken)
 
-    return Source(load, may_load, chosen)
+    return Source(load, may_load, chosen, lambda: pair().file.path)
 
 
 def _log_format(name: str) -> Literal["text", "json"]:
@@ -145,7 +145,7 @@ def _url(address: tuple[object, ...]) -> str:
 _NAMED = re.compile(r"([^=/\\:]+)=(.+)")
 _ITS_OWN = (  # some of which a model of another backend does not have
     "draft", "context", "target_backend", "dtype", "gpu_layers", "cpu_moe", "n_cpu_moe",
-    "override_tensor", "cache_type_k", "cache_type_v",
+    "override_tensor", "cache_type_k", "cache_type_v", "chat_template",
 )  # fmt: skip
 _OF_THE_SERVER = ("target", "exact", "fast", "parse_special", *options.GRAMMAR_LIMITS)
 

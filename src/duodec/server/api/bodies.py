@@ -140,14 +140,9 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 }  # fmt: skip
 
 
-class Body(Object):
-    """What requests of every API have in common. What one of them lacks has a property here."""
+class Sampling(Object):
+    """How a completion is sampled."""
 
-    without_effect = _HABITS
-    neutral = NEUTRAL
-
-    model: StrictStr | None = None
-    stream: StrictBool = False
     temperature: Annotated[Number, between(0, 100)] = SamplingParams().temperature
     top_k: Annotated[Whole, between(-1)] = 0
     top_p: Share = 1.0
@@ -159,9 +154,24 @@ class Body(Object):
     stop: Stops = Field(default_factory=list)
     logit_bias: Biases = Field(default_factory=dict)
     seed: Annotated[Whole, between(-1, (1 << 64) - 1)] | None = None
+
+
+class Body(Sampling):
+    """What requests of every API have in common. What one of them lacks has a property here."""
+
+    without_effect = _HABITS
+    neutral = NEUTRAL
+
+    model: StrictStr | None = None
+    stream: StrictBool = False
     speculation: Annotated[Speculation, BeforeValidator(_speculation)] = Speculation()
     structured_outputs: StructuredOutputs = StructuredOutputs()
     schema_objects: Annotated[StrictStr, one_of(("closed", "open"))] = "closed"
+
+    @property
+    def sampled(self) -> Sampling:
+        """Where the request says how to sample."""
+        return self
 
     @property
     def num_choices(self) -> int:
@@ -205,21 +215,22 @@ class Body(Object):
 
     def sampling(self, grammar: Grammar | None) -> SamplingParams:
         """With a seed, and this grammar. Raises BadOption of values that make no distribution."""
-        repetition = self.repetition_penalty
+        own = self.sampled
+        repetition = own.repetition_penalty
         return seeded(
             SamplingParams(
-                temperature=self.temperature,
-                top_k=max(0, self.top_k),  # -1: off, as in vLLM
-                top_p=self.top_p or 1e-9,  # 0: the likeliest alone
-                min_p=self.min_p,
-                repetition_penalty=self.repeat_penalty if repetition is None else repetition,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
-                logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
+                temperature=own.temperature,
+                top_k=max(0, own.top_k),  # -1: off, as in vLLM
+                top_p=own.top_p or 1e-9,  # 0: the likeliest alone
+                min_p=own.min_p,
+                repetition_penalty=own.repeat_penalty if repetition is None else repetition,
+                presence_penalty=own.presence_penalty,
+                frequency_penalty=own.frequency_penalty,
+                logit_bias={int(token): bias for token, bias in own.logit_bias.items()},
                 grammar=grammar,
-                seed=None if self.seed == -1 else self.seed,  # as in llama.cpp
+                seed=None if own.seed == -1 else own.seed,  # as in llama.cpp
                 max_tokens=self.most_tokens,
-                stop=tuple(self.stop),
+                stop=tuple(own.stop),
                 logprobs=self.num_logprobs,
                 prompt_logprobs=self.num_prompt_logprobs,
                 stop_token_ids=tuple(self.end_tokens),

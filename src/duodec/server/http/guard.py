@@ -23,7 +23,11 @@ from duodec.server.settings import Settings
 Refusal = Callable[[Exception, str], Response]
 """How a client is told what went wrong, at a path."""
 
-_PROTECTED = ("/v1/", "/tokenize", "/detokenize")
+_PROTECTED = ("/v1/", "/api/", "/tokenize", "/detokenize")
+# what clients ask for whose address of the server lacks /v1
+_WITHOUT_VERSION = re.compile(
+    r"/(chat/completions|completions|embeddings|messages(/count_tokens)?|models|responses)(/.*)?"
+)
 _HERE = re.compile(
     r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?|tauri://.*|app://.*|file://.*"
 )
@@ -88,6 +92,7 @@ class Guard:
         headers = Headers(scope=scope)
         # some clients join what ends and begins with /, or end with one
         path = re.sub("/{2,}", "/", scope["path"]).rstrip("/") or "/"
+        path = f"/v1{path}" if _WITHOUT_VERSION.fullmatch(path) else path
         scope = {**scope, "path": path, "raw_path": path.encode()}
         sent = _Sent(send)
         begin_s = time.perf_counter()

@@ -19,8 +19,8 @@ from duodec.server.models.feed import Feed
 _T = TypeVar("_T")
 _LAST_WORDS_S = 5.0  # that a client may take to read why its response ended
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_EVENTS, _LINES = b"text/event-stream; charset=utf-8", b"application/x-ndjson"
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy that collects events defeats them
 ]
@@ -29,6 +29,7 @@ _HEADERS = [
 class Framing(Protocol):
     """How an API writes events to a stream."""
 
+    content_type: bytes
     ping: bytes
     end: bytes
 
@@ -40,7 +41,7 @@ class _DataEvents:
     """OpenAI's: no event has a name. A ping is a comment of one line, since some clients take an
     empty line for an event."""
 
-    ping, end = b": ping\n", b"data: [DONE]\n\n"
+    content_type, ping, end = _EVENTS, b": ping\n", b"data: [DONE]\n\n"
 
     def event(self, value: Mapping[str, Any]) -> bytes:
         return b"data: " + _JSON.encode(value).encode() + b"\n\n"
@@ -52,7 +53,7 @@ class _DataEvents:
 class _NamedEvents:
     """Anthropic's: each event has its type for a name."""
 
-    ping, end = b'event: ping\ndata: {"type":"ping"}\n\n', b""
+    content_type, ping, end = _EVENTS, b'event: ping\ndata: {"type":"ping"}\n\n', b""
 
     def event(self, value: Mapping[str, Any]) -> bytes:
         name = f"event: {value['type']}\n".encode()
@@ -62,7 +63,19 @@ class _NamedEvents:
         return self.event(error.named)
 
 
-DATA_EVENTS, NAMED_EVENTS = _DataEvents(), _NamedEvents()
+class _Lines:
+    """Ollama's: an object a line, and nothing between them."""
+
+    content_type, ping, end = _LINES, b"", b""
+
+    def event(self, value: Mapping[str, Any]) -> bytes:
+        return _JSON.encode(value).encode() + b"\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return self.event(error.plain)
+
+
+DATA_EVENTS, NAMED_EVENTS, LINES = _DataEvents(), _NamedEvents(), _Lines()
 
 
 class Writer(Protocol):
@@ -152,7 +165,8 @@ class EventStream:
             self._feed.close()
 
     async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        headers = [(b"content-type", self._writer.framing.content_type), *_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         while self._unsent or not self._is_complete:
             await self._news.wait()
             self._news.clear()

@@ -81,7 +81,7 @@ class PromptLimits:
         if num_characters > (most := max(_LEAST, _MOST * self.num_context)):
             raise ContextExceeded(
                 f"the prompt has {num_characters} characters and {most} are read for a context of "
-                f"{self.num_context} tokens; shorten it, or ask for a larger context with --context"
+                f"{self.num_context} tokens; shorten it, or ask for a larger context with `context`"
             )
         num_tokens = 0
         is_templated = self.parse_special if is_templated is None else is_templated
@@ -97,7 +97,7 @@ class PromptLimits:
     def _exceeded(self, least: int) -> ContextExceeded:
         return ContextExceeded(
             f"the prompt has {least} tokens or more and the context holds {self.num_context}; "
-            "shorten it, or ask for a larger context with --context"
+            "shorten it, or ask for a larger context with `context`"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from duodec.errors import DuodecError
 from duodec.llm import LLM
@@ -22,11 +23,12 @@ class Source:
     """Where a model comes from. ``load`` and ``fits`` are told the bytes of memory that look free
     and are taken, by weights that are mapped; ``fits`` tells whether memory holds this model, too.
     Both raise what is wrong with it, from any thread. ``method`` decodes where a request names
-    none; None: the default."""
+    none; None: the default. ``path`` tells where its file or folder is, once it is loaded."""
 
     load: Callable[[int], LLM]
     fits: Callable[[int], bool] = lambda taken: True
     method: str | None = None
+    path: Callable[[], Path | None] = lambda: None
 
 
 class Models:
@@ -77,9 +79,20 @@ class Models:
         """Starts of drafters after each one's first, those of unloaded models included."""
         return self._past[1] + sum(model.num_restarts for model in self.loaded)
 
+    def find(self, name: str) -> str | None:
+        """The model that a client means by a name, whose case and ``:latest``, which Ollama's
+        clients add, say nothing; None: there is none."""
+        if name in self._sources:
+            return name
+        return next((own for own in self._sources if _plain(own) == _plain(name)), None)
+
     def get(self, name: str) -> LoadedModel | None:
         """The model, if it is loaded."""
         return self._loaded.get(name)
+
+    def path(self, name: str) -> Path | None:
+        """Where the file or folder of a model is, if it is loaded."""
+        return self._sources[name].path() if name in self._loaded else None
 
     def state(self, name: str) -> str:
         """As llama.cpp's router names it: loaded, loading or unloaded."""
@@ -186,6 +199,10 @@ class Models:
         """Free all models; their threads have ended."""
         for model in self.loaded:
             model.llm.close()
+
+
+def _plain(name: str) -> str:
+    return name.casefold().removesuffix(":latest")
 
 
 def _unloaded(model: LoadedModel) -> None:

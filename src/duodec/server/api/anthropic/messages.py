@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from typing import Any
 
@@ -10,6 +9,7 @@ from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.anthropic.message_bodies import MessagesBody
 from duodec.server.api.parts import Change, Part, Parts
+from duodec.server.api.tools.call import object_of
 from duodec.server.http.streams import NAMED_EVENTS
 
 Event = dict[str, Any]
@@ -23,7 +23,7 @@ def _block(part: Part, text: str) -> Event:
     """A block of content with this text."""
     kind = _KINDS[part.kind]
     if part.kind == "call":
-        return {"type": kind, "id": part.id, "name": part.name, "input": _object(text)}
+        return {"type": kind, "id": part.id, "name": part.name, "input": object_of(text)}
     more = {"signature": ""} if kind == "thinking" else {}
     return {"type": kind, kind: text, **more}
 
@@ -34,15 +34,6 @@ def _delta(part: Part, text: str) -> Event:
         return {"type": "input_json_delta", "partial_json": text}
     kind = _KINDS[part.kind]
     return {"type": f"{kind}_delta", kind: text}
-
-
-def _object(arguments: str) -> Any:
-    """A call's input; one that was cut off has none."""
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 class MessageWriter:

@@ -35,6 +35,15 @@ class Call:
         return True
 
 
+def object_of(arguments: str) -> dict[str, Any]:
+    """A call's arguments; those that were cut off are none."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 @dataclass(frozen=True)
 class Reasoning:
     """Text of the model's reasoning."""

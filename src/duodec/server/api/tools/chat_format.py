@@ -18,11 +18,18 @@ from duodec.core.grammar import Grammar
 from duodec.core.protocols import Tokenizer
 from duodec.errors import BadOption
 from duodec.llm import LLM
-from duodec.server.api.tools import harmony
+from duodec.server.api.tools import harmony, smollm
 from duodec.server.api.tools.call import Format, Literal, Tool
 from duodec.server.api.tools.deepseek import ALL_BEGIN, DEEPSEEK_3, DEEPSEEK_31
 from duodec.server.api.tools.grammars import check_definitions, literal_for, until
-from duodec.server.api.tools.json_calls import Hermes, JsonList, Llama, MistralList, MistralNamed
+from duodec.server.api.tools.json_calls import (
+    Hermes,
+    JsonList,
+    Llama,
+    MistralList,
+    MistralNamed,
+    OrBare,
+)
 from duodec.server.api.tools.pythonic import LFM2, OLMO
 from duodec.server.api.tools.reasoning import THINKING, PlainReader, ReasoningReader, Tags
 from duodec.server.api.tools.splitting import Reader, ToolCalls
@@ -50,6 +57,15 @@ class Syntax(Protocol):
     def has_tools(self) -> bool:
         """The template has a place for tools, and calls are understood."""
 
+    @property
+    def has_reasoning(self) -> bool:
+        """The model may reason before it answers."""
+
+    def written(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Sequence[Message], Sequence[Tool]]:
+        """What the template is shown: tools may be told in messages."""
+
     def markers(self, tools: Sequence[Tool]) -> Sequence[str]:
         """Texts that are needed to read a response, and may be control tokens."""
 
@@ -69,10 +85,20 @@ class TaggedText:
 
     calls: Format | None = None
     thinking: Tags | None = None
+    telling: Callable[[Sequence[Message], Sequence[Tool]], list[Message]] | None = None
 
     @property
     def has_tools(self) -> bool:
         return self.calls is not None
+
+    @property
+    def has_reasoning(self) -> bool:
+        return self.thinking is not None
+
+    def written(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Sequence[Message], Sequence[Tool]]:
+        return (messages, tools) if self.telling is None else (self.telling(messages, tools), ())
 
     def markers(self, tools: Sequence[Tool]) -> Sequence[str]:
         tags = (self.thinking.begin, self.thinking.end) if self.thinking else ()
@@ -117,7 +143,12 @@ class TaggedText:
 class Harmony:
     """gpt-oss's messages on channels."""
 
-    has_tools = True
+    has_tools = has_reasoning = True
+
+    def written(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Sequence[Message], Sequence[Tool]]:
+        return messages, tools
 
     def markers(self, tools: Sequence[Tool]) -> Sequence[str]:
         return harmony.MARKERS
@@ -149,6 +180,8 @@ def syntax_of(template: str | None) -> Syntax:
     if "<|channel|>" in template and "<|message|>" in template:
         return Harmony()
     thinking = next((tags for tags in THINKING if tags.end in template), None)
+    if "tools" not in template and "named SmolLM" in template:
+        return TaggedText(OrBare(JsonList(smollm.BEGIN, smollm.END)), thinking, smollm.with_tools)
     return TaggedText(_calls_of(template) if "tools" in template else None, thinking)
 
 
@@ -156,15 +189,15 @@ def _calls_of(template: str) -> Format | None:
     """The most special tags first: several formats share ``<tool_call>``."""
     found: Sequence[tuple[str, Format]] = (
         ("[ARGS]", MistralNamed()),
-        ("[TOOL_CALLS]", MistralList()),
+        ("[TOOL_CALLS]", OrBare(MistralList())),
         (ALL_BEGIN, DEEPSEEK_3 if "```json" in template else DEEPSEEK_31),
         ("<arg_key>", GLM),
         ("<function=", QWEN_CODER),
-        ("<tool_call>", Hermes()),
+        ("<tool_call>", OrBare(Hermes())),
         ("<|tool_call_start|>", LFM2),
         ("<function_calls>", OLMO),
-        ("<|/tool_call|>", JsonList(finish="<|/tool_call|>")),
-        ("<|tool_call|>", JsonList()),
+        ("<|/tool_call|>", OrBare(JsonList(finish="<|/tool_call|>"))),
+        ("<|tool_call|>", OrBare(JsonList())),
         ("<|python_tag|>", Llama()),
         ('"parameters": dictionary', Llama()),
     )
@@ -204,6 +237,7 @@ class ChatFormat:
 
         Most templates want a call's arguments as an object, and some as its text.
         """
+        messages, tools = self.syntax.written(messages, tools)
         tokens_of = partial(llm.tokens_of, tools=tools, variables=variables, check=check)
         try:
             return tokens_of(messages)

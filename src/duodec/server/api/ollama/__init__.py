@@ -1,0 +1,1 @@
+"""Ollama's interface: chats, completions, and what is served."""
