@@ -185,15 +185,14 @@ class ReplayScores:
 
 
 @dataclass
-class PacedTarget(Target):
-    """A real target whose forward passes take at least what ``curve`` says of their rows."""
+class _Around(Target):
+    """A target around another, which it leaves as it is but for what it overrides."""
 
     target: Target
-    curve: CostCurve
 
-    @cached_property
+    @property
     def traits(self) -> TargetTraits:
-        return self._paced(self.target.traits)
+        return self.target.traits
 
     @property
     def on_chunk(self) -> Callable[[], None]:
@@ -204,7 +203,24 @@ class PacedTarget(Target):
         self.target.on_chunk = hook
 
     def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
-        cache = self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
+        return self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        return self.launch(queries).result()
+
+
+@dataclass
+class PacedTarget(_Around):
+    """A real target whose forward passes take at least what ``curve`` says of their rows."""
+
+    curve: CostCurve
+
+    @cached_property
+    def traits(self) -> TargetTraits:
+        return self._paced(self.target.traits)
+
+    def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
+        cache = super().cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
         return replace(cache, traits=self._paced(cache.traits))
 
     def _paced(self, traits: TargetTraits) -> TargetTraits:
@@ -214,9 +230,6 @@ class PacedTarget(Target):
         start, seconds = perf_counter(), self.curve.seconds(num_rows(queries))
         scores = self.target.score(queries)
         return _Due(scores, max(perf_counter(), start + seconds))
-
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        return self.launch(queries).result()
 
 
 @dataclass
@@ -289,15 +302,33 @@ def _drawn(scores: Scores, row: int) -> Draw | ComputeFailed:
 
 
 @dataclass
-class EnforcedTarget(Target):
-    """A real target that draws a recorded text, wherever a row lies on it."""
+class EnforcedTarget(_Around):
+    """A real target that draws a recorded text, wherever a row lies on it, and finds likely there
+    what was recorded. Its own draws and candidates are made all the same, for their time."""
 
-    target: Target
     recording: Tokens
+    recorded: Mapping[int, Candidates] = field(default_factory=dict)
+    """What was held likely, by the position of the token that was then drawn."""
 
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        answers = zip(self.target.score(queries), queries, strict=True)
-        return [_EnforcedScores(scores, ReplayScores(self.recording, q)) for scores, q in answers]
+    def launch(self, queries: Sequence[Query]) -> Launched:
+        replayed = [ReplayScores(self.recording, query, self.recorded) for query in queries]
+        return _Enforced(self.target.launch(queries), replayed)
+
+
+@dataclass(frozen=True)
+class _Enforced:
+    """A forward pass under a recorded text."""
+
+    launched: Launched
+    replayed: Sequence[ReplayScores]
+
+    @property
+    def due_s(self) -> float:
+        return self.launched.due_s
+
+    def result(self) -> list[Scores]:
+        pairs = zip(self.launched.result(), self.replayed, strict=True)
+        return [_EnforcedScores(scores, replayed) for scores, replayed in pairs]
 
 
 @dataclass(frozen=True)
@@ -312,13 +343,16 @@ class _EnforcedScores:
         return self.scores.num_rows
 
     def draw(self, row: int) -> Draw:
+        drawn = self.scores.draw(row)
         try:
             return self.replayed.draw(row)
         except DistributionUnavailable:  # off the recorded text
-            return self.scores.draw(row)
+            return drawn
 
     def candidates(self, row: int) -> Candidates:
-        return self.scores.candidates(row)
+        found = self.scores.candidates(row)
+        recorded = self.replayed.candidates(row)
+        return recorded if recorded.tokens else found
 
     def distribution(self, row: int) -> Distribution:
         return self.scores.distribution(row)
