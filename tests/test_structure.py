@@ -60,7 +60,7 @@ HOMES = {
         "integrations",
     ),
     "llama_cpp": ("backends/llamacpp/library",),
-    "llguidance": ("backends/llguidance", "backends/grammar_library"),
+    "llguidance": ("backends/llguidance", "backends/grammar_library", "backends/grammar_child"),
     "torch": ("backends/torch", "backends/transformers", "distill"),
     "transformers": ("backends/torch", "backends/transformers"),
     "triton": (

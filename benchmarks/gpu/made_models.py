@@ -237,4 +237,6 @@ def _text(words: str) -> bytes:
 def _value(value: str | int | float) -> bytes:
     if isinstance(value, str):
         return struct.pack("<I", 8) + _text(value)
-    return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    return struct.pack("<II", 4, value)

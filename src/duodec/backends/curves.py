@@ -151,7 +151,9 @@ def _in_file(words: str) -> CostCurve:
     return replace(found[name], text=words)
 
 
-def _measured(name: str, points: str, measured_rows: int, source: str, model: str = "") -> CostCurve:
+def _measured(
+    name: str, points: str, measured_rows: int, source: str, model: str = ""
+) -> CostCurve:
     curve = _given(points)
     origin = f"measured to {measured_rows} rows: {source}"
     return CostCurve(curve.points, name, f"{origin}; {model}" if model else origin)

@@ -21,7 +21,7 @@ from duodec.machine.helper import ANSWER, SIZE
 from duodec.machine.processes import yield_to_all
 
 if TYPE_CHECKING:
-    from duodec.backends.grammar_library import Tokens
+    from llguidance import LLTokenizer as Tokens
 
 # how a trial ended; with the bytes that the grammar takes, or with what is wrong with it
 DONE, WRONG, COMPLEX, SLOW, LARGE, DEEP, UNREAD = range(7)

@@ -259,9 +259,7 @@ def _rules(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
         return f"start: {json_term(_schema(grammar.source))}"
     if grammar.kind == "regex":
-        whole = json.loads(
-            grammar_library.library().LLMatcher.grammar_from_regex(grammar.source)
-        )
+        whole = json.loads(grammar_library.library().LLMatcher.grammar_from_regex(grammar.source))
         return str(whole["grammars"][0]["lark_grammar"])
     return grammar.source
 
