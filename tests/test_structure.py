@@ -223,7 +223,7 @@ def import_blocked(packages: list[str], blocked: set[str]) -> subprocess.Complet
 
 HEAVY = {
     "llama_cpp", "torch", "transformers", "starlette", "uvicorn", "httptools", "prometheus_client",
-    "scipy", "matplotlib",
+    "scipy", "matplotlib", "llguidance", "gguf",
 }  # fmt: skip
 
 

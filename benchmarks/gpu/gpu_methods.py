@@ -4,6 +4,8 @@ gpu`: forward passes, draws and the draft model's process are real, and so is ac
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -91,7 +93,10 @@ def run_methods(
     methods = {name: method_named(name) for name in names}
     costs = {name: Costs() for name in names}
     stats: dict[str, list[Stats]] = {name: [] for name in names}
+    before = _used_mib()
     with drafting(num_context, plan) as (vocabulary, drafter):
+        if before is not None:
+            note("GPU memory that the drafter takes, MiB", (_used_mib() or before) - before)
         for number, turn in enumerate(turns):
             enforced = EnforcedTarget(target, turn.tokens, turn.candidates_by_position)
             for name in (*names[number % len(names) :], *names[: number % len(names)]):
@@ -102,6 +107,16 @@ def run_methods(
                 assert done.tokens == turn.answer, f"{name} did not say the recorded text"
                 stats[name].append(done.stats)
             note("methods", {name: _figures(stats[name], stats[names[0]]) for name in names})
+
+
+def _used_mib() -> int | None:
+    """Of the first GPU's memory; None without one."""
+    if (program := shutil.which("nvidia-smi")) is None:
+        return None
+    command = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    lines = done.stdout.split()
+    return int(lines[0]) if done.returncode == 0 and lines and lines[0].isdigit() else None
 
 
 def _figures(stats: Sequence[Stats], plain: Sequence[Stats]) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from duodec.errors import BadOption
 from duodec.native.build import build as build_inner_loops
 
 _MOST_BYTES = 64 << 20
-# beside what torch and transformers depend on; llama.cpp's bindings import diskcache
-_WHEELS = ("annotated-doc", "click", "diskcache", "psutil", "shellingham", "typer")
+# beside what torch and transformers depend on: of typer a version that needs no more than this, and
+# diskcache for llama.cpp's bindings
+_WHEELS = ("click<8.2", "diskcache", "psutil", "shellingham", "typer<0.17")
 _ROOT = Path(__file__).parents[2]
 _OURS = ("__init__.py", "__main__.py", "table.py", "gpu")
 # a library by the names that it is loaded by: a wheel has each as a file of its own
