@@ -1,4 +1,4 @@
-"""The hour on a GPU, rehearsed without one: models made on the spot, what travels, what it writes."""
+"""The hour on a GPU, rehearsed without one: models made on the spot, what travels and is written."""
 
 from __future__ import annotations
 
