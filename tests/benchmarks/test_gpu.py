@@ -1,4 +1,4 @@
-"""The hour on a GPU, rehearsed without one: models made on the spot, what travels and is written."""
+"""The hour on a GPU, rehearsed without one: models made on the spot, and what travels."""
 
 from __future__ import annotations
 
