@@ -55,7 +55,7 @@ _ALL = (
                "serving.serving", "measurements.md", "paced"),
     Experiment("aiperf", "What does AIPerf say of the server?",
                "serving.aiperf", "measurements.md"),
-    Experiment("gpu", "Exactness, T(n), gaps and speed on a GPU, in one call",
+    Experiment("gpu", "T(n), bits, gaps and speed on a GPU, in one call without a network",
                "gpu.gpu", "torch.md"),
     Experiment("vllm", "How fast is vLLM with our drafter, and with its own methods?",
                "vllm.comparison", "vllm.md"),

@@ -150,7 +150,7 @@ def _cmake_args(made: "dict[str, str]") -> str:
         return told
     try:
         headers = native.cache_folder() / toolchains.OWN_HEADERS
-        own = toolchains.cmake_args(GPU, headers=headers)
+        own = toolchains.cmake_args(GPU, told, headers=headers)
     except toolchains.ToolchainMissing as error:
         _fail(str(error))
     return f"{own} {told}".strip()

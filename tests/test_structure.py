@@ -60,7 +60,7 @@ HOMES = {
         "integrations",
     ),
     "llama_cpp": ("backends/llamacpp/library",),
-    "llguidance": ("backends/llguidance", "backends/grammar_library"),
+    "llguidance": ("backends/llguidance", "backends/grammar_library", "backends/grammar_child"),
     "torch": ("backends/torch", "backends/transformers", "distill"),
     "transformers": ("backends/torch", "backends/transformers"),
     "triton": (
@@ -223,7 +223,7 @@ def import_blocked(packages: list[str], blocked: set[str]) -> subprocess.Complet
 
 HEAVY = {
     "llama_cpp", "torch", "transformers", "starlette", "uvicorn", "httptools", "prometheus_client",
-    "scipy", "matplotlib",
+    "scipy", "matplotlib", "llguidance", "gguf",
 }  # fmt: skip
 
 

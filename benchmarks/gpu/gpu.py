@@ -1,343 +1,317 @@
-"""Measure everything that needs a CUDA GPU, in one call of less than ten minutes.
+"""Measure everything that needs a GPU, in one call of less than ten minutes and without a network.
 
-    python -m benchmarks gpu --quick --output FOLDER      # exactness, T(n), gaps: 3 minutes
-    python -m benchmarks gpu --target smollm2 --draft smollm2-draft --output FOLDER
+    python -m benchmarks gpu --pack FOLDER        # here: all that travels, 64 MiB at most
+    PYTHONPATH=FOLDER python -m benchmarks gpu --output RESULTS      # there
 
-Sections run one after another, the most important first, each in its own process and within its
-budget (`gpu_sections.py`). gpu.json holds the results, or the error, after each of them.
-Another call can run what one has no time for: --only "13b,34b". *Ballast*
-(`benchmarks.gpu.ballast`) stands in for large targets: the texts are those of --target, and
-each forward pass also runs a random stack of the given shape. Nothing is downloaded: models are
-files, or in the cache.
+There: Python, torch for CUDA with transformers and Triton, nothing else. Sections run one after
+another, the most important first, each in a process of its own and within its budget
+(`gpu_sections.py`): what fails, breaks or hangs costs itself only. After each of them gpu.json
+holds the results, or the error, and curves.json the T(n) for `duodec bench --simulate-ms`. Another
+call can run what one had no time for: --only "torch,steps".
 
-The same script runs on a machine without a GPU, to be checked there: --device cpu --shapes tiny.
+Models are made on the spot, of a real model's shape and with random weights: right for times and
+bits, and for nothing else. Methods run on them with texts that were recorded before
+(`gpu_methods.py`), so that drafts are accepted as they were.
+
+Without a GPU every section runs on the CPU, with a tiny model: to be checked there.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import re
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import torch
 import typer
 
-from benchmarks.gpu.ballast import BallastNetwork, random_model, shape_named
-from benchmarks.gpu.gpu_forwards import (
-    WARNINGS,
-    bandwidth,
-    exact_rows,
-    generate_s,
-    plain_decoding,
-    same_noise,
-)
-from benchmarks.gpu.gpu_sections import Note, OutOfTime, Report, attempt
-from benchmarks.gpu.torch_draft import TorchDraftModel
-from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.torch.blueprint import Blueprint
-from duodec.backends.torch.model import TorchModel
-from duodec.backends.torch.network import Network
-from duodec.backends.torch.target import TorchTarget
-from duodec.bench.beds import RealBed, Stage, on_cores
+from benchmarks.gpu.gpu_sections import CURVES, WARNINGS, Note, Report, attempt
+from benchmarks.gpu.made_models import Shape, shape_named, write_folder, write_gguf
 from duodec.bench.card import environment
-from duodec.bench.journal import Journal
-from duodec.bench.markdown import markdown_report
-from duodec.bench.measures import measure
-from duodec.bench.plan import BenchPlan, Entrant
-from duodec.bench.results import Results
-from duodec.bench.run import Runner
-from duodec.bench.scoring import score_text
-from duodec.bench.tasks import read_prompts
-from duodec.core.protocols import Drafter
-from duodec.drafting.inline import InlineDrafter
-from duodec.llm import LLM
-from duodec.loading.config import EngineConfig
-from duodec.loading.drafter import open_drafter
-from duodec.loading.profile import LEAVES, step_s
-from duodec.loading.resolve import resolve_pair
-from duodec.machine.cores import CorePlan, CoreSharing, available_cores, memory_nodes
-from duodec.models import resolve
+from duodec.errors import BackendUnavailable, BadOption
 
-_CONTEXT = 2048
-_METHODS = "ar,sps:2,sps:4,lookup,suffix,pearl,duo,stream,auto"
-
-
+TEXTS = Path(__file__).with_name("texts.json")  # where --pack puts it
+_CONTEXT = 4608
+_NUM_THREADS = 1  # of targets: a GPU needs one, which launches its work
+_FEW = 24  # tokens of a completion where there is no GPU
+_NEEDED = ("torch", "transformers", "triton", "llama_cpp", "psutil", "scipy", "llguidance")
 # seconds that a section may take on a recent GPU, loading included
-_SHORT_S, _EXACT_S, _FORWARDS_S, _STEPS_S, _TASKS_S, _GENERATE_S = 40, 90, 140, 60, 110, 120
+_SHORT_S, _FORWARDS_S, _METHODS_S, _STEPS_S, _GENERATE_S = 40, 110, 130, 60, 90
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="The folder for gpu.json and the tables.")],
-    target: Annotated[str, typer.Option(help="A GGUF file or alias, or a folder.")] = "smollm2",
-    draft: Annotated[str, typer.Option(help="A GGUF file or alias.")] = "smollm2-draft",
-    shapes: Annotated[str, typer.Option(help="Costs to imitate, comma-separated.")] = (
-        "llama-2-7b,llama-2-13b,codellama-34b"
+    output: Annotated[
+        Path | None, typer.Option(help="The folder for gpu.json and curves.json.")
+    ] = None,
+    pack: Annotated[
+        Path | None, typer.Option(help="Measure nothing: collect in this folder what travels.")
+    ] = None,
+    llama_cpp: Annotated[
+        Path | None,
+        typer.Option(help="For --pack: a wheel of llama-cpp-python for CUDA, or its folder."),
+    ] = None,
+    python: Annotated[str, typer.Option(help="For --pack: Python's version there.")] = "3.12",
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
+    shape: Annotated[str, typer.Option(help="A model's sizes; on a CPU tiny.")] = "llama-3-8b",
+    methods: Annotated[str, typer.Option(help="Comma-separated, plain decoding first.")] = (
+        "ar,duo,auto"
     ),
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    dtype: Annotated[str, typer.Option(help="Of targets.")] = "bfloat16",
-    data: Annotated[Path | None, typer.Option(help="A folder in Spec-Bench's format.")] = None,
-    limit: Annotated[int, typer.Option(help="Prompts a task.")] = 1,
-    max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 96,
-    methods: Annotated[str, typer.Option(help="Comma-separated.")] = _METHODS,
-    minutes: Annotated[float, typer.Option(help="Limit of the whole call.")] = 9.0,
-    quick: Annotated[bool, typer.Option("--quick", help="Only the most important.")] = False,
+    minutes: Annotated[float, typer.Option(help="Limit of the whole call.")] = 9.3,
     only: Annotated[
         str, typer.Option(help="Sections with one of these words, comma-separated.")
     ] = "",
+    texts: Annotated[Path, typer.Option(help="Recorded texts.")] = TEXTS,
+    scratch: Annotated[
+        Path | None, typer.Option(help="A folder for models, 20 GB at most; else a new one.")
+    ] = None,
 ) -> None:
-    """Check exactness, then measure."""
-    output.mkdir(parents=True, exist_ok=True)
-    names = [name for name in shapes.split(",") if name]
-    if quick:
-        names, minutes, methods = names[:1], min(minutes, 2.9), "ar,stream,auto"
-    words = tuple(word for word in only.split(",") if word)
-    if words:
-        words = ("environment", *words)
-    report = Report(output, time.monotonic() + 60 * minutes, words)
-    contexts = (128, 1024, 4096) if device == "cuda" else (64,)
-    pair = Pair(target, draft, device, dtype)
-    shape, number_type = shape_named(names[0]), getattr(torch, dtype)
-    plan = BenchPlan(
-        methods=tuple(methods.split(",")),
-        targets=(target,),
-        drafts=(draft,),
-        data=data,
-        limit=limit,
-        max_tokens=max_tokens,
-    )
+    """Measure, or pack what a measurement elsewhere needs."""
+    if pack is not None:
+        from benchmarks.gpu.packing import pack_into
 
-    def forwards_of(note: Note) -> dict[str, int]:
-        facts, parts = plain_decoding(
-            shape, dtype=number_type, device=device, contexts=contexts[: 2 if quick else None]
-        )
-        note("bytes", facts)
-        attempt(note, parts)
-        return facts
-
-    def tasks(name: str | None, pair: Pair = pair, plan: BenchPlan = plan) -> Callable[[Note], Any]:
-        return lambda note: _tasks(pair, plan, name, output, note)
-
-    def generated(note: Note) -> None:
-        attempt(note, generate_s(shape, dtype=number_type, device=device))
-
-    num_copied = 2 << (30 if device == "cuda" else 22)
-    num_trees = (12 if quick else 40) if device == "cuda" else 4
-    report.section("environment", lambda note: _card(device), _SHORT_S)
-    report.section("bandwidth", lambda note: bandwidth(device, num_copied), _SHORT_S)
-    report.section("noise is NumPy's", lambda note: same_noise(device), _SHORT_S)
-    report.section("rows are plain decoding's", lambda note: _exact(pair, num_trees), _EXACT_S)
-    report.section(f"plain decoding, {names[0]}", forwards_of, _FORWARDS_S)
-    if quick:
-        report.section(_label(names[0]), tasks(names[0]), _TASKS_S)
+        pack_into(pack, llama_cpp, python)
         return
-    report.section(f"transformers' generate, {names[0]}", generated, _GENERATE_S)
-    report.section("draft steps", lambda note: _steps(pair, note), _STEPS_S)
-    for name in (names[0], None):
-        report.section(_label(name), tasks(name), _TASKS_S)
-    on_device = replace(pair, is_draft_on_device=True)
-    of_sps = replace(plan, methods=("ar", "sps:2", "sps:4", "sps:6"))
-    report.section(
-        f"sps drafted on the device, cost of {names[0]}",
-        tasks(names[0], on_device, of_sps),
-        _TASKS_S,
-    )
-    for name in names[1:]:
-        report.section(_label(name), tasks(name), _TASKS_S)
-    if words and len(report.found) == 1:
+    if output is None:
+        raise typer.BadParameter("give --output FOLDER, or --pack FOLDER")
+    output.mkdir(parents=True, exist_ok=True)
+    report = Report(output, time.monotonic() + 60 * minutes, tuple(filter(None, only.split(","))))
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        os.environ.setdefault("DUODEC_CACHE", f"{folder}/cache")  # nothing is kept
+        _run(report, Bench.on(device, shape, Path(folder), texts), methods.split(","))
+    if report.only and not report.found:
         raise typer.BadParameter(f"no section's name has one of '{only}'; leave --only out for all")
 
 
-def _label(name: str | None) -> str:
-    return f"tasks, cost of {name}" if name else "tasks, the target alone"
+@dataclass(frozen=True)
+class Bench:
+    """What is measured, and where."""
+
+    card: str | None  # a GPU's name; None: the CPU
+    shape_name: str
+    scratch: Path
+    texts: Path
+
+    @classmethod
+    def on(cls, device: str, shape: str, scratch: Path, texts: Path) -> Bench:
+        """Raises BadOption."""
+        if device not in ("auto", "cuda", "cpu"):
+            raise BadOption(f"device is {device}; use auto, cuda or cpu")
+        card = None if device == "cpu" else environment()["gpu"]
+        if device == "cuda" and card is None:
+            raise BadOption("device is cuda, and nvidia-smi lists no GPU; leave --device out")
+        shape_named(shape)
+        return cls(card, shape if card else "tiny", scratch, texts)
+
+    @property
+    def shape(self) -> Shape:
+        return shape_named(self.shape_name)
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.card else "cpu"
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        return (100, 1000, 4000) if self.card else (100, 300)
+
+    def turns(self) -> list[Any]:
+        """What was recorded. Raises OSError."""
+        from benchmarks.gpu.gpu_methods import read_texts
+
+        turns = read_texts(self.texts)
+        if self.card:
+            return turns
+        return [replace(turn, answer=turn.answer[:_FEW]) for turn in turns[:2]]
+
+    def curve_name(self, what: str, depth: int) -> str:
+        found = re.search(r"[a-z]*\d+[a-z]*", (self.card or "cpu0").lower().replace(" ", ""))
+        return f"{found[0] if found else 'gpu'}-{self.shape_name}-{what}-after-{depth}"
+
+    def gguf(self, mix: str) -> Path:
+        """A file of this format, made at the first use."""
+        path = self.scratch / f"{self.shape_name}-{mix}.gguf"
+        return path if path.exists() else write_gguf(path, self.shape, mix)
+
+    def folder(self) -> Path:
+        """The same in safetensors."""
+        path = self.scratch / self.shape_name
+        return path if path.exists() else write_folder(path, self.shape)
+
+    def forget_models(self) -> None:
+        """Free the disk."""
+        for path in self.scratch.glob(f"{self.shape_name}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _card(device: str) -> dict[str, Any]:
+def _run(report: Report, bench: Bench, methods: list[str]) -> None:
+    section = report.section
+    section("environment", lambda _: _environment(bench), _SHORT_S)
+    section("bandwidth", lambda _: _bandwidth(bench), _SHORT_S)
+    section("llama.cpp Q4_K_M: T(n), bits", partial(_llama, bench, "Q4_K_M"), _FORWARDS_S)
+    section("llama.cpp Q4_K_M: methods", partial(_llama_methods, bench, methods), _METHODS_S)
+    bench.forget_models()
+    section("torch BF16: T(n), bits", partial(_torch, bench), _FORWARDS_S)
+    section("torch BF16: methods", partial(_torch_methods, bench, methods), _METHODS_S)
+    section("torch BF16: transformers' generate", partial(_generate, bench), _GENERATE_S)
+    for mix in ("Q8_0", "BF16"):
+        bench.forget_models()
+        section(f"llama.cpp {mix}: T(n), bits", partial(_llama, bench, mix), _FORWARDS_S)
+    bench.forget_models()
+    section("draft steps", partial(_steps, bench), _STEPS_S)
+
+
+# --- sections; each imports what it needs, so that what is missing costs itself only
+
+
+def _environment(bench: Bench) -> dict[str, Any]:
     card = environment()
-    card["torch"] = torch.__version__
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        card["gpu"] = {
-            "name": properties.name,
-            "memory_bytes": properties.total_memory,
-            "cuda": torch.version.cuda,
-        }
+    card["measured on"] = bench.card or "the CPU, with a tiny model: no GPU is seen"
+    card["missing"] = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if not bench.texts.exists():
+        card["missing"].append(f"{bench.texts}: no method can run")
+    if "torch" not in card["missing"]:
+        import torch
+
+        card["torch"] = f"{torch.__version__}, CUDA {torch.version.cuda}"
+    if "llama_cpp" not in card["missing"]:
+        from duodec.backends.llamacpp import devices, library
+
+        lib = library.load()
+        card["llama.cpp computes on"] = [d.description for d in devices.every(lib)] or "the CPU"
+        card["kernels on the CPU"] = library.kernels(lib) or "llama.cpp's"
     return card
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The models to measure, and their device."""
+def _bandwidth(bench: Bench) -> dict[str, float]:
+    from benchmarks.gpu.gpu_forwards import bandwidth
 
-    target: str
-    draft: str
-    device: str
-    dtype: str
-    is_draft_on_device: bool = False
+    return bandwidth(bench.device, 2 << (30 if bench.card else 22))
 
-    def model(self, reference: str) -> TorchModel:
-        """Raises what is wrong with the files."""
-        path = Path(reference) if Path(reference).exists() else resolve(reference).path
-        return TorchModel(
-            Blueprint.of(path, dtype=self.dtype, device=self.device, num_context=_CONTEXT)
+
+def _points(
+    bench: Bench, passes: Any, what: str, num_bytes: int, note: Note, *, has_bits: bool = True
+) -> None:
+    """T(n), the bandwidth that a single row reaches, and bits, by depth."""
+    from benchmarks.gpu.gpu_forwards import curve, moved_bits, times
+
+    found, num_vocab = {}, bench.shape.num_vocab
+    source = f"python -m benchmarks gpu on {bench.card or 'a CPU'}, random weights"
+    for depth in bench.depths:
+        points = times(passes, num_vocab, depth)
+        note(f"{what}: T(n) after {depth}", points)
+        note(f"{what}: weights' bytes a second after {depth}", num_bytes / points[0]["min_s"])
+        found[bench.curve_name(what, depth)] = curve(points, source)
+        note(f"{CURVES} {what}", found)
+        if has_bits:
+            note(f"{what}: bits after {depth}", moved_bits(passes, num_vocab, depth))
+
+
+def _llama(bench: Bench, mix: str, note: Note) -> None:
+    from benchmarks.gpu.gpu_forwards import LlamaPasses
+    from duodec.backends.llamacpp import devices, library
+    from duodec.backends.llamacpp.model import LlamaModel
+
+    if bench.card and not devices.every(library.load()):
+        raise BackendUnavailable(
+            "this llama.cpp was built without a GPU; pack another: --pack FOLDER --llama-cpp WHEEL"
         )
-
-    def cores(self) -> CorePlan:
-        cores = available_cores()
-        return CorePlan.make(
-            cores, target_is_on_cpu=self.device == "cpu", nodes=memory_nodes(cores)
-        )
+    with closing(LlamaModel(bench.gguf(mix), num_gpu_layers=-1 if bench.card else 0)) as model:
+        read = model.num_bytes * (1 - bench.shape.num_vocab * bench.shape.width / model.num_params)
+        with closing(LlamaPasses(model, _CONTEXT, _NUM_THREADS)) as passes:
+            _points(bench, passes, mix.lower(), int(read), note)
 
 
-def _exact(pair: Pair, num_trees: int) -> dict[str, Any]:
-    model = pair.model(pair.target)
-    network = Network(model.causal_lm, WARNINGS.append)
-    target = TorchTarget(network, num_context=_CONTEXT, on_warning=WARNINGS.append)
-    try:
-        return exact_rows(target, model.num_vocab, num_trees)
-    finally:
-        target.close()
-        model.close()
+def _llama_methods(bench: Bench, methods: list[str], note: Note) -> None:
+    from benchmarks.gpu.gpu_methods import core_plan, run_methods
+    from duodec.backends.llamacpp.load import load
+    from duodec.loading.config import EngineConfig
 
-
-def _steps(pair: Pair, note: Note) -> None:
-    """d(k) of the drafter in its process, by threads."""
-    model = pair.model(pair.target)
-    cores = available_cores()[1:] or available_cores()
-    text = np.random.default_rng(0).integers(0, model.num_vocab, 200).astype(np.int32)
-    threads = [n for n in (1, 2, 4, 8, 12, 15) if n <= len(cores)]
-    for num_threads in threads:
-        plan = replace(pair.cores(), draft_cores=cores[-num_threads:])
-        config = EngineConfig(target=pair.target, draft=pair.draft)
-        with open_drafter(resolve_pair(config), model, _CONTEXT, plan) as drafter:
-            drafter.wait_ready()
-            steps = {str(leaves): step_s(drafter, text, leaves) for leaves in LEAVES}
-        note(f"{num_threads} threads", steps)
-    model.close()
-
-
-# --- methods on tasks
-
-
-class GpuRunner(Runner):
-    """A bench stage around an existing engine."""
-
-    pair: Pair
-    shape: str | None
-    note: Note
-
-    def _stage(self, entrants: Sequence[Entrant]) -> Any:
-        return _stage(self.pair, self.shape, self.plan, self.note)
-
-
-def _tasks(
-    pair: Pair, plan: BenchPlan, shape: str | None, output: Path, note: Note
-) -> dict[str, Any]:
-    name = shape or "alone"
-    if pair.is_draft_on_device:
-        name += "-draft-on-device"
-    free_before = _free_bytes(pair.device)
-    prompts = read_prompts(plan.data, plan.tasks, plan.limit)
-    settings = plan.settings("python -m benchmarks gpu", "", [p.prompt_id for p in prompts])
-    also = f" Each forward pass also runs a random stack of the shape of {shape}." if shape else ""
-    settings["notes"] = [f"The texts are those of {pair.target}.{also}"]
-    journal = Journal(output / name, settings)
-    runner = GpuRunner(plan, plan.pairs()[0], journal, score_text, lambda *_: None)
-    runner.pair, runner.shape, runner.note = pair, shape, note
-    is_complete = True
-    try:
-        runner.run(prompts)
-    except OutOfTime:
-        is_complete = False
-    results = Results(journal.generations, environment(), {**settings, "is_complete": is_complete})
-    results.write(output / name / "results.json")
-    (output / name / "report.md").write_text(markdown_report(results))
-    (measures,) = measure(results)
-    found: dict[str, Any] = {"free_bytes_before": free_before, "is_complete": is_complete}
-    for method in measures.methods:
-        m = measures.of(method)
-        gaps = [
-            later.start_s - earlier.end_s - later.draft_wait_s
-            for g in journal.generations
-            if g.method == method
-            for earlier, later in zip(g.trace, g.trace[1:], strict=False)
-        ]
-        found[method] = {
-            "tokens_per_second": m.tokens_per_second,
-            "ratio": m.ratio.value if m.ratio else None,
-            "by_task": {
-                task: ratio.value
-                for task in measures.tasks
-                if (ratio := measures.of(method, task).ratio)
-            },
-            "mean_accepted": m.mean_accepted,
-            "ttft_s": m.ttft_s,
-            "overlap": m.overlap,
-            "identical": str(m.identical),
-            "median_gap_s": sorted(gaps)[len(gaps) // 2] if gaps else None,
-            "failed": m.num_failed,
-        }
-    return found
-
-
-def _free_bytes(device: str) -> int | None:
-    return int(torch.cuda.mem_get_info()[0]) if device == "cuda" else None
+    turns, path = bench.turns(), bench.gguf("Q4_K_M")
+    config = EngineConfig(
+        target=str(path), draft=None, context=_CONTEXT, device="auto" if bench.card else "cpu"
+    )
+    loaded = load(path, config, WARNINGS.append)
+    note("place", loaded.place)
+    with closing(loaded.model):
+        plan = core_plan()
+        with closing(loaded.start(_CONTEXT, plan)) as target:
+            run_methods(target, _CONTEXT, turns, methods, plan, note)
 
 
 @contextmanager
-def _stage(pair: Pair, shape: str | None, plan: BenchPlan, note: Note) -> Iterator[Stage]:
-    with ExitStack() as stack:
-        model = pair.model(pair.target)
-        stack.callback(model.close)
-        network: Network
-        if shape:
-            beside = random_model(
-                shape_named(shape), dtype=getattr(torch, pair.dtype), device=pair.device
-            )
-            network = BallastNetwork(model.causal_lm, beside, WARNINGS.append)
-        else:
-            network = Network(model.causal_lm, WARNINGS.append)
-        target = TorchTarget(network, num_context=_CONTEXT, on_warning=WARNINGS.append)
-        stack.callback(target.close)
-        before = _free_bytes(pair.device)
-        drafter = stack.enter_context(_drafter(pair, model))
-        after = _free_bytes(pair.device)
-        if before is not None and after is not None:
-            note("GPU memory taken by the drafter, bytes", before - after)
-        cores = pair.cores()
-        if not cores.shares_cores:  # the launching thread has its own core
-            stack.enter_context(on_cores(cores.launch_cores))
-        engine = LLM(
-            target,
-            model,
-            _CONTEXT,
-            drafter,
-            # a draft on the same device prefills its prompt after the first token
-            cores=CoreSharing(is_shared=pair.is_draft_on_device),
-        )
-        bed = RealBed(engine, plan.sampling, 0.0)
-        yield Stage(engine, lambda method: bed)
+def _torch_model(bench: Bench) -> Iterator[tuple[Any, int]]:
+    """A model of transformers, and the bytes of its weights that a row reads."""
+    from duodec.backends.torch.blueprint import Blueprint
+    from duodec.backends.torch.weights import read_weights
+
+    device = bench.device
+    blueprint = Blueprint.of(bench.folder(), dtype="bfloat16", device=device, num_context=_CONTEXT)
+    model = read_weights(blueprint)
+    embedding = model.get_input_embeddings().weight
+    num_params = sum(p.numel() for p in model.parameters()) - embedding.numel()
+    yield model, num_params * embedding.element_size()
 
 
 @contextmanager
-def _drafter(pair: Pair, model: TorchModel) -> Iterator[Drafter]:
-    if pair.is_draft_on_device:
-        draft = pair.model(pair.draft)
-        on_device = TorchDraftModel(
-            Network(draft.causal_lm, WARNINGS.append),
+def _torch_target(model: Any, **options: Any) -> Iterator[Any]:
+    from duodec.backends.torch.network import Network
+    from duodec.backends.torch.target import TorchTarget
+
+    network = Network(model, WARNINGS.append)
+    with closing(
+        TorchTarget(
+            network,
             num_context=_CONTEXT,
-            num_vocab=model.num_vocab,
+            num_threads=_NUM_THREADS,
             on_warning=WARNINGS.append,
+            **options,
         )
-        yield InlineDrafter(on_device)
-        on_device.close()
-        draft.close()
-        return
-    config = EngineConfig(target=pair.target, draft=pair.draft)
-    process: ProcessDrafter = open_drafter(resolve_pair(config), model, _CONTEXT, pair.cores())
-    with process:
-        process.wait_ready()
-        yield process
+    ) as target:
+        yield target
+
+
+def _torch(bench: Bench, note: Note) -> None:
+    from benchmarks.gpu.gpu_forwards import TargetPasses, exact_rows, same_noise
+
+    note("noise is NumPy's", same_noise(bench.device))
+    with _torch_model(bench) as (model, num_bytes):
+        with _torch_target(model) as target:
+            passes, num_trees = TargetPasses(target), 12 if bench.card else 2
+            note("rows of trees", exact_rows(passes, bench.shape.num_vocab, num_trees))
+            _points(bench, passes, "torch-bf16", num_bytes, note)
+        with _torch_target(model, is_width_exact=False) as target:
+            passes = TargetPasses(target)
+            _points(bench, passes, "torch-bf16-fast", num_bytes, note, has_bits=False)
+
+
+def _torch_methods(bench: Bench, methods: list[str], note: Note) -> None:
+    from benchmarks.gpu.gpu_methods import core_plan, run_methods
+
+    turns, plan = bench.turns(), core_plan()
+    with _torch_model(bench) as (model, _), _torch_target(model) as target:
+        run_methods(target, _CONTEXT, turns, methods, plan, note)
+
+
+def _generate(bench: Bench, note: Note) -> None:
+    from benchmarks.gpu.gpu_forwards import generate_s
+
+    with _torch_model(bench) as (model, _):
+        ways = generate_s(model, bench.shape.num_vocab, bench.device)
+        if not bench.card:
+            del ways["static cache"]  # which is compiled
+            note("static cache", {"error": "needs a GPU, and none is seen"})
+        attempt(note, ways)
+
+
+def _steps(bench: Bench, note: Note) -> None:
+    from benchmarks.gpu.gpu_methods import draft_steps
+
+    draft_steps(bench.turns()[0], note)

@@ -1,129 +1,226 @@
-"""Time single forward passes on a GPU and check that they are exact, for `benchmarks gpu`."""
+"""Time single forward passes of a target and compare their bits, for `benchmarks gpu`: of llama.cpp
+and of torch alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from benchmarks.gpu.ballast import Shape, random_model
-from duodec.backends.torch.network import Network
-from duodec.backends.torch.noise import gumbel, halves
-from duodec.backends.torch.target import TorchScores, TorchTarget
-from duodec.core import noise
+from duodec.backends.llamacpp.context import LlamaContext
+from duodec.backends.llamacpp.model import LlamaModel
 from duodec.core.draft import Draft
-from duodec.core.protocols import Query, Target
-from duodec.core.sampling import Sampler
+from duodec.core.protocols import Query, RowQuery, Scores, Target
+from duodec.core.sampling import Sampler, Tokens
 
-WIDTHS = (0, 1, 3, 7, 15, 31, 63)  # draft tokens; a row more is computed
-CONTEXTS = (128, 1024, 4096)
-_RUNS, _WARM_UPS = 25, 3
-WARNINGS: list[str] = []  # so that an unused graph or kernel does not go unnoticed
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_WIDTHS = (2, 4, 8, 16, 32)  # of passes whose bits are compared
+_RUNS, _WARM_UPS, _POINT_S = 15, 3, 1.0  # for one point, at most
 _COPIED_BYTES = 2 << 30
 
+Logits = NDArray[np.float32]
 
-def timed_s(work: Callable[[], object], runs: int = _RUNS) -> float:
-    """The median of some runs."""
-    seconds = []
+
+class Passes(Protocol):
+    """Forward passes over a text's last token and a chain of drafted ones."""
+
+    def run(self, text: Tokens, num_prompt: int, chain: Sequence[int]) -> object:
+        """Until their results are on the host, as a round has them. The first ``num_prompt`` tokens
+        of the text are its prompt."""
+
+    def logits(self, text: Tokens, num_prompt: int, chain: Sequence[int]) -> Logits:
+        """(rows, vocab): one row after the text, one after each token of the chain."""
+
+
+class LlamaPasses:
+    """llama.cpp's, of any number of rows, whose logits cross to the host."""
+
+    def __init__(self, model: LlamaModel, num_context: int, num_threads: int) -> None:
+        self._context = LlamaContext(
+            model, num_context=num_context, num_sequences=4, num_threads=num_threads,
+            max_rows=max(ROWS),
+        )  # fmt: skip
+
+    def run(self, text: Tokens, num_prompt: int, chain: Sequence[int]) -> object:
+        rows = tuple(range(len(chain) + 1))
+        return self._context.rows([RowQuery(0, text, Draft.chain(chain), rows)])[0]
+
+    def logits(self, text: Tokens, num_prompt: int, chain: Sequence[int]) -> Logits:
+        rows: Any = self.run(text, num_prompt, chain)
+        return np.stack(rows)
+
+    def close(self) -> None:
+        self._context.close()
+
+
+class TargetPasses:
+    """Any target's, which draws on its device."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def run(self, text: Tokens, num_prompt: int, chain: Sequence[int]) -> object:
+        return self._scores(text, num_prompt, Draft.chain(chain)).draw(0)
+
+    def logits(self, text: Tokens, num_prompt: int, chain: Sequence[int]) -> Logits:
+        return self.rows(text, num_prompt, Draft.chain(chain))
+
+    def rows(self, text: Tokens, num_prompt: int, draft: Draft) -> Logits:
+        scores = self._scores(text, num_prompt, draft)
+        return np.stack([scores.row_logits(row) for row in range(scores.num_rows)])
+
+    def _scores(self, text: Tokens, num_prompt: int, draft: Draft) -> Scores:
+        sampler = Sampler(num_prompt_tokens=num_prompt)
+        (scores,) = self._target.score([Query(0, text, draft, sampler)])
+        return scores
+
+
+def words(num_tokens: int, num_vocab: int) -> Tokens:
+    return np.random.default_rng(0).integers(0, num_vocab, num_tokens).astype(np.int32)
+
+
+def timed_s(work: Callable[[], object], runs: int = _RUNS) -> list[float]:
+    """Seconds of some runs after others that only warm up."""
+    seconds: list[float] = []
+    begin_s = perf_counter()
     for i in range(runs + _WARM_UPS):
-        begin_s = perf_counter()
+        start_s = perf_counter()
         work()
         if i >= _WARM_UPS:
-            seconds.append(perf_counter() - begin_s)
-    return median(seconds)
+            seconds.append(perf_counter() - start_s)
+            if perf_counter() - begin_s > _POINT_S:
+                break
+    return seconds
 
 
-def _waited(device: str, work: Callable[[], object]) -> Callable[[], object]:
-    """The work, until the device has finished it."""
+def times(
+    passes: Passes, num_vocab: int, depth: int, rows: Sequence[int] = ROWS
+) -> list[dict[str, float]]:
+    """T(n) after so many tokens. Each width is run warm, again and again, as a target of one width
+    runs it: graphs of a device are used from the third pass on."""
+    text = words(depth + max(rows), num_vocab)
+    passes.run(text[:depth], depth, ())  # reads the text
+    found = []
+    for num_rows in rows:
+        chain = text[depth : depth + num_rows - 1].tolist()
+        seconds = timed_s(partial(passes.run, text[:depth], depth, chain))
+        found.append({"rows": num_rows, "min_s": min(seconds), "median_s": median(seconds)})
+    return found
 
-    def run() -> None:
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
 
-    return run
+def curve(points: Sequence[dict[str, float]], source: str) -> dict[str, Any]:
+    """T(n) as `duodec bench --simulate-ms FILE` reads it: medians, which may not fall."""
+    risen = accumulate((point["median_s"] for point in points), max)
+    return {
+        "points": ",".join(
+            f"{point['rows']:.0f}:{1e3 * seconds:.4g}"
+            for point, seconds in zip(points, risen, strict=True)
+        ),
+        "measured_rows": int(points[-1]["rows"]),
+        "source": source,
+    }
+
+
+def moved_bits(passes: Passes, num_vocab: int, depth: int) -> dict[str, Any]:
+    """By how much logits differ from those of single rows, by the width of the pass; and in passes
+    of one width, by the row's index in them from the same row as the first."""
+    text = words(depth + 2 * max(_WIDTHS), num_vocab)
+    other = ((text + 1) % num_vocab).tolist()
+    alone = [passes.logits(text[: depth + i], depth, ())[0] for i in range(max(_WIDTHS))]
+    by_width: dict[int, float] = {}
+    by_index: dict[int, dict[int, float]] = {}
+    for width in _WIDTHS:
+        chain = text[depth : depth + width - 1].tolist()
+        together = passes.logits(text[:depth], depth, chain)
+        by_width[width] = max(_off(together[i], alone[i]) for i in range(width))
+        by_index[width] = {}
+        for i in sorted({1, width // 2, width - 1}):
+            # what follows the row must not matter
+            first = passes.logits(text[: depth + i], depth, other[: width - 1])[0]
+            by_index[width][i] = _off(together[i], first)
+    spread = float(np.std(np.stack(alone)))
+    return {"by_width": by_width, "by_row_index": by_index, "spread_of_logits": spread}
+
+
+def _off(found: Logits, expected: Logits) -> float:
+    return float(np.abs(found - expected).max())
 
 
 def bandwidth(device: str, num_bytes: int = _COPIED_BYTES) -> dict[str, float]:
     """Bytes a second that a copy moves (read and written), and that a sum reads."""
+    import torch
+
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
-    copy_s = timed_s(_waited(device, lambda: target.copy_(source)))
-    read_s = timed_s(_waited(device, lambda: source.sum()))
+
+    def waited(work: Callable[[], object]) -> float:
+        def run() -> None:
+            work()
+            if device != "cpu":
+                torch.cuda.synchronize()
+
+        return median(timed_s(run))
+
+    copy_s, read_s = waited(lambda: target.copy_(source)), waited(source.sum)
     return {"copy_bytes_s": 2 * num_bytes / copy_s, "read_bytes_s": num_bytes / read_s}
 
 
-def forwards(
-    target: Target,
-    num_vocab: int,
-    contexts: tuple[int, ...] = CONTEXTS,
-    widths: tuple[int, ...] = WIDTHS,
-) -> list[dict[str, float]]:
-    """T(n, context), draws included: the time that a round waits."""
-    rng = np.random.default_rng(0)
-    found = []
-    for context in contexts:
-        text = rng.integers(0, num_vocab, context).astype(np.int32)
-        for width in widths:
-            draft = Draft.chain(rng.integers(0, num_vocab, width).tolist())
-
-            def score(text: Any = text, draft: Draft = draft) -> object:
-                (scores,) = target.score([Query(0, text, draft)])
-                return scores.draw(0)
-
-            found.append({"context": context, "width": width, "seconds": timed_s(score)})
-    return found
+# --- of torch
 
 
-def plain_decoding(
-    shape: Shape, *, dtype: Any, device: str, contexts: tuple[int, ...]
-) -> tuple[dict[str, int], dict[str, Callable[[], Any]]]:
-    """One stack of that shape: its bytes, and by name forward passes with rows padded to one number
-    (to 1 as in plain decoding, which shows the cost of padding; to 64), not padded, padded without
-    graphs, and with transformers' own layers."""
-    model = random_model(shape, dtype=dtype, device=device)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    embedding = model.get_input_embeddings().weight
-    read_bytes = weights - embedding.numel() * embedding.element_size()  # it is read by the row
+def same_noise(device: str, num_tokens: int = 200_000) -> bool:
+    """Whether the device computes NumPy's noise, bit by bit."""
+    import torch
 
-    def measured(contexts: tuple[int, ...], **options: Any) -> list[dict[str, float]]:
-        has_graphs, widths = options.pop("has_graphs", True), options.pop("widths", WIDTHS)
-        network = Network(model, WARNINGS.append)
-        if options.pop("has_own_layers", False):
-            network.split_layers()
-        target = TorchTarget(
-            network,
-            num_context=max(contexts) + 64,
-            on_warning=WARNINGS.append,
-            **options,
-        )
-        if not has_graphs:
-            target._forwards._graphs.give_up("measured so")
-            WARNINGS.pop()
-        try:
-            return forwards(target, shape.num_vocab, contexts, widths)
-        finally:
-            target.close()  # the model serves the next one
+    from duodec.backends.torch.noise import gumbel, halves
+    from duodec.core import noise
 
-    return {"weight_bytes": weights, "read_bytes": read_bytes}, {
-        "exact": lambda: measured(contexts),
-        "fast": lambda: measured(contexts, is_width_exact=False),
-        "exact, of 1 row": lambda: measured(contexts, num_rows=1, widths=(0,)),
-        "exact, of 64 rows": lambda: measured(contexts[:1], num_rows=64),
-        "exact, without graphs": lambda: measured(contexts[:1], has_graphs=False),
-        "exact, with transformers' layers": lambda: measured(contexts[:1], has_own_layers=True),
-    }
+    tokens = np.arange(num_tokens)
+    on_device = torch.tensor(tokens, device=device)
+    for seed in range(3):
+        key = noise.key(seed, 0, 17)
+        low, high = (torch.tensor(half, device=device) for half in halves(key))
+        ours = gumbel(low, high, on_device).cpu().numpy()
+        if not np.array_equal(ours, noise.gumbel(key, tokens)):
+            return False
+    return True
 
 
-def generate_s(shape: Shape, *, dtype: Any, device: str) -> dict[str, Callable[[], float]]:
-    """Seconds a token of transformers' own `generate` on such a stack, by kind of cache: dynamic,
-    and static, which it compiles."""
-    model = random_model(shape, dtype=dtype, device=device)
-    prompt = torch.randint(0, 1000, (1, 128), device=device)
+def exact_rows(passes: TargetPasses, num_vocab: int, num_trees: int) -> dict[str, float]:
+    """Rows of random trees against the same rows of plain decoding: how many have equal bits, and
+    the largest difference."""
+    rng = np.random.default_rng(1)
+    num_rows, num_equal, off = 0, 0, 0.0
+    for _ in range(num_trees):
+        text = rng.integers(0, num_vocab, int(rng.integers(3, 600))).astype(np.int32)
+        width = int(rng.integers(1, 40))
+        parents = [int(rng.integers(-1, i)) for i in range(width)]
+        tokens = rng.integers(0, num_vocab, width).tolist()
+        draft = Draft(tuple(tokens), tuple(parents))
+        in_tree = passes.rows(text, len(text), draft)
+        for node in rng.choice(width, min(3, width), replace=False).tolist():
+            path = draft.path_tokens(node)
+            for length in range(len(path) + 1):  # token by token, as plain decoding goes
+                grown = np.concatenate([text, np.array(path[:length], dtype=np.int32)])
+                (alone,) = passes.rows(grown, len(text), Draft())
+            num_rows += 1
+            num_equal += bool(np.array_equal(in_tree[node + 1], alone))
+            off = max(off, _off(in_tree[node + 1], alone))
+    return {"rows": num_rows, "equal": num_equal, "largest_difference": off}
+
+
+def generate_s(model: Any, num_vocab: int, device: str) -> dict[str, Callable[[], float]]:
+    """Seconds a token of transformers' own `generate`, by kind of cache: dynamic, and static, which
+    it compiles."""
+    import torch
+
+    prompt = torch.randint(0, min(1000, num_vocab), (1, 128), device=device)
 
     def run(num_tokens: int, how: dict[str, str]) -> float:
         begin_s = perf_counter()
@@ -137,7 +234,7 @@ def generate_s(shape: Shape, *, dtype: Any, device: str) -> dict[str, Callable[[
                 pad_token_id=0,
                 **how,
             )
-        if device == "cuda":
+        if device != "cpu":
             torch.cuda.synchronize()
         return perf_counter() - begin_s
 
@@ -147,54 +244,6 @@ def generate_s(shape: Shape, *, dtype: Any, device: str) -> dict[str, Callable[[
         return (long_s - short_s) / 64
 
     return {
-        "dynamic": lambda: seconds({}),
-        "static": lambda: seconds({"cache_implementation": "static"}),
+        "dynamic cache": lambda: seconds({}),
+        "static cache": lambda: seconds({"cache_implementation": "static"}),
     }
-
-
-# --- exactness
-
-
-def same_noise(device: str, num_tokens: int = 200_000) -> bool:
-    """Whether the device computes NumPy's noise, bit by bit."""
-    tokens = np.arange(num_tokens)
-    on_device = torch.tensor(tokens, device=device)
-    for seed in range(3):
-        key = noise.key(seed, 0, 17)
-        low, high = (torch.tensor(half, device=device) for half in halves(key))
-        ours = gumbel(low, high, on_device).cpu().numpy()
-        if not np.array_equal(ours, noise.gumbel(key, tokens)):
-            return False
-    return True
-
-
-def exact_rows(target: TorchTarget, num_vocab: int, num_trees: int = 40) -> dict[str, float]:
-    """Rows of random trees against the same rows of plain decoding: how many have equal bits, and
-    the largest difference."""
-    rng = np.random.default_rng(1)
-    num_rows, num_equal, off = 0, 0, 0.0
-    for _ in range(num_trees):
-        text = rng.integers(0, num_vocab, int(rng.integers(3, 600))).astype(np.int32)
-        width = int(rng.integers(1, 40))
-        parents = [int(rng.integers(-1, i)) for i in range(width)]
-        tokens = rng.integers(0, num_vocab, width).tolist()
-        draft = Draft(tuple(tokens), tuple(parents))
-        sampler = Sampler(num_prompt_tokens=len(text))
-        in_tree = _logits(target, text, draft, sampler)
-        for node in rng.choice(width, min(3, width), replace=False).tolist():
-            path = draft.path_tokens(node)
-            alone = None
-            for length in range(len(path) + 1):  # token by token, as plain decoding goes
-                grown = np.concatenate([text, np.array(path[:length], dtype=np.int32)])
-                alone = _logits(target, grown, Draft(), sampler)
-            assert alone is not None
-            num_rows += 1
-            num_equal += bool(torch.equal(in_tree[node + 1], alone[0]))
-            off = max(off, float((in_tree[node + 1] - alone[0]).abs().max()))
-    return {"rows": num_rows, "equal": num_equal, "largest_difference": off}
-
-
-def _logits(target: TorchTarget, text: Any, draft: Draft, sampler: Sampler) -> torch.Tensor:
-    (scores,) = target.score([Query(0, text, draft, sampler)])
-    assert isinstance(scores, TorchScores)
-    return scores.logits.cpu()

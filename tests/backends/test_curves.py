@@ -194,3 +194,26 @@ def test_a_record_of_a_curve_gives_the_curve_again() -> None:
         assert ms(again, 1, 7, 40, 200) == pytest.approx(ms(curve, 1, 7, 40, 200))
     for curve in published().values():
         assert all(a <= b for (_, a), (_, b) in pairwise(curve.points))
+
+
+def test_a_curve_can_be_in_a_file_that_was_measured(tmp_path: Path) -> None:
+    one = {"points": "1:5,8:6.5", "measured_rows": 8, "source": "a card, random weights"}
+    file = tmp_path / "curves.json"
+    file.write_text(json.dumps({"card-8b": one}))
+    curve = CostCurve.parse(str(file))
+    assert ms(curve, 1, 8) == [5, 6.5]
+    assert "measured to 8 rows: a card" in curve.words
+    assert CostCurve.parse(curve.text) == curve
+    file.write_text(json.dumps({"card-8b": one, "card-7b": {**one, "points": "1:4"}}))
+    assert ms(BenchPlan(simulate_ms=f"{file}:card-7b").latency.forward, 1) == [4]
+    refused = {
+        str(file): "choose from: card-8b, card-7b",
+        f"{file}:other": "no curve 'other'",
+        str(tmp_path / "none.json"): "cannot be read",
+    }
+    (tmp_path / "wrong.json").write_text('{"a": {"points": "1:5"}}')
+    refused[str(tmp_path / "wrong.json")] = "is no file of curves"
+    for given_text, words in refused.items():
+        with pytest.raises(BadOption, match=words) as caught:
+            CostCurve.parse(given_text, "simulate-ms")
+        assert "\n" not in str(caught.value)

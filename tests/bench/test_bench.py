@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes.beds import EnforcedTarget
 from fakes.decoding import FakeTokenizer
 
+from benchmarks.gpu.enforced import EnforcedTarget
 from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
 from duodec.bench import benchmark as benchmark_module

@@ -10,6 +10,7 @@ import pytest
 from fakes.beds import ClockedTarget
 from fakes.decoding import Session, decode_rounds
 
+from benchmarks.gpu.enforced import EnforcedTarget
 from duodec.backends.curves import CostCurve
 from duodec.backends.paced import PacedTarget
 from duodec.backends.table import TableModel, TableTarget
@@ -138,3 +139,25 @@ def test_a_clocked_target_reports_its_curve() -> None:
     drawn = session(clocked, 20, clock=clocked.clock)
     list(decode_rounds(method("sps-rejection"), drawn))
     assert drawn.remaining == 0
+
+
+def test_an_enforced_target_says_what_was_recorded_and_takes_its_own_time() -> None:
+    text = recording()
+    likely = {12: Candidates((int(text[12]), 1), (0.7, 0.3))}
+    under = PacedTarget(TableTarget(MODEL), CostCurve.constant(0.02))
+    target = EnforcedTarget(under, text, likely)
+    assert target.traits == under.traits
+    wrong = int(text[12]) ^ 1
+    query = Query(0, text[:12], Draft.chain([wrong]), num_candidates=2)
+    begin_s = perf_counter()
+    (scores,) = target.launch([query]).result()
+    assert perf_counter() - begin_s >= 0.02
+    (own,) = under.score([query])
+    assert scores.draw(0).token == text[12]
+    assert scores.draw(1) == own.draw(1)
+    assert scores.candidates(0) == likely[12]
+    assert scores.candidates(1) == own.candidates(1)
+    for name in ("ar", "sps", "duo", "stream"):
+        told = session(EnforcedTarget(TableTarget(TableModel(num_vocab=16, order=2)), text))
+        list(decode_rounds(method(name), told))
+        assert np.array_equal(told.text, text), name

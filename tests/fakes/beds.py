@@ -8,11 +8,10 @@ from time import perf_counter
 
 from duodec.backends.paced import num_rows
 from duodec.bench.beds.latency import LatencyCurve, PrefillCounter
-from duodec.bench.beds.replay import ReplayScores
 from duodec.core.protocols import Candidates, Query, Scores, Target
 from duodec.core.rows import Row
-from duodec.core.sampling import Distribution, Draw, Tokens
-from duodec.errors import ComputeFailed, DistributionUnavailable
+from duodec.core.sampling import Distribution, Draw
+from duodec.errors import ComputeFailed
 
 
 @dataclass
@@ -82,42 +81,3 @@ def _drawn(scores: Scores, row: int) -> Draw | ComputeFailed:
         return scores.draw(row)
     except ComputeFailed as error:
         return error
-
-
-@dataclass
-class EnforcedTarget(Target):
-    """A real target that draws a recorded text, wherever a row lies on it."""
-
-    target: Target
-    recording: Tokens
-
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        answers = zip(self.target.score(queries), queries, strict=True)
-        return [_EnforcedScores(scores, ReplayScores(self.recording, q)) for scores, q in answers]
-
-
-@dataclass(frozen=True)
-class _EnforcedScores:
-    """A real target's scores under a recorded text."""
-
-    scores: Scores
-    replayed: ReplayScores
-
-    @property
-    def num_rows(self) -> int:
-        return self.scores.num_rows
-
-    def draw(self, row: int) -> Draw:
-        try:
-            return self.replayed.draw(row)
-        except DistributionUnavailable:  # off the recorded text
-            return self.scores.draw(row)
-
-    def candidates(self, row: int) -> Candidates:
-        return self.scores.candidates(row)
-
-    def distribution(self, row: int) -> Distribution:
-        return self.scores.distribution(row)
-
-    def row_logits(self, row: int) -> Row:
-        return self.scores.row_logits(row)

@@ -26,12 +26,17 @@ from duodec.backends.torch.pick_kernel import fused_pick
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 FOUND: dict[str, dict[str, Any]] = {}
+SHARED: dict[str, int] = {}  # bytes of a program's shared memory
+LOOKS_INSIDE = "--shared" not in sys.argv
 _launch = JITFunction.run
 
 
 def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
     """In place of a launch."""
     kernel = _launch(self, *args, grid=grid, warmup=True, **options)
+    SHARED[self.__name__] = kernel.metadata.shared
+    if not LOOKS_INSIDE:
+        return
     FOUND.setdefault(self.__name__, facts(kernel.asm["cubin"]))
 
 
@@ -63,11 +68,8 @@ def output(program: str, *args: str) -> str:
     return done.stdout + done.stderr
 
 
-def compile_for(capability: int, shape: tuple[int, int, int, int]) -> dict[str, dict[str, Any]]:
-    """All kernels, for a model of so many key heads, heads in a group, numbers of a head and of a
-    row."""
-    num_kv_heads, group, size, width = shape
-    FOUND.clear()
+def compile_on(capability: int) -> None:
+    """Let Triton take this machine for one with such a GPU."""
     triton.runtime.driver.set_active(
         SimpleNamespace(
             get_current_device=lambda: capability,
@@ -75,6 +77,30 @@ def compile_for(capability: int, shape: tuple[int, int, int, int]) -> dict[str, 
             get_current_target=lambda: GPUTarget("cuda", capability, 32),
         )
     )
+
+
+def shared_bytes(capability: int) -> dict[str, int]:
+    """What attention takes of shared memory at most, by the numbers of a head and their type."""
+    compile_on(capability)
+    found = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        for size in (64, 80, 128, 192, 256):
+            inputs = torch.zeros(32, 85, dtype=torch.int64)
+            query = torch.zeros(4, 4, 32, size, dtype=dtype)
+            cache = torch.zeros(2, 4, 4 * kernels.SPLIT, size, dtype=dtype)
+            plan = kernels.Splits(4).plan(kernels.Rows(inputs[:, 1], inputs[:, 3], inputs[:, 5:]))
+            plan.attend(query, *cache, attention.Scoring(size**-0.5))
+            found[f"{dtype} {size}"] = max(SHARED.values())
+            SHARED.clear()
+    return found
+
+
+def compile_for(capability: int, shape: tuple[int, int, int, int]) -> dict[str, dict[str, Any]]:
+    """All kernels, for a model of so many key heads, heads in a group, numbers of a head and of a
+    row."""
+    num_kv_heads, group, size, width = shape
+    FOUND.clear()
+    compile_on(capability)
     like = {"dtype": torch.bfloat16}
     num_rows, num_cells, num_heads = 32, 4 * kernels.SPLIT, num_kv_heads * group
     inputs = torch.zeros(num_rows, 85, dtype=torch.int64)
@@ -97,6 +123,9 @@ def compile_for(capability: int, shape: tuple[int, int, int, int]) -> dict[str, 
 if __name__ == "__main__":
     JITFunction.run = compiled
     torch.cuda.device_of = lambda tensor: torch.inference_mode()  # a context that does nothing here
+    if not LOOKS_INSIDE:
+        json.dump(shared_bytes(int(sys.argv[2])), sys.stdout)
+        sys.exit()
     shapes = {"llama": (32, 1, 128, 4096), "qwen": (4, 7, 128, 3584), "smollm": (3, 3, 64, 576)}
     json.dump(
         {

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.beds import EnforcedTarget
 from fakes.decoding import Letters
 from fakes.server import (
     MODEL,
@@ -26,6 +25,7 @@ from fakes.server import (
     until,
 )
 
+from benchmarks.gpu.enforced import EnforcedTarget
 from duodec.backends.table import TableTarget
 from duodec.core.events import Finished
 from duodec.core.sampling import Context, SamplingParams

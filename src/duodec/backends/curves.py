@@ -1,8 +1,9 @@
-"""Read what a forward pass costs by its rows: a number, points, a published curve or a roofline.
+"""Read what a forward pass costs by its rows: a number, points, a curve's name, a file, a roofline.
 
 25                                     flat: a limit that no hardware reaches
 1:47.6,2:57,4:64,8:95                  milliseconds by rows
 rtx3090-8b-q4_0                        published for a GPU and a model: `published`
+curves.json:h100-llama-3-8b-q4_k_m     measured by `python -m benchmarks gpu`
 roofline:1008GB/s,165TFLOPS,4.7GB      a model, not a measurement
 """
 
@@ -13,16 +14,17 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from duodec.errors import BadOption
 
 FLAT_ROWS = 81  # of a flat curve: a token and 80 draft tokens; beyond, in proportion
-_ROOFLINE = "roofline:"
+_ROOFLINE, _FILE = "roofline:", ".json"
 _BITS = 4.5  # of a weight (Q4_0), unless said: the fewer, the dearer is a row for its bytes
 _SPEED = re.compile(r"([0-9.]+)([MGT]B)/s")
 _ARITHMETIC = re.compile(r"([0-9.]+)([GTP])FLOP(?:S|/s)")
@@ -30,8 +32,8 @@ _WEIGHTS = re.compile(r"([0-9.]+)([MGT]B)")
 _WIDTH = re.compile(r"([0-9.]+)bit")
 _UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "G": 1e9, "T": 1e12, "P": 1e15}
 _HOW = (
-    "write milliseconds (25), milliseconds by rows (1:47.6,2:57,4:64), a published curve ({}), or "
-    "roofline:1008GB/s,165TFLOPS,4.7GB"
+    "write milliseconds (25), milliseconds by rows (1:47.6,2:57,4:64), a published curve ({}), a "
+    "file of curves (curves.json:NAME), or roofline:1008GB/s,165TFLOPS,4.7GB"
 )
 
 Points = Sequence[tuple[int, float]]
@@ -70,6 +72,8 @@ class CostCurve:
         try:
             if words.startswith(_ROOFLINE):
                 return _roofline(words)
+            if _FILE in words:
+                return _in_file(words)
             if ":" in words:
                 return _given(words)
             if words in published():
@@ -119,11 +123,35 @@ class CostCurve:
 @cache
 def published() -> Mapping[str, CostCurve]:
     """The published curves by name; their file names the source of every figure."""
-    record = json.loads(files("duodec.data").joinpath("curves.json").read_text(encoding="utf-8"))
-    return {name: _published(name, **known) for name, known in record.items()}
+    return _read(files("duodec.data").joinpath("curves.json").read_text(encoding="utf-8"))
 
 
-def _published(
+def _read(text: str) -> dict[str, CostCurve]:
+    """The curves of a file. Raises ValueError, KeyError and TypeError."""
+    return {name: _measured(name, **known) for name, known in json.loads(text).items()}
+
+
+def _in_file(words: str) -> CostCurve:
+    """The curve of FILE.json, or the one of that name of FILE.json:NAME. Raises ValueError."""
+    place, _, name = words.partition(_FILE)
+    path = Path(place + _FILE).expanduser()
+    try:
+        found = _read(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}); name another file") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(
+            f"{path} is no file of curves; python -m benchmarks gpu writes one"
+        ) from None
+    name = name.removeprefix(":")
+    if not name and len(found) == 1:
+        (name,) = found
+    if name not in found:
+        raise ValueError(f"{path} has no curve '{name}'; choose from: {', '.join(found)}")
+    return replace(found[name], text=words)
+
+
+def _measured(
     name: str, points: str, measured_rows: int, source: str, model: str = ""
 ) -> CostCurve:
     curve = _given(points)

@@ -14,11 +14,14 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
-from duodec.backends.grammar_library import Tokens, Trial, compiled, fault
+from duodec.backends.grammar_library import Trial, compiled, fault, library
 from duodec.machine.helper import ANSWER, SIZE
 from duodec.machine.processes import yield_to_all
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer as Tokens
 
 # how a trial ended; with the bytes that the grammar takes, or with what is wrong with it
 DONE, WRONG, COMPLEX, SLOW, LARGE, DEEP, UNREAD = range(7)
@@ -32,6 +35,7 @@ _LONGEST = 4096  # bytes of what the library says
 def main(requests: BinaryIO, answers: BinaryIO) -> None:
     """Try what is asked, until nobody asks."""
     key, tokens = "", None
+    library()  # once, before any fork
     _answer(answers, DONE, b"")  # ready
     while len(head := requests.read(SIZE.size)) == SIZE.size:
         trial: Trial = pickle.loads(requests.read(*SIZE.unpack(head)))  # noqa: S301  our parent's

@@ -7,27 +7,43 @@ within the same limits. So both do it here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
-import llguidance
+from duodec.errors import BackendUnavailable
 
-Tokens = llguidance.LLTokenizer
-Matcher = llguidance.LLMatcher
+if TYPE_CHECKING:
+    from llguidance import LLMatcher as Matcher
+    from llguidance import LLTokenizer as Tokens
 
 MOST_SOURCE_BYTES = 256 << 10  # of a grammar in the library's own notation
 # of the library, so that no other version of it has others: no mask of a schema or an expression
 # takes 0.1 s
-_LIMITS = llguidance.LLParserLimits(
-    max_items_in_row=2000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=50_000,  # of one completion, 1 to 2 kB each; made as needed
-    max_grammar_size=500_000,
-)
+_LIMITS = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,  # of one completion, 1 to 2 kB each; made as needed
+    "max_grammar_size": 500_000,
+}
 # no token continues, as in a vocabulary that lacks a letter: the mask then lets the text end
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
+
+
+@cache
+def library() -> Any:
+    """llguidance, imported at the first grammar: decoding without one needs none of it. Raises
+    BackendUnavailable."""
+    try:
+        import llguidance
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"llguidance cannot be loaded ({error}), which schemas and grammars need; run: "
+            "pip install llguidance"
+        ) from error
+    return llguidance
 
 
 @dataclass(frozen=True)
@@ -48,8 +64,11 @@ class Words:
         return found.hexdigest()
 
     def opened(self) -> Tokens:
-        wrapped = llguidance.TokenizerWrapper(_Wrapped(self))
-        return Tokens(wrapped, n_vocab=len(self.tokens), eos_token=[*self.ends])
+        wrapped = library().TokenizerWrapper(_Wrapped(self))
+        opened: Tokens = library().LLTokenizer(
+            wrapped, n_vocab=len(self.tokens), eos_token=[*self.ends]
+        )
+        return opened
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,9 @@ class _Wrapped:
 def compiled(tokens: Tokens, source: str) -> Matcher:
     """A grammar in the library's notation; the result's ``is_error`` tells whether it is none. Uses
     a stack as deep as the grammar's references are."""
-    return Matcher(tokens, source, log_level=0, limits=_LIMITS)
+    limits = library().LLParserLimits(**_LIMITS)
+    matcher: Matcher = library().LLMatcher(tokens, source, log_level=0, limits=limits)
+    return matcher
 
 
 def fault(matcher: Matcher) -> str:

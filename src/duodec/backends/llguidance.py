@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import takewhile
 from threading import Lock, RLock, Thread, stack_size
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
-import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +27,9 @@ from duodec.backends.grammar_library import Words
 from duodec.core.grammar import Grammar
 from duodec.core.prefix import common_prefix
 from duodec.errors import BadOption, GrammarsFull
+
+if TYPE_CHECKING:
+    import llguidance
 
 T = TypeVar("T")
 _NOTHING: NDArray[np.int32] = np.empty(0, dtype=np.int32)
@@ -257,7 +259,7 @@ def _rules(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
         return f"start: {json_term(_schema(grammar.source))}"
     if grammar.kind == "regex":
-        whole = json.loads(llguidance.LLMatcher.grammar_from_regex(grammar.source))
+        whole = json.loads(grammar_library.library().LLMatcher.grammar_from_regex(grammar.source))
         return str(whole["grammars"][0]["lark_grammar"])
     return grammar.source
 

@@ -9,7 +9,6 @@ from time import perf_counter, sleep
 
 from duodec.backends.curves import CostCurve
 from duodec.core.protocols import Launched, Query, Scores, Target
-from duodec.core.sampling import Tokens
 from duodec.core.traits import TargetCache, TargetTraits
 
 _SPIN_S = 0.0002  # the last moments of a wait are spun: sleeping is not that exact
@@ -42,15 +41,14 @@ class Due:
 
 
 @dataclass
-class PacedTarget(Target):
-    """A real target whose forward passes take at least what ``curve`` says of their rows."""
+class TargetAround(Target):
+    """A target around another, which it leaves as it is but for what it overrides."""
 
     target: Target
-    curve: CostCurve
 
-    @cached_property
+    @property
     def traits(self) -> TargetTraits:
-        return self._paced(self.target.traits)
+        return self.target.traits
 
     @property
     def on_chunk(self) -> Callable[[], None]:
@@ -61,11 +59,25 @@ class PacedTarget(Target):
         self.target.on_chunk = hook
 
     def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
-        cache = self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
-        return replace(cache, traits=self._paced(cache.traits))
+        return self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
 
-    def num_reusable(self, slot: int, text: Tokens, num_shared: int) -> int:
-        return self.target.num_reusable(slot, text, num_shared)
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        return self.launch(queries).result()
+
+
+@dataclass
+class PacedTarget(TargetAround):
+    """A real target whose forward passes take at least what ``curve`` says of their rows."""
+
+    curve: CostCurve
+
+    @cached_property
+    def traits(self) -> TargetTraits:
+        return self._paced(self.target.traits)
+
+    def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
+        cache = super().cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
+        return replace(cache, traits=self._paced(cache.traits))
 
     def _paced(self, traits: TargetTraits) -> TargetTraits:
         return replace(traits, launches=True, pace_s=self.curve.forward_s)
@@ -74,6 +86,3 @@ class PacedTarget(Target):
         start, seconds = perf_counter(), self.curve.seconds(num_rows(queries))
         scores = self.target.score(queries)
         return Due(scores, max(perf_counter(), start + seconds))
-
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        return self.launch(queries).result()

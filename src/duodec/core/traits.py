@@ -19,6 +19,15 @@ class TargetTraits:
     reads_in_chunks: bool = False  # calls ``on_chunk`` between two chunks of a text it prefills
     pace_s: float = 0.0  # that each forward pass is slowed to, for a demo; 0: it is not
     num_mapped_bytes: int = 0  # of its weights, which look like free memory
+    num_block: int = (
+        1  # tokens of a prompt that it reads at once, to give them the same bits always
+    )
+
+    @property
+    def num_continued(self) -> int:
+        """Tokens at the end of a text that are no part of its blocks: one where it is computed in a
+        padded chain, with the rows behind it."""
+        return int(self.num_rows > 1 and not self.has_branches)
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,12 @@ class ScheduledRequest:
 
     def is_long(self, num_chunk: int | None) -> bool:
         """Whether more of its text is unread than one part of ``num_chunk`` tokens; then it is
-        cut."""
+        cut, where the target's blocks end: it would read the rest of one again."""
         self.part = None
         if num_chunk is None:
             return False
+        traits = self.slot.cache.traits
+        num_chunk = -(-num_chunk // traits.num_block) * traits.num_block
         text = self.query().text
         if len(text) <= num_chunk:
             return False
@@ -83,7 +85,7 @@ class ScheduledRequest:
         if len(text) - num_known <= num_chunk:
             return False
         # parts end at multiples of their length, however much was known before
-        self.part = text[: (num_known // num_chunk + 1) * num_chunk]
+        self.part = text[: (num_known // num_chunk + 1) * num_chunk + traits.num_continued]
         return True
 
     def has_prefill(self, query: Query, known: Tokens) -> bool:

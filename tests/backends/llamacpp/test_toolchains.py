@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from duodec.backends.llamacpp import devices, native, self_test, toolchains
+from duodec.backends.llamacpp import cuda_runtime, devices, native, self_test, toolchains
 from duodec.backends.llamacpp.devices import Device
 from duodec.backends.llamacpp.load import llama_devices
 from duodec.cli.app import run
@@ -16,7 +17,18 @@ from duodec.cli.commands import setup
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.loading.config import EngineConfig
 
-SMI = "#!/bin/sh\necho '| NVIDIA-SMI 550.54   Driver Version: 550.54   CUDA Version: 12.4  |'\n"
+SMI = """#!/bin/sh
+case "$1" in
+--query-gpu=compute_cap) echo 9.0; echo 8.9; echo 9.0 ;;
+*) echo '| NVIDIA-SMI 550.54   Driver Version: 550.54   CUDA Version: 12.4  |' ;;
+esac
+"""
+NVCC = """#!/bin/sh
+case "$1" in
+--version) echo 'Cuda compilation tools, release {version}, V{version}.88' ;;
+--list-gpu-arch) for number in 80 86 89 90; do echo compute_$number; done ;;
+esac
+"""
 
 
 @pytest.fixture
@@ -25,16 +37,31 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    for name in ("CUDACXX", "CUDA_PATH", "VULKAN_SDK"):
+    for name in ("CUDACXX", "CUDA_PATH", "CUDA_HOME", "CUDAARCHS", "CMAKE_ARGS", "VULKAN_SDK"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("_CUDA_HOME", "_ROCM_HOME"):
-        monkeypatch.setattr(toolchains, name, tmp_path / "none")
+    for module in (toolchains, native.toolchains):
+        for name in ("_CUDA_HOMES", "_ROCM_HOME", "_SYSTEM"):
+            monkeypatch.setattr(module, name, tmp_path / "local")
     return folder
 
 
 def add_program(folder: Path, name: str, text: str = "#!/bin/sh\n") -> None:
     (folder / name).write_text(text)
     (folder / name).chmod(0o755)
+
+
+def add_toolkit(home: Path, version: str = "12.4") -> Path:
+    """A CUDA toolkit with cuBLAS; its nvcc."""
+    for folder in ("bin", "include", "lib64"):
+        (home / folder).mkdir(parents=True, exist_ok=True)
+    add_program(home / "bin", "nvcc", NVCC.format(version=version))
+    (home / "include" / "cublas_v2.h").touch()
+    (home / "lib64" / "libcublas.so").touch()
+    return home / "bin" / "nvcc"
+
+
+def cuda_args(folder: Path, told: str = "") -> str:
+    return toolchains.cmake_args("cuda", told, headers=folder)
 
 
 def add_headers(usr: Path, minor: int, patch: int) -> Path:
@@ -51,7 +78,6 @@ def add_headers(usr: Path, minor: int, patch: int) -> Path:
 @pytest.mark.parametrize(
     ("gpu", "program", "words", "args"),
     [
-        ("cuda", "nvcc", "no CUDA compiler.*install the CUDA toolkit", "-DGGML_CUDA=on"),
         ("rocm", "hipcc", "no HIP compiler.*install ROCm", "-DGGML_HIP=on"),
         ("vulkan", "glslc", "glslc.*apt install glslc", "-DGGML_VULKAN=ON"),
     ],
@@ -64,6 +90,120 @@ def test_a_toolchain_is_found_or_named(
         toolchains.cmake_args(gpu, headers=tmp_path, system_headers=usr / "include")
     add_program(programs, program)
     assert toolchains.cmake_args(gpu, headers=tmp_path, system_headers=usr / "include") == args
+
+
+def test_nvcc_is_found_off_the_path_and_named_to_cmake(programs: Path, tmp_path: Path) -> None:
+    """CMake looks on PATH, and in the environment."""
+    with pytest.raises(toolchains.ToolchainMissing, match=r"no CUDA compiler.*install the CUDA"):
+        cuda_args(tmp_path)
+    add_program(programs, "nvidia-smi", SMI)
+    cards = "-DCMAKE_CUDA_ARCHITECTURES=89;90"
+    for home in ("cuda-11.8", "cuda-12.4", "cuda-12.10"):  # the newest of them
+        nvcc = add_toolkit(tmp_path / "local" / home, home.partition("-")[2])
+        found = f"-DGGML_CUDA=on -DCMAKE_CUDA_COMPILER={nvcc} {cards}"
+        assert cuda_args(tmp_path) == found
+    nvcc = add_toolkit(tmp_path / "local" / "cuda")  # which the system chose
+    assert f"-DCMAKE_CUDA_COMPILER={nvcc} " in cuda_args(tmp_path)
+    told = "-DCMAKE_CUDA_COMPILER=/opt/nvcc -DCMAKE_CUDA_ARCHITECTURES=86"
+    assert cuda_args(tmp_path, told) == "-DGGML_CUDA=on"
+    (programs / "nvcc").symlink_to(nvcc)
+    assert cuda_args(tmp_path) == f"-DGGML_CUDA=on {cards}"
+
+
+def test_without_a_card_an_architecture_must_be_named(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container's build: CMake would ask a card that is not there."""
+    add_toolkit(tmp_path / "local" / "cuda")
+    for smi in (None, "#!/bin/sh\necho 'No devices were found'; exit 6\n"):
+        if smi:
+            add_program(programs, "nvidia-smi", smi)
+        with pytest.raises(toolchains.ToolchainMissing, match=r"ARCHITECTURES=89 \(86: RTX 30"):
+            cuda_args(tmp_path)
+    assert "ARCH" not in cuda_args(tmp_path, "-DCMAKE_CUDA_ARCHITECTURES=90")
+    monkeypatch.setenv("CUDAARCHS", "90")
+    assert "ARCH" not in cuda_args(tmp_path)
+
+
+def test_a_driver_older_than_the_toolkit_is_told_with_both_versions(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_program(programs, "nvidia-smi", SMI)
+    add_toolkit(tmp_path / "local" / "cuda-12.9", "12.9")
+    assert "-DGGML_CUDA=on" in cuda_args(tmp_path)  # runs on any driver for CUDA 12
+    monkeypatch.setattr(devices, "every", lambda lib: [])
+    with pytest.raises(BackendUnavailable, match=r"550\.54 runs CUDA 12\.4 and .* of CUDA 12\.9"):
+        setup.seen_devices("cuda")
+    add_toolkit(tmp_path / "local" / "cuda-13.0", "13.0")
+    with pytest.raises(toolchains.ToolchainMissing, match=r"driver 550\.54 .*12\.4 .*CUDA 13\.0"):
+        cuda_args(tmp_path)
+
+
+def test_a_card_that_the_toolkit_does_not_know_is_named(programs: Path, tmp_path: Path) -> None:
+    add_program(programs, "nvidia-smi", SMI.replace("echo 8.9", "echo 12.0"))
+    add_toolkit(tmp_path / "local" / "cuda")
+    with pytest.raises(toolchains.ToolchainMissing, match="architecture 120, only 80 to 90"):
+        cuda_args(tmp_path)
+
+
+@pytest.mark.parametrize("lacks", ["include/cublas_v2.h", "lib64/libcublas.so"])
+def test_a_toolkit_without_cublas_is_one_line(lacks: str, programs: Path, tmp_path: Path) -> None:
+    add_program(programs, "nvidia-smi", SMI)
+    home = add_toolkit(tmp_path / "local" / "cuda").parent.parent
+    (home / lacks).unlink()
+    with pytest.raises(toolchains.ToolchainMissing, match=f"cuBLAS.*{Path(lacks).name}") as caught:
+        cuda_args(tmp_path)
+    assert "\n" not in str(caught.value)
+    for told in ("-DCUDAToolkit_ROOT=/opt/cuda", "-DCMAKE_PREFIX_PATH=/opt/cuda"):
+        assert "-DGGML_CUDA=on" in cuda_args(tmp_path, told)
+    other = home / "targets" / "x86_64-linux" / Path(lacks).parent.name.replace("lib64", "lib")
+    other.mkdir(parents=True)
+    (other / Path(lacks).name).touch()  # where conda has it
+    assert "-DGGML_CUDA=on" in cuda_args(tmp_path)
+
+
+def test_builds_for_different_cards_are_kept_apart(programs: Path) -> None:
+    """Where nobody names an architecture, CMake builds for the card that it sees."""
+    keys = set()
+    for capability in ("8.9", "9.0"):
+        add_program(programs, "nvidia-smi", f"#!/bin/sh\necho {capability}\n")
+        keys |= {native.wheel_key("cpu", args) for args in ("-DGGML_CUDA=ON", "-DGGML_VULKAN=on")}
+    assert len(keys) == 3
+
+
+# --- what a build for CUDA needs when it runs
+
+
+def test_cuda_libraries_of_wheels_are_found_and_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "libggml-cuda.so"
+    library.write_bytes(b"\x7fELF\0libcudart.so.12\0libcublas.so.12\0libc.so.6\0")
+    names = ["libcublas.so.12", "libcudart.so.12"]
+    assert cuda_runtime.needed(library) == names
+    monkeypatch.setattr(cuda_runtime, "linked", lambda: names)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    loaded: list[str] = []
+
+    def dll(path: str, mode: int) -> None:
+        if not Path(path).exists():
+            raise OSError(f"{path}: cannot open shared object file")
+        loaded.append(Path(path).name)
+
+    monkeypatch.setattr(cuda_runtime.ctypes, "CDLL", dll)
+    with pytest.raises(
+        BackendUnavailable, match=r"pip install nvidia-cublas-cu12 nvidia-cuda-runtime-cu12$"
+    ):
+        cuda_runtime.load()
+    for package, name in (
+        ("cublas", "libcublasLt.so.12"), ("cublas", names[0]), ("cuda_runtime", names[1])
+    ):  # fmt: skip
+        file = tmp_path / "site" / "nvidia" / package / "lib" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    cuda_runtime.load()
+    assert loaded == ["libcublasLt.so.12", *names], "what another needs comes first"
+    assert cuda_runtime.packages(["libcublas.so.13"]) == ["nvidia-cublas"]
 
 
 def test_vulkan_headers_that_are_too_old_are_named_and_newer_ones_taken(
@@ -125,8 +265,10 @@ def test_setup_for_a_gpu_builds_checks_and_names_the_device(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    add_program(programs, "nvcc")
+    nvcc = add_toolkit(tmp_path / "local" / "cuda")
+    add_program(programs, "nvidia-smi", SMI)
     built: list[str] = []
+    pips: list[Sequence[str]] = []
 
     def build(pip: object, cpu: str, args: str, say: object) -> Path:
         built.append(args)
@@ -140,16 +282,23 @@ def test_setup_for_a_gpu_builds_checks_and_names_the_device(
     monkeypatch.setattr("duodec.machine.pip.pip_command", no_pip)
     monkeypatch.setattr(native, "find_or_build", build)
     monkeypatch.setattr(native, "install", lambda *_: None)
+    monkeypatch.setattr(native, "install_packages", lambda names, pip: pips.append(names))
+    monkeypatch.setattr(cuda_runtime, "linked", lambda: ["libcudart.so.9999"])
     monkeypatch.setattr(self_test, "check", lambda: None)
     monkeypatch.setattr(devices, "every", lambda lib: seen)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert run(["setup", "--gpu", "cuda"]) == 0
-    assert built == ["-DGGML_CUDA=on"]
+    cards = "-DCMAKE_CUDA_ARCHITECTURES=89;90"
+    assert built == [f"-DGGML_CUDA=on -DCMAKE_CUDA_COMPILER={nvcc} {cards}"]
+    assert pips == [["nvidia-cuda-runtime"]], "the library is in no wheel and not in the system"
     assert "it computes on CUDA0 (a GPU)" in capsys.readouterr().err
     seen.clear()
     assert run(["setup", "--gpu", "cuda"]) == 2
     assert "sees no device of it; install NVIDIA's driver" in capsys.readouterr().err
-    (programs / "nvcc").unlink()
+    (programs / "nvidia-smi").unlink()
+    assert run(["setup", "--gpu", "cuda"]) == 2
+    assert "name the architecture" in capsys.readouterr().err
+    nvcc.unlink()
     assert run(["setup", "--gpu", "cuda"]) == 2
     assert "no CUDA compiler" in capsys.readouterr().err
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
 sections = pytest.importorskip("benchmarks.gpu.gpu_sections", reason="needs the repository")
+
+
+CURVE = {"card": {"points": "1:5"}}
 
 
 def fail(note: Any) -> None:
@@ -35,6 +37,7 @@ def hang(note: Any) -> None:
 
 def in_parts(note: Any) -> None:
     sections.attempt(note, {"broken": lambda: 1 / 0, "whole": lambda: 5})
+    note(f"{sections.CURVES} of it", CURVE)
 
 
 SECTIONS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
@@ -43,7 +46,13 @@ SECTIONS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "hangs": (hang, {"parts": {"before": 2}, "error": "OutOfTime: its budget was spent"}),
     "has parts": (
         in_parts,
-        {"parts": {"broken": {"error": "ZeroDivisionError: division by zero"}, "whole": 5}},
+        {
+            "parts": {
+                "broken": {"error": "ZeroDivisionError: division by zero"},
+                "whole": 5,
+                "curves of it": CURVE,
+            }
+        },
     ),
     "works": (lambda note: {"a": 1}, {"found": {"a": 1}}),
 }
@@ -66,4 +75,5 @@ def test_no_section_costs_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert found[name]["seconds"] < 10
     assert "was not asked for" not in found
     assert found["comes too late"]["error"] == "no time was left"
-    assert [path.name for path in tmp_path.iterdir()] == ["gpu.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.json", "gpu.json"]
+    assert json.loads((tmp_path / "curves.json").read_text()) == {"card": {"points": "1:5"}}

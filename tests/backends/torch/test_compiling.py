@@ -16,19 +16,26 @@ pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
 pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
 pytest.importorskip("triton", reason="triton is not installed: it comes with torch for CUDA")
 
+# KiB of shared memory that a program may take: A100, RTX 30, RTX 40, H100, RTX 50
+SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "120": 99}
 KERNELS = ["_gate", "_norm", "_pick", "_place", "_split", "_tail"]
+
+
+def output(*arguments: str) -> Any:
+    """What the compiler says."""
+    program = TESTS / "fakes" / "gpu_compiler.py"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, program, *arguments], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @cache
 def compiled(which: str) -> dict[str, dict[str, Any]]:
     """What the kernels became: by name, without what all names end with."""
-    program = TESTS / "fakes" / "gpu_compiler.py"
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, program, which], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout)[which.replace(":", " ")]
+    found: dict[str, dict[str, Any]] = output(which)[which.replace(":", " ")]
     return {name.removesuffix("_kernel"): facts for name, facts in found.items()}
 
 
@@ -51,3 +58,14 @@ def test_keys_are_loaded_wide_and_ahead() -> None:
     assert split["wide loads"] >= 16
     assert split["instructions"]["LDGSTS"] >= 16, "while others are computed with"
     assert split["instructions"]["HMMA"] >= 32, "by tensor cores"
+
+
+@pytest.mark.parametrize(
+    "capability",
+    [c if c == "89" else pytest.param(c, marks=pytest.mark.slow) for c in SHARED],
+)
+def test_attention_fits_the_shared_memory_of_every_gpu(capability: str) -> None:
+    """A kernel that does not fit cannot be launched, and decoding would be slower."""
+    found = output("--shared", capability)
+    assert len(found) == 10
+    assert max(found.values()) <= SHARED[capability] << 10, found

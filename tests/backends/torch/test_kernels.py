@@ -70,7 +70,7 @@ def _rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 8), (1, 7, 64), (4, 1, 80), (2, 4, 128)])
+@pytest.mark.parametrize("shape", [(2, 2, 8), (1, 7, 64), (4, 1, 80), (2, 4, 128), (1, 4, 256)])
 def test_the_kernels_compute_what_the_oracle_does(shape: tuple[int, int, int]) -> None:
     for num_rows, num_splits in ((5, 2), (32, 3)):
         of = {"num_rows": num_rows, "num_splits": num_splits}

@@ -138,16 +138,36 @@ def test_a_row_has_the_bits_of_plain_decoding_in_every_tree(kind: str) -> None:
                 assert torch.equal(rows[node + 1], alone(plain, branch, num_prompt))
 
 
-def test_bits_do_not_depend_on_how_the_prompt_was_read() -> None:
-    text, num_prompt = random_text(200), 190
+@pytest.mark.parametrize("num_prompt", [190, 140, 133])  # their ends in 32, 16 and 8 rows
+def test_bits_do_not_depend_on_how_the_prompt_was_read(num_prompt: int) -> None:
+    text = random_text(200)
     rows = []
-    for history in ([], [100], [37, 95, 131], [190], [195], [200]):
+    for history in ([], [100], [37, 95, 131], [134], [150], [190], [195], [200]):
         target = target_of("llama")
         for length in history:
             logits(target, query_of(text[:length], num_prompt=length))
         logits(target, query_of([*text[:50], 1, 2, 3], num_prompt=53))  # another prompt between
         rows.append(logits(target, query_of(text, num_prompt=num_prompt))[0])
     assert all(torch.equal(rows[0], other) for other in rows[1:])
+
+
+def test_the_end_of_a_prompt_costs_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a whole part has 512 rows; a question after a long prompt need not cost as many."""
+    target = target_of("llama", num_context=1100, num_chunk=512)
+    as_on_a_gpu(target)
+    computed: list[int] = []
+    read = target._forwards.read
+
+    def counted(lines: Lines, num_rows: int, layout: Layout) -> torch.Tensor:
+        computed.append(num_rows)
+        return read(lines, num_rows, layout)
+
+    monkeypatch.setattr(target._forwards, "read", counted)
+    text = random_text(1100)
+    for length, expected in ((530, [512, 64]), (590, [128]), (700, [256]), (1030, [512, 64])):
+        computed.clear()
+        logits(target, query_of(text[:length], num_prompt=length))
+        assert computed == expected, length
 
 
 def test_an_answer_that_becomes_a_prompt_is_read_as_one() -> None:
@@ -443,22 +463,28 @@ def test_a_closed_target_gives_the_model_back() -> None:
 # --- parts
 
 
-@pytest.mark.parametrize(("num_prompt", "num_kept"), [(3, 6), (5, 3), (2, 2), (None, 6)])
-def test_a_token_is_known_only_as_what_it_is_wanted_as(num_prompt, num_kept: int) -> None:
-    """Read or continued: three of each are there."""
+@pytest.mark.parametrize(
+    ("ways", "num_kept"),
+    [([8] * 3, 6), ([8] * 5, 3), ([8] * 2, 2), ([8, 8, 16], 2), (None, 6)],
+)
+def test_a_token_is_known_only_as_what_it_is_wanted_as(
+    ways: list[int] | None, num_kept: int
+) -> None:
+    """Read in 8 rows, or continued: three of each are there."""
     memo = SlotMemo(base=0)
     text = np.arange(7, dtype=np.int32)
-    memo.extend(text[:3], was_read=True)
-    memo.extend(text[3:6], was_read=False)
-    memo.follow(text, num_prompt)
-    assert len(memo.trunk) == len(memo.was_read) == num_kept
+    memo.extend(text[:3], 8)
+    memo.extend(text[3:6])
+    wanted = None if ways is None else np.array([*ways, *[0] * (7 - len(ways))], dtype=np.int32)
+    memo.follow(text, wanted)
+    assert len(memo.trunk) == len(memo.ways) == num_kept
 
 
 def test_moves_go_to_the_places_of_the_text() -> None:
     memo = SlotMemo(base=1000)
     text = np.arange(10, dtype=np.int32)
     assert memo.follow(text) == []
-    memo.extend(text, was_read=True)
+    memo.extend(text, 16)
     memo.tree = Draft.sequences([[1, 2], [3, 4, 5]])  # nodes 0, 1 and 2, 3, 4
     longer = np.array([*text, 3, 4, 9], dtype=np.int32)
     assert memo.follow(longer) == [(1012, 1010), (1013, 1011)]
@@ -466,13 +492,13 @@ def test_moves_go_to_the_places_of_the_text() -> None:
     memo.tree = Draft.sequences([[9, 8], [7]])
     assert memo.follow(np.array([*longer, 8, 1], dtype=np.int32)) == []  # they lie there
     assert len(memo.trunk) == 14
-    assert memo.was_read.tolist() == [True] * 10 + [False] * 4
+    assert memo.ways.tolist() == [16] * 10 + [0] * 4
 
 
 def as_on_a_gpu(target: TorchTarget) -> None:
     """Prompts are read in few shapes."""
-    least_rows = target._num_chunk if target._is_exact else 8
-    target._readings = Readings.few(target._num_chunk, target._num_region, least_rows)
+    chunk = target._num_chunk
+    target._readings = Readings.few(chunk, chunk // 8, target._num_region)
 
 
 @pytest.mark.parametrize("is_exact", [True, False])

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from duodec.backends.allocator import keep_freed_memory
-from duodec.backends.llamacpp import self_test
+from duodec.backends.llamacpp import cuda_runtime, self_test
 from duodec.backends.llamacpp.build import check_build
 from duodec.errors import BackendUnavailable
 
@@ -73,6 +73,7 @@ def _prepare_environment() -> None:
 
 def _import() -> ModuleType:
     check_build()
+    cuda_runtime.load()
     self_test.check()
     try:
         import llama_cpp

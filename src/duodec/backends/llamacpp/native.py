@@ -53,6 +53,7 @@ def _file(path: Path) -> ModuleType:
 
 
 ownership: Any = _file(Path(__file__).parents[2] / "machine" / "ownership.py")
+toolchains: Any = _file(Path(__file__).with_name("toolchains.py"))
 
 
 class BuildFailed(Exception):
@@ -158,22 +159,27 @@ def install(wheel: Path, pip: Sequence[str]) -> None:
     """Install a wheel of `find_or_build` or `fetch` in the place of what is there. Raises
     BuildFailed."""
     _check_owned(wheel)
-    for arguments in (["--force-reinstall", "--no-deps", str(wheel)], [str(wheel)]):
-        # the second run adds what it depends on, and replaces nothing
-        command = [*pip, "install", "-qq", *arguments]
-        done = subprocess.run(
-            command, env=pip_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            check=False,
-        )  # fmt: skip
-        if done.returncode:
-            words = " ".join(done.stdout.decode(errors="replace").split()) or "no reason given"
-            raise BuildFailed(f"pip cannot install {wheel.name}: {words}")
+    install_packages(["--force-reinstall", "--no-deps", str(wheel)], pip)
+    install_packages([str(wheel)], pip)  # what it depends on; nothing is replaced
+
+
+def install_packages(arguments: Sequence[str], pip: Sequence[str]) -> None:
+    """Install what is missing of these packages, or as pip's options say. Raises BuildFailed."""
+    done = subprocess.run(
+        [*pip, "install", "-qq", *arguments], env=pip_environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        words = " ".join(done.stdout.decode(errors="replace").split()) or "no reason given"
+        raise BuildFailed(f"pip cannot install {Path(arguments[-1]).name}: {words}")
 
 
 def wheel_key(cpu: str, cmake_args: str) -> str:
     """Names a build. The wheel is for any Python 3, so Python's version is no part of it."""
     system = [platform.system(), platform.machine(), *platform.libc_ver()]
-    built_how = [*system, ALWAYS, cmake_args, sources_digest()]
+    # where nobody says otherwise, CMake builds for the cards that it sees
+    cards = toolchains.architectures() if toolchains.is_for_cuda(cmake_args) else []
+    built_how = [*system, ALWAYS, cmake_args, *cards, sources_digest()]
     digest = hashlib.sha256("\n".join(built_how).encode()).hexdigest()[:8]
     return f"{PACKAGE}-{VERSION}-{cpu}-{digest}"
 
@@ -187,13 +193,11 @@ def sources_digest() -> str:
 def check_compiler(cmake_args: str) -> None:
     """Raises BuildFailed, with the package to install, where a compiler is missing."""
     told = ("CMAKE_CUDA_COMPILER", "CUDAToolkit_ROOT")  # CMake finds it there
-    has_nvcc = (
-        shutil.which("nvcc")
-        or any(os.environ.get(name) for name in ("CUDACXX", "CUDA_PATH"))
-        or any(name in cmake_args for name in told)
-        or Path("/usr/local/cuda/bin/nvcc").exists()
-    )
-    if "-DGGML_CUDA=on" in cmake_args.replace("=ON", "=on") and not has_nvcc:
+    if (
+        toolchains.is_for_cuda(cmake_args)
+        and not any(name in cmake_args for name in told)
+        and toolchains.find_nvcc() is None
+    ):
         raise BuildFailed(
             f"CMAKE_ARGS={cmake_args}: no CUDA compiler (nvcc) found; install the CUDA toolkit and "
             "put its bin folder on PATH"

@@ -26,18 +26,24 @@ OWN_HEADERS = "vulkan-headers/usr"  # in duodec's cache, where make setup-vulkan
 WHEELS = "https://abetlen.github.io/llama-cpp-python/whl/cu{}"  # of llama-cpp-python, by CUDA
 _OLDEST_WHEELS, _MOST_TRIED = (12, 1), 6
 _LEAST_VULKAN = 272  # of 1.3: the first headers with VK_EXT_layer_settings
-_CUDA_HOME, _ROCM_HOME = Path("/usr/local/cuda"), Path("/opt/rocm")
+_CUDA_HOMES, _ROCM_HOME = Path("/usr/local"), Path("/opt/rocm")
+_SYSTEM = Path("/usr")  # where Debian's CUDA toolkit lies
+_NAMED_CARDS = "86: RTX 30, 89: RTX 40, 90: H100 and H200, 120: RTX 50"
+_PLACES_OF_CUDA = ("CUDAToolkit_ROOT", "CMAKE_PREFIX_PATH", "CMAKE_LIBRARY_PATH", "CUDA_cublas")
 
 
 class ToolchainMissing(Exception):
     """What is missing for a GPU: one line, with the remedy."""
 
 
-def cmake_args(gpu: str, *, headers: Path, system_headers: Path = Path("/usr/include")) -> str:
-    """The options of a build for a GPU; Vulkan's ``headers`` may lie in a folder of our own, which
-    has the layout of /usr. Raises ToolchainMissing."""
+def cmake_args(
+    gpu: str, told: str = "", *, headers: Path, system_headers: Path = Path("/usr/include")
+) -> str:
+    """The options of a build for a GPU, beside those that the user has ``told``. Vulkan's
+    ``headers`` may lie in a folder of our own, which has the layout of /usr. Raises
+    ToolchainMissing."""
     if gpu == "cuda":
-        return _cuda()
+        return _cuda(told)
     if gpu == "rocm":
         return _rocm()
     if gpu == "metal":
@@ -47,32 +53,139 @@ def cmake_args(gpu: str, *, headers: Path, system_headers: Path = Path("/usr/inc
     raise ToolchainMissing(f"gpu is {gpu}; use one of: {', '.join(GPUS)}")
 
 
-def has_nvcc(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether CUDA's compiler is where CMake will look."""
-    named = any(environment.get(name) for name in ("CUDACXX", "CUDA_PATH"))
-    return bool(shutil.which("nvcc") or named or (_CUDA_HOME / "bin" / "nvcc").exists())
+# --- NVIDIA's compiler, driver and cards
+
+
+def find_nvcc(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """CUDA's compiler: the environment's, that on PATH, or the newest at its usual places; None
+    where there is none."""
+    if named := shutil.which(environment.get("CUDACXX", "")) or shutil.which("nvcc"):
+        return Path(named)
+    homes = [Path(environment[name]) for name in ("CUDA_PATH", "CUDA_HOME") if name in environment]
+    homes += [_CUDA_HOMES / "cuda", *sorted(_CUDA_HOMES.glob("cuda-*"), key=_number, reverse=True)]
+    return next((nvcc for home in homes if (nvcc := home / "bin" / "nvcc").exists()), None)
+
+
+def is_for_cuda(cmake_args: str) -> bool:
+    """Whether these options build for NVIDIA's GPUs."""
+    return "-dggml_cuda=on" in cmake_args.lower()
+
+
+def architectures() -> list[str]:
+    """Of NVIDIA's cards in this machine, as CMake names them; none where their driver does not
+    tell."""
+    told = _output("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+    return sorted({f"{a}{b}" for a, b in re.findall(r"^\s*(\d+)\.(\d+)\s*$", told, re.MULTILINE)})
+
+
+def driver() -> tuple[str, tuple[int, int]] | None:
+    """NVIDIA's driver and the newest CUDA that it runs; None without one."""
+    told = _output("nvidia-smi")
+    number = re.search(r"Driver Version: ([\d.]+)", told)
+    cuda = re.search(r"CUDA(?: UMD)? Version: (\d+)\.(\d+)", told)
+    return (number[1] if number else "?", (int(cuda[1]), int(cuda[2]))) if cuda else None
+
+
+def old_driver(num_parts: int = 1) -> str:
+    """What to do where the driver is older than the compiler, by so many parts of their versions;
+    an empty text where it is not. A program of CUDA 12.9 runs on any driver for CUDA 12."""
+    nvcc, found = find_nvcc(), driver()
+    built = re.search(r"release (\d+)\.(\d+)", _output(str(nvcc), "--version")) if nvcc else None
+    if not built or not found:
+        return ""
+    (number, runs), made = found, (int(built[1]), int(built[2]))
+    if runs[:num_parts] >= made[:num_parts]:
+        return ""
+    return (
+        f"the driver {number} runs CUDA {runs[0]}.{runs[1]} and {nvcc} is of CUDA {made[0]}."
+        f"{made[1]}; update NVIDIA's driver, or name the nvcc of an older toolkit in CUDACXX"
+    )
+
+
+def remedy(gpu: str) -> str:
+    """What to do where a build for a GPU sees no device."""
+    return (gpu == "cuda" and old_driver(2)) or DRIVERS[gpu]
 
 
 def cuda_wheels() -> list[str]:
     """The indices of llama-cpp-python that may have a wheel for the driver's CUDA, newest first;
     none without a driver."""
-    program = shutil.which("nvidia-smi")
-    if not program:
+    if (found := driver()) is None:
         return []
-    try:
-        told = subprocess.run(
-            [program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30,
-            check=False,
-        ).stdout.decode(errors="replace")  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    match = re.search(r"CUDA Version: (\d+)\.(\d+)", told)
-    if not match:
-        return []
-    major, minor = int(match[1]), int(match[2])
+    major, minor = found[1]
     versions = [(major, m) for m in range(minor, -1, -1)]
     versions = [version for version in versions if version >= _OLDEST_WHEELS][:_MOST_TRIED]
     return [WHEELS.format(f"{a}{b}") for a, b in versions]
+
+
+def _cuda(told: str) -> str:
+    if (nvcc := find_nvcc()) is None:
+        raise ToolchainMissing(
+            "no CUDA compiler (nvcc) found; install the CUDA toolkit (apt install "
+            "nvidia-cuda-toolkit on Debian and Ubuntu), or name its nvcc in CUDACXX"
+        )
+    if words := old_driver():
+        raise ToolchainMissing(words)
+    options = ["-DGGML_CUDA=on"]
+    # CMake looks on PATH and in the environment only
+    if "CMAKE_CUDA_COMPILER" not in told and shutil.which("nvcc") != str(nvcc):
+        options.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")
+    if "CMAKE_CUDA_ARCHITECTURES" not in told and "CUDAARCHS" not in os.environ:
+        options.append(f"-DCMAKE_CUDA_ARCHITECTURES={_architectures_for(nvcc)}")
+    if not any(name in told for name in _PLACES_OF_CUDA):
+        _check_cublas(nvcc)
+    return " ".join(options)
+
+
+def _architectures_for(nvcc: Path) -> str:
+    found = architectures()
+    if not found:
+        raise ToolchainMissing(
+            "no NVIDIA GPU is seen here (nvidia-smi lists none), so name the architecture to build "
+            f"for: CMAKE_ARGS=-DCMAKE_CUDA_ARCHITECTURES=89 ({_NAMED_CARDS})"
+        )
+    known = re.findall(r"compute_(\d+)", _output(str(nvcc), "--list-gpu-arch"))
+    if known and (new := [number for number in found if number not in known]):
+        raise ToolchainMissing(
+            f"{nvcc} does not know this GPU's architecture {new[0]}, only {known[0]} to "
+            f"{known[-1]}; install a CUDA toolkit that does, and name its nvcc in CUDACXX"
+        )
+    return ";".join(found)
+
+
+def _check_cublas(nvcc: Path) -> None:
+    """Raises ToolchainMissing where its header or its library is missing."""
+    home = nvcc.resolve().parent.parent
+    for name in ("cublas_v2.h", "libcublas.so"):
+        folders = ("include", "targets/*/include") if name.endswith(".h") else (
+            "lib64", "lib", "lib/*-linux-gnu", "targets/*/lib",
+        )  # fmt: skip
+        if not any(any(root.glob(f"{f}/{name}")) for root in (home, _SYSTEM) for f in folders):
+            raise ToolchainMissing(
+                f"cuBLAS is not complete: {name} is not below {home}; install it (apt install "
+                "libcublas-dev, or the package libcublas-dev-* of NVIDIA's repository), or name "
+                "the toolkit that has it: CMAKE_ARGS=-DCUDAToolkit_ROOT=FOLDER"
+            )
+
+
+def _number(path: Path) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", path.name)]
+
+
+def _output(*command: str) -> str:
+    """What a program says; an empty text where it is missing or fails."""
+    if not shutil.which(command[0]):
+        return ""
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout.decode(errors="replace")
+
+
+# --- Vulkan's headers
 
 
 def vulkan_header_version(include: Path) -> tuple[int, int] | None:
@@ -89,15 +202,6 @@ def vulkan_header_version(include: Path) -> tuple[int, int] | None:
 def is_new_enough(version: tuple[int, int] | None) -> bool:
     """Whether Vulkan headers have what llama.cpp uses."""
     return version is not None and version >= (3, _LEAST_VULKAN)
-
-
-def _cuda() -> str:
-    if not has_nvcc():
-        raise ToolchainMissing(
-            "no CUDA compiler (nvcc) found; install the CUDA toolkit (apt install "
-            "nvidia-cuda-toolkit on Debian and Ubuntu) and put its bin folder on PATH"
-        )
-    return "-DGGML_CUDA=on"
 
 
 def _rocm() -> str:

@@ -24,7 +24,8 @@ from duodec.backends.torch.attention import BLOCK, TAIL, Rows, Rowwise, Scoring
 from duodec.backends.torch.library import torch
 
 SPLIT = BLOCK  # positions
-_TILE = 64  # positions that a program computes at once
+_TILE = 64  # rows, and positions, that a program computes at once; fewer where they are long
+_TILE_BYTES = 16 << 10  # of a tile of keys: three of them, and as many values, fit a GPU's 99 KB
 _TAIL_TILE = 16  # divides TAIL
 _ALL = 1 << 30  # positions of a window that hides nothing
 
@@ -163,6 +164,11 @@ def _tail_kernel(  # type: ignore[no-untyped-def]
     tl.store(output + out, (summed / total[:, None]).to(q.dtype), mask=is_in)
 
 
+def most_in_a_tile(wide: int, num_bytes: int) -> int:
+    """Rows, and positions, of a tile with heads of ``wide`` numbers of so many bytes."""
+    return min(_TILE, max(16, _TILE_BYTES // (wide * num_bytes)))
+
+
 @dataclass(frozen=True)
 class SplitPlan:
     """`Rowwise`, by the kernels."""
@@ -182,8 +188,9 @@ class SplitPlan:
         best, total = (query.new_empty(lines, dtype=torch.float32) for _ in range(2))
         summed = query.new_empty((*lines, size), dtype=torch.float32)
         out = query.new_empty((num_rows, num_kv_heads, group, size))
-        tile = min(64, max(16, triton.next_power_of_2(num_rows * group)))
         wide = max(16, triton.next_power_of_2(size))
+        most = most_in_a_tile(wide, query.element_size())
+        tile = min(most, max(16, triton.next_power_of_2(num_rows * group)))
         steps = (*query.stride()[:3], *keys.stride()[:2], rows.positions.stride(0))
         window = _ALL if scoring.window is None else scoring.window
         changes = scoring.scaling, 1.0 if scoring.cap is None else scoring.cap, window
@@ -196,7 +203,7 @@ class SplitPlan:
                     query, keys, values, rows.positions, rows.bases, self.bases, best, total,
                     summed, *steps, rows.bases.stride(0), *changes, num_rows, num_bases,
                     self.num_splits, num_group=group, size=size, wide=wide, tile_rows=tile,
-                    num_tail=TAIL, length=SPLIT, tile=_TILE, is_capped=is_capped,
+                    num_tail=TAIL, length=SPLIT, tile=most, is_capped=is_capped,
                     num_warps=8 if tile == 64 else 4,  # so that no thread's registers overflow
                     enable_fp_fusion=True,
                 )  # fmt: skip

@@ -126,17 +126,20 @@ class Readings:
     windows: tuple[int, ...] = ()
 
     @classmethod
-    def few(cls, num_chunk: int, num_region: int, least_rows: int) -> Readings:
-        """Doubling sizes; every part has at least ``least_rows`` rows."""
-        return cls(
-            tuple(_sizes(least_rows, 2, num_chunk)),
-            tuple(_sizes(num_chunk, 2, num_region + num_chunk)),
-        )
+    def few(cls, num_chunk: int, least_rows: int, num_region: int | None = None) -> Readings:
+        """Doubling sizes; every part has at least ``least_rows`` rows. Any window, if no region is
+        given."""
+        windows = () if num_region is None else _sizes(num_chunk, 2, num_region + num_chunk)
+        return cls(tuple(_sizes(max(1, least_rows), 2, num_chunk)), tuple(windows))
+
+    def num_rows(self, num_lines: int) -> int:
+        """The rows in which so many tokens are prefilled."""
+        return _at_least(self.rows or (num_lines,), num_lines)
 
     def of(self, base: int, begin: int, num_lines: int) -> tuple[int, TextWindow]:
         """The shape for ``num_lines`` tokens from position ``begin`` on, of the slot at
         ``base``."""
-        num_rows = _at_least(self.rows or (num_lines,), num_lines)
+        num_rows = self.num_rows(num_lines)
         num_cells = begin + num_rows
         return num_rows, TextWindow(base, _at_least(self.windows or (num_cells,), num_cells))
 

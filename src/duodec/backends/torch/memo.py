@@ -5,8 +5,8 @@ a tree scored after n tokens is cell ``base + n + i`` until the text shows that 
 then it is moved to the cell of its position, and refused nodes are overwritten.
 
 A token's keys and values have other last bits when it was *read* (as part of a prompt, in a wide
-forward pass) than when it *continued* the text. Where bits count, a token is reused only in the way
-in which it was computed.
+forward pass) than when it *continued* the text, and others in a pass of 64 rows than in one of 512.
+Where bits count, a token is reused only in the way in which it was computed.
 """
 
 from __future__ import annotations
@@ -30,42 +30,43 @@ class SlotMemo:
 
     base: int
     trunk: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    was_read: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    ways: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    """Rows of the pass that read each token; 0: it continued the text."""
     tree: Draft = field(default_factory=Draft)
 
-    def follow(self, text: Tokens, num_prompt: int | None = None) -> Moves:
+    def follow(self, text: Tokens, ways: NDArray[np.int32] | None = None) -> Moves:
         """Make the trunk the longest known prefix of ``text`` without its last token, whose row is
         always needed, and forget the rest. The moves must be made before the next forward pass.
 
-        With ``num_prompt``, a token counts as known only if it was read before that position,
-        or continued the text from there on.
+        With ``ways``, of each token of the text, one counts as known only if it was computed in
+        its way.
         """
         limit = len(text) - 1
         length = min(len(self.trunk), limit)
         differs = self.trunk[:length] != text[:length]
-        if num_prompt is not None:
-            differs |= self.was_read[:length] != (np.arange(length) < num_prompt)
+        if ways is not None:
+            differs |= self.ways[:length] != ways[:length]
         common = int(differs.argmax()) if differs.any() else length
         tree, self.tree = self.tree, Draft()
         if common < len(self.trunk):
             self.cut(common)
             return []
         path = _path(tree, text[common : max(common, limit)].tolist())
-        if num_prompt is not None and common < num_prompt:
+        if ways is not None and ways[common]:
             path = []  # drafted tokens must be computed as read
-        self.extend(text[common : common + len(path)], was_read=False)
+        self.extend(text[common : common + len(path)])
         cells = ((common + node, common + i) for i, node in enumerate(path))
         return [(self.base + source, self.base + to) for source, to in cells if source != to]
 
     def cut(self, length: int) -> None:
         """Forget all but the trunk's first tokens."""
-        self.trunk, self.was_read = self.trunk[:length], self.was_read[:length]
+        self.trunk, self.ways = self.trunk[:length], self.ways[:length]
         self.tree = Draft()
 
-    def extend(self, tokens: Tokens, *, was_read: bool) -> None:
+    def extend(self, tokens: Tokens, way: int = 0) -> None:
         """Add tokens that were computed in the cells after the trunk."""
         self.trunk = np.concatenate([self.trunk, tokens])
-        self.was_read = np.concatenate([self.was_read, np.full(len(tokens), was_read)])
+        self.ways = np.concatenate([self.ways, np.full(len(tokens), way, dtype=np.int32)])
 
 
 class Slots:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from duodec.backends.torch.attention import TAIL
 from duodec.backends.torch.draws import Drawing, Drawn, draw
@@ -31,7 +32,7 @@ from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 MAX_WIDTH = TAIL  # draft tokens that a forward may score
 _SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
-_FEWEST_READ = 32  # rows in which the part of a prompt is read on a GPU at least
+_SMALLEST = 8  # the part of ``num_chunk`` that the last part of a prompt is padded to at least
 # draws of every kind
 _DRAWN_FIRST = (SamplingParams(), SamplingParams(1.0), SamplingParams(1.0, top_k=20, top_p=0.9))
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96)  # rows of a forward whose bits may depend on their number
@@ -82,11 +83,12 @@ class TorchTarget(Target):
     ``num_slots`` texts of ``num_context`` tokens are kept. A forward that continues a text has
     ``num_rows`` rows when ``is_width_exact``, whatever is asked for (a wider tree takes several),
     and gives a row the same bits in every tree. A prompt, whose end the query's sampler tells, is
-    read in parts of ``num_chunk`` tokens that begin at multiples of it, so that how it was cut or
-    known changes no bits either. Otherwise a forward has as few rows as it can. ``on_chunk`` is
-    called between two parts of a prompt, and may raise to abandon it: what was read stays known.
-    ``on_warning`` gets a line when forwards are slower than they should be. Raises
-    ModelUnreadable for models that cannot be scored as trees, and BadOption.
+    read in parts of ``num_chunk`` tokens that begin at multiples of it, the last one padded to a
+    size that its length tells, so that how it was cut or known changes no bits either. Otherwise a
+    forward has as few rows as it can. ``on_chunk`` is called between two parts of a prompt, and may
+    raise to abandon it: what was read stays known. ``on_warning`` gets a line when forwards are
+    slower than they should be. Raises ModelUnreadable for models that cannot be scored as trees,
+    and BadOption.
     """
 
     def __init__(
@@ -119,10 +121,11 @@ class TorchTarget(Target):
         max_rows = max(num_chunk, *self._widths)
         self._queue = Queue(self._network.device)
         if self._queue.is_cuda:
-            least_rows = num_chunk if is_width_exact else min(_FEWEST_READ, num_chunk)
-            self._readings = Readings.few(num_chunk, self._num_region, least_rows)
+            self._readings = Readings.few(num_chunk, num_chunk // _SMALLEST, self._num_region)
         else:
-            self._readings = Readings(rows=(num_chunk,) if is_width_exact else ())
+            self._readings = (
+                Readings.few(num_chunk, num_chunk // _SMALLEST) if is_width_exact else Readings()
+            )
         try:
             with self._queue.scope():
                 self._start(num_rows, max_rows, on_warning)
@@ -173,6 +176,7 @@ class TorchTarget(Target):
             has_ready_candidates=True,
             num_rows=num_rows,
             reads_in_chunks=True,
+            num_block=self._num_chunk if self._is_exact else 1,
         )
 
     def launch(self, queries: Sequence[Query]) -> Launched:
@@ -222,8 +226,8 @@ class TorchTarget(Target):
         """Keep what is known of the texts; accepted branches move to their places."""
         moves = []
         for query, memo in zip(queries, memos, strict=True):
-            num_prompt = query.sampler.num_prompt_tokens
-            moves += memo.follow(query.text, num_prompt if self._is_exact and num_prompt else None)
+            is_told = self._is_exact and query.sampler.num_prompt_tokens
+            moves += memo.follow(query.text, self._ways(query) if is_told else None)
         if moves:
             source, target = upload(np.array(moves).T, self._network.device)
             self._cache.move(source, target)
@@ -245,13 +249,23 @@ class TorchTarget(Target):
             lines = Lines.of_text(query, memo.base, begin, stop)
             num_rows, window = self._readings.of(memo.base, begin, len(lines))
             found = self._forwards.read(lines, num_rows, window)
-            memo.extend(query.text[begin:stop], was_read=True)
+            memo.extend(query.text[begin:stop], num_rows)
             begin = stop
             if begin == end:
                 break
             self.on_chunk()
         if end == len(query.text):
             logits.copy_(found)
+
+    def _ways(self, query: Query) -> NDArray[np.int32]:
+        """Rows of the pass that reads each token of a text; 0 for those that continue it."""
+        ways = np.zeros(len(query.text), dtype=np.int32)
+        num_prompt, chunk = query.sampler.num_prompt_tokens, self._num_chunk
+        whole = num_prompt // chunk * chunk
+        ways[:whole] = chunk
+        if whole < num_prompt:
+            ways[whole:num_prompt] = self._readings.num_rows(num_prompt - whole)
+        return ways
 
     def _end_of_reading(self, query: Query, num_known: int) -> int:
         """Where the part of a text ends that is read; what follows it continues the text."""
@@ -282,7 +296,7 @@ class TorchTarget(Target):
             part = slice(begin, begin + step)
             self._score_part(lines[part], wanted[part], logits)
         for query, memo in zip(queries, memos, strict=True):
-            memo.extend(query.text[len(memo.trunk) :], was_read=False)
+            memo.extend(query.text[len(memo.trunk) :])
             memo.tree = query.draft
 
     def _score_part(self, lines: Lines, wanted: np.ndarray[Any, Any], logits: torch.Tensor) -> None:

@@ -31,7 +31,7 @@ def setup(
     machine take the same build. CMAKE_ARGS adds options.
     """
     from duodec.backends.cpu import cpu_key
-    from duodec.backends.llamacpp import build, native, self_test, toolchains
+    from duodec.backends.llamacpp import build, cuda_runtime, native, self_test, toolchains
     from duodec.machine.pip import PipMissing, pip_command
 
     cmake_args = os.environ.get("CMAKE_ARGS", "").strip()
@@ -47,22 +47,24 @@ def setup(
     try:
         with pip_command() as pip:
             wheel = None
-            if gpu == "cuda" and not toolchains.has_nvcc():
+            if gpu == "cuda" and toolchains.find_nvcc() is None:
                 wheel = native.fetch(pip, toolchains.cuda_wheels(), warn)
             if wheel is None:
                 if gpu:
                     headers = native.cache_folder() / toolchains.OWN_HEADERS
-                    own = toolchains.cmake_args(gpu, headers=headers)
+                    own = toolchains.cmake_args(gpu, cmake_args, headers=headers)
                     cmake_args = f"{own} {cmake_args}".strip()
                 if rebuild:
                     native.check_compiler(cmake_args)
                     native.forget(cpu_key(), cmake_args)
                 wheel = native.find_or_build(pip, cpu_key(), cmake_args, warn)
             native.install(wheel, pip)
+            importlib.invalidate_caches()
+            if lacks := cuda_runtime.missing(cuda_runtime.linked()):
+                native.install_packages(cuda_runtime.packages(lacks), pip)
     except (PipMissing, native.BuildFailed, toolchains.ToolchainMissing) as error:
         raise BackendUnavailable(str(error)) from None
     (Path(sys.prefix) / build.NOTE).write_text(f"{cpu_key()}\n", encoding="utf-8")
-    importlib.invalidate_caches()
     self_test.check()
     if gpu:
         say_dim(f"it computes on {seen_devices(gpu)}")
@@ -77,6 +79,6 @@ def seen_devices(gpu: str) -> str:
     found = [device for device in devices.every(library.load()) if device.kind == gpu]
     if not found:
         raise BackendUnavailable(
-            f"llama.cpp is built for {gpu} and sees no device of it; {toolchains.DRIVERS[gpu]}"
+            f"llama.cpp is built for {gpu} and sees no device of it; {toolchains.remedy(gpu)}"
         )
     return ", ".join(f"{device.name} ({device.description})" for device in found)

@@ -1,0 +1,242 @@
+"""Write models of any shape with random weights, made on the spot: right for times and for nothing
+else.
+
+GGUF files as llama.cpp's own quantisation mixes their formats, and folders of safetensors. A file
+repeats some megabytes of random blocks, so that 16 GB are written in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from duodec.errors import BadOption
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that a Llama-like model's cost depends on."""
+
+    num_layers: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    inner: int  # width of the feed-forward part
+    num_vocab: int
+
+    @property
+    def head(self) -> int:
+        return self.width // self.num_heads
+
+
+SHAPES: Mapping[str, Shape] = {
+    "tiny": Shape(2, 256, 4, 2, 512, 49152),  # for tests on a CPU
+    "llama-3-8b": Shape(32, 4096, 32, 8, 14336, 128256),
+    "qwen2.5-7b": Shape(28, 3584, 28, 4, 18944, 152064),
+    "llama-2-7b": Shape(32, 4096, 32, 32, 11008, 32000),
+}
+
+
+def shape_named(name: str) -> Shape:
+    """Raises BadOption, which lists the names."""
+    if name not in SHAPES:
+        raise BadOption(f"unknown shape '{name}'; choose from: {', '.join(SHAPES)}")
+    return SHAPES[name]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of weights in GGUF: bytes of a block, and where its scales of 16 bits lie."""
+
+    type: int  # ggml's number
+    columns: int  # of a block
+    num_bytes: int
+    scales: Mapping[int, float]  # by the place in the block, so that weights are about 0.02
+
+
+FORMATS: Mapping[str, Format] = {
+    "F32": Format(0, 1, 4, {}),
+    "Q8_0": Format(8, 32, 34, {0: 2.5e-4}),
+    "Q4_K": Format(12, 256, 144, {0: 6.2e-5, 2: 7.5 * 6.2e-5}),
+    "Q6_K": Format(14, 256, 210, {208: 1.4e-5}),
+    "BF16": Format(30, 1, 2, {}),
+}
+MIXES = {"Q4_K_M": 15, "Q8_0": 7, "BF16": 32}  # llama.cpp's numbers of files
+_ALIGNMENT = 32
+_BLOCKS = 1 << 17  # that repeat
+
+
+def write_gguf(path: Path, shape: Shape, mix: str) -> Path:
+    """A file in Llama's architecture, without a vocabulary. Raises OSError."""
+    tensors = [(name, dims, _format_of(name, shape, mix)) for name, dims in _tensors(shape)]
+    with path.open("wb") as file:
+        facts = _facts(shape, mix, path.stem)
+        file.write(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(facts)))
+        for key, value in facts.items():
+            file.write(_text(key) + _value(value))
+        offset = 0
+        for name, dims, kind in tensors:
+            file.write(_text(name) + struct.pack("<I", len(dims)))
+            file.write(struct.pack(f"<{len(dims)}QIQ", *reversed(dims), kind.type, offset))
+            offset = _aligned(offset + _size(dims, kind))
+        _pad(file)
+        made: dict[int, memoryview] = {}
+        for _, dims, kind in tensors:
+            if kind.type not in made:
+                made[kind.type] = memoryview(_blocks(kind).tobytes())
+            _repeat(file, made[kind.type], _size(dims, kind))
+            _pad(file)
+    return path
+
+
+def write_folder(folder: Path, shape: Shape) -> Path:
+    """A folder as transformers saves it, in bfloat16, without a tokenizer. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
+        "num_hidden_layers": shape.num_layers, "hidden_size": shape.width,
+        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head, "intermediate_size": shape.inner, "vocab_size": shape.num_vocab,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+        "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    kind, header, offset = FORMATS["BF16"], {}, 0
+    sizes = []
+    for name, dims in _tensors(shape):
+        sizes.append((len(dims), _size(dims, kind)))
+        header[_name_of_transformers(name)] = {
+            "dtype": "BF16", "shape": dims, "data_offsets": [offset, offset + sizes[-1][1]],
+        }  # fmt: skip
+        offset += sizes[-1][1]
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % 8)
+    blocks = memoryview(_blocks(kind).tobytes())
+    ones = memoryview(_bfloat16(np.ones(shape.width)).tobytes())
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(words)) + words)
+        for num_dims, size in sizes:
+            _repeat(file, ones if num_dims == 1 else blocks, size)
+    return folder
+
+
+def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names of GGUF, and rows by columns."""
+    yield "token_embd.weight", (shape.num_vocab, shape.width)
+    for i in range(shape.num_layers):
+        keys = shape.num_kv_heads * shape.head
+        for name, *dims in (
+            ("attn_norm", shape.width),
+            ("attn_q", shape.width, shape.width),
+            ("attn_k", keys, shape.width),
+            ("attn_v", keys, shape.width),
+            ("attn_output", shape.width, shape.width),
+            ("ffn_norm", shape.width),
+            ("ffn_gate", shape.inner, shape.width),
+            ("ffn_up", shape.inner, shape.width),
+            ("ffn_down", shape.width, shape.inner),
+        ):
+            yield f"blk.{i}.{name}.weight", tuple(dims)
+    yield "output_norm.weight", (shape.width,)
+    yield "output.weight", (shape.num_vocab, shape.width)
+
+
+def _format_of(name: str, shape: Shape, mix: str) -> Format:
+    """As `llama-quantize` chooses it."""
+    if "norm" in name:
+        return FORMATS["F32"]
+    if mix != "Q4_K_M":
+        return FORMATS[mix]
+    if name == "output.weight":
+        return FORMATS["Q6_K"]
+    if "attn_v" in name or "ffn_down" in name:
+        i, eighth = int(name.split(".")[1]), shape.num_layers // 8
+        if i < eighth or i >= 7 * shape.num_layers // 8 or (i - eighth) % 3 == 2:
+            return FORMATS["Q6_K"]
+    return FORMATS["Q4_K"]
+
+
+def _facts(shape: Shape, mix: str, name: str) -> dict[str, Any]:
+    return {
+        "general.architecture": "llama",
+        "general.name": name,
+        "general.file_type": MIXES[mix],
+        "general.quantization_version": 2,
+        "llama.context_length": 8192,
+        "llama.embedding_length": shape.width,
+        "llama.block_count": shape.num_layers,
+        "llama.feed_forward_length": shape.inner,
+        "llama.attention.head_count": shape.num_heads,
+        "llama.attention.head_count_kv": shape.num_kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": shape.head,
+        "llama.vocab_size": shape.num_vocab,
+        "tokenizer.ggml.model": "no_vocab",
+    }
+
+
+_OF_TRANSFORMERS = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def _name_of_transformers(name: str) -> str:
+    *layer, part, weight = name.split(".")
+    prefix = f"model.layers.{layer[1]}." if layer else ""
+    return f"{prefix}{_OF_TRANSFORMERS[part]}.{weight}"
+
+
+def _blocks(kind: Format) -> np.ndarray[Any, Any]:
+    """Random blocks of a format; F32 is of norms, which are 1."""
+    rng = np.random.default_rng(0)
+    if kind is FORMATS["F32"]:
+        return np.ones(_BLOCKS, np.float32)
+    if kind is FORMATS["BF16"]:
+        return _bfloat16(rng.standard_normal(64 * _BLOCKS, dtype=np.float32) * 0.02)
+    raw = rng.integers(0, 256, (_BLOCKS, kind.num_bytes), dtype=np.uint8)
+    for place, scale in kind.scales.items():
+        raw[:, place : place + 2] = np.array([scale], np.float16).view(np.uint8)
+    return raw
+
+
+def _bfloat16(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _size(dims: tuple[int, ...], kind: Format) -> int:
+    return int(np.prod(dims)) // kind.columns * kind.num_bytes
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def _pad(file: BinaryIO) -> None:
+    file.write(bytes(_aligned(file.tell()) - file.tell()))
+
+
+def _repeat(file: BinaryIO, blocks: memoryview, num_bytes: int) -> None:
+    while num_bytes > 0:
+        num_bytes -= file.write(blocks[:num_bytes])
+
+
+def _text(words: str) -> bytes:
+    return struct.pack("<Q", len(words.encode())) + words.encode()
+
+
+def _value(value: str | int | float) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _text(value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    return struct.pack("<II", 4, value)
