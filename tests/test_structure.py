@@ -18,8 +18,8 @@ PURE = ("core", "native", "methods", "drafting", "planning", "scheduler")
 # what each part of the package may import of the package; anything outside is the engine's ring
 ARROWS = {
     "errors": set(),
-    "core": {"core", "errors"},
-    "native": {"native", "core", "errors"},
+    "core": {"core", "native", "errors"},
+    "native": {"native", "errors"},
     "drafting": {"drafting", "native", "core", "errors"},
     "planning": {"planning", "drafting", "native", "core", "errors"},
     "methods": {"methods", "drafting", "planning", "core", "errors"},

@@ -24,6 +24,7 @@ from duodec.core.sampling import Context, Distribution, Draw, Sampler, Tokens
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.core.traits import DraftTraits, TargetCache, TargetTraits
 from duodec.errors import BadOption
+from duodec.native.library import NUM_CANDIDATES as NUM_CANDIDATES
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,6 @@ class Query:
         """The text and the draft tokens that precede the token drawn from ``row``."""
         return Context(self.text, tuple(self.draft.path_tokens(row - 1)))
 
-
-NUM_CANDIDATES = 8  # of a row, to make drafts of
 
 
 class Candidates(NamedTuple):

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from ctypes import POINTER, PyDLL, c_char_p, c_double, c_int64, c_void_p
+from ctypes import POINTER, PyDLL, c_char_p, c_double, c_float, c_int64, c_uint64, c_void_p
 from functools import cache
 from typing import Any, Union
 
-from duodec.core.protocols import NUM_CANDIDATES
 from duodec.errors import BackendUnavailable
 from duodec.native.build import library_path
 
 MAX_ORDER = 3  # tokens of a context of a recycled row
+NUM_CANDIDATES = 8  # of a row, to make drafts of
 
 Numbers = Union["array[int]", "array[float]"]
 
@@ -24,6 +24,11 @@ _RESULTS_AND_ARGUMENTS = {
     "duodec_max_order": (c_int64, []),
     "duodec_num_candidates": (c_int64, []),
     "duodec_grow": (c_int64, [c_char_p, c_void_p, c_void_p, c_void_p]),
+    "duodec_likeliest": (c_int64, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
+    "duodec_noisy": (
+        c_int64,
+        [c_void_p, c_int64, c_int64, c_int64, c_float, c_uint64, c_void_p, c_void_p],
+    ),
     "duodec_rows_new": (c_void_p, [c_int64]),
     "duodec_rows_free": (None, [c_void_p]),
     "duodec_rows_size": (c_int64, [c_void_p]),
