@@ -43,7 +43,6 @@ class Query:
         return Context(self.text, tuple(self.draft.path_tokens(row - 1)))
 
 
-
 class Candidates(NamedTuple):
     """A row's likeliest tokens, best first. ``confidences`` are a softmax over the logits of as
     many as the query requested; empty if the target reports tokens only."""

@@ -35,7 +35,8 @@ class LlamaModel:
     compute them more slowly. ``vocabulary_only`` reads no weights. ``placed`` tensors lie on
     devices of their own; contexts keep keys and values in the formats of ``cache``; layers that a
     GPU computes lie ``on`` these devices, on all that there are by default. A file that
-    ``is_mapped`` must stay as it is; another is read whole. Raises ModelUnreadable, and BadOption
+    ``is_mapped`` must stay as it is; another is read whole. Where our kernels compute the head, only
+    these tokens of a draft's ``head`` have finite logits, if some are named; they ascend. Raises ModelUnreadable, and BadOption
     for a device that is not there.
     """
 
@@ -50,6 +51,7 @@ class LlamaModel:
         cache: CacheTypes = CacheTypes(),  # noqa: B008  frozen
         on: Sequence[Device] = (),
         is_mapped: bool = True,
+        head: Sequence[int] = (),
     ) -> None:
         self.path = path
         self._is_mapped = is_mapped
@@ -75,7 +77,7 @@ class LlamaModel:
             chosen = devices.as_array(lib, on)
             params.devices = ctypes.addressof(chosen)
         self.handle = interruptible(
-            lambda: lib.llama_model_load_from_file(os.fsencode(path), params),
+            lambda: library.load_with_head(lib, path, params, head),
             lambda handle: handle and lib.llama_model_free(handle),
         )
         if not self.handle:
