@@ -158,6 +158,16 @@ class EngineConfig:
             ge=LEAST_WINDOW,
         ),
     ] = None
+    draft_head: Annotated[
+        int | None,
+        Parameter(
+            "Most frequent tokens that the draft model chooses from where a text is made of them, "
+            "for shorter steps; 0: all. By default a part of a large vocabulary.",
+            "Machine",
+            metavar="TOKENS",
+            ge=0,
+        ),
+    ] = None
     gpu_layers: Annotated[
         int,
         Parameter(

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -54,21 +52,6 @@ def packs(library: Any, type_: int) -> bool:
     function = library._lib.duodec_packs
     function.restype, function.argtypes = ctypes.c_bool, (ctypes.c_int,)
     return bool(function(type_))
-
-
-def load_with_head(library: Any, path: Path, params: Any, rows: Sequence[int]) -> Any:
-    """Load a model of whose head only these rows are computed, ascending; all of them if there are
-    none, and by kernels that are not ours."""
-    if not rows or not kernels(library):
-        return library.llama_model_load_from_file(os.fsencode(path), params)
-    choose = library._lib.duodec_choose_rows  # for what this thread loads
-    choose.restype, choose.argtypes = None, (ctypes.c_void_p, ctypes.c_int64)
-    chosen = (ctypes.c_int32 * len(rows))(*rows)
-    choose(chosen, len(rows))
-    try:
-        return library.llama_model_load_from_file(os.fsencode(path), params)
-    finally:
-        choose(None, 0)
 
 
 def has_amx(library: Any) -> bool:

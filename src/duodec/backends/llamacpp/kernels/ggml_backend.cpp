@@ -4,6 +4,7 @@
 // when the library is loaded, in the place of the others: theirs give a row other bits at other widths. The environment variable
 // DUODEC_KERNELS=off, read then, leaves all as llama.cpp has it.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -45,15 +46,18 @@ const Kernel * kernel_for(const ggml_tensor * weights) {
     return kernel && weights->ne[0] % kernel->columns == 0 && weights->ne[3] == 1 && ggml_is_contiguous(weights) ? kernel : nullptr;
 }
 
-// Rows of a draft's head that are packed and computed; the products of the others are minus infinity.
+// The rows of a draft's head in the order in which they are packed. The first ones are computed, and the products of the others
+// are minus infinity.
 struct Head {
-    std::vector<int32_t> rows;  // ascending
+    const std::vector<int32_t> order;
+    std::atomic<int64_t> num_computed;
 };
 
-thread_local std::vector<int32_t> chosen_rows;  // of heads that this thread loads; none: all
+thread_local std::vector<int32_t> next_order;  // of the head that this thread loads next; none: as the file has it
+thread_local Head * last_head;                 // that this thread has loaded
 
-bool is_chosen(const ggml_tensor * weights) {
-    return !chosen_rows.empty() && chosen_rows.back() < weights->ne[1] && weights->ne[2] == 1 &&
+bool is_ordered(const ggml_tensor * weights) {
+    return (int64_t)next_order.size() == weights->ne[1] && weights->ne[2] == 1 &&
            (!strcmp(weights->name, "output.weight") || !strcmp(weights->name, "token_embd.weight"));
 }
 
@@ -122,9 +126,9 @@ struct Rows {
 
 class Traits : public ggml::cpu::tensor_traits {
   public:
-    explicit Traits(Head head = {}) : head(std::move(head)) {}
+    explicit Traits(std::unique_ptr<Head> head = {}) : head(std::move(head)) {}
 
-    const Head head;
+    const std::unique_ptr<Head> head;  // none: all rows, as the file has them
 
   private:
     bool work_size(int, const ggml_tensor * op, size_t & size) override {
@@ -139,7 +143,8 @@ class Traits : public ggml::cpu::tensor_traits {
         const ggml_tensor * weights = op->src[0], * x = op->src[1];
         const Kernel & kernel = *kernel_for(weights);
         GGML_ASSERT(x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float));
-        const int64_t num_weights = head.rows.empty() ? weights->ne[1] : (int64_t)head.rows.size();
+        const int64_t num_weights = head ? head->num_computed.load() : weights->ne[1];
+        const int32_t * places = head ? head->order.data() : nullptr;
         const int64_t columns = weights->ne[0], num_tiles = duodec::num_tiles(num_weights), row_bytes = kernel.row_bytes(columns);
         uint8_t * work = (uint8_t *)(((uintptr_t)params->wdata + 63) / 64 * 64);
         const Rows rows(op, work);
@@ -177,7 +182,7 @@ class Traits : public ggml::cpu::tensor_traits {
                 for (int64_t g = 0; g < groups.num_groups; g++) {
                     float * out[duodec::Lanes::MOST];
                     for (int m = 0; m < groups.rows(g); m++) out[m] = rows.out(groups.first(g) + m);
-                    duodec::multiply_tiles(kernel, matrix, num_weights, head.rows.empty() ? nullptr : head.rows.data(), columns, begin, end,
+                    duodec::multiply_tiles(kernel, matrix, num_weights, places, columns, begin, end,
                                            activations + groups.first(g) * row_bytes, groups.rows(g), out);
                 }
             }
@@ -281,9 +286,10 @@ void (*free_memory)(ggml_backend_buffer_t);  // of the buffers of ggml that ours
 
 ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     tensor->extra = kernel_for(tensor) ? &traits : nullptr;
-    if (tensor->extra && is_chosen(tensor)) {
+    if (tensor->extra && is_ordered(tensor)) {
+        last_head = new Head{next_order, {tensor->ne[1]}};
         const std::lock_guard<std::mutex> lock(heads_mutex);
-        tensor->extra = (heads[buffer] = std::make_unique<Traits>(Head{chosen_rows})).get();
+        tensor->extra = (heads[buffer] = std::make_unique<Traits>(std::unique_ptr<Head>(last_head))).get();
     }
     return GGML_STATUS_SUCCESS;
 }
@@ -297,15 +303,15 @@ void free_buffer(ggml_backend_buffer_t buffer) {
 }
 
 void pack(const Kernel & kernel, ggml_tensor * tensor, const uint8_t * file, int64_t begin, int64_t end) {
-    const std::vector<int32_t> & chosen = ((const Traits *)tensor->extra)->head.rows;
-    const int64_t columns = tensor->ne[0], rows = chosen.empty() ? tensor->ne[1] : (int64_t)chosen.size(), tiles = duodec::num_tiles(rows);
+    const Head * head = ((const Traits *)tensor->extra)->head.get();
+    const int64_t columns = tensor->ne[0], rows = tensor->ne[1], tiles = duodec::num_tiles(rows);
     const int64_t file_row = columns / kernel.columns * kernel.block_bytes, tile_bytes = kernel.tile_bytes(columns);
-    std::vector<uint8_t> gathered(chosen.empty() ? 0 : TILE * file_row);
+    std::vector<uint8_t> gathered(head ? TILE * file_row : 0);
     for (int64_t t = begin; t < end; t++) {
         const int64_t first = t % tiles * TILE, row = t / tiles * rows + first, count = std::min<int64_t>(TILE, rows - first);
         const uint8_t * from = file + row * file_row;
-        if (!chosen.empty()) {
-            for (int64_t i = 0; i < count; i++) memcpy(gathered.data() + i * file_row, file + chosen[first + i] * file_row, file_row);
+        if (head) {
+            for (int64_t i = 0; i < count; i++) memcpy(gathered.data() + i * file_row, file + head->order[first + i] * file_row, file_row);
             from = gathered.data();
         }
         kernel.pack_tile((uint8_t *)tensor->data + t * tile_bytes, from, file_row, (int)count, columns);
@@ -315,8 +321,7 @@ void pack(const Kernel & kernel, ggml_tensor * tensor, const uint8_t * file, int
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
     const Kernel & kernel = *kernel_for(tensor);
-    const std::vector<int32_t> & chosen = ((const Traits *)tensor->extra)->head.rows;
-    const int64_t tiles = chosen.empty() ? duodec::num_tiles(tensor->ne[1]) * tensor->ne[2] : duodec::num_tiles(chosen.size());
+    const int64_t tiles = duodec::num_tiles(tensor->ne[1]) * tensor->ne[2];
     const int64_t most = std::max<int64_t>(1, std::thread::hardware_concurrency());
     const int64_t num_threads = std::min({most, (int64_t)(size / PACKED_AT_ONCE) + 1, tiles});
     std::vector<std::thread> others;
@@ -345,7 +350,6 @@ size_t alignment(ggml_backend_buffer_type_t) { return duodec::LINE; }
 
 size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     const Kernel * kernel = kernel_for(tensor);
-    if (kernel && is_chosen(tensor)) return duodec::num_tiles(chosen_rows.size()) * kernel->tile_bytes(tensor->ne[0]);
     return kernel ? matrix_bytes(*kernel, tensor) * tensor->ne[2] : ggml_nbytes(tensor);
 }
 
@@ -391,8 +395,17 @@ DUODEC_EXPORT const char * duodec_kernels(void) { return is_registered ? duodec:
 // Whether weights of a type of ggml are packed.
 DUODEC_EXPORT bool duodec_packs(int type) { return kernel_of(type) != nullptr; }
 
-// Of the heads that this thread loads from now on, only these rows are packed and computed; the rows ascend. None: all.
-DUODEC_EXPORT void duodec_choose_rows(const int32_t * rows, int64_t num) { chosen_rows.assign(rows, rows + num); }
+// Packs the rows of heads of `num` rows that this thread loads from now on in this order, a permutation; 0: as the file has them.
+DUODEC_EXPORT void duodec_order_rows(const int32_t * order, int64_t num) {
+    next_order.assign(order, order + num);
+    if (num) last_head = nullptr;
+}
+
+// The head that this thread has loaded since an order was named; null where none was ordered. It lives as long as its model.
+DUODEC_EXPORT void * duodec_ordered_head(void) { return last_head; }
+
+// Computes the first `num` rows of a head in its order, from the next forward pass on.
+DUODEC_EXPORT void duodec_compute_rows(void * head, int64_t num) { ((Head *)head)->num_computed = num; }
 
 namespace { double attention_deviation(); }
 
