@@ -162,7 +162,7 @@ class EngineConfig:
         int | None,
         Parameter(
             "Most frequent tokens that the draft model chooses from where a text is made of them, "
-            "for shorter steps; 0: all. By default a part of a large vocabulary.",
+            "for shorter steps; 0: all. By default 32768 of a vocabulary of more than 65536.",
             "Machine",
             metavar="TOKENS",
             ge=0,

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes.tiny_models import write_dense
 
 import duodec
 from duodec import LLM, Delta, Finished, SamplingParams
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp import head, library
 from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.head import Frequency, Head, frequency
 from duodec.backends.llamacpp.model import LlamaModel
@@ -30,8 +29,8 @@ RARE = np.arange(45_000, 45_040, dtype=np.int32)
 TREE = Draft((5, 600, 7), (-1, 0, -1))
 
 
-def known(most: int | None, path: Path = SHIPPED) -> Frequency:
-    found = frequency(library.load(), path, most)
+def known(most: int | None) -> Frequency:
+    found = frequency(library.load(), SHIPPED, most)
     assert found is not None
     return found
 
@@ -45,25 +44,25 @@ def needs_ordered_heads() -> None:
 # --- which rows
 
 
-@pytest.mark.parametrize("most", [1, 2000, None])
-def test_byte_pairs_are_frequent_by_their_numbers_and_control_tokens_always(
-    most: int | None,
-) -> None:
+@pytest.mark.parametrize("most", [1, 2000])
+def test_byte_pairs_are_frequent_by_their_numbers_and_control_tokens_always(most: int) -> None:
     found = known(most)
     model = LlamaModel(SHIPPED, vocabulary_only=True, num_gpu_layers=0)
     assert set(model.controls.tokens.values()) <= set(np.flatnonzero(found.is_frequent).tolist())
     model.close()
-    assert found.num == (most or 24_576) + NUM_SPECIAL
+    assert found.num == most + NUM_SPECIAL
     assert found.is_frequent[: found.num].all()
 
 
-@pytest.mark.parametrize("most", [0, NUM_VOCAB, NUM_VOCAB - NUM_SPECIAL])
-def test_a_head_that_would_be_whole_has_no_order(most: int) -> None:
+@pytest.mark.parametrize("most", [0, NUM_VOCAB, NUM_VOCAB - NUM_SPECIAL, None])
+def test_a_head_that_would_be_whole_has_no_order(most: int | None) -> None:
+    """By default that of a small vocabulary."""
     assert frequency(library.load(), SHIPPED, most) is None
 
 
-def test_a_small_vocabulary_stays_whole_by_default(tmp_path: Path) -> None:
-    assert frequency(library.load(), write_dense(tmp_path / "small.gguf"), None) is None
+def test_a_large_vocabulary_has_a_part_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "_MANY_TOKENS", NUM_VOCAB - 1)
+    assert known(None).num == 32_768 + NUM_SPECIAL
 
 
 def test_a_file_that_cannot_be_read_is_left_to_the_loading(tmp_path: Path) -> None:
@@ -125,9 +124,9 @@ def test_two_drafts_and_a_target_in_one_process_have_heads_of_their_own() -> Non
 
 def test_other_kernels_compute_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "kernels", lambda lib: "")
-    head = Head(library.load(), known(300))
-    assert head.load(lambda: "a model") == "a model"
-    head.fit(COMMON)
+    whole = Head(library.load(), known(300))
+    assert whole.load(lambda: "a model") == "a model"
+    whole.fit(COMMON)
 
 
 # --- texts

@@ -26,8 +26,7 @@ _NORMAL = 1  # llama_token_type: a token of text
 _BYTE_PAIRS = "gpt2"
 _RECENT = 256  # tokens of a text that tell which it is made of
 _LEAST_SHARE = 0.94  # of them within the rows that are computed
-_MANY_TOKENS, _OF_MANY = 65_536, 32_768  # of a vocabulary; of these so many rows by default
-_OF_FEW = 24_576
+_MANY_TOKENS, _OF_MANY = 65_536, 32_768  # of a larger vocabulary so many rows by default
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def frequency(lib: Any, path: Path, most: int | None) -> Frequency | None:
         counted = [token for token in file.numbers(FREQUENT) if token < len(kinds)]
         is_numbered = file.text("tokenizer.ggml.model") == _BYTE_PAIRS
     if most is None:
-        most = _OF_MANY if len(kinds) > _MANY_TOKENS else _OF_FEW
+        most = _OF_MANY if len(kinds) > _MANY_TOKENS else 0
     texts = np.flatnonzero(kinds == _NORMAL).tolist() if is_numbered else []
     frequent = list(dict.fromkeys([*counted, *texts]))
     if not 0 < most < len(frequent):
