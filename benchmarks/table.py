@@ -23,6 +23,8 @@ _ALL = (
                "decoding.adversaries", "measurements.md"),
     Experiment("grid", "What does `auto` lose on steep curves while it learns them?",
                "decoding.grid", "measurements.md"),
+    Experiment("unaided", "What are drafts worth without a GPU, beside llama.cpp's own server?",
+               "decoding.unaided", "measurements.md"),
     Experiment("gaps", "What stands between two forward passes, in this tree and in another?",
                "decoding.gaps", "measurements.md"),
     Experiment("calibration", "Are candidates accepted as often as the planner expects?",

@@ -26,7 +26,8 @@ from benchmarks import RESULTS
 from duodec import Delta, Finished, SamplingParams
 from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.testbeds import LatencyCurve, ReplayTarget
+from duodec.bench.beds.latency import LatencyCurve
+from duodec.bench.beds.replay import ReplayTarget
 from duodec.bench.card import environment
 from duodec.core.protocols import Drafted
 from duodec.llm import LLM, load

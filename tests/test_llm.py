@@ -18,8 +18,8 @@ from fakes.mutants import Mutant
 
 from duodec import LLM, Completion, Delta, Finished, SamplingParams
 from duodec.backends.curves import CostCurve
+from duodec.backends.paced import PacedTarget
 from duodec.backends.table import TableModel, TableTarget
-from duodec.backends.testbeds import PacedTarget
 from duodec.core.events import Started
 from duodec.core.protocols import Drafted, Query, Scores, Target
 from duodec.core.sampling import Context, Draw

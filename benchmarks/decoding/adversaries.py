@@ -24,8 +24,8 @@ from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.table import TableModel
-from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.beds import Parts, ReplayBed
+from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.recording import Conversation, record, shuffled
 from duodec.bench.statistics import ratio_of_rates
 from duodec.bench.tasks import TASKS, read_prompts

@@ -77,7 +77,7 @@ def main(
 
 def _measured(tree: Path, arguments: list[str]) -> Found:
     """The figures of a tree, in a process of its own."""
-    program = Path(__file__).with_name("gaps_of_tree.py")
+    program = tree / "benchmarks" / "decoding" / "gaps_of_tree.py"  # the tree's own
     done = subprocess.run(
         [sys.executable, str(program), *arguments],
         env={**os.environ, "PYTHONPATH": str(tree / "src")},

@@ -20,8 +20,9 @@ from time import perf_counter
 from typing import Any
 
 from duodec.backends.curves import CostCurve
-from duodec.backends.testbeds import LatencyCurve, ReplayTarget
 from duodec.bench.beds import Parts, ReplayBed, answered, on_cores, replay_stage
+from duodec.bench.beds.latency import LatencyCurve
+from duodec.bench.beds.replay import ReplayTarget
 from duodec.bench.recording import Turn
 from duodec.core.protocols import Launched, Query, Scores, Target
 from duodec.core.sampling import SamplingParams
@@ -147,7 +148,7 @@ def main(recorded: str, target: str, draft: str, latencies: str, methods: str) -
     chosen = [method_named(name) for name in names]
     found: dict[str, dict[str, dict[str, float]]] = {}
     curve = LatencyCurve(CostCurve.flat(0.025))
-    with replay_stage(config, SamplingParams(), curve, chosen, is_enforced=False) as stage:
+    with replay_stage(config, SamplingParams(), curve, chosen) as stage:
         for milliseconds in latencies.split(","):
             curve = LatencyCurve(CostCurve.flat(float(milliseconds) / 1e3))
             found[milliseconds] = {}

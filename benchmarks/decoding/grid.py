@@ -18,7 +18,9 @@ import numpy as np
 
 from benchmarks import Figures
 from duodec.backends.curves import CostCurve, published
-from duodec.backends.simulated import (
+from duodec.backends.table import TableModel, TableTarget
+from duodec.bench.beds.latency import LatencyCurve
+from duodec.bench.beds.virtual import (
     Place,
     PricedModel,
     SimulatedDrafter,
@@ -26,8 +28,6 @@ from duodec.backends.simulated import (
     StepTable,
     VirtualClock,
 )
-from duodec.backends.table import TableModel, TableTarget
-from duodec.backends.testbeds import LatencyCurve
 from duodec.core.protocols import Candidates
 from duodec.core.round import Round
 from duodec.core.sampling import Context, Sampler, SamplingParams

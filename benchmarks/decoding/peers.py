@@ -29,7 +29,8 @@ from benchmarks.kernels.kernels import requantised
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.testbeds import LatencyCurve, ReplayTarget
+from duodec.bench.beds.latency import LatencyCurve
+from duodec.bench.beds.replay import ReplayTarget
 from duodec.bench.recording import tokens_for
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.events import Finished

@@ -1,7 +1,7 @@
 """Compare every method with the default on a virtual clock, on several curves of T(n).
 
 Real rows and drafts, durations from tables, so the figures are the same on any machine
-(`duodec.backends.simulated`). Rows off the recorded text are computed once for all curves. The
+(`duodec.bench.beds.virtual`). Rows off the recorded text are computed once for all curves. The
 ceiling is `auto` with a draft model that takes no time.
 
     python -m benchmarks simulated --data FOLDER --limit 5 --max-tokens 48
@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import Figures
-from duodec.backends.simulated import Place, PricedModel, StepTable
 from duodec.bench.beds.simulated import SimulatedBed, simulated_stage
+from duodec.bench.beds.virtual import Place, PricedModel, StepTable
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Conversation, record
 from duodec.bench.tasks import TASKS, read_prompts

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.backends.curves import CostCurve, interpolated, published
-from duodec.backends.simulated import StepTable
+from duodec.bench.beds.virtual import StepTable
 from duodec.bench.plan import BenchPlan
 from duodec.cli.app import run
 from duodec.errors import BadOption

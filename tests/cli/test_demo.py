@@ -13,8 +13,8 @@ from fakes import ROOT
 from fakes.decoding import LETTERS, Letters
 
 from duodec import llm
+from duodec.backends.paced import PacedTarget
 from duodec.backends.table import TableModel, TableTarget
-from duodec.backends.testbeds import PacedTarget
 from duodec.cli import app
 from duodec.cli.commands import demo
 from duodec.core.protocols import Launched, Query

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from fakes.beds import ClockedTarget
 from fakes.decoding import PROMPT, Letters, decode, known_texts, plain_text
 from fakes.targets import Chains
 
 from duodec.backends.curves import CostCurve
 from duodec.backends.table import TableModel, TableTarget
-from duodec.backends.testbeds import ClockedTarget, LatencyCurve
+from duodec.bench.beds.latency import LatencyCurve
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query, Target
 from duodec.core.rows import Row

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes.beds import EnforcedTarget
 from fakes.decoding import Letters
 from fakes.server import (
     MODEL,
@@ -26,7 +27,6 @@ from fakes.server import (
 )
 
 from duodec.backends.table import TableTarget
-from duodec.backends.testbeds import EnforcedTarget
 from duodec.core.events import Finished
 from duodec.core.sampling import Context, SamplingParams
 from duodec.errors import BadOption

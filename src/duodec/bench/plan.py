@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from duodec.backends.curves import CostCurve
-from duodec.backends.host import HostPrices
-from duodec.backends.shapes import TREE, Shape
-from duodec.backends.simulated import StepTable
-from duodec.backends.testbeds import LatencyCurve
+from duodec.bench.beds.host import HostPrices
+from duodec.bench.beds.latency import LatencyCurve
+from duodec.bench.beds.shapes import TREE, Shape
+from duodec.bench.beds.virtual import StepTable
 from duodec.bench.tasks import TASKS
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption
@@ -100,6 +100,16 @@ class BenchPlan:
             raise BadOption(
                 f"the control '{SHUFFLED}' replays a text that makes no sense; give a latency with "
                 "--replay-ms"
+            )
+        self._check_replay()
+
+    def _check_replay(self) -> None:
+        """Raises BadOption for a method that reads rows which a recorded text does not have."""
+        off_path = [e.label for e in self.entrants if e.new().reads_off_path]
+        if self.replay_ms is not None and off_path:
+            raise BadOption(
+                f"{', '.join(off_path)} read rows off the recorded text, which a replay does not "
+                "have; leave them out with --methods, or run all on virtual time with --simulate-ms"
             )
 
     def _check_simulation(self) -> None:
@@ -241,12 +251,6 @@ class BenchPlan:
                 "process and all clocks are real; a replay enforces the text, so it proves nothing "
                 "about exactness."
             )
-            clocked = [e.label for e in self.entrants if e.new().reads_off_path]
-            if clocked:
-                notes.append(
-                    f"{', '.join(clocked)} read more than the text: they ran on a clocked target, "
-                    "real forward passes whose time is replaced by the same latency."
-                )
         if self.paper:
             notes.append(
                 f"The paper's settings for {self.paper} (arXiv 2503.00784), with its prompt "

@@ -46,7 +46,7 @@ class Generation:
     target: str
     draft: str | None
     repeat: int  # 0, 1, ...
-    test_bed: str  # real, replay, simulated, clocked or enforced
+    test_bed: str  # real, replay or simulated; clocked or enforced in older files
     prompt_tokens: int | None = None
     new_tokens: int | None = None
     ttft_s: float | None = None

@@ -100,7 +100,6 @@ class Runner:
             sampling,
             self.plan.latency,
             [entrant.new() for entrant in entrants],
-            is_enforced=self.plan.control == SHUFFLED,
         )
 
     def _record(self, stage: Stage, prompts: Sequence[Prompt]) -> list[Conversation]:
@@ -227,7 +226,7 @@ class Runner:
         """A record with its measures."""
         stats = answer.stats
         is_sampled = self.plan.sampling.temperature > 0
-        proves_text = bed.name in ("real", "clocked")  # others enforce the recorded text
+        proves_text = bed.name == "real"  # others enforce the recorded text
         is_exempt = method.name == "sps-rejection" and is_sampled  # exact in distribution only
         is_identical = answer.tokens == turn.answer if proves_text and not is_exempt else None
         ceiling = stats.mean_accepted / bed.forward_s if bed.forward_s else None

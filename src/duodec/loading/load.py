@@ -9,8 +9,8 @@ from pathlib import Path
 
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.loaded import LoadedTarget, RunningTarget, TargetModel
+from duodec.backends.paced import PacedTarget
 from duodec.backends.placement import Placement
-from duodec.backends.testbeds import PacedTarget
 from duodec.core.protocols import Datastore, Target, Tokenizer
 from duodec.datastores import open_for
 from duodec.errors import DuodecError, warn

@@ -28,7 +28,7 @@ from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.backends.llamacpp.trees import LlamaScores
-from duodec.backends.testbeds import PacedTarget
+from duodec.backends.paced import PacedTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.errors import ContextExceeded, ModelUnreadable

@@ -42,7 +42,7 @@ class Bed(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """What replays and clocked targets share."""
+    """What replays and simulations share."""
 
     vocabulary: Tokenizer
     num_context: int

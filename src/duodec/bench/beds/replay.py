@@ -1,24 +1,30 @@
-"""Run methods on a replay, or on a clocked target.
+"""Replay a recorded text: a target of a given latency, and the bed that runs methods on it.
 
 A replay stands in for the arithmetic of a target on other hardware: real drafts come from the real
-drafter process on its own cores, and one core is left to the target's side. Methods that read more
-than the text's path run on a clocked target: real forward passes that take, on its clock, as long
-as the replay's. Reports name both.
+drafter process on its own cores, and one core is left to the target's side. It knows no row off the
+text: methods that read such rows run on a real target, or on virtual time (`--simulate-ms`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
+from time import perf_counter
 from typing import cast
 
-from duodec.backends.loaded import RunningTarget
-from duodec.backends.testbeds import ClockedTarget, EnforcedTarget, LatencyCurve, ReplayTarget
+from duodec.backends.paced import Due, num_rows
 from duodec.bench.beds.base import ONE_TOKEN, Parts, Stage, answered, forget, on_cores
+from duodec.bench.beds.latency import LatencyCurve, PrefillCounter
 from duodec.bench.recording import Turn
 from duodec.core.events import Finished
-from duodec.core.sampling import SamplingParams
+from duodec.core.prefix import common_prefix
+from duodec.core.protocols import Candidates, Launched, Query, Scores, Target
+from duodec.core.rows import Row
+from duodec.core.sampling import Distribution, Draw, SamplingParams, Tokens
+from duodec.core.traits import TargetTraits
+from duodec.errors import DistributionUnavailable
 from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import SentVocabulary, open_drafter
@@ -26,6 +32,85 @@ from duodec.loading.resolve import resolve_pair
 from duodec.machine.cores import CorePlan, available_cores
 from duodec.methods.method import Method
 from duodec.planning.costs import Costs
+
+
+@dataclass
+class ReplayTarget(Target):
+    """Replays one recorded text (prompt and completion) at a given latency.
+
+    It enforces the text, so it proves nothing about exactness. A row off the recorded
+    text, and any distribution, raises DistributionUnavailable.
+    """
+
+    recording: Tokens
+    curve: LatencyCurve
+    candidates: Mapping[int, Candidates] = field(default_factory=dict)
+    """What the target held likely, by the position of the token that it then drew."""
+    _prefill: PrefillCounter = field(default_factory=PrefillCounter)
+
+    traits = TargetTraits(launches=True, has_ready_candidates=True)
+
+    def launch(self, queries: Sequence[Query]) -> Launched:
+        start = perf_counter()
+        seconds = self.curve.seconds(num_rows(queries), self._prefill.num_new(queries))
+        scores: list[Scores] = [
+            ReplayScores(self.recording, query, self.candidates) for query in queries
+        ]
+        return Due(scores, start + seconds)
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        return self.launch(queries).result()
+
+
+class ReplayScores:
+    """The recorded token after every node that lies on the recorded text. All of it is known when
+    it is made: on a device, draws are part of the forward pass."""
+
+    def __init__(
+        self, recording: Tokens, query: Query, known: Mapping[int, Candidates] | None = None
+    ) -> None:
+        """``known``: candidates by position."""
+        text, draft, length = query.text, query.draft, len(recording)
+        is_on = len(text) < length and common_prefix(text, recording) == len(text)
+        # by row, the position of the token that follows it; None off the recorded text
+        self._positions: list[int | None] = [len(text) if is_on else None]
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            above = self._positions[parent + 1]
+            goes_on = above is not None and above + 1 < length and recording[above] == token
+            self._positions.append(above + 1 if above is not None and goes_on else None)
+        self._draws = {
+            position: Draw(int(recording[position]), inf)
+            for position in self._positions
+            if position is not None
+        }
+        self._known = known or {}
+        self._num_candidates = query.num_candidates
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._positions)
+
+    def draw(self, row: int) -> Draw:
+        position = self._positions[row]
+        if position is None:
+            raise DistributionUnavailable(
+                f"row {row} lies off the recorded text, which a replay knows nothing of; "
+                "run this method on a real target"
+            )
+        return self._draws[position]
+
+    def candidates(self, row: int) -> Candidates:
+        position = self._positions[row]
+        found = None if position is None else self._known.get(position)
+        return (found or Candidates()).first(self._num_candidates)
+
+    def distribution(self, row: int) -> Distribution:
+        raise DistributionUnavailable(
+            "a replayed text has no distributions; run this method on a real target"
+        )
+
+    def row_logits(self, row: int) -> Row:
+        raise DistributionUnavailable("a replayed text has no logprobs; leave logprobs out")
 
 
 @dataclass
@@ -55,54 +140,20 @@ class ReplayBed:
         forget(None, self.parts.drafter)
 
 
-@dataclass
-class ClockedBed:
-    """Real forward passes, with durations from a curve. With ``is_enforced`` the draws are the
-    recording's, not the target's."""
-
-    parts: Parts
-    target: RunningTarget
-    curve: LatencyCurve
-    is_enforced: bool = False
-
-    def __post_init__(self) -> None:
-        self.name = "enforced" if self.is_enforced else "clocked"
-        self.forget()
-
-    @property
-    def forward_s(self) -> float:
-        return self.curve.forward_s
-
-    def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
-        if self.is_enforced:
-            self._clocked.target = EnforcedTarget(self.target, turn.tokens)
-        cores = self.parts.target_cores if method.takes_draft_model else available_cores()
-        engine = self.parts.engine(self._clocked, costs, self._clocked.clock)
-        with on_cores(cores):
-            self.target.use_threads(len(cores))
-            return answered(engine, self.parts.sampling, method, turn, len(turn.answer))
-
-    def forget(self) -> None:
-        self._clocked = ClockedTarget(self.target, self.curve)
-        forget(self.target, self.parts.drafter)
-
-
 @contextmanager
 def replay_stage(
     config: EngineConfig,
     sampling: SamplingParams,
     curve: LatencyCurve,
     methods: Sequence[Method],
-    *,
-    is_enforced: bool,
 ) -> Iterator[Stage]:
-    """Load the pair with its target replayed, or clocked if a method needs that."""
+    """Load the pair, its target replayed."""
     with ExitStack() as stack:
         cores = available_cores()
         plan = CorePlan.make(cores, target_is_on_cpu=False, num_draft_threads=config.draft_threads)
         pair = resolve_pair(config)
         engine = stack.enter_context(load(pair.without_draft()))
-        target, model = cast(RunningTarget, engine.target), engine.tokenizer
+        model = engine.tokenizer
         drafter = None
         if pair.draft is not None and any(method.takes_draft_model for method in methods):
             drafter = open_drafter(pair, cast(SentVocabulary, model), engine.num_context, plan)
@@ -110,6 +161,5 @@ def replay_stage(
             drafter.wait_ready()
         rest = tuple(core for core in cores if core not in plan.draft_cores) or cores
         parts = Parts(model, engine.num_context, drafter, engine.datastore, sampling, rest)
-        replayed = ReplayBed(parts, curve)
-        clocked = ClockedBed(parts, target, curve, is_enforced)
-        yield Stage(engine, lambda method: clocked if method.reads_off_path else replayed)
+        bed = ReplayBed(parts, curve)
+        yield Stage(engine, lambda method: bed)

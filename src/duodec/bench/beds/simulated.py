@@ -1,4 +1,4 @@
-"""Run every method on a virtual clock: see `duodec.backends.simulated`.
+"""Run every method on a virtual clock: see `duodec.bench.beds.virtual`.
 
 `duodec bench --simulate-ms` writes its figures to a folder like any other run; `duodec plan` only
 shows them.
@@ -15,10 +15,12 @@ from typing import cast
 
 import numpy as np
 
-from duodec.backends.host import HostPrices
-from duodec.backends.host import measured as measured_host
 from duodec.backends.llamacpp.recipe import LlamaRecipe
-from duodec.backends.simulated import (
+from duodec.bench.beds import Parts, Stage, answered
+from duodec.bench.beds.host import HostPrices
+from duodec.bench.beds.host import measured as measured_host
+from duodec.bench.beds.latency import LatencyCurve
+from duodec.bench.beds.virtual import (
     Place,
     PricedModel,
     SimulatedDrafter,
@@ -27,8 +29,6 @@ from duodec.backends.simulated import (
     VirtualClock,
     innermost,
 )
-from duodec.backends.testbeds import LatencyCurve
-from duodec.bench.beds import Parts, Stage, answered
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Turn
 from duodec.core.candidates import Place as TreePlace

@@ -59,7 +59,8 @@ def bench(
         options.option(
             "--methods A,B,...",
             "Methods, comma-separated; one may be named twice, and sps:2 drafts two tokens. all: "
-            "every exact one, `rest` only with a datastore.",
+            "every exact one, `rest` only with a datastore, those that read rows off the text "
+            "not in a replay.",
             _PANEL,
         ),
     ] = _ALL,
@@ -190,7 +191,7 @@ def bench(
     if paper is not None:
         paper_named(paper)
     plan = BenchPlan(
-        methods=("ar",) if paper else _methods(methods, config, target or []),
+        methods=("ar",) if paper else _methods(methods, config, target or [], replay_ms),
         targets=tuple(target or BenchPlan.targets),
         drafts=tuple(draft or BenchPlan.drafts),
         config=config,
@@ -210,7 +211,7 @@ def bench(
         runs_code=run_code,
     )
     if paper is not None:
-        own = _methods(methods, config, target or []) if methods != _ALL else ("ar",)
+        own = ("ar",) if methods == _ALL else _methods(methods, config, target or [], replay_ms)
         plan = _with_datastore(paper_plan(paper, replace(plan, methods=own), _chosen(invocation)))
     folder = output or Path(datetime.now().strftime("bench-%Y%m%d-%H%M%S"))
     _measure(plan, folder, is_resumed=resume, is_quiet=quiet)
@@ -272,11 +273,17 @@ def _exit_status(results: Results) -> None:
         raise typer.Exit(1)
 
 
-def _methods(names: str, config: EngineConfig, targets: list[str]) -> tuple[str, ...]:
-    """The methods of a list such as ``ar,sps:2``."""
+def _methods(
+    names: str, config: EngineConfig, targets: list[str], replay_ms: str | None
+) -> tuple[str, ...]:
+    """The methods of a list such as ``ar,sps:2``; of ``all``, those that can run."""
     if names != _ALL:
         return tuple(name.strip() for name in names.split(",") if name.strip())
     chosen = [name for name, kind in METHODS.items() if name != "sps-rejection"]
+    if replay_ms is not None:
+        off_path = [name for name in chosen if METHODS[name].reads_off_path]
+        chosen = [name for name in chosen if name not in off_path]
+        say_dim(f"without {', '.join(off_path)}: a replay has no rows off the recorded text")
     if not all(_has_datastore(replace(config, target=t)) for t in targets or [config.target]):
         say_dim("without `rest`: no datastore is loaded; see `duodec datastore build`")
         chosen.remove("rest")

@@ -15,8 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.backends.curves import CostCurve
-from duodec.backends.host import HostPrices
-from duodec.backends.simulated import (
+from duodec.backends.table import TableDraftModel, TableModel, TableTarget
+from duodec.backends.translation.wrapped import Wrapped
+from duodec.bench.beds import Parts
+from duodec.bench.beds.host import HostPrices
+from duodec.bench.beds.latency import LatencyCurve
+from duodec.bench.beds.simulated import SimulatedBed
+from duodec.bench.beds.virtual import (
     HANDOVER_S,
     Place,
     PricedModel,
@@ -26,11 +31,6 @@ from duodec.backends.simulated import (
     VirtualClock,
     innermost,
 )
-from duodec.backends.table import TableDraftModel, TableModel, TableTarget
-from duodec.backends.testbeds import LatencyCurve
-from duodec.backends.translation.wrapped import Wrapped
-from duodec.bench.beds import Parts
-from duodec.bench.beds.simulated import SimulatedBed
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Turn, record
 from duodec.bench.results import Results

@@ -18,9 +18,10 @@ from typing import TypeVar
 import numpy as np
 
 from duodec.backends.curves import interpolated
-from duodec.backends.host import HostPrices
-from duodec.backends.testbeds import LatencyCurve, _Reader, num_rows
+from duodec.backends.paced import num_rows
 from duodec.backends.translation.wrapped import Wrapped
+from duodec.bench.beds.host import HostPrices
+from duodec.bench.beds.latency import LatencyCurve, PrefillCounter
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import (
@@ -210,7 +211,7 @@ class SimulatedTarget(Target):
     candidates: Mapping[int, Candidates] = field(default_factory=dict)  # by position
     known: dict[Place, Candidates] = field(default_factory=dict)
     host: HostPrices = field(default_factory=HostPrices)
-    _reader: _Reader = field(default_factory=_Reader)
+    _prefill: PrefillCounter = field(default_factory=PrefillCounter)
 
     @property
     def traits(self) -> TargetTraits:
@@ -227,7 +228,7 @@ class SimulatedTarget(Target):
         queries = [replace(query, draft=shape.cut(query.draft)) for query in queries]
         rows = num_rows(queries)
         num_copied = 0 if shape.draws_on_device else shape.num_computed(rows)
-        self.clock.advance(self.curve.seconds(rows, self._reader.num_new(queries)))
+        self.clock.advance(self.curve.seconds(rows, self._prefill.num_new(queries)))
         self.clock.advance(num_copied * host.copy + num_selected * host.selection)
         return [_SimulatedScores(self, query) for query in queries]
 

@@ -7,18 +7,18 @@ import pytest
 from fakes.decoding import Session, decode_rounds, plain_text
 
 from duodec.backends.curves import CostCurve, published
-from duodec.backends.host import HostPrices, measured
 from duodec.backends.llamacpp.row_choice import WIDTHS, RowChoice
-from duodec.backends.shapes import TORCH_ROWS, TREE, Shape
-from duodec.backends.simulated import (
+from duodec.backends.table import TableModel, TableTarget
+from duodec.bench.beds.host import HostPrices, measured
+from duodec.bench.beds.latency import LatencyCurve
+from duodec.bench.beds.shapes import TORCH_ROWS, TREE, Shape
+from duodec.bench.beds.virtual import (
     PricedModel,
     SimulatedDrafter,
     SimulatedTarget,
     StepTable,
     VirtualClock,
 )
-from duodec.backends.table import TableModel, TableTarget
-from duodec.backends.testbeds import LatencyCurve
 from duodec.bench.plan import BenchPlan
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query

@@ -7,11 +7,14 @@ from time import perf_counter
 
 import numpy as np
 import pytest
+from fakes.beds import ClockedTarget
 from fakes.decoding import Session, decode_rounds
 
 from duodec.backends.curves import CostCurve
+from duodec.backends.paced import PacedTarget
 from duodec.backends.table import TableModel, TableTarget
-from duodec.backends.testbeds import ClockedTarget, LatencyCurve, PacedTarget, ReplayTarget
+from duodec.bench.beds.latency import LatencyCurve
+from duodec.bench.beds.replay import ReplayTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query
 from duodec.core.sampling import Sampler, SamplingParams
@@ -108,11 +111,11 @@ def test_a_replay_takes_what_its_curve_says() -> None:
     assert seconds(12) >= 0.01
     assert seconds(12, 9) >= 0.02  # ten rows cost two of five
     assert target.curve.seconds(4, 1) == target.curve.seconds(0, 1) == 0.01
-    assert target._reader.num_new([Query(0, text[:15])]) == 1  # drafted tokens were read
+    assert target._prefill.num_new([Query(0, text[:15])]) == 1  # drafted tokens were read
     one, two, three = (int(token) for token in text[15:18])
     tree = Draft.sequences([[one ^ 1, two], [one, two, three]])
-    assert target._reader.num_new([Query(0, text[:15], tree)]) == 1
-    assert target._reader.num_new([Query(0, text[:18])]) == 1  # along a branch, too
+    assert target._prefill.num_new([Query(0, text[:15], tree)]) == 1
+    assert target._prefill.num_new([Query(0, text[:18])]) == 1  # along a branch, too
 
 
 def test_a_pace_is_kept() -> None:

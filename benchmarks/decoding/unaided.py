@@ -1,0 +1,211 @@
+"""Compare methods on a machine without a GPU, and with llama.cpp's own server, on real clocks.
+
+Chat completions of the same file over HTTP, one at a time; all settings take turns at each prompt.
+The first request of a prompt at each server prefills it and gives the time to the first token; the
+others find it cached and give tokens a second. llama.cpp's server is that of the package
+xllamacpp, from another environment:
+
+    python -m benchmarks unaided --python OTHER/bin/python --data FOLDER --limit 5
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.progress import track
+
+from benchmarks import Figures
+from benchmarks.serving.servers import Served, llama_cpp, ours
+from duodec.bench.tasks import TASKS, Prompt, read_prompts
+from duodec.machine.cores import available_cores
+from duodec.models import resolve
+
+PLAIN = "ar"
+LLAMA = "llama.cpp"
+_SPECULATION = "params.speculative.types = [xllamacpp.common_speculative_type.{}]\n"
+_NGRAM = _SPECULATION.format("COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE")
+_DRAFT = (
+    _SPECULATION.format("COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE")
+    + "params.speculative.draft.mparams.path = {!r}\n"
+    + "params.speculative.draft.n_max = {}\n"
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way to decode: a server, and what requests say of speculation."""
+
+    name: str
+    server: Served
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A completion, as its client saw it."""
+
+    text: str
+    num_tokens: int
+    first_s: float
+    total_s: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of the whole request."""
+        return self.num_tokens / self.total_s
+
+
+def completion(setting: Setting, prompt: Prompt, max_tokens: int, temperature: float) -> Run:
+    """Stream the first turn of a conversation."""
+    body = {
+        "messages": [{"role": "user", "content": prompt.turns[0]}],
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **setting.body,
+    }
+    text, first_s, num_tokens = "", math.nan, 0
+    start_s = perf_counter()
+    url = f"{setting.server.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, timeout=600) as response:
+        response.raise_for_status()
+        for chunk in _chunks(response):
+            for choice in chunk["choices"]:
+                if piece := choice["delta"].get("content"):
+                    if not text:
+                        first_s = perf_counter() - start_s
+                    text += piece
+            if usage := chunk.get("usage"):
+                num_tokens = usage["completion_tokens"]
+    return Run(text, num_tokens, first_s, perf_counter() - start_s)
+
+
+def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def _settings(stack: ExitStack, python: Path, target: Path, draft: Path | None, context: int,
+              lengths: list[int]) -> list[Setting]:  # fmt: skip
+    threads = len(available_cores())
+    common = ("-m", str(target), "-c", str(context), "--parallel", "1")
+
+    def theirs(name: str, lines: str = "") -> Setting:
+        server = llama_cpp(
+            python, target, num_context=context, num_slots=1, num_threads=threads,
+            is_unified=False, lines=lines,
+        )  # fmt: skip
+        return Setting(name, stack.enter_context(server), {})
+
+    plain = stack.enter_context(ours(*common, "-md", "none"))
+    settings = [
+        Setting(name, plain, {"speculation": {"method": name}})
+        for name in (PLAIN, "lookup", "recycling", "auto")
+    ]
+    drafted = stack.enter_context(ours(*common, "-md", str(draft) if draft else "auto"))
+    settings.append(Setting("auto, draft model", drafted, {}))
+    settings += [theirs(LLAMA), theirs(f"{LLAMA}, n-grams", _NGRAM)]
+    if draft:
+        for n_max in lengths:
+            settings.append(theirs(f"{LLAMA}, draft of {n_max}", _DRAFT.format(str(draft), n_max)))
+    return settings
+
+
+def _geometric_mean(ratios: list[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def main(
+    python: Annotated[Path, typer.Option(help="Of an environment with xllamacpp.")],
+    target: Annotated[str, typer.Option("-m")] = "smollm2",
+    draft: Annotated[str, typer.Option("-md", help="none: ours alone, as the target's default.")]
+    = "none",
+    data: Annotated[Path | None, typer.Option(help="A folder of Spec-Bench's questions.")] = None,
+    limit: Annotated[int, typer.Option(help="Prompts a task.")] = 5,
+    max_tokens: Annotated[int, typer.Option()] = 64,
+    temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0,0.7",
+    context: Annotated[int, typer.Option()] = 4096,
+    draft_lengths: Annotated[str, typer.Option(help="Of llama.cpp's drafts.")] = "3",
+) -> Figures:  # fmt: skip
+    """Tokens a second over plain decoding, by task and over all, and times to the first token."""
+    path = resolve(target).path
+    rows = []
+    with ExitStack() as stack:
+        settings = _settings(
+            stack, python, path, None if draft == "none" else resolve(draft).path, context,
+            [int(length) for length in draft_lengths.split(",")],
+        )  # fmt: skip
+        prompts = read_prompts(data, TASKS, limit)
+        for number, prompt in enumerate(track(prompts, description="prompts")):
+            first_s = {}
+            for setting in settings:  # their first request here: nothing of the prompt is cached
+                if setting.server.url not in first_s:
+                    first_s[setting.server.url] = completion(setting, prompt, 1, 0).first_s
+            for temperature in map(float, temperatures.split(",")):
+                shift = number % len(settings)
+                for setting in (*settings[shift:], *settings[:shift]):
+                    run = completion(setting, prompt, max_tokens, temperature)
+                    rows.append(
+                        {
+                            "task": prompt.task,
+                            "prompt": prompt.prompt_id,
+                            "setting": setting.name,
+                            "temperature": temperature,
+                            "cold_first_s": first_s[setting.server.url],
+                            "num_tokens": run.num_tokens,
+                            "rate": run.rate,
+                            "text": run.text,
+                        }
+                    )
+    return {"table": _table(rows), "rows": rows}
+
+
+def _table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By temperature and setting; ratios to plain decoding are medians over prompts, of tasks'
+    medians the geometric mean. Prints it."""
+    plain = {
+        (row["task"], row["prompt"], row["temperature"]): row
+        for row in rows
+        if row["setting"] == PLAIN
+    }
+    ratios: dict[tuple[float, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    firsts: dict[tuple[float, str], list[float]] = defaultdict(list)
+    differing: dict[tuple[float, str], int] = defaultdict(int)
+    for row in rows:
+        key = row["temperature"], row["setting"]
+        expected = plain[row["task"], row["prompt"], row["temperature"]]
+        ratios[key][row["task"]].append(row["rate"] / expected["rate"])
+        firsts[key].append(row["cold_first_s"])
+        differing[key] += row["text"] != expected["text"]
+    table = []
+    for (temperature, name), by_task in ratios.items():
+        medians = {task: median(found) for task, found in by_task.items()}
+        found = {
+            "temperature": temperature,
+            "setting": name,
+            "over_plain": _geometric_mean(list(medians.values())),
+            "by_task": medians,
+            "median_first_s": median(firsts[temperature, name]),
+            "num_other_texts": differing[temperature, name],
+        }
+        table.append(found)
+        print(
+            f"{temperature:3.1f} {name:<24} {found['over_plain']:5.2f}  first token "
+            f"{found['median_first_s']:5.2f} s, {found['num_other_texts']} other texts; "
+            + ", ".join(f"{task} {ratio:.2f}" for task, ratio in medians.items())
+        )
+    return table

@@ -1,0 +1,75 @@
+"""Slow a real target to the time that a curve gives: the `--pace` of a demonstration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from time import perf_counter, sleep
+
+from duodec.backends.curves import CostCurve
+from duodec.core.protocols import Launched, Query, Scores, Target
+from duodec.core.traits import TargetCache, TargetTraits
+
+_SPIN_S = 0.0002  # the last moments of a wait are spun: sleeping is not that exact
+
+
+def wait_until(deadline: float, clock: Callable[[], float] = perf_counter) -> None:
+    """Wait for a moment of ``clock``, to some microseconds."""
+    rest = deadline - clock() - _SPIN_S
+    if rest > 0:
+        sleep(rest)
+    while clock() < deadline:
+        pass
+
+
+def num_rows(queries: Sequence[Query]) -> int:
+    """Rows of a forward pass: one after each text, and one after each draft token."""
+    return sum(1 + len(query.draft) for query in queries)
+
+
+@dataclass(frozen=True)
+class Due:
+    """Scores that are given out at a moment."""
+
+    scores: list[Scores]
+    due_s: float
+
+    def result(self) -> list[Scores]:
+        wait_until(self.due_s)
+        return self.scores
+
+
+@dataclass
+class PacedTarget(Target):
+    """A real target whose forward passes take at least what ``curve`` says of their rows."""
+
+    target: Target
+    curve: CostCurve
+
+    @cached_property
+    def traits(self) -> TargetTraits:
+        return self._paced(self.target.traits)
+
+    @property
+    def on_chunk(self) -> Callable[[], None]:
+        return self.target.on_chunk
+
+    @on_chunk.setter
+    def on_chunk(self, hook: Callable[[], None]) -> None:
+        self.target.on_chunk = hook
+
+    def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
+        cache = self.target.cache_for(slot, reads_off_path=reads_off_path, is_alone=is_alone)
+        return replace(cache, traits=self._paced(cache.traits))
+
+    def _paced(self, traits: TargetTraits) -> TargetTraits:
+        return replace(traits, launches=True, pace_s=self.curve.forward_s)
+
+    def launch(self, queries: Sequence[Query]) -> Launched:
+        start, seconds = perf_counter(), self.curve.seconds(num_rows(queries))
+        scores = self.target.score(queries)
+        return Due(scores, max(perf_counter(), start + seconds))
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        return self.launch(queries).result()
