@@ -268,7 +268,8 @@ def logits(model: LlamaModel, handle: object, num_rows: int) -> NDArray[np.float
 @lru_cache  # a context's rows lie in one place, and making a view takes longer than a call
 def _view(address: int, num_rows: int, num_vocab: int) -> NDArray[np.float32]:
     buffer = (ctypes.c_float * (num_rows * num_vocab)).from_address(address)
-    return np.frombuffer(buffer, dtype=np.float32).reshape(num_rows, num_vocab)
+    rows: NDArray[np.float32] = np.ctypeslib.as_array(buffer)
+    return rows.reshape(num_rows, num_vocab)
 
 
 class _NoRoom(Exception):
