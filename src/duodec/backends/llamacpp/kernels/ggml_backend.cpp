@@ -287,9 +287,13 @@ void (*free_memory)(ggml_backend_buffer_t);  // of the buffers of ggml that ours
 ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     tensor->extra = kernel_for(tensor) ? &traits : nullptr;
     if (tensor->extra && is_ordered(tensor)) {
-        last_head = new Head{next_order, {tensor->ne[1]}};
         const std::lock_guard<std::mutex> lock(heads_mutex);
-        tensor->extra = (heads[buffer] = std::make_unique<Traits>(std::unique_ptr<Head>(last_head))).get();
+        std::unique_ptr<Traits> & own = heads[buffer];
+        if (!own) {
+            last_head = new Head{next_order, {tensor->ne[1]}};
+            own = std::make_unique<Traits>(std::unique_ptr<Head>(last_head));
+            tensor->extra = own.get();
+        }
     }
     return GGML_STATUS_SUCCESS;
 }
