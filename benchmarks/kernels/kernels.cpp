@@ -120,7 +120,7 @@ int main(int count, char ** words) {
                         for (int64_t g = 0; g < groups.num_groups; g++) {
                             float * out[Lanes::MOST];
                             for (int i = 0; i < groups.rows(g); i++) out[i] = products.data() + (groups.first(g) + i) * rows;
-                            multiply_tiles(kernel, weights + c * matrix_bytes, rows, columns, begin, end, activations.data() + groups.first(g) * activation_bytes, groups.rows(g), out);
+                            multiply_tiles(kernel, weights + c * matrix_bytes, rows, nullptr, columns, begin, end, activations.data() + groups.first(g) * activation_bytes, groups.rows(g), out);
                         }
                     }
             };

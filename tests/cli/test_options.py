@@ -103,7 +103,11 @@ def test_a_value_out_of_range_is_one_line_about_the_option(
         ("chat", EngineConfig, GRAMMAR_LIMITS),
         ("serve", EngineConfig, ()),
         ("serve", Settings, ()),
-        ("profile", EngineConfig, ("datastore", "draft_window", "pace", *GRAMMAR_LIMITS)),
+        (
+            "profile",
+            EngineConfig,
+            ("datastore", "draft_window", "draft_head", "pace", *GRAMMAR_LIMITS),
+        ),
     ],
 )
 def test_every_described_field_is_an_option(

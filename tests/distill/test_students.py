@@ -15,12 +15,14 @@ pytest.importorskip("gguf", reason="gguf is missing: make test-torch runs these"
 
 import torch
 
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.head import frequency
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.core.protocols import Query
 from duodec.distill.batches import Batch, step_of, steps_per_epoch
 from duodec.distill.losses import LOSSES, Known, acceptance, agreement, kl
-from duodec.distill.recording import NONE, Sample
+from duodec.distill.recording import NONE, Recording, Sample
 from duodec.distill.rounding import as_stored, rounded
 from duodec.distill.settings import FORMATS, NUM_TOPS
 from duodec.distill.source import SourceFile
@@ -109,6 +111,24 @@ def test_what_is_read_is_written_back(tmp_path: Path, architecture: str) -> None
     assert all(written.field(key) == source.field(key) for key in kept)
     assert written.field("general.name") == "again"
     assert by_llama(again, 6) == by_llama(path, 6) == greedy(student, TEXT, 6)
+
+
+def test_the_file_says_which_tokens_its_texts_are_made_of(tmp_path: Path) -> None:
+    source = SourceFile(write_dense(tmp_path / "own.gguf"))
+    student = open_student(source, (0, 1), "cpu")
+    samples = [
+        Sample(np.array(tokens, np.int32), 1, np.zeros((0, 0), np.int32), np.zeros((0, 0)))
+        for tokens in ([900, 700, 900], [700, 900, 800])
+    ]
+    frequent = Recording((), tuple(samples), 0.0, 2).frequent_tokens().tolist()
+    assert frequent == [900, 700, 800]
+    path = tmp_path / "said.gguf"
+    write_gguf(student, source, path, layers=(0, 1), name="", kind="f16", frequent=frequent)
+    found = [frequency(library.load(), path, most) for most in (2, 4)]
+    assert [np.flatnonzero(one.is_frequent)[17:].tolist() for one in found if one] == [
+        [700, 900],
+        [17, 700, 800, 900],  # what is not counted comes by its number
+    ]
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from duodec.core import noise, sampling
 from duodec.core.draft import ROOT
 from duodec.core.protocols import NUM_CANDIDATES, Candidates
+from duodec.core.rows import Row, descending, log_normaliser, top
 from duodec.core.sampling import Tokens
 from duodec.drafting.continuations import (
     END,
@@ -26,6 +28,7 @@ from duodec.drafting.continuations import (
 from duodec.drafting.recycling import _MAX_CONTEXTS, MAX_ORDER, RecycledRows
 from duodec.drafting.suffix import _MAX_PLACES, _MAX_TOKENS, Speculation, Suffixes
 from duodec.integrations.vllm import speculator
+from duodec.native import ranking
 from duodec.planning import planner
 from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT
 from duodec.planning.selection import _DRAFT_ALONE, ALONE, LEAST_VALUE, Selection, State
@@ -43,6 +46,7 @@ def use(patch: pytest.MonkeyPatch) -> None:
         for name, function in vars(oracle).items():
             if callable(function):
                 patch.setattr(compiled, name, function, raising=False)
+    patch.setattr(sampling, "ranking", Ranking)
     for module in (planner, speculator):
         patch.setattr(module, "grow", grow)
 
@@ -213,6 +217,25 @@ class PythonSuffixes:
 def _at_least(count: float) -> int:
     """The least whole number not below ``count``, up to rounding error."""
     return max(1, math.ceil(count - 1e-6))
+
+
+class Ranking:
+    """`ranking`, of rows that are finite."""
+
+    @staticmethod
+    def likeliest(row: Row, k: int) -> ranking.Best:
+        tokens = top(row, k)
+        return tokens, np.exp(row[tokens].astype(np.float64) - log_normaliser(row))
+
+    @staticmethod
+    def noisy(row: Row, k: int, head: int, temperature: float, key: int) -> ranking.Best:
+        tokens = np.sort(top(row, head))
+        scores = row[tokens] * np.float32(1 / temperature)
+        if len(tokens) > 1:
+            scores = scores + noise.gumbel(key, tokens)
+        order = descending(scores)
+        weights = np.exp(scores[order].astype(np.float64) - float(scores[order[0]]))
+        return tokens[order][:k], (weights / weights.sum())[:k]
 
 
 class PythonRows:

@@ -31,6 +31,7 @@ from duodec.core.sampling import SamplingParams
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.recycling import RecycledRows
 from duodec.drafting.suffix import Suffixes
+from duodec.native import ranking
 from duodec.native.library import Handle, library
 from duodec.planning import planner
 from duodec.planning.acceptance import Acceptance
@@ -278,3 +279,54 @@ def test_equal_sums_give_the_lowest_token() -> None:
     scores = np.full(600, 1e9, dtype=np.float32)  # noise is rounded away
     found, _ = noise.best_two(1, np.arange(600) + 5, scores)
     assert found.tolist() == [5, 6]
+
+
+# --- rows of a draft model's logits
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 10**6), st.integers(1, 3000), st.integers(1, 200), st.sampled_from([0.5, 3, 20])
+)
+def test_the_likeliest_tokens_and_their_probabilities(seed, num_vocab, k, spread) -> None:
+    row = (np.random.default_rng(seed).normal(size=num_vocab) * spread).astype(np.float32)
+    row[np.random.default_rng(seed + 1).integers(0, num_vocab, num_vocab // 3)] = np.round(spread)
+    found, expected = ranking.likeliest(row, k), oracles.Ranking.likeliest(row, k)
+    assert found is not None
+    assert found[0].tolist() == expected[0].tolist()
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-9)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 10**6), st.integers(1, 3000), st.integers(1, 200),
+    st.sampled_from([0.01, 0.8, 1.7]), st.integers(0, (1 << 64) - 1),
+)  # fmt: skip
+def test_the_order_by_noise_is_that_of_the_targets_draws(
+    seed, num_vocab, k, temperature, key
+) -> None:
+    row = (np.random.default_rng(seed).normal(size=num_vocab) * 3).astype(np.float32)
+    found = ranking.noisy(row, k, 128, temperature, key)
+    expected = oracles.Ranking.noisy(row, k, 128, temperature, key)
+    assert found is not None
+    assert found[0].tolist() == expected[0].tolist()
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_vocab", [1, 63, 64, 65, 151_936])
+def test_banned_tokens_rank_last_and_have_no_probability(num_vocab: int) -> None:
+    row = np.full(num_vocab, -np.inf, dtype=np.float32)
+    row[num_vocab - 1] = 2.0
+    found = ranking.likeliest(row, 3)
+    assert found is not None
+    assert found[0].tolist() == [num_vocab - 1, 0, 1][: len(found[0])]
+    assert found[1] == pytest.approx([1.0, 0.0, 0.0][: len(found[1])], abs=1e-7)
+
+
+@pytest.mark.parametrize("place", [0, 63, 64, 699])
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_a_row_that_is_no_numbers_is_not_ranked(odd: float, place: int) -> None:
+    row = np.zeros(700, dtype=np.float32)
+    row[place] = odd
+    assert ranking.likeliest(row, 4) is None
+    assert ranking.noisy(row, 4, 128, 0.8, 1) is None

@@ -213,6 +213,7 @@ class BenchPlan:
             "threads": config.threads,
             "draft_threads": config.draft_threads,
             "draft_window": config.draft_window,
+            "draft_head": config.draft_head,
             "runs_code": self.runs_code,
             "kernels": "exact" if config.exact else "fast" if config.fast else "default",
             "datastore": self._datastore_name(),

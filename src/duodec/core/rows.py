@@ -23,10 +23,15 @@ def check_finite(row: NDArray[np.floating]) -> None:
     """Raises ComputeFailed for a row of logits whose largest is not finite: where any of them is
     NaN, that is the largest."""
     if not math.isfinite(row.max()):
-        raise ComputeFailed(
-            "the model computed logits that are no numbers: its file is damaged, or its numbers "
-            "overflow; download it again, or choose another `dtype`"
-        )
+        raise not_finite()
+
+
+def not_finite() -> ComputeFailed:
+    """What a row of logits whose largest is not finite raises."""
+    return ComputeFailed(
+        "the model computed logits that are no numbers: its file is damaged, or its numbers "
+        "overflow; download it again, or choose another `dtype`"
+    )
 
 
 def top(values: Row, k: int) -> NDArray[np.int64]:

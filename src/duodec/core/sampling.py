@@ -27,12 +27,13 @@ from duodec.core.rows import (
     Row,
     check_finite,
     descending,
-    log_normaliser,
     masked,
+    not_finite,
     nucleus,
     top,
 )
 from duodec.errors import BadOption
+from duodec.native import ranking
 
 Tokens = NDArray[np.int32]  # (length,)
 
@@ -320,18 +321,15 @@ class Sampler:
         at temperature 0, the distribution q at temperature 1. Both shapes (k,). Raises
         ComputeFailed if the logits are not finite.
         """
-        check_finite(row)
         row = self._adjusted(row, context)
         if self.params.is_greedy:
-            tokens = top(row, k)
-            return tokens, np.exp(row[tokens].astype(np.float64) - log_normaliser(row))
-        head = np.sort(top(row, HEAD))
-        scores = row[head] * np.float32(1 / self.params.temperature)
-        scores += noise.gumbel(self.key(context.position), head)
-        order = descending(scores)
-        tokens, scores = head[order], scores[order]
-        weights = np.exp(scores.astype(np.float64) - float(scores[0]))
-        return tokens[:k], (weights / weights.sum())[:k]
+            best = ranking.likeliest(row, k)
+        else:
+            key = self.key(context.position)
+            best = ranking.noisy(row, k, HEAD, self.params.temperature, key)
+        if best is None:
+            raise not_finite()
+        return best
 
     def _adjusted(self, row: Row, context: Context) -> Row:
         """Mask, bias and penalties."""

@@ -137,6 +137,7 @@ class Distillation:
             vocabulary=SourceFile(self.target.file.path) if self.is_transplanted else None,
             name=f"{self.target.file.path.stem} draft",
             kind=self.settings.quantize,
+            frequent=recording.frequent_tokens().tolist(),
         )
         before, after = self._judge()
         is_better = after.default > before.default

@@ -100,6 +100,11 @@ class Recording:
         """Of the completions."""
         return sum(len(s.tops) for s in (*self.held_out, *self.training))
 
+    def frequent_tokens(self) -> NDArray[np.int64]:
+        """Tokens of the texts that train, the most frequent first; of equals the lowest."""
+        counts = np.bincount(np.concatenate([s.tokens for s in self.training]))
+        return np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+
 
 def _parts(prompts: Prompts) -> list[tuple[Conversation, ...]]:
     """The conversations of each shard: held-out ones first, the others in shards of their own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from duodec.backends.llamacpp.head import FREQUENT
 from duodec.distill.library import gguf
 from duodec.distill.rounding import BLOCK
 from duodec.distill.source import PERMUTED, SourceFile
@@ -19,7 +20,7 @@ from duodec.machine.files import replacing
 
 _FILE_TYPES = {"q4_0": 2, "q8_0": 7, "f16": 1}  # general.file_type
 _DERIVED = ("GGUF.", "general.architecture", "general.file_type", "general.name", "split.",
-            "general.quantization_version")  # fmt: skip
+            "general.quantization_version", FREQUENT)  # fmt: skip
 _ENDS = (".weight", ".bias")
 
 
@@ -32,8 +33,10 @@ def write_gguf(
     vocabulary: SourceFile | None = None,
     name: str,
     kind: str,
+    frequent: Sequence[int] = (),
 ) -> None:
-    """Write the student, whose ``layers`` are those of ``source``, in the format ``kind``.
+    """Write the student, whose ``layers`` are those of ``source``, in the format ``kind``, and
+    which tokens are ``frequent`` in the target's texts, the most frequent first.
 
     Metadata is the source's, the tokenizer's that of ``vocabulary`` if it is another file. The file
     takes its place when it is whole; raises OSError if the disk is full.
@@ -46,6 +49,8 @@ def write_gguf(
         writer.add_name(name)
         writer.add_file_type(_FILE_TYPES[kind])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        if len(frequent):
+            writer.add_array(FREQUENT, [int(token) for token in frequent])
         for tensor, data in _tensors(student, source, len(layers)):
             stored, quantised = _quantised(data, kind)
             writer.add_tensor(tensor, stored, raw_dtype=quantised)

@@ -169,6 +169,16 @@ class EngineConfig:
             ge=LEAST_WINDOW,
         ),
     ] = None
+    draft_head: Annotated[
+        int | None,
+        Parameter(
+            "Most frequent tokens that the draft model chooses from where a text is made of them, "
+            "for shorter steps; 0: all. By default 32768 of a vocabulary of more than 65536.",
+            "Machine",
+            metavar="TOKENS",
+            ge=0,
+        ),
+    ] = None
     rows: Annotated[
         int | None,
         Parameter(

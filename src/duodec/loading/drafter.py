@@ -66,6 +66,7 @@ def open_drafter(
         num_texts=min(config.num_slots, max(1, _CACHE_TOKENS // window)),
         max_window=window,
         uses_flash_attention=known.draft_uses_flash_attention if known else None,
+        num_head=config.draft_head,
         num_slots=config.num_slots,
     )
     return ProcessDrafter(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from ctypes import POINTER, PyDLL, c_char_p, c_double, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, PyDLL, c_char_p, c_double, c_float, c_int64, c_uint64, c_void_p
 from functools import cache
 from typing import Any, Union
 
@@ -28,6 +28,11 @@ _RESULTS_AND_ARGUMENTS = {
         [c_void_p, c_void_p, c_int64, c_int64, c_uint64, c_void_p, c_void_p],
     ),
     "duodec_grow": (c_int64, [c_char_p, c_void_p, c_void_p, c_void_p]),
+    "duodec_likeliest": (c_int64, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
+    "duodec_noisy": (
+        c_int64,
+        [c_void_p, c_int64, c_int64, c_int64, c_float, c_uint64, c_void_p, c_void_p],
+    ),
     "duodec_rows_new": (c_void_p, [c_int64]),
     "duodec_rows_free": (None, [c_void_p]),
     "duodec_rows_size": (c_int64, [c_void_p]),

@@ -63,7 +63,7 @@ int main() {
                     out[m] = products.data() + (groups.first(g) + m) * rows;
                 }
                 for (int64_t begin = 0; begin < tiles; begin += at_once)
-                    multiply_tiles(*kernel, weights.get(), rows, columns, begin, std::min(tiles, begin + at_once), group, groups.rows(g), out);
+                    multiply_tiles(*kernel, weights.get(), rows, nullptr, columns, begin, std::min(tiles, begin + at_once), group, groups.rows(g), out);
             }
         }
         if (!products.empty()) fwrite(products.data(), sizeof(float), products.size(), stdout);

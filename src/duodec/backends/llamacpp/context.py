@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -259,10 +260,16 @@ def logits(model: LlamaModel, handle: object, num_rows: int) -> NDArray[np.float
     if not num_rows:
         return np.empty((0, model.num_vocab), dtype=np.float32)
     pointer = model.lib.llama_get_logits(handle)
-    array = ctypes.c_float * (num_rows * model.num_vocab)
-    buffer = ctypes.cast(pointer, ctypes.POINTER(array)).contents
+    address = ctypes.cast(pointer, ctypes.c_void_p).value
+    assert address, "a forward pass that was computed has logits"
+    return _view(address, num_rows, model.num_vocab)
+
+
+@lru_cache  # a context's rows lie in one place, and making a view takes longer than a call
+def _view(address: int, num_rows: int, num_vocab: int) -> NDArray[np.float32]:
+    buffer = (ctypes.c_float * (num_rows * num_vocab)).from_address(address)
     rows: NDArray[np.float32] = np.ctypeslib.as_array(buffer)
-    return rows.reshape(num_rows, model.num_vocab)
+    return rows.reshape(num_rows, num_vocab)
 
 
 class _NoRoom(Exception):

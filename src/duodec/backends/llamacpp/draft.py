@@ -104,6 +104,8 @@ class LlamaDraftModel(DraftModel):
             self.window.observe_guess(num_seen, is_hit=is_hit)
         query = replace(query, text=self._within_positions(query.slot, query.text))
         self._place(query.slot, query.text)
+        if self.vocabulary.head is not None:
+            self.vocabulary.head.fit(query.text)
         (rows,) = self.context.rows([query])
         num_seen = len(query.text) - self.context.part(query.slot).begin
         for row, logits in zip(query.rows, rows, strict=True):

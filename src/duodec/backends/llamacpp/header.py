@@ -63,7 +63,7 @@ class Header:
         types: dict[str, int] = {}
         found: Header | None = None
         for part in _parts(path):
-            with _File(lib, part) as file:
+            with GgufFile(lib, part) as file:
                 if not file.handle:
                     return None
                 tensors |= file.tensors()
@@ -72,7 +72,7 @@ class Header:
         return found and replace(found, types=types)
 
     @classmethod
-    def _of(cls, file: _File, tensors: Mapping[str, int]) -> Header:
+    def _of(cls, file: GgufFile, tensors: Mapping[str, int]) -> Header:
         name = file.text("general.architecture")
 
         def numbers(key: str) -> list[int]:
@@ -114,7 +114,7 @@ def _parts(path: Path) -> list[Path]:
     return [path, *(p for p in sorted(path.parent.glob(f"{stem}-*.gguf")) if p != path)]
 
 
-class _File:
+class GgufFile:
     """An open GGUF file; its handle is None where ggml cannot parse it."""
 
     def __init__(self, lib: Any, path: Path) -> None:
@@ -122,7 +122,7 @@ class _File:
         opened = self._call("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, _Params)
         self.handle = opened(os.fsencode(path), _Params(True, None))
 
-    def __enter__(self) -> _File:
+    def __enter__(self) -> GgufFile:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,6 +15,7 @@ from duodec.backends.interrupts import FLAG, callback, interruptible
 from duodec.backends.llamacpp import devices, library, overrides
 from duodec.backends.llamacpp.caches import CacheTypes
 from duodec.backends.llamacpp.devices import Device
+from duodec.backends.llamacpp.head import Head
 from duodec.backends.llamacpp.header import Header
 from duodec.backends.placement import Placement
 from duodec.core.special_tokens import SpecialTokens, Spelled
@@ -35,7 +36,8 @@ class LlamaModel:
     compute them more slowly. ``vocabulary_only`` reads no weights. ``placed`` tensors lie on
     devices of their own; contexts keep keys and values in the formats of ``cache``; layers that a
     GPU computes lie ``on`` these devices, on all that there are by default. A file that
-    ``is_mapped`` must stay as it is; another is read whole. Raises ModelUnreadable, and BadOption
+    ``is_mapped`` must stay as it is; another is read whole. A draft's ``head`` computes some of its
+    rows only. Raises ModelUnreadable, and BadOption
     for a device that is not there.
     """
 
@@ -50,8 +52,9 @@ class LlamaModel:
         cache: CacheTypes = CacheTypes(),  # noqa: B008  frozen
         on: Sequence[Device] = (),
         is_mapped: bool = True,
+        head: Head | None = None,
     ) -> None:
-        self.path = path
+        self.path, self.head = path, head
         self._is_mapped = is_mapped
         self.cache = cache
         self._placed, self._num_gpu_layers, self._on = placed, num_gpu_layers, tuple(on)
@@ -74,8 +77,12 @@ class LlamaModel:
         if on:
             chosen = devices.as_array(lib, on)
             params.devices = ctypes.addressof(chosen)
+
+        def read() -> Any:
+            return lib.llama_model_load_from_file(os.fsencode(path), params)
+
         self.handle = interruptible(
-            lambda: lib.llama_model_load_from_file(os.fsencode(path), params),
+            lambda: head.load(read) if head else read(),
             lambda handle: handle and lib.llama_model_free(handle),
         )
         if not self.handle:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.draft import LlamaDraftModel
+from duodec.backends.llamacpp.head import Head, frequency
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.recurrent_draft import LlamaRecurrentDraft
 
@@ -21,10 +23,14 @@ class LlamaRecipe:
     num_texts: int = 1  # that it knows at once
     max_window: int | None = None  # tokens of each that it holds; None: chosen here
     uses_flash_attention: bool | None = None  # None: as is faster for few rows
+    num_head: int | None = None  # rows of its head, the most frequent; None: chosen here; 0: all
     num_slots: int = 1  # texts that are drafted for in turn: as many states of a recurrent model
 
     def load(self) -> LlamaDraftModel | LlamaRecurrentDraft:
-        return self.over(LlamaModel(self.path, num_gpu_layers=0))
+        lib = library.load()
+        known = frequency(lib, self.path, self.num_head)
+        head = Head(lib, known) if known else None
+        return self.over(LlamaModel(self.path, num_gpu_layers=0, head=head))
 
     def over(self, model: LlamaModel) -> LlamaDraftModel | LlamaRecurrentDraft:
         """The draft model of a file that is loaded already."""

@@ -76,6 +76,8 @@ class LlamaRecurrentDraft(DraftModel):
 
     def rows(self, query: RowQuery) -> list[Row]:
         slot = self._slot_of(query.slot)
+        if self.vocabulary.head is not None:
+            self.vocabulary.head.fit(query.text)
         text = self._within_window(slot, query.text)
         if not query.rows:
             self._row(slot, text)

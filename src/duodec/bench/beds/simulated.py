@@ -121,6 +121,7 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
                 len(cores),
                 vocabulary.num_vocab,
                 max_window=config.draft_window,
+                num_head=config.draft_head,
             )
             loaded = recipe_for(cast(SentVocabulary, vocabulary), recipe).load()
             # as it is recorded: whoever gives it back gets the same figures

@@ -54,7 +54,9 @@ def doctor(
     json: options.Json = False,
     config: Annotated[
         EngineConfig,
-        options.Options(without=("datastore", "draft_window", "pace", *options.GRAMMAR_LIMITS)),
+        options.Options(
+            without=("datastore", "draft_window", "draft_head", "pace", *options.GRAMMAR_LIMITS)
+        ),
     ],
 ) -> None:
     """Check whether a target and a draft work here, and pay.

@@ -55,7 +55,9 @@ def profile(
     json: options.Json = False,
     config: Annotated[
         EngineConfig,
-        options.Options(without=("datastore", "draft_window", "pace", *options.GRAMMAR_LIMITS)),
+        options.Options(
+            without=("datastore", "draft_window", "draft_head", "pace", *options.GRAMMAR_LIMITS)
+        ),
     ],
 ) -> None:
     """Measure what forward passes and draft steps cost, and keep it.

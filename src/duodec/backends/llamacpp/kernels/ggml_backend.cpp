@@ -4,8 +4,13 @@
 // when the library is loaded, in the place of the others: theirs give a row other bits at other widths. The environment variable
 // DUODEC_KERNELS=off, read then, leaves all as llama.cpp has it.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -39,6 +44,21 @@ ggml_backend_buffer_type_t buffer_type();
 const Kernel * kernel_for(const ggml_tensor * weights) {
     const Kernel * kernel = kernel_of(weights->type);
     return kernel && weights->ne[0] % kernel->columns == 0 && weights->ne[3] == 1 && ggml_is_contiguous(weights) ? kernel : nullptr;
+}
+
+// The rows of a draft's head in the order in which they are packed. The first ones are computed, and the products of the others
+// are minus infinity.
+struct Head {
+    const std::vector<int32_t> order;
+    std::atomic<int64_t> num_computed;
+};
+
+thread_local std::vector<int32_t> next_order;  // of the head that this thread loads next; none: as the file has it
+thread_local Head * last_head;                 // that this thread has loaded
+
+bool is_ordered(const ggml_tensor * weights) {
+    return (int64_t)next_order.size() == weights->ne[1] && weights->ne[2] == 1 &&
+           (!strcmp(weights->name, "output.weight") || !strcmp(weights->name, "token_embd.weight"));
 }
 
 int64_t matrix_bytes(const Kernel & kernel, const ggml_tensor * weights) {
@@ -105,6 +125,12 @@ struct Rows {
 };
 
 class Traits : public ggml::cpu::tensor_traits {
+  public:
+    explicit Traits(std::unique_ptr<Head> head = {}) : head(std::move(head)) {}
+
+    const std::unique_ptr<Head> head;  // none: all rows, as the file has them
+
+  private:
     bool work_size(int, const ggml_tensor * op, size_t & size) override {
         const Kernel & kernel = *kernel_for(op->src[0]);
         const int64_t rows = op->op == GGML_OP_MUL_MAT_ID ? op->src[2]->ne[0] * op->src[2]->ne[1] : ggml_nrows(op->src[1]);
@@ -117,7 +143,9 @@ class Traits : public ggml::cpu::tensor_traits {
         const ggml_tensor * weights = op->src[0], * x = op->src[1];
         const Kernel & kernel = *kernel_for(weights);
         GGML_ASSERT(x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float));
-        const int64_t columns = weights->ne[0], num_tiles = duodec::num_tiles(weights->ne[1]), row_bytes = kernel.row_bytes(columns);
+        const int64_t num_weights = head ? head->num_computed.load() : weights->ne[1];
+        const int32_t * places = head ? head->order.data() : nullptr;
+        const int64_t columns = weights->ne[0], num_tiles = duodec::num_tiles(num_weights), row_bytes = kernel.row_bytes(columns);
         uint8_t * work = (uint8_t *)(((uintptr_t)params->wdata + 63) / 64 * 64);
         const Rows rows(op, work);
         uint8_t * activations = work + Rows::work_bytes(op);
@@ -135,6 +163,9 @@ class Traits : public ggml::cpu::tensor_traits {
                     if (turn++ % nth == ith)
                         kernel.put_row(activations + groups.first(g) * row_bytes, m, groups.rows(g), rows.in(groups.first(g) + m), columns);
         }
+        if (num_weights < weights->ne[1])
+            for (int64_t r = ith; r < rows.num_rows; r += nth)
+                std::fill_n(rows.out(r), weights->ne[1], -std::numeric_limits<float>::infinity());
         const int64_t most = std::max<int64_t>(1, CHUNK_BYTES / kernel.tile_bytes(columns));
         const int64_t wanted = nth == 1 ? num_tiles : (num_tiles + nth * CHUNKS_A_THREAD - 1) / (nth * CHUNKS_A_THREAD);
         const int64_t chunk = std::min(most, wanted), num_chunks = (num_tiles + chunk - 1) / chunk;
@@ -151,7 +182,7 @@ class Traits : public ggml::cpu::tensor_traits {
                 for (int64_t g = 0; g < groups.num_groups; g++) {
                     float * out[duodec::Lanes::MOST];
                     for (int m = 0; m < groups.rows(g); m++) out[m] = rows.out(groups.first(g) + m);
-                    duodec::multiply_tiles(kernel, matrix, weights->ne[1], columns, begin, end,
+                    duodec::multiply_tiles(kernel, matrix, num_weights, places, columns, begin, end,
                                            activations + groups.first(g) * row_bytes, groups.rows(g), out);
                 }
             }
@@ -249,17 +280,45 @@ AttentionTraits attention_traits;
 
 // --- the buffer
 
-ggml_status init_tensor(ggml_backend_buffer_t, ggml_tensor * tensor) {
+std::map<ggml_backend_buffer_t, std::unique_ptr<Traits>> heads;  // one a draft that is loaded
+std::mutex heads_mutex;
+void (*free_memory)(ggml_backend_buffer_t);  // of the buffers of ggml that ours are
+
+ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     tensor->extra = kernel_for(tensor) ? &traits : nullptr;
+    if (tensor->extra && is_ordered(tensor)) {
+        const std::lock_guard<std::mutex> lock(heads_mutex);
+        std::unique_ptr<Traits> & own = heads[buffer];
+        if (!own) {
+            last_head = new Head{next_order, {tensor->ne[1]}};
+            own = std::make_unique<Traits>(std::unique_ptr<Head>(last_head));
+            tensor->extra = own.get();
+        }
+    }
     return GGML_STATUS_SUCCESS;
 }
 
+void free_buffer(ggml_backend_buffer_t buffer) {
+    {
+        const std::lock_guard<std::mutex> lock(heads_mutex);
+        heads.erase(buffer);
+    }
+    free_memory(buffer);
+}
+
 void pack(const Kernel & kernel, ggml_tensor * tensor, const uint8_t * file, int64_t begin, int64_t end) {
+    const Head * head = ((const Traits *)tensor->extra)->head.get();
     const int64_t columns = tensor->ne[0], rows = tensor->ne[1], tiles = duodec::num_tiles(rows);
     const int64_t file_row = columns / kernel.columns * kernel.block_bytes, tile_bytes = kernel.tile_bytes(columns);
+    std::vector<uint8_t> gathered(head ? TILE * file_row : 0);
     for (int64_t t = begin; t < end; t++) {
-        const int64_t first = t % tiles * TILE, row = t / tiles * rows + first;
-        kernel.pack_tile((uint8_t *)tensor->data + t * tile_bytes, file + row * file_row, file_row, (int)std::min<int64_t>(TILE, rows - first), columns);
+        const int64_t first = t % tiles * TILE, row = t / tiles * rows + first, count = std::min<int64_t>(TILE, rows - first);
+        const uint8_t * from = file + row * file_row;
+        if (head) {
+            for (int64_t i = 0; i < count; i++) memcpy(gathered.data() + i * file_row, file + head->order[first + i] * file_row, file_row);
+            from = gathered.data();
+        }
+        kernel.pack_tile((uint8_t *)tensor->data + t * tile_bytes, from, file_row, (int)count, columns);
     }
 }
 
@@ -282,6 +341,8 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (!buffer) return nullptr;
     buffer->buft = type;
+    free_memory = buffer->iface.free_buffer;
+    buffer->iface.free_buffer = free_buffer;
     buffer->iface.init_tensor = init_tensor;
     buffer->iface.set_tensor = set_tensor;
     buffer->iface.get_tensor = nullptr;
@@ -338,6 +399,18 @@ DUODEC_EXPORT const char * duodec_kernels(void) { return is_registered ? duodec:
 // Whether weights of a type of ggml are packed.
 DUODEC_EXPORT bool duodec_packs(int type) { return kernel_of(type) != nullptr; }
 
+// Packs the rows of heads of `num` rows that this thread loads from now on in this order, a permutation; 0: as the file has them.
+DUODEC_EXPORT void duodec_order_rows(const int32_t * order, int64_t num) {
+    next_order.assign(order, order + num);
+    if (num) last_head = nullptr;
+}
+
+// The head that this thread has loaded since an order was named; null where none was ordered. It lives as long as its model.
+DUODEC_EXPORT void * duodec_ordered_head(void) { return last_head; }
+
+// Computes the first `num` rows of a head in its order, from the next forward pass on.
+DUODEC_EXPORT void duodec_compute_rows(void * head, int64_t num) { ((Head *)head)->num_computed = num; }
+
 namespace { double attention_deviation(); }
 
 // How far products of all formats are from those of the weights as ggml reads them, in float64: the largest error, as a share of
@@ -370,7 +443,7 @@ DUODEC_EXPORT double duodec_deviation(void) {
                 kernel->put_row(at, m, groups.rows(g), x.data() + (groups.first(g) + m) * columns, columns);
                 out[m] = products.data() + (groups.first(g) + m) * rows;
             }
-            duodec::multiply_tiles(*kernel, tiles, rows, columns, 0, duodec::num_tiles(rows), at, groups.rows(g), out);
+            duodec::multiply_tiles(*kernel, tiles, rows, nullptr, columns, 0, duodec::num_tiles(rows), at, groups.rows(g), out);
         }
         double most = 0, squares = 0;
         for (int64_t r = 0; r < rows; r++) {

@@ -43,22 +43,25 @@ struct Groups {
     int rows(int64_t g) const { return (int)(first(g + 1) - first(g)); }
 };
 
-// Multiplies tiles `begin` to `end` of weights of `rows` rows with one group; `out[m]` is row m of the products, whole.
-inline void multiply_tiles(const Kernel & kernel, const uint8_t * weights, int64_t rows, int64_t columns, int64_t begin, int64_t end,
-                           const uint8_t * group, int group_rows, float * const * out) {
+// Multiplies tiles `begin` to `end` of weights of `rows` rows with one group; `out[m]` is row m of the products, whole. The
+// product of row r goes to place `places[r]` of it; to place r without places.
+inline void multiply_tiles(const Kernel & kernel, const uint8_t * weights, int64_t rows, const int32_t * places, int64_t columns,
+                           int64_t begin, int64_t end, const uint8_t * group, int group_rows, float * const * out) {
     const Multiply multiply = kernel.multiply_of(group_rows);
     const int64_t stride = kernel.tile_bytes(columns);
     float * at[Lanes::MOST];
     for (int64_t t = begin; t < end; t++) {
-        if ((t + 1) * TILE <= rows) {
+        if (!places && (t + 1) * TILE <= rows) {
             for (int m = 0; m < group_rows; m++) at[m] = out[m] + t * TILE;
             multiply(weights + t * stride, group, columns, at);
             continue;
         }
-        float whole[Lanes::MOST][TILE];  // the last tile, whose last rows are none
+        float whole[Lanes::MOST][TILE];  // the last tile, whose last rows are none, or rows that belong elsewhere
         for (int m = 0; m < group_rows; m++) at[m] = whole[m];
         multiply(weights + t * stride, group, columns, at);
-        for (int m = 0; m < group_rows; m++) memcpy(out[m] + t * TILE, whole[m], (rows - t * TILE) * sizeof(float));
+        const int64_t count = rows - t * TILE < TILE ? rows - t * TILE : TILE;
+        for (int m = 0; m < group_rows; m++)
+            for (int64_t i = 0; i < count; i++) out[m][places ? places[t * TILE + i] : t * TILE + i] = whole[m][i];
     }
 }
 

@@ -1,0 +1,241 @@
+// Rank the tokens of a row of a draft model's logits: the best of them, and how likely each is.
+// `core/sampling.py` says what is ranked; `tests/fakes/oracles.py` finds the same tokens.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+// The loops over whole rows, for each width of vectors. Which one runs changes no bit: sums are of
+// lanes of their own, and no product and sum is fused.
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
+#define FOR_EACH_WIDTH __attribute__((target_clones("default", "avx2")))
+#else
+#define FOR_EACH_WIDTH
+#endif
+
+namespace {
+
+constexpr int64_t BLOCK = 64, LANES = 8;
+constexpr float NONE = -std::numeric_limits<float>::infinity();
+constexpr float LEAST = -30.0f;  // what is further from the best counts for nothing
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Integers __attribute__((vector_size(LANES * 4)));
+
+// exp(x) for x <= 0, as `core.rows.exp_mass`; by reference: no vector is passed between functions.
+inline __attribute__((always_inline)) void add_exponential(const Floats &x, Floats &sum) {
+    const Floats t = (x > LEAST ? x : LEAST + Floats{}) * 1.44269504f;
+    const Integers n = __builtin_convertvector(t, Integers) - 1;  // f is 1 at most
+    const Floats f = t - __builtin_convertvector(n, Floats);
+    Floats y = f * 0.013555746f;
+    y = (y + 0.052032368f) * f;
+    y = (y + 0.24137977f) * f;
+    y = (y + 0.69303212f) * f;
+    y += 1.0f;
+    sum += (Floats)((Integers)y + (n << 23));
+}
+
+// The largest of each whole block of a row. Returns whether one is NaN.
+FOR_EACH_WIDTH bool find_maxima(const float *row, int64_t num_blocks, float *maxima) {
+    Integers odd = {};
+    for (int64_t block = 0; block < num_blocks; ++block) {
+        Floats most = Floats{} + NONE, x;
+        for (int j = 0; j < BLOCK; j += LANES, row += LANES) {
+            std::memcpy(&x, row, sizeof x);
+            odd |= x != x;
+            most = x > most ? x : most;
+        }
+        maxima[block] = most[0];
+        for (int i = 1; i < LANES; ++i) maxima[block] = std::max(maxima[block], most[i]);
+    }
+    int32_t any = 0;
+    for (int i = 0; i < LANES; ++i) any |= odd[i];
+    return any;
+}
+
+// The sum of exp(x - most) over whole blocks, of which `maxima` holds the largest.
+FOR_EACH_WIDTH double sum_of_exponentials(const float *row, int64_t num_blocks, float most,
+                                          const float *maxima) {
+    Floats sums = {}, low = {};  // what was added and did not fit
+    for (int64_t block = 0; block < num_blocks; ++block, row += BLOCK) {
+        if (maxima[block] - most < LEAST) continue;
+        Floats lanes = {}, x;
+        for (int j = 0; j < BLOCK; j += LANES) {
+            std::memcpy(&x, row + j, sizeof x);
+            x -= most;
+            add_exponential(x, lanes);
+        }
+        lanes -= low;
+        const Floats sum = sums + lanes;
+        low = (sum - sums) - lanes;
+        sums = sum;
+    }
+    double sum = 0.0;
+    for (int i = 0; i < LANES; ++i) sum += sums[i];
+    return sum;
+}
+
+struct Ranked {
+    float score;
+    int64_t token;
+
+    bool operator<(const Ranked &other) const {  // best first, the lowest token among equals
+        return score != other.score ? score > other.score : token < other.token;
+    }
+};
+
+class Ranking {
+  public:
+    // The k best. Returns false for a row whose largest is not finite, or that has a NaN.
+    bool rank(const float *row, int64_t num, int64_t k) {
+        const int64_t num_blocks = num / BLOCK, whole = num_blocks * BLOCK;
+        maxima.resize(num_blocks);
+        bool is_odd = find_maxima(row, num_blocks, maxima.data());
+        most = NONE;
+        for (int64_t i = whole; i < num; ++i) {
+            is_odd |= row[i] != row[i];
+            most = std::max(most, row[i]);
+        }
+        for (float one : maxima) most = std::max(most, one);
+        if (is_odd || !std::isfinite(most)) return false;
+
+        // the k-th best maximum bounds the k-th best value from below
+        float bound = NONE;
+        if (k <= num_blocks) {
+            sorted = maxima;
+            std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(),
+                             [](float a, float b) { return a > b; });
+            bound = sorted[k - 1];
+        }
+        best.clear();
+        const auto keep = [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i)
+                if (row[i] >= bound) best.push_back({row[i], i});
+        };
+        for (int64_t block = 0; block < num_blocks; ++block)
+            if (maxima[block] >= bound) keep(block * BLOCK, (block + 1) * BLOCK);
+        keep(whole, num);
+        const int64_t count = std::min<int64_t>(k, best.size());
+        std::partial_sort(best.begin(), best.begin() + count, best.end());
+        best.resize(count);
+        return true;
+    }
+
+    double normaliser(const float *row, int64_t num) const {
+        double sum = sum_of_exponentials(row, num / BLOCK, most, maxima.data());
+        for (int64_t i = num / BLOCK * BLOCK; i < num; ++i) sum += std::exp(row[i] - most);
+        return most + std::log(sum);
+    }
+
+    std::vector<Ranked> best;
+    float most = NONE;
+
+  private:
+    std::vector<float> maxima, sorted;
+};
+
+// --- noise, as `core/noise.py` makes it, to the last bit
+
+uint32_t random_bits(uint64_t key, int64_t token) {
+    uint32_t z = uint32_t(token) * 0x9E3779B1u;
+    for (uint32_t half : {uint32_t(key), uint32_t(key >> 32)}) {
+        z ^= half;
+        z ^= z >> 16;
+        z *= 0x7FEB352Du;
+        z ^= z >> 15;
+        z *= 0x846CA68Bu;
+        z ^= z >> 16;
+    }
+    return z;
+}
+
+struct Split {  // (1 + f) * 2**e
+    float e, f;
+};
+
+Split split(float x) {
+    constexpr int32_t SQRT_HALF = 0x3F3504F3;
+    int32_t pattern;
+    std::memcpy(&pattern, &x, sizeof pattern);
+    pattern -= SQRT_HALF;
+    const int32_t exponent = pattern >> 23;
+    pattern = (pattern & 0x007FFFFF) + SQRT_HALF;
+    float f;
+    std::memcpy(&f, &pattern, sizeof f);
+    return {float(exponent), f - 1.0f};
+}
+
+float log_of(float e, float f) {
+    constexpr float COEFFICIENTS[] = {
+        -1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f, 1.4249322787e-1f,
+        -1.6668057665e-1f, 2.0000714765e-1f,  -2.4999993993e-1f,
+    };
+    const float square = f * f;
+    float y = f * 7.0376836292e-2f;
+    for (float coefficient : COEFFICIENTS) y = (y + coefficient) * f;
+    y += 3.3333331174e-1f;
+    y *= f;
+    y *= square;
+    y += e * -2.12194440e-4f;
+    y -= square * 0.5f;
+    y += f;
+    y += e * 0.693359375f;
+    return y;
+}
+
+float uniform_of(uint32_t random) { return (float(random) + 0.5f) * 0x1p-32f; }
+
+float gumbel(uint64_t key, int64_t token) {
+    const uint32_t random = random_bits(key, token);
+    const Split u = split(uniform_of(random));
+    const float near_one = -uniform_of(~random);
+    const Split inner = split(-log_of(u.e, u.e == 0 ? near_one : u.f));
+    return -log_of(inner.e, inner.f);
+}
+
+}  // namespace
+
+extern "C" {
+
+// The k likeliest tokens, best first, with their probabilities. Returns how many; -1 for logits
+// that are not finite.
+int64_t duodec_likeliest(const float *row, int64_t num, int64_t k, int64_t *tokens,
+                         double *confidences) {
+    thread_local Ranking ranking;
+    if (!ranking.rank(row, num, k)) return -1;
+    const double normaliser = ranking.normaliser(row, num);
+    int64_t count = 0;
+    for (const Ranked &one : ranking.best) {
+        tokens[count] = one.token;
+        confidences[count++] = std::exp(one.score - normaliser);
+    }
+    return count;
+}
+
+// The k best of `head` likeliest tokens by logit over temperature plus noise, and the softmax of
+// these scores.
+int64_t duodec_noisy(const float *row, int64_t num, int64_t k, int64_t head, float factor,
+                     uint64_t key, int64_t *tokens, double *confidences) {
+    thread_local Ranking ranking;
+    if (!ranking.rank(row, num, head)) return -1;
+    const bool is_contest = ranking.best.size() > 1;
+    for (Ranked &one : ranking.best) {
+        one.score *= factor;
+        if (is_contest) one.score += gumbel(key, one.token);
+    }
+    std::sort(ranking.best.begin(), ranking.best.end());
+    double sum = 0.0;
+    for (const Ranked &one : ranking.best)
+        sum += std::exp(double(one.score) - double(ranking.best[0].score));
+    const int64_t count = std::min<int64_t>(k, ranking.best.size());
+    for (int64_t i = 0; i < count; ++i) {
+        tokens[i] = ranking.best[i].token;
+        confidences[i] =
+            std::exp(double(ranking.best[i].score) - double(ranking.best[0].score)) / sum;
+    }
+    return count;
+}
+}
