@@ -33,7 +33,7 @@ CLASSES = (
 )
 ELSEWHERE = {"EngineConfig": EngineConfig, "Stats": Stats}
 TYPES = ((template, "Message"), (inputs, "Prompt"), (inputs, "Params"), (events, "Event"),
-         (events, "FinishReason"), (events, "Source"))  # fmt: skip
+         (events, "FinishReason"), (events, "DraftSource"))  # fmt: skip
 WIDTH = 96  # of a signature on one line
 METHODS = (
     "load", "generate", "agenerate", "chat", "stream", "astream", "encode", "decode", "close",

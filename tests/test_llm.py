@@ -270,11 +270,11 @@ class Raising(Target):
 def test_who_fails_at_the_launch_fails_alone() -> None:
     model = LLM(Raising(), Letters(), 200, num_slots=3)  # type: ignore[arg-type]
     heard: list[list[object]] = [[], [], []]
-    tasks = [
-        model.task(prompt, PARAMS, say=own.append)
+    entries = [
+        model.scheduled(prompt, PARAMS, say=own.append)
         for prompt, own in zip(PROMPTS, heard, strict=True)
     ]
-    model.scheduler.submit(tasks)
+    model.scheduler.submit(entries)
     while model.scheduler.step():
         pass
     ends = [own[-1] for own in heard]
@@ -411,7 +411,7 @@ def test_a_slot_that_knows_a_text_reads_what_is_new() -> None:
     (first,) = model.generate([PROMPTS[1] * 4], replace(PARAMS, max_tokens=5), method="ar")
     text = [*PROMPTS[1] * 4, *first.tokens]
     heard: list[object] = []
-    model.scheduler.submit([model.task([*text, 1], PARAMS, say=heard.append)])
+    model.scheduler.submit([model.scheduled([*text, 1], PARAMS, say=heard.append)])
     while model.scheduler.step():
         pass
     done = heard[-1]

@@ -21,8 +21,8 @@ from duodec.backends.curves import CostCurve, published
 from duodec.backends.table import TableModel, TableTarget
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.virtual import (
-    Place,
     PricedModel,
+    RowKey,
     SimulatedDrafter,
     SimulatedTarget,
     StepTable,
@@ -81,7 +81,7 @@ class Text:
 
     tokens: np.ndarray
     candidates: dict[int, Candidates]
-    known: dict[Place, Candidates]
+    known: dict[RowKey, Candidates]
 
 
 @cache

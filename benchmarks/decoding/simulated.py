@@ -23,7 +23,7 @@ from rich.progress import track
 
 from benchmarks import Figures
 from duodec.bench.beds.simulated import SimulatedBed, simulated_stage
-from duodec.bench.beds.virtual import Place, PricedModel, StepTable
+from duodec.bench.beds.virtual import PricedModel, RowKey, StepTable
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Conversation, record
 from duodec.bench.tasks import TASKS, read_prompts
@@ -92,7 +92,7 @@ class Runs:
         return self.sums[method, task].rate * alone_s / plain.num_tokens
 
     def answer(
-        self, conversation: Conversation, known: dict[tuple[int, ...], dict[Place, Candidates]]
+        self, conversation: Conversation, known: dict[tuple[int, ...], dict[RowKey, Candidates]]
     ) -> None:
         for name, method in self.methods.items():
             bed = self.free if name == CEILING else self.bed
@@ -162,7 +162,7 @@ def main(
             )
         conversations = record(stage.recorder, prompts, plan.sampling, max_tokens)
         for conversation in track(conversations, total=len(prompts), console=console):
-            known: dict[tuple[int, ...], dict[Place, Candidates]] = {
+            known: dict[tuple[int, ...], dict[RowKey, Candidates]] = {
                 turn.prompt_tokens + turn.answer: {} for turn in conversation.turns
             }
             for run in runs.values():

@@ -227,10 +227,10 @@ class LLM(_Parts):
             self._check_open()
             return self.scheduler.step()
 
-    def _abort(self, tasks: Sequence[ScheduledRequest]) -> None:
+    def _abort(self, entries: Sequence[ScheduledRequest]) -> None:
         """Remove these requests from the scheduler, whatever ended them."""
-        for task in tasks:
-            task.abort()
+        for entry in entries:
+            entry.abort()
         with self._use.turn:
             if self._scheduler is not None:
                 self._scheduler.drop_aborted()
@@ -318,11 +318,11 @@ class LLM(_Parts):
         """
         batch = self._batch(prompts, params, method, n, sampling)
         try:
-            self.scheduler.submit(batch.tasks)
+            self.scheduler.submit(batch.entries)
             while not batch.is_over and self._step():
                 pass
         finally:
-            self._abort(batch.tasks)
+            self._abort(batch.entries)
         return batch.completions()
 
     async def agenerate(
@@ -344,11 +344,11 @@ class LLM(_Parts):
         run = partial(asyncio.get_running_loop().run_in_executor, self._use.worker)
         batch: _Batch = await run(self._batch, prompts, params, method, n, sampling)
         try:
-            self.scheduler.submit(batch.tasks)
+            self.scheduler.submit(batch.entries)
             while not batch.is_over and await run(self._step):
                 pass
         finally:
-            await run(self._abort, batch.tasks)
+            await run(self._abort, batch.entries)
         return batch.completions()
 
     def _batch(
@@ -372,12 +372,12 @@ class LLM(_Parts):
         if num_choices > 1:  # they have a seed in common
             each_params = [seeded(own) for own in each_params]
         outputs = [_Outputs(own) for own in each_params for _ in range(num_choices)]
-        tasks = [
-            self.task(several[i // num_choices], output.params, method=method, say=output,
+        entries = [
+            self.scheduled(several[i // num_choices], output.params, method=method, say=output,
                       choice=i % num_choices)
             for i, output in enumerate(outputs)
         ]  # fmt: skip
-        return _Batch(tasks, outputs, num_choices)
+        return _Batch(entries, outputs, num_choices)
 
     def chat(
         self,
@@ -447,10 +447,10 @@ class LLM(_Parts):
         """
         heard: list[Output] = []
         own = params_of(params, sampling)
-        task = self.task(
+        entry = self.scheduled(
             prompt, own, method=method, say=heard.append, choice=choice, should_stop=should_stop
         )
-        return self._events(task, heard)
+        return self._events(entry, heard)
 
     async def astream(
         self,
@@ -472,33 +472,33 @@ class LLM(_Parts):
         run = partial(asyncio.get_running_loop().run_in_executor, self._use.worker)
         heard: list[Output] = []
         own = params_of(params, sampling)
-        make = partial(self.task, prompt, own, method=method, say=heard.append, choice=choice)
-        task: ScheduledRequest = await run(make)
-        yield Started(task.method.name, task.request.sampler.seed, len(task.request.prompt))
+        make = partial(self.scheduled, prompt, own, method=method, say=heard.append, choice=choice)
+        entry: ScheduledRequest = await run(make)
+        yield Started(entry.method.name, entry.request.sampler.seed, len(entry.request.prompt))
         try:
-            self.scheduler.submit([task])
-            while not task.is_over:
+            self.scheduler.submit([entry])
+            while not entry.is_over:
                 # one forward pass at a time: others take turns in the same thread
                 for step in (self._launch, self._finish_forward):
                     await run(step)
-                    for event in self._given_out(heard, task.request):
+                    for event in self._given_out(heard, entry.request):
                         yield event
         finally:
-            await run(self._abort, [task])
+            await run(self._abort, [entry])
 
-    def _events(self, task: ScheduledRequest, heard: list[Output]) -> Iterator[Event]:
-        request = task.request
+    def _events(self, entry: ScheduledRequest, heard: list[Output]) -> Iterator[Event]:
+        request = entry.request
         seed = request.sampler.seed
-        yield Started(task.method.name, seed, len(request.prompt))
+        yield Started(entry.method.name, seed, len(request.prompt))
         try:
-            self.scheduler.submit([task])
-            while not task.is_over and self._launch():
+            self.scheduler.submit([entry])
+            while not entry.is_over and self._launch():
                 yield from self._given_out(heard, request)
                 self._finish_forward()
                 yield from self._given_out(heard, request)
             yield from self._given_out(heard, request)
         finally:
-            self._abort([task])
+            self._abort([entry])
 
     def _given_out(self, heard: list[Output], request: Request) -> Iterator[Event]:
         """Yield the events heard. The caller has the cores for as long as it takes, and its seconds
@@ -519,7 +519,7 @@ class LLM(_Parts):
         if not self.scheduler.is_computing_elsewhere:
             request.outside_s += self.clock() - begin_s
 
-    def task(
+    def scheduled(
         self,
         prompt: Prompt,
         params: Params | None = None,
@@ -689,13 +689,13 @@ class _Use:
 class _Batch:
     """The requests of several prompts, ``num_choices`` of each."""
 
-    tasks: list[ScheduledRequest]
+    entries: list[ScheduledRequest]
     outputs: list[_Outputs]
     num_choices: int
 
     @property
     def is_over(self) -> bool:
-        return all(task.is_over for task in self.tasks)
+        return all(entry.is_over for entry in self.entries)
 
     def completions(self) -> list[Completion]:
         """The first of each prompt, with its others. Raises the error that ended one."""

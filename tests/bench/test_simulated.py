@@ -23,8 +23,8 @@ from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.simulated import SimulatedBed
 from duodec.bench.beds.virtual import (
     HANDOVER_S,
-    Place,
     PricedModel,
+    RowKey,
     SimulatedDrafter,
     SimulatedTarget,
     StepTable,
@@ -370,7 +370,7 @@ def own_candidates(recording: np.ndarray, first: int = len(PROMPT)) -> dict[int,
 def test_rows_are_the_real_targets_and_computed_once_for_each_place() -> None:
     text = recorded()
     real = Counted(MODEL)
-    known: dict[Place, Candidates] = {}
+    known: dict[RowKey, Candidates] = {}
     at = 10
     right, wrong = text[at : at + 2].tolist(), int(text[at]) ^ 1
     draft = Draft.sequences([[*right, wrong], [wrong, 7, 8], [wrong, 9]])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.chat.template import render
-from duodec.core.events import Segment, Source
+from duodec.core.events import DraftSource, Segment
 from duodec.core.text import TextStream
 from duodec.errors import BadOption
 from duodec.llm import LLM
@@ -113,7 +113,7 @@ def test_nothing_comes_after_the_stop() -> None:
 def test_segments_keep_what_proposed_them() -> None:
     pieces = [b"on", b"e E", b"N", b"T", "ü".encode()[:1], "ü".encode()[1:], b"E"]
     text = stream(pieces, ["END"])
-    by: list[Source | None] = ["draft model", None] * 3 + ["draft model"]
+    by: list[DraftSource | None] = ["draft model", None] * 3 + ["draft model"]
     given = [text.push(token, source) for token, source in enumerate(by)]
     assert given == [
         [Segment("on", "draft model")],

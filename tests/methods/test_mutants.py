@@ -28,7 +28,7 @@ from duodec.core.draft import Draft
 from duodec.core.sampling import Distribution, SamplingParams
 from duodec.drafting import growth
 from duodec.methods import loops
-from duodec.methods.offers import Offers
+from duodec.methods.draft_selector import DraftSelector
 from duodec.methods.request import Request
 from duodec.planning.sources import TextSources
 
@@ -332,7 +332,7 @@ MUTANTS = [
     # --- the tree that never stops growing
     Mutant(
         "the mirror stays where it was",
-        Offers.land,
+        DraftSelector.land,
         (("P0._place = A.follow(B)", "P0._place = A"),),
         (trees_are_fresh,),
     ),

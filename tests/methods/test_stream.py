@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
-from duodec.core.candidates import CandidateTree, Place
+from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
@@ -233,31 +233,31 @@ def test_a_mirror_knows_what_the_tree_knows_however_its_nodes_arrive() -> None:
 
 
 def test_the_edge_is_what_has_no_successors() -> None:
-    acceptance, place = Acceptance(), Place(small())
-    assert acceptance.unexpanded(Place(), 4) == 1.0
-    assert acceptance.unexpanded(place, 1) == pytest.approx(0.3)  # the prior: 6
-    assert acceptance.unexpanded(place, 2) == pytest.approx(0.3 + 0.6 * 0.5 * 0.9)
-    assert acceptance.unexpanded(place, 9) == pytest.approx(0.3 + 0.27 + 0.6 * 0.4)
-    assert acceptance.unexpanded(place.follow([5]), 1) == pytest.approx(0.5 * 0.9)
-    assert acceptance.unexpanded(place.follow([5, 7, 9]), 4) == 1.0
+    acceptance, cursor = Acceptance(), TreeCursor(small())
+    assert acceptance.unexpanded(TreeCursor(), 4) == 1.0
+    assert acceptance.unexpanded(cursor, 1) == pytest.approx(0.3)  # the prior: 6
+    assert acceptance.unexpanded(cursor, 2) == pytest.approx(0.3 + 0.6 * 0.5 * 0.9)
+    assert acceptance.unexpanded(cursor, 9) == pytest.approx(0.3 + 0.27 + 0.6 * 0.4)
+    assert acceptance.unexpanded(cursor.follow([5]), 1) == pytest.approx(0.5 * 0.9)
+    assert acceptance.unexpanded(cursor.follow([5, 7, 9]), 4) == 1.0
     for _ in range(60):
         acceptance.learn(small(), [6])
     likely = acceptance.estimate(0.3, 1)
     assert likely > 0.9
-    assert acceptance.unexpanded(place, 1) == pytest.approx(likely)
+    assert acceptance.unexpanded(cursor, 1) == pytest.approx(likely)
 
 
 def test_a_place_moves_with_the_text_and_the_tree_stays() -> None:
     tree = small()
-    place = Place(tree).follow([5])
-    assert place.tree is tree
-    assert [tree.tokens[node] for node in place.down(9)] == [7, 9]
-    assert (place.num_under, Place(tree).num_under, Place().num_under) == (3, 5, 0)
-    assert place.is_expanded
-    assert place.is_known
-    assert not place.follow([8]).is_expanded
-    assert not place.follow([8]).is_known
-    assert place.follow([6]).num_under == 0  # the path leaves the tree
+    cursor = TreeCursor(tree).follow([5])
+    assert cursor.tree is tree
+    assert [tree.tokens[node] for node in cursor.down(9)] == [7, 9]
+    assert (cursor.num_under, TreeCursor(tree).num_under, TreeCursor().num_under) == (3, 5, 0)
+    assert cursor.is_expanded
+    assert cursor.is_known
+    assert not cursor.follow([8]).is_expanded
+    assert not cursor.follow([8]).is_known
+    assert cursor.follow([6]).num_under == 0  # the path leaves the tree
 
 
 # --- the planner
@@ -476,14 +476,14 @@ def test_waiting_is_worth_it_while_it_is_faster_than_decoding() -> None:
     planner = Planner(known, Acceptance())
     planner.observe(2, 0.025)  # 80 tokens a second
     nothing = selected(GivenSource())
-    assert planner.is_worth_waiting(Place(), nothing)  # a miss: a step brings 0.6
+    assert planner.is_worth_waiting(TreeCursor(), nothing)  # a miss: a step brings 0.6
     tree = CandidateTree()
     tree.expand(ROOT, [1, 2], [0.1, 0.05])
     least = selected(TreeSource(tree, planner.acceptance))
-    assert not planner.is_worth_waiting(Place(tree), least)
+    assert not planner.is_worth_waiting(TreeCursor(tree), least)
     known.observe_step(0.2)
     known.observe_step(0.2)
-    assert not planner.is_worth_waiting(Place(), nothing)
+    assert not planner.is_worth_waiting(TreeCursor(), nothing)
 
 
 def waiting_planner(num_tokens: int = 2) -> Planner:
@@ -496,7 +496,7 @@ def waiting_planner(num_tokens: int = 2) -> Planner:
 
 def test_after_a_miss_nobody_waits_for_what_other_sources_propose_already() -> None:
     """A step is worth 0.6 tokens where nothing is known; four tenths or so must be missing."""
-    planner, missed = waiting_planner(), Place()
+    planner, missed = waiting_planner(), TreeCursor()
     answers = []
     for known in (0.0, 0.1, 0.5, 0.9):
         proposed = selected(GivenSource(), GivenSource({(): [(1, known / 2), (2, known / 2)]}))
@@ -507,7 +507,7 @@ def test_after_a_miss_nobody_waits_for_what_other_sources_propose_already() -> N
 
 def test_what_follows_the_next_token_counts_where_it_would_be_missed() -> None:
     """Without a step, a long continuation is lost with the first token that no source proposes."""
-    planner, missed = waiting_planner(), Place()
+    planner, missed = waiting_planner(), TreeCursor()
     alone = GivenSource({(): [(1, 0.5)]})
     chain = GivenSource({(): [(1, 0.5)], (1,): [(2, 1.0)], (1, 2): [(3, 1.0)]})
     assert not planner.is_worth_waiting(missed, selected(GivenSource(), alone))
@@ -523,7 +523,7 @@ def test_a_long_continuation_of_an_unlikely_token_is_no_reason_to_wait_long() ->
     known.observe_root(0.033)  # in which plain decoding brings 3 tokens
     planner = Planner(known, Acceptance())
     planner.observe(1, 0.010)
-    assert not planner.is_worth_waiting(Place(), chain)
+    assert not planner.is_worth_waiting(TreeCursor(), chain)
 
 
 def test_where_text_alone_was_right_a_deeper_tree_is_not_waited_for() -> None:
@@ -537,7 +537,7 @@ def test_where_text_alone_was_right_a_deeper_tree_is_not_waited_for() -> None:
         planner = waiting_planner(num_tokens)
         for _ in range(100 if drawn else 0):
             planner.learn(selected(by_draft, by_text), [drawn])
-        return planner.is_worth_waiting(Place(tree), selected(by_draft, by_text))
+        return planner.is_worth_waiting(TreeCursor(tree), selected(by_draft, by_text))
 
     assert [is_worth_it(1, drawn) for drawn in (None, 1, 2)] == [True, True, False]
     assert [is_worth_it(2, drawn) for drawn in (None, 1, 2)] == [False, True, False]
@@ -550,9 +550,9 @@ def test_the_step_that_is_waited_for_is_the_one_that_comes_next() -> None:
     known.observe_root(0.02)
     planner = Planner(known, Acceptance())
     tree = CandidateTree()
-    assert 0.02 < planner.step_s(Place(tree)) < 0.022
+    assert 0.02 < planner.step_s(TreeCursor(tree)) < 0.022
     tree.expand(ROOT, [1], [0.5])
-    assert 0.002 < planner.step_s(Place(tree)) < 0.004
+    assert 0.002 < planner.step_s(TreeCursor(tree)) < 0.004
 
 
 # --- never slower

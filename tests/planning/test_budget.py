@@ -10,7 +10,7 @@ from fakes.decoding import GivenSource, proven, selected
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from duodec.core.candidates import CandidateTree, Place
+from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT, Draft
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.batch_governor import BatchGovernor as Governor
@@ -161,13 +161,13 @@ def test_nobody_waits_for_a_draft_while_others_forward_would_begin_without_it() 
     tree.expand(ROOT, [1], [0.9])
     nothing, some = selected(GivenSource()), selected(GivenSource({(): [(1, 0.9)]}))
     load.begin(0)
-    assert planner.is_worth_waiting(Place(), nothing)
-    assert planner.is_worth_waiting(Place(tree), some)
+    assert planner.is_worth_waiting(TreeCursor(), nothing)
+    assert planner.is_worth_waiting(TreeCursor(tree), some)
     load.begin(1)
-    assert not planner.is_worth_waiting(Place(), nothing)
-    assert not planner.is_worth_waiting(Place(tree), some)
+    assert not planner.is_worth_waiting(TreeCursor(), nothing)
+    assert not planner.is_worth_waiting(TreeCursor(tree), some)
     load.end(1)
-    assert planner.is_worth_waiting(Place(tree), some)
+    assert planner.is_worth_waiting(TreeCursor(tree), some)
 
 
 @pytest.mark.usefixtures("loops_in_python")

@@ -26,7 +26,7 @@ from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.traits import TargetTraits
 from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain
-from duodec.methods.offers import Offers
+from duodec.methods.draft_selector import DraftSelector
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import NoDrafter, Request
 from duodec.planning.costs import Costs
@@ -174,9 +174,9 @@ def test_what_was_rehearsed_is_offered_without_another_selection(
     whole = [*PROMPT, *plain_text(TABLE, WARM, NUM_TOKENS)]
     rehearsing: list[bool] = []
     selected_for: list[bool] = []  # by selection, whether it was for a rehearsal
-    select, rehearse = Planner.select, Offers._rehearse
+    select, rehearse = Planner.select, DraftSelector._rehearse
 
-    def foreseen(self: Offers, draft: Draft) -> Iterator[tuple[int, ...]]:
+    def foreseen(self: DraftSelector, draft: Draft) -> Iterator[tuple[int, ...]]:
         verdict = verdict_of(self._text, draft, whole[len(self._text) :])
         yield verdict if is_right else (*verdict[:-1], (verdict[-1] + 1) % TABLE.num_vocab)
 
@@ -184,13 +184,13 @@ def test_what_was_rehearsed_is_offered_without_another_selection(
         selected_for.append(bool(rehearsing))
         return select(self, *args)  # type: ignore[arg-type]
 
-    def in_rehearsal(self: Offers, *args: object) -> None:
+    def in_rehearsal(self: DraftSelector, *args: object) -> None:
         rehearsing.append(True)
         rehearse(self, *args)  # type: ignore[arg-type]
         rehearsing.clear()
 
-    monkeypatch.setattr(Offers, "_likely_verdicts", foreseen)
-    monkeypatch.setattr(Offers, "_rehearse", in_rehearsal)
+    monkeypatch.setattr(DraftSelector, "_likely_verdicts", foreseen)
+    monkeypatch.setattr(DraftSelector, "_rehearse", in_rehearsal)
     monkeypatch.setattr(Planner, "select", noted)
     drafter = InlineDrafter(DRAFT.load())
     assert decoded("stream", Elsewhere(), drafter, WARM, FixedBudget(6)) == whole[len(PROMPT) :]
@@ -205,7 +205,7 @@ def test_what_was_rehearsed_is_offered_without_another_selection(
 
 def test_nothing_is_rehearsed_where_this_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take the target's own time."""
-    monkeypatch.setattr(Offers, "_rehearse", lambda *_: pytest.fail("it was rehearsed"))
+    monkeypatch.setattr(DraftSelector, "_rehearse", lambda *_: pytest.fail("it was rehearsed"))
     request = Session(
         target=TableTarget(TABLE),
         prompt=PROMPT,
@@ -217,10 +217,10 @@ def test_nothing_is_rehearsed_where_this_thread_computes(monkeypatch: pytest.Mon
 
 
 def test_a_rehearsal_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Offers, *args: object) -> None:
+    def fail(self: DraftSelector, *args: object) -> None:
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr(Offers, "_rehearse", fail)
+    monkeypatch.setattr(DraftSelector, "_rehearse", fail)
     target = Elsewhere()
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         decoded("stream", target, InlineDrafter(DRAFT.load()), WARM, FixedBudget(6))
@@ -329,16 +329,16 @@ class Polled(NoDrafter):
 def test_what_the_drafter_made_is_looked_at_once_shortly_before_the_end() -> None:
     drafter, clock = Polled(), FakeClock()
     request = Request(PROMPT, 20, drafter, clock=clock)
-    request.look()  # it does not draft: there is nothing to see
+    request.poll_drafter()  # it does not draft: there is nothing to see
     assert drafter.num_polls == 0
     request.is_drafting = True
-    request.look()
+    request.poll_drafter()
     assert request.peek_tree().num_steps == 1  # what was seen
     assert request.peek_tree().num_steps == 2  # which counts once
-    request.look()
+    request.poll_drafter()
     clock.advance(0.01)
     assert request.peek_tree().num_steps == 4  # that was long ago
-    request.look()
+    request.poll_drafter()
     request.submit(Chain(1))
     assert request.peek_tree().num_steps == 6  # of another request
 

@@ -69,7 +69,7 @@ class Ask:
 class Listener:
     """Hears what a request says."""
 
-    task: ScheduledRequest
+    entry: ScheduledRequest
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -95,11 +95,11 @@ class Serving:
         ask = listener.ask
         params = replace(ask.sampling, max_tokens=ask.max_tokens)
         say = listener.outputs.put
-        listener.task = self.llm.task(ask.tokens, params, method=ask.method, say=say)
-        self.thread.submit([listener.task])
+        listener.entry = self.llm.scheduled(ask.tokens, params, method=ask.method, say=say)
+        self.thread.submit([listener.entry])
 
     def leave(self, listener: Listener) -> None:
-        self.thread.abort(listener.task)
+        self.thread.abort(listener.entry)
 
 
 def engine_of(drafter: Drafter | None = None, *, num_context: int = 400) -> LLM:
@@ -110,7 +110,7 @@ def engine_of(drafter: Drafter | None = None, *, num_context: int = 400) -> LLM:
 def served(
     llm: LLM, target: Target | None = None, *, num_slots: int = 8, num_queued: int = 64,
     trees: Target | None = None, lone: Target | None = None, num_chunk: int = 512,
-    on_end: Ended = lambda task, reason: None,
+    on_end: Ended = lambda entry, reason: None,
 ) -> Iterator[Serving]:  # fmt: skip
     llm.target = Caches(target or llm.target, alone=lone, trees=trees)
     llm.num_slots = num_slots
@@ -259,7 +259,7 @@ def test_who_leaves_frees_the_place_within_a_round() -> None:
     )
     ended: list[str] = []
     with served(
-        engine_of(), target, num_slots=1, on_end=lambda task, reason: ended.append(reason)
+        engine_of(), target, num_slots=1, on_end=lambda entry, reason: ended.append(reason)
     ) as pool:
         first, second = (Listener(ask) for ask in asks(2, "ar", 300))
         assert PROMPTS[0][:3] != PROMPTS[1][:3]
@@ -298,14 +298,14 @@ def test_a_request_with_many_completions_lets_others_in_between(num_slots: int) 
     llm = engine_of()
     params = SamplingParams(seed=1, max_tokens=1)
 
-    def task(name: str) -> ScheduledRequest:
-        return llm.task(PROMPTS[0], params, say=lambda output: said.append(name))
+    def entry(name: str) -> ScheduledRequest:
+        return llm.scheduled(PROMPTS[0], params, say=lambda output: said.append(name))
 
     with served(llm, Counted(llm.target, on_score=on_score), num_slots=num_slots) as pool:
-        pool.thread.submit([task(f"a{i}") for i in range(9)])
+        pool.thread.submit([entry(f"a{i}") for i in range(9)])
         assert is_computing.wait(LONG_S)
         for names in (("b",), ("c0", "c1", "c2"), ("d",)):
-            pool.thread.submit([task(name) for name in names])
+            pool.thread.submit([entry(name) for name in names])
         may_end.set()
         assert pool.thread.drain(LONG_S)
     order = list(dict.fromkeys(said))
@@ -341,21 +341,21 @@ def test_a_request_with_many_completions_leaves_places_to_others() -> None:
     def on_score(queries: Sequence[Query]) -> None:
         may_end.wait(LONG_S)
 
-    def tasks(num: int) -> list[ScheduledRequest]:
+    def entries(num: int) -> list[ScheduledRequest]:
         def say(output: Output) -> None:
             if isinstance(output, Done):
                 done.append(num)
 
-        return [llm.task(PROMPTS[0], params, say=say) for _ in range(num)]
+        return [llm.scheduled(PROMPTS[0], params, say=say) for _ in range(num)]
 
     with served(llm, Counted(llm.target, on_score=on_score), num_slots=2, num_queued=8) as pool:
         with pytest.raises(BadOption, match="11 completions are requested at once"):
-            pool.thread.submit(tasks(11))
-        pool.thread.submit(tasks(10))
+            pool.thread.submit(entries(11))
+        pool.thread.submit(entries(10))
         for _ in range(2):
-            pool.thread.submit(tasks(1))
+            pool.thread.submit(entries(1))
         with pytest.raises(ApiError) as caught:
-            pool.thread.submit(tasks(10))
+            pool.thread.submit(entries(10))
         assert caught.value.status == 429
         may_end.set()
         assert pool.thread.drain(LONG_S)
@@ -373,17 +373,18 @@ def test_a_request_with_many_completions_leaves_a_slot_to_others() -> None:
 
     llm = engine_of()
 
-    def tasks(num: int, max_tokens: int) -> list[ScheduledRequest]:
+    def entries(num: int, max_tokens: int) -> list[ScheduledRequest]:
         params = SamplingParams(logit_bias={TABLE.num_vocab - 1: -1e9}, max_tokens=max_tokens)
         return [
-            llm.task(PROMPTS[0], params, method="ar", say=lambda output: None) for _ in range(num)
+            llm.scheduled(PROMPTS[0], params, method="ar", say=lambda output: None)
+            for _ in range(num)
         ]
 
     with served(llm, Counted(llm.target, on_score=on_score), num_slots=3) as pool:
         llm.scheduler.most_slots = 2
-        pool.thread.submit(tasks(8, 4))
+        pool.thread.submit(entries(8, 4))
         assert is_computing.wait(LONG_S)
-        pool.thread.submit(tasks(1, 6))
+        pool.thread.submit(entries(1, 6))
         may_end.set()
         assert pool.thread.drain(LONG_S)
     assert widths == [2] + [3] * 6 + [2] * 9
@@ -441,7 +442,7 @@ def test_parts_of_a_long_prompt_are_small_while_others_decode() -> None:
         said: list[list[Output]] = [[], []]
         pool.thread.submit(
             [
-                llm.task(text, params, method="ar", say=own.append)
+                llm.scheduled(text, params, method="ar", say=own.append)
                 for text, own in zip(texts, said, strict=True)
             ]
         )
@@ -593,7 +594,7 @@ def test_waiting_answers_are_taken_in_turn() -> None:
     order: list[int] = []
     with served(
         engine_of(), Counted(TableTarget(TABLE), 0.001), num_slots=2,
-        on_end=lambda task, reason: order.append(task.request.sampler.params.seed),
+        on_end=lambda entry, reason: order.append(entry.request.sampler.params.seed),
     ) as pool:  # fmt: skip
         answers(pool, asks(12, "ar", 10))
     assert all(abs(place - seed) <= 2 for place, seed in enumerate(order))
@@ -630,20 +631,20 @@ def test_after_an_abort_nothing_is_said(method: str, num_tokens: int) -> None:
     engine = engine_of(InlineDrafter(TABLE.load()))
     said: list[Output] = []
     ended: list[str] = []
-    engine.scheduler.on_end = lambda task, reason: ended.append(reason)
+    engine.scheduler.on_end = lambda entry, reason: ended.append(reason)
     params = SamplingParams(max_tokens=num_tokens)
     for num_launched in (1, 2, 3):
         said.clear()
-        task = engine.task(PROMPTS[0], params, method=method, say=said.append)
-        engine.scheduler.submit([task])
+        entry = engine.scheduled(PROMPTS[0], params, method=method, say=said.append)
+        engine.scheduler.submit([entry])
         for _ in range(num_launched):
             engine.scheduler.finish_forward()
             if not engine.scheduler.launch():
                 break
-        if task.is_over:
+        if entry.is_over:
             continue
         num_said = len(said)
-        task.abort()
+        entry.abort()
         engine.scheduler.finish_forward()
         assert not engine.scheduler.launch()
         assert len(said) == num_said, "the forward pass in flight said more"
@@ -657,10 +658,10 @@ def test_who_aborts_on_hearing_a_piece_hears_no_more() -> None:
 
     def hear(output: Output) -> None:
         said.append(output)
-        task.abort()
+        entry.abort()
 
-    task = engine.task(PROMPTS[0], SamplingParams(max_tokens=1), method="ar", say=hear)
-    engine.scheduler.submit([task])
+    entry = engine.scheduled(PROMPTS[0], SamplingParams(max_tokens=1), method="ar", say=hear)
+    engine.scheduler.submit([entry])
     while engine.scheduler.step():
         pass
     assert [type(output) for output in said] == [Piece]
@@ -718,9 +719,9 @@ def test_who_is_ready_waits_no_longer_the_more_wait_for_drafts() -> None:
     scheduler = Scheduler(TableTarget(TABLE), num_slots=64, clock=clock)
     for slot in range(64):
         request = Request([1, 2], 9, drafter=Slow(), slot=slot, clock=clock)
-        task = ScheduledRequest(request, METHODS["ar"](), lambda output: None)
-        task.need, task.deadline_s = (Wait(1.0), clock() + 1.0) if slot else (Score(), 0.0)
-        scheduler.running.append(task)
+        entry = ScheduledRequest(request, METHODS["ar"](), lambda output: None)
+        entry.need, entry.deadline_s = (Wait(1.0), clock() + 1.0) if slot else (Score(), 0.0)
+        scheduler.running.append(entry)
     patience_s, begin_s = scheduler.budget.patience_s(), clock()
     scheduler._await_drafts()
     assert 0 < num_polls < 63  # not even one of each

@@ -93,10 +93,10 @@ class CandidateTree:
     def _under(self, root: int) -> CandidateTree:
         """The subtree of an expanded node, as a new tree."""
         tree, placed = CandidateTree(), [(root, ROOT)]
-        for node, place in placed:  # grows in the loop: parents come before their children
+        for node, cursor in placed:  # grows in the loop: parents come before their children
             children, begin = self.children(node), len(tree)
             tree.expand(
-                place,
+                cursor,
                 [self.tokens[child] for child in children],
                 [self.confidences[child] for child in children],
             )
@@ -107,21 +107,21 @@ class CandidateTree:
 
 
 @dataclass(frozen=True)
-class Place:
+class TreeCursor:
     """Where in a tree a text ends: a verdict moves it, and the tree stays as it is."""
 
     tree: CandidateTree = field(default_factory=CandidateTree)
     node: int = ROOT
 
-    def follow(self, tokens: Iterable[int]) -> Place:
-        """The place that so many tokens further on is; an empty tree where the path leaves it."""
+    def follow(self, tokens: Iterable[int]) -> TreeCursor:
+        """The cursor that so many tokens further on is; an empty tree where the path leaves it."""
         node = self.node
         for token in tokens:
             child = self.tree.child(node, token)
             if child is None:
-                return Place()
+                return TreeCursor()
             node = child
-        return Place(self.tree, node)
+        return TreeCursor(self.tree, node)
 
     def down(self, length: int) -> list[int]:
         """The nodes under it, the likeliest child of each, at most so many."""

@@ -28,7 +28,7 @@ class Started:
         return ""
 
 
-Source = Literal["draft model", "earlier text"]
+DraftSource = Literal["draft model", "earlier text"]
 """What proposed a draft token: the draft model, whatever else did too; or earlier text alone: this
 one, completions before it, rows that the target has scored, a datastore."""
 
@@ -38,7 +38,7 @@ class Segment:
     """Text whose last token was drafted (and accepted), or was the target's own."""
 
     text: str
-    source: Source | None  # None: it is the target's own
+    source: DraftSource | None  # None: it is the target's own
 
     @property
     def is_drafted(self) -> bool:

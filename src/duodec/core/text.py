@@ -6,7 +6,7 @@ import codecs
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from duodec.core.events import Segment, Source
+from duodec.core.events import DraftSource, Segment
 
 
 class TextStream:
@@ -37,7 +37,7 @@ class TextStream:
         """Whether there are stop strings to look for."""
         return bool(self._stop)
 
-    def push(self, token: int, source: Source | None) -> list[Segment]:
+    def push(self, token: int, source: DraftSource | None) -> list[Segment]:
         """Text that is certain after one more token, which that proposed."""
         text = self._decoder.decode(self._piece(token))
         self._num_decoded += len(text)
@@ -51,7 +51,7 @@ class TextStream:
         self._hold(self._decoder.decode(b"", final=True), None)
         return self._release(is_last=True)
 
-    def _hold(self, text: str, source: Source | None) -> None:
+    def _hold(self, text: str, source: DraftSource | None) -> None:
         if text and not self.is_stopped:
             self._held.append(Segment(text, source))
 

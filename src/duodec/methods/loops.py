@@ -13,7 +13,7 @@ from duodec.core.protocols import NUM_CANDIDATES, Drafted, Plan, Scores
 from duodec.core.sampling import Tokens
 from duodec.core.verify import Rule, keyed, verify
 from duodec.drafting.growth import Tree
-from duodec.methods.offers import Offer, Offers
+from duodec.methods.draft_selector import DraftSelector, Offer
 from duodec.methods.request import Forward, Loop, Request, Score
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
@@ -66,26 +66,28 @@ def streaming(
     does. ``governor`` says, round by round, which sources take part. Nothing is scored before it
     is known what plain decoding costs.
     """
-    offers = Offers(request, planner, plan, texts)
+    selector = DraftSelector(request, planner, plan, texts)
     begin_s = request.now()
     while request.remaining:
         most = request.costs.sources()
-        can_pay = offers.can_pay and most != Sources.NONE
+        can_pay = selector.can_pay and most != Sources.NONE
         sources = governor.sources(most) if can_pay else Sources.NONE
         planner.allowance = governor.allowance
         is_early = not request.num_rounds or not request.costs.knows_plain
         # on shared cores the drafter prefills the prompt after that, and slows nothing before
-        offers.draft_with_model(sources == Sources.ALL and not (is_early and request.shares_cores))
+        selector.draft_with_model(
+            sources == Sources.ALL and not (is_early and request.shares_cores)
+        )
         if is_early:
             sources = Sources.NONE
         offer = Offer()
         if sources != Sources.NONE:
-            offer = yield from offers.best()
-        offers.launch(offer)
+            offer = yield from selector.best()
+        selector.launch(offer)
         draft = offer.draft
         forward: Forward = yield Score(draft, NUM_CANDIDATES if can_pay else 0)
         verdict = verify(draft, forward.scores)
-        overlap_s = offers.overlap_s()
+        overlap_s = selector.overlap_s()
         done = request.commit(
             draft,
             verdict,
@@ -99,7 +101,9 @@ def streaming(
         if request.num_rounds > 1 and most != Sources.NONE and not request.is_contended:
             planner.observe(len(done.tokens), seconds)
             governor.observe(sources, len(done.tokens), seconds, most if can_pay else sources)
-        offers.land(offer, done.tokens, verdict.end, forward.scores if can_pay else None)
+        selector.finish_forward(
+            offer, done.tokens, verdict.end, forward.scores if can_pay else None
+        )
 
 
 def overlapped(request: Request, plan: Callable[[int], Plan]) -> Loop:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.events import FinishReason, Segment, Source
+from duodec.core.events import DraftSource, FinishReason, Segment
 from duodec.core.logprobs import Logprob, logprob
 from duodec.core.protocols import (
     Datastore,
@@ -221,11 +221,11 @@ class Request:
         drafted = yield from self.collect(plan)
         return drafted.draft
 
-    def rest(self) -> None:
+    def pause_drafter(self) -> None:
         """The drafter has nothing to do; what it has cached and drafted stays known to it."""
         self.drafter.cancel(self.slot)
 
-    def look(self) -> None:
+    def poll_drafter(self) -> None:
         """Take in what has arrived from the drafter, so that `peek_tree` need not, soon after."""
         if self.is_drafting:
             self._looked = self.clock(), self.drafter.poll(self.slot)
@@ -259,7 +259,7 @@ class Request:
         proposed the first ``num_from_model`` of those accepted, earlier text the others."""
         tokens = verdict.tokens[: self.remaining]
         num_accepted = min(len(verdict.accepted), len(tokens))
-        by: list[Source] = ["draft model"] * min(num_from_model, num_accepted)
+        by: list[DraftSource] = ["draft model"] * min(num_from_model, num_accepted)
         by += ["earlier text"] * (num_accepted - len(by))
         tokens = self._until_end(tokens, by)
         self._buffer[self._length : self._length + len(tokens)] = tokens
@@ -282,7 +282,7 @@ class Request:
         self.rounds.append(done)
         return done
 
-    def _until_end(self, tokens: tuple[int, ...], by: Sequence[Source]) -> tuple[int, ...]:
+    def _until_end(self, tokens: tuple[int, ...], by: Sequence[DraftSource]) -> tuple[int, ...]:
         """The tokens up to the end of the completion; their text is made now if it may hold a stop
         string, and later otherwise. ``by``: what proposed the accepted ones."""
         spoken = tokens
@@ -305,7 +305,7 @@ class Request:
                 return tokens[: i + 1]
         return tokens
 
-    def _speak(self, stream: TextStream, tokens: Sequence[int], by: Sequence[Source]) -> None:
+    def _speak(self, stream: TextStream, tokens: Sequence[int], by: Sequence[DraftSource]) -> None:
         for token, source in zip_longest(tokens, by[: len(tokens)]):
             self.segments += stream.push(token, source)
 

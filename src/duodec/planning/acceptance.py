@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from duodec.core.candidates import CandidateTree, Place
+from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT
 
 _NUM_BINS = 12  # of confidence
@@ -108,13 +108,13 @@ class Acceptance:
                 return
             node = children[is_right.index(True)]
 
-    def unexpanded(self, place: Place, num: int) -> float:
+    def unexpanded(self, cursor: TreeCursor, num: int) -> float:
         """The summed value of the ``num`` likeliest nodes under a place that have no successors
         yet; a node's value is the likelihood that it and all above it come true."""
-        if not place.is_expanded:
+        if not cursor.is_expanded:
             return 1.0
-        tree, total = place.tree, 0.0
-        edge = [(-1.0, place.node)]
+        tree, total = cursor.tree, 0.0
+        edge = [(-1.0, cursor.node)]
         while edge and num:
             negative, node = heapq.heappop(edge)
             if not tree.is_expanded(node):

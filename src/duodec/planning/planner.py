@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from duodec.core.candidates import Place
+from duodec.core.candidates import TreeCursor
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.compiled import grow
 from duodec.planning.costs import Costs
@@ -58,36 +58,36 @@ class Planner:
         self.costs.curve(self.num_tokens)  # is wanted between two forward passes
         return any(self.costs.forward_s(n) < (1 + n) * plain_s for n in widths)
 
-    def is_worth_waiting(self, place: Place, selection: Selection) -> bool:
+    def is_worth_waiting(self, cursor: TreeCursor, selection: Selection) -> bool:
         """Whether one more step of the draft model, whose tree under the text this is, is expected
         to yield tokens faster than decoding does, beyond what the other sources already propose."""
         if not (self._rate.value or self.costs.is_measured):
             return False  # it may be that the target needs no time at all
         rate = self._rate.value or 1 / max(_TICK_S, self.costs.forward_s(0))
         row_s = self.costs.row_s(self.width(selection))  # to score what it brings
-        least = self._caution * rate * (self.patience * self.step_s(place) + row_s)
+        least = self._caution * rate * (self.patience * self.step_s(cursor) + row_s)
         coverage = self.trust * self.acceptance.coverage
-        if not place.is_expanded:
+        if not cursor.is_expanded:
             reach = selection.reach  # what the others' trees are like, where they are right
             further = max(1.0, (sum(selection.values) + _NO_TREE) / (reach + _NO_TREE))
             return coverage * (1.0 - reach) * further > least
         most = coverage * (1.0 - self._without_draft.value)  # of nodes, one of which comes true
         if most <= least:
             return False
-        return most * self.acceptance.unexpanded(place, self.costs.step_leaves()) > least
+        return most * self.acceptance.unexpanded(cursor, self.costs.step_leaves()) > least
 
-    def step_s(self, place: Place) -> float:
+    def step_s(self, cursor: TreeCursor) -> float:
         """Expected seconds until the drafter's next step arrives here."""
         if not self.busy and not self.costs.knows_step:
             return 0.0  # nothing is learned of a drafter that rests: one step is tried
-        if place.is_expanded:
+        if cursor.is_expanded:
             return self.costs.step_s() + _HANDOVER_S
         return self.busy * self.costs.step_s() + self.costs.root_s() + _HANDOVER_S
 
-    def observe_late_step(self, place: Place, seconds: float) -> None:
+    def observe_late_step(self, cursor: TreeCursor, seconds: float) -> None:
         """The drafter's next step was waited for so long, and did not arrive. Steps that end after
         their text went on are never timed, so a slow drafter's cost is known by this alone."""
-        if place.is_expanded:
+        if cursor.is_expanded:
             self.costs.observe_step(seconds, self.costs.step_leaves())
         else:
             self.costs.observe_root(seconds)

@@ -21,39 +21,39 @@ class Queue:
         return self._num
 
     def __iter__(self) -> Iterator[ScheduledRequest]:
-        for tasks in self._by_submission.values():
-            yield from tasks
+        for entries in self._by_submission.values():
+            yield from entries
 
     def num_places(self, most: int) -> int:
         """Tasks, of no submission more than ``most``."""
-        return sum(min(most, len(tasks)) for tasks in self._by_submission.values())
+        return sum(min(most, len(entries)) for entries in self._by_submission.values())
 
-    def extend(self, tasks: Sequence[ScheduledRequest]) -> None:
+    def extend(self, entries: Sequence[ScheduledRequest]) -> None:
         """Add a submission."""
-        if not tasks:
+        if not entries:
             return
         self._num_submissions += 1
-        for task in tasks:
-            task.submission = self._num_submissions
-        self._by_submission[self._num_submissions] = deque(tasks)
-        self._num += len(tasks)
+        for entry in entries:
+            entry.submission = self._num_submissions
+        self._by_submission[self._num_submissions] = deque(entries)
+        self._num += len(entries)
 
     def pop(self, but: Collection[int] = ()) -> ScheduledRequest | None:
-        """Take out the next task of any submission but these; None if there is none."""
+        """Take out the next entry of any submission but these; None if there is none."""
         number = next((own for own in self._by_submission if own not in but), None)
         if number is None:
             return None
-        tasks = self._by_submission.pop(number)
-        task = tasks.popleft()
-        if tasks:
-            self._by_submission[number] = tasks
+        entries = self._by_submission.pop(number)
+        entry = entries.popleft()
+        if entries:
+            self._by_submission[number] = entries
         self._num -= 1
-        return task
+        return entry
 
-    def drop(self, tasks: Sequence[ScheduledRequest]) -> None:
+    def drop(self, entries: Sequence[ScheduledRequest]) -> None:
         """Take these out."""
         for number, kept in list(self._by_submission.items()):
-            rest = deque(task for task in kept if task not in tasks)
+            rest = deque(entry for entry in kept if entry not in entries)
             self._num -= len(kept) - len(rest)
             if rest:
                 self._by_submission[number] = rest

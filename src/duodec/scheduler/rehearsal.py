@@ -1,6 +1,6 @@
 """Prepare, shortly before a forward pass ends, what follows it.
 
-Offers for the likeliest verdicts are made, what the drafter has sent is taken in, and the code
+Drafts for the likeliest verdicts are made, what the drafter has sent is taken in, and the code
 between two forward passes runs once, so that it is in the processor's caches.
 """
 
@@ -62,6 +62,6 @@ class Rehearsal:
             self._offers.took(self.clock() - begin_s)
         if soonest_s > _COLD_AFTER_S:
             begin_s = self._warming.wait(end_s, self.clock)
-            request.look()
+            request.poll_drafter()
             self.warm_up()
             self._warming.took(self.clock() - begin_s)

@@ -40,7 +40,7 @@ class ScheduledRequest:
         self.full = full  # why the completion ends when its text is full
         self.should_stop = should_stop  # asked each round: end with what there is
         self.arrive_s = self.start_s = request.clock()
-        self.submission = 0  # tasks of the same one were submitted together
+        self.submission = 0  # entries of the same one were submitted together
         self.counts = Counts()
         self.is_aborted = False
         self.is_over = False  # all is said

@@ -38,7 +38,7 @@ from duodec.scheduler.slots import Slot, best_slot
 _POLL_S = 0.0005  # of waiting for one slot's draft, before others are looked at
 
 Ended = Callable[[ScheduledRequest, str], None]
-"""Told of each task that ends, and how: as OpenAI's finish reasons, ``abort`` or ``error``."""
+"""Told of each entry that ends, and how: as OpenAI's finish reasons, ``abort`` or ``error``."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class _Flight:
     """One forward pass on its way."""
 
     start_s: float
-    tasks: Sequence[ScheduledRequest]
+    entries: Sequence[ScheduledRequest]
     queries: Sequence[Query]
     caches: Set[int]  # that compute it
     launched: Launched
@@ -70,8 +70,8 @@ class Scheduler:
     more threads than cores, those that have a core spin until the others do."""
     num_chunk: int | None = None  # tokens of a long prompt in one forward pass; None: all
     num_chunk_in_company: int | None = None  # while others decode; None: as many
-    most_slots: int | None = None  # for tasks that were submitted together; None: all
-    on_end: Ended = lambda task, reason: None
+    most_slots: int | None = None  # for entries that were submitted together; None: all
+    on_end: Ended = lambda entry, reason: None
     warm_up: Callable[[], None] = lambda: None
     """Runs the code between two forward passes once, so that it is in the processor's caches."""
     clock: Callable[[], float] = perf_counter
@@ -97,10 +97,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def submit(self, tasks: Sequence[ScheduledRequest]) -> None:
+    def submit(self, entries: Sequence[ScheduledRequest]) -> None:
         """Queue them; they take turns with those of other calls."""
         with self.changed:
-            self.waiting.extend(tasks)
+            self.waiting.extend(entries)
             self.changed.notify_all()
 
     def step(self) -> bool:
@@ -132,8 +132,8 @@ class Scheduler:
             self._blame(batch, error)
             return self.launch()
         self._settle()
-        for task in list(self.running):
-            self._deliver(task)
+        for entry in list(self.running):
+            self._deliver(entry)
         return True
 
     def finish_forward(self) -> None:
@@ -147,19 +147,19 @@ class Scheduler:
         due_s = flight.launched.due_s
         late_s = max(0.0, begin_s - due_s)
         try:
-            if len(flight.tasks) == 1 and not flight.is_here:
+            if len(flight.entries) == 1 and not flight.is_here:
                 self._rehearse(flight)
             scores = flight.launched.result()
         except Exception as error:  # noqa: BLE001  whoever caused it is told
-            self._blame(flight.tasks, error)
+            self._blame(flight.entries, error)
             return
         except BaseException:  # an interrupt: what these slots hold is not known
-            for task in flight.tasks:
-                task.slot.forget()
+            for entry in flight.entries:
+                entry.slot.forget()
             raise
         if late_s:  # the caller's time, not the target's
-            for task in flight.tasks:
-                task.request.outside_s += late_s
+            for entry in flight.entries:
+                entry.request.outside_s += late_s
         self._take_scores(flight, scores, due_s if late_s else self.clock())
 
     @property
@@ -176,11 +176,11 @@ class Scheduler:
     def close(self, error: Exception | None = None) -> None:
         """End what runs or waits; whoever waits for it is told ``error``, if there is one."""
         with self.changed:
-            tasks = [*self.running, *self.waiting]
-        for task in tasks:
-            if error is not None and not task.is_aborted:
-                task.say(Failed(error))
-            task.abort()
+            entries = [*self.running, *self.waiting]
+        for entry in entries:
+            if error is not None and not entry.is_aborted:
+                entry.say(Failed(error))
+            entry.abort()
         self.drop_aborted()
         self._flight = None
 
@@ -189,128 +189,128 @@ class Scheduler:
     def drop_waiting(self) -> None:
         """End what was aborted in the queue; any thread may call it."""
         with self.changed:
-            dropped = [task for task in self.waiting if task.is_aborted]
+            dropped = [entry for entry in self.waiting if entry.is_aborted]
             if dropped:
                 self.waiting.drop(dropped)
             self.changed.notify_all()
-        for task in dropped:
-            self.on_end(task, "abort")
+        for entry in dropped:
+            self.on_end(entry, "abort")
 
     def drop_aborted(self) -> None:
         """End what nobody waits for any more."""
         if self.waiting:
             self.drop_waiting()
-        for task in [task for task in self.running if task.is_aborted]:
-            self._end(task, "abort")
+        for entry in [entry for entry in self.running if entry.is_aborted]:
+            self._end(entry, "abort")
         if not self.running and self._flight is not None and self._flight.is_here:
             self._flight = None  # nobody wants what it would compute
 
     def _admit(self) -> None:
-        """Waiting tasks into idle slots, in the order of the queue."""
+        """Waiting entries into idle slots, in the order of the queue."""
         while self.waiting and len(self.running) < self.num_slots:
-            used = [task.slot for task in self.running]
+            used = [entry.slot for entry in self.running]
             idle = [slot for slot in self.slots if slot not in used]
             with self.changed:
-                taken = Counter(task.submission for task in self.running)
+                taken = Counter(entry.submission for entry in self.running)
                 most = self.most_slots or self.num_slots
-                task = self.waiting.pop([own for own, num in taken.items() if num >= most])
-                if task is None:  # all were aborted meanwhile, or have as many as they may
+                entry = self.waiting.pop([own for own, num in taken.items() if num >= most])
+                if entry is None:  # all were aborted meanwhile, or have as many as they may
                     return
-                task.slot = best_slot(idle, task.request.text)
-                task.request.slot = task.slot.number
-                self.running.append(task)
-                self.running.sort(key=lambda task: task.slot.number)
-            self._begin(task)
+                entry.slot = best_slot(idle, entry.request.text)
+                entry.request.slot = entry.slot.number
+                self.running.append(entry)
+                self.running.sort(key=lambda entry: entry.slot.number)
+            self._begin(entry)
 
-    def _begin(self, task: ScheduledRequest) -> None:
-        request, slot = task.request, task.slot
+    def _begin(self, entry: ScheduledRequest) -> None:
+        request, slot = entry.request, entry.slot
         self._settle()
-        self._choose_cache(task)
-        task.start_s = self.clock()
+        self._choose_cache(entry)
+        entry.start_s = self.clock()
         num_shared = slot.num_known(request.text)
         num_known = self.target.num_reusable(slot.number, request.text, num_shared)
-        task.num_cached = min(num_known, len(request.prompt) - 1)
-        task.num_restarts = request.drafter.restarts
+        entry.num_cached = min(num_known, len(request.prompt) - 1)
+        entry.num_restarts = request.drafter.restarts
         if self.num_slots > 1:
             request.costs = self.budget.costs(slot.number)
         self.budget.begin(slot.number)
         try:
-            task.loop = decode(task.method, request)
+            entry.loop = decode(entry.method, request)
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
-            self._fail(task, error)
+            self._fail(entry, error)
         else:
-            self._advance(task, None)
+            self._advance(entry, None)
 
-    def _choose_cache(self, task: ScheduledRequest) -> None:
+    def _choose_cache(self, entry: ScheduledRequest) -> None:
         """Compute a request in the cache for it, in the company that it has now."""
-        slot = task.slot
+        slot = entry.slot
         slot.cache = self.target.cache_for(
             slot.number,
-            reads_off_path=task.method.reads_off_path,
+            reads_off_path=entry.method.reads_off_path,
             is_alone=len(self.running) == 1,
         )
         self.budget.use(slot.number, slot.cache.number)
 
     # --- needs
 
-    def _advance(self, task: ScheduledRequest, result: Forward | Drafted | None) -> None:
+    def _advance(self, entry: ScheduledRequest, result: Forward | Drafted | None) -> None:
         """Send a request what it waited for, and take its next need."""
-        if task.is_aborted:  # while the target or the drafter was at work for it
-            self._end(task, "abort")
+        if entry.is_aborted:  # while the target or the drafter was at work for it
+            self._end(entry, "abort")
             return
-        request = task.request
-        request.traits = task.slot.cache.traits
+        request = entry.request
+        request.traits = entry.slot.cache.traits
         num_rounds = request.num_rounds
         need = None
         try:
-            need = task.loop.send(result)
+            need = entry.loop.send(result)
         except StopIteration:
             pass
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
-            self._fail(task, error)
+            self._fail(entry, error)
             return
         except BaseException:  # an interrupt ends the coroutine that it hits
-            self._fail(task, ComputeFailed("an interrupt ended this completion; ask again"))
+            self._fail(entry, ComputeFailed("an interrupt ended this completion; ask again"))
             raise
         if request.num_rounds > num_rounds:
-            self._accounts.append(partial(self._note_round, task, num_rounds, self.clock()))
-            if task.should_stop is not None and task.should_stop():
+            self._accounts.append(partial(self._note_round, entry, num_rounds, self.clock()))
+            if entry.should_stop is not None and entry.should_stop():
                 need = None
-        task.need = need
+        entry.need = need
         if need is None:
-            self._finish(task)
+            self._finish(entry)
         elif isinstance(need, Wait):
-            task.deadline_s = self.clock() + need.seconds
+            entry.deadline_s = self.clock() + need.seconds
             self._settle()
-            self._deliver(task)  # its text does not wait with it
+            self._deliver(entry)  # its text does not wait with it
 
     def _await_drafts(self) -> None:
         """Let those who wait for drafts have them, for as long as others can be kept waiting."""
         end_s: float | None = None
-        while waiting := [task for task in self.running if isinstance(task.need, Wait)]:
-            for task in waiting:
+        while waiting := [entry for entry in self.running if isinstance(entry.need, Wait)]:
+            for entry in waiting:
                 if len(waiting) < len(self.running):  # somebody is ready
                     end_s = self.clock() + self.budget.patience_s() if end_s is None else end_s
                     if self.clock() >= end_s:
                         return
                 try:
-                    self._poll(task)
+                    self._poll(entry)
                 except Exception as error:  # noqa: BLE001  one request ends, the others go on
-                    self._fail(task, error)
+                    self._fail(entry, error)
 
-    def _poll(self, task: ScheduledRequest) -> None:
-        request, need, begin_s = task.request, task.need, self.clock()
+    def _poll(self, entry: ScheduledRequest) -> None:
+        request, need, begin_s = entry.request, entry.need, self.clock()
         assert isinstance(need, Wait)
         if len(self.running) == 1:
             drafted = request.drafter.poll(request.slot, need.seconds, need.beyond)
-            self._advance(task, drafted)
+            self._advance(entry, drafted)
             return
-        slice_s = min(_POLL_S, max(0.0, task.deadline_s - begin_s))
+        slice_s = min(_POLL_S, max(0.0, entry.deadline_s - begin_s))
         drafted = request.drafter.poll(request.slot, slice_s, need.beyond)
         now_s = self.clock()
         # it returns early with what was waited for, or because that will not come
-        if task.is_aborted or now_s - begin_s < slice_s or now_s >= task.deadline_s:
-            self._advance(task, drafted)
+        if entry.is_aborted or now_s - begin_s < slice_s or now_s >= entry.deadline_s:
+            self._advance(entry, drafted)
 
     # --- the forward pass
 
@@ -319,13 +319,13 @@ class Scheduler:
         num_chunk = self.num_chunk_in_company or self.num_chunk
         batch: list[ScheduledRequest] = []
         prefills: list[ScheduledRequest] = []
-        for task in self.running:
-            if isinstance(task.need, Score):
+        for entry in self.running:
+            if isinstance(entry.need, Score):
                 if len(self.running) > 1:
-                    self._choose_cache(task)
-                (prefills if task.is_long(num_chunk) else batch).append(task)
+                    self._choose_cache(entry)
+                (prefills if entry.is_long(num_chunk) else batch).append(entry)
         if prefills:
-            later = [task for task in prefills if task.request.slot > self._last_prefill]
+            later = [entry for entry in prefills if entry.request.slot > self._last_prefill]
             prefill = (later or prefills)[0]  # they take turns
             self._last_prefill = prefill.request.slot
             if not batch:
@@ -334,7 +334,7 @@ class Scheduler:
         return batch
 
     def _launched(self, batch: Sequence[ScheduledRequest]) -> _Flight:
-        start_s, queries = self.clock(), [task.query() for task in batch]
+        start_s, queries = self.clock(), [entry.query() for entry in batch]
         return _Flight(
             start_s,
             batch,
@@ -346,46 +346,46 @@ class Scheduler:
 
     def _rehearse(self, flight: _Flight) -> None:
         """Prepare what follows a lone request's forward pass."""
-        (task,), (query,) = flight.tasks, flight.queries
-        if task.part is not None or task not in self.running:
+        (entry,), (query,) = flight.entries, flight.queries
+        if entry.part is not None or entry not in self.running:
             return
         try:
-            self._rehearsal.before_end(task.request, flight.start_s, len(query.draft))
+            self._rehearsal.before_end(entry.request, flight.start_s, len(query.draft))
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
-            self._fail(task, error)
+            self._fail(entry, error)
 
     def _take_scores(self, flight: _Flight, scores: Sequence[Scores], end_s: float) -> None:
-        before = [task.slot.known for task in flight.tasks]
+        before = [entry.slot.known for entry in flight.entries]
         num_rows = [own.num_rows for own in scores]  # these end with the next forward pass
         account = partial(self._note_forward, flight, num_rows, before, len(self.running), end_s)
         self._accounts.append(account)
         if flight.is_here or len(self.running) > 1:  # nothing to gain, or to share by what it cost
             self._settle()
-        for task, query, own in zip(flight.tasks, flight.queries, scores, strict=True):
-            task.slot.known = query.text
-            if task.part is None and task in self.running:
-                self._advance(task, Forward(own, flight.start_s, end_s))
+        for entry, query, own in zip(flight.entries, flight.queries, scores, strict=True):
+            entry.slot.known = query.text
+            if entry.part is None and entry in self.running:
+                self._advance(entry, Forward(own, flight.start_s, end_s))
         if len(self.running) > 1:
             self._settle()
 
-    def _blame(self, tasks: Sequence[ScheduledRequest], error: Exception) -> None:
+    def _blame(self, entries: Sequence[ScheduledRequest], error: Exception) -> None:
         """Alone, each of them shows whose fault it was; the others go on."""
-        tasks = [task for task in tasks if task in self.running]
-        for task in tasks:
-            task.slot.forget()
-        if len(tasks) == 1:
-            self._fail(tasks[0], error)
+        entries = [entry for entry in entries if entry in self.running]
+        for entry in entries:
+            entry.slot.forget()
+        if len(entries) == 1:
+            self._fail(entries[0], error)
             return
-        for task in tasks:
+        for entry in entries:
             try:
-                self._flight = self._launched([task])
+                self._flight = self._launched([entry])
             except Exception as own:  # noqa: BLE001  of a target that computes at once
                 self._flight = None
-                self._fail(task, own)
+                self._fail(entry, own)
             self.finish_forward()
 
     def _share_cores(self) -> None:
-        requests = [task.request for task in self.running]
+        requests = [entry.request for entry in self.running]
         is_drafting = any(one.is_drafting and not one.takes_turns for one in requests)
         is_sharing = is_drafting or self.is_crowded()
         if is_sharing != self._is_sharing:
@@ -408,74 +408,74 @@ class Scheduler:
         end_s: float,
     ) -> None:
         self.num_forwards += 1
-        parts = zip(flight.tasks, flight.queries, known, strict=True)
-        is_plain_work = not any(task.has_prefill(query, text) for task, query, text in parts)
+        parts = zip(flight.entries, flight.queries, known, strict=True)
+        is_plain_work = not any(entry.has_prefill(query, text) for entry, query, text in parts)
         self.budget.ended(num_running, end_s, process_time(), is_plain_work=is_plain_work)
-        if is_plain_work and not any(task.request.is_contended for task in flight.tasks):
+        if is_plain_work and not any(entry.request.is_contended for entry in flight.entries):
             by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))
             self.budget.observe(by_slot, end_s - flight.start_s, flight.caches)
 
-    def _note_round(self, task: ScheduledRequest, number: int, now_s: float) -> None:
-        done = task.request.rounds[number]
-        task.counts = task.counts.plus(done)
+    def _note_round(self, entry: ScheduledRequest, number: int, now_s: float) -> None:
+        done = entry.request.rounds[number]
+        entry.counts = entry.counts.plus(done)
         self.budget.took(len(done.tokens))
-        task.finish_s = now_s
-        if task.first_s is None:
-            task.first_s = now_s
+        entry.finish_s = now_s
+        if entry.first_s is None:
+            entry.first_s = now_s
 
     # --- what is said
 
-    def _deliver(self, task: ScheduledRequest) -> None:
+    def _deliver(self, entry: ScheduledRequest) -> None:
         """Do what was put off, and say the new text."""
         try:
-            task.request.run_deferred()
+            entry.request.run_deferred()
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
-            self._fail(task, error)
+            self._fail(entry, error)
             return
-        if piece := task.text_so_far():
-            task.say(piece)
+        if piece := entry.text_so_far():
+            entry.say(piece)
 
-    def _finish(self, task: ScheduledRequest) -> None:
+    def _finish(self, entry: ScheduledRequest) -> None:
         """The completion came to its end."""
         self._settle()
         try:
-            task.request.run_deferred()
-            self._leave(task)
+            entry.request.run_deferred()
+            self._leave(entry)
         except Exception as error:  # noqa: BLE001  one request ends, the others go on
-            self._fail(task, error)
+            self._fail(entry, error)
             return
-        finished = task.finished()
-        task.is_over = True
-        self.on_end(task, finished.finish_reason)
-        for output in task.last_words(finished):
-            if not task.is_aborted:  # by whoever was told the one before
-                task.say(output)
+        finished = entry.finished()
+        entry.is_over = True
+        self.on_end(entry, finished.finish_reason)
+        for output in entry.last_words(finished):
+            if not entry.is_aborted:  # by whoever was told the one before
+                entry.say(output)
 
-    def _fail(self, task: ScheduledRequest, error: Exception) -> None:
-        self._end(task, "error")
-        if not task.is_aborted:
-            task.say(Failed(error))
+    def _fail(self, entry: ScheduledRequest, error: Exception) -> None:
+        self._end(entry, "error")
+        if not entry.is_aborted:
+            entry.say(Failed(error))
 
-    def _end(self, task: ScheduledRequest, reason: str) -> None:
+    def _end(self, entry: ScheduledRequest, reason: str) -> None:
         """It does not come to its end."""
-        task.is_over = True
+        entry.is_over = True
         with suppress(Exception):
-            self._leave(task)
-        self.on_end(task, reason)
+            self._leave(entry)
+        self.on_end(entry, reason)
 
-    def _leave(self, task: ScheduledRequest) -> None:
-        """Free the task's slot, and let its method put away what it learned."""
+    def _leave(self, entry: ScheduledRequest) -> None:
+        """Free the entry's slot, and let its method put away what it learned."""
         with self.changed:
-            if task not in self.running:
+            if entry not in self.running:
                 return
-            self.running.remove(task)
+            self.running.remove(entry)
             self.changed.notify_all()
         self._settle()
-        request = task.request
-        task.need = None
+        request = entry.request
+        entry.need = None
         self.budget.end(request.slot)
         try:
-            task.loop.close()
+            entry.loop.close()
         finally:
             request.drafter.cancel(request.slot)
             if request.sampler.mask is not None:  # its last draft may be remembered for long

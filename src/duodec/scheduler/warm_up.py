@@ -29,7 +29,7 @@ _TOKEN = 0
 class Steps(Protocol):
     """What a warm-up needs of a scheduler."""
 
-    def submit(self, tasks: Sequence[ScheduledRequest]) -> None: ...
+    def submit(self, entries: Sequence[ScheduledRequest]) -> None: ...
     def step(self) -> bool: ...
 
 
@@ -38,13 +38,13 @@ class WarmUp:
 
     def __init__(self, scheduler: Callable[[Target], Steps]) -> None:
         self._scheduler = scheduler(_Drawn())
-        self._task: ScheduledRequest | None = None
+        self._entry: ScheduledRequest | None = None
 
     def __call__(self) -> None:
-        if self._task is None or self._task.is_over:
+        if self._entry is None or self._entry.is_over:
             request = Request((_TOKEN,), _NUM_TOKENS, stream=TextStream(lambda token: b"a"))
-            self._task = ScheduledRequest(request, Autoregressive(), lambda output: None)
-            self._scheduler.submit([self._task])
+            self._entry = ScheduledRequest(request, Autoregressive(), lambda output: None)
+            self._scheduler.submit([self._entry])
         self._scheduler.step()
 
 

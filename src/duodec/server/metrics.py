@@ -103,16 +103,16 @@ class Meters:
         """A count that only grows, read when somebody looks."""
         self._registry.register(_ReadCounter(f"{self._prefix}:{name}", help_text, value))
 
-    def ended(self, task: ScheduledRequest, reason: str) -> None:
+    def ended(self, entry: ScheduledRequest, reason: str) -> None:
         """A completion has ended: as OpenAI's finish reasons, ``abort`` or ``error``."""
         self._ended.labels(reason).inc()
-        rounds = task.request.rounds
+        rounds = entry.request.rounds
         if rounds:
-            if task.request.sampler.choice == 0:  # as `usage` counts it: once a request
-                self._prompt.inc(len(task.request.prompt))
-            self._first_s.observe(rounds[0].end_s - task.arrive_s)
+            if entry.request.sampler.choice == 0:  # as `usage` counts it: once a request
+                self._prompt.inc(len(entry.request.prompt))
+            self._first_s.observe(rounds[0].end_s - entry.arrive_s)
             self._count(rounds)
-        self._whole_s.observe(max(0.0, perf_counter() - task.arrive_s))
+        self._whole_s.observe(max(0.0, perf_counter() - entry.arrive_s))
 
     def dropped(self) -> None:
         """A client left before its request was with the scheduler."""

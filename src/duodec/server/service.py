@@ -422,7 +422,9 @@ class Service:
         def made() -> list[ScheduledRequest]:
             method = model.method_for(body.speculation)
             return [
-                llm.task(tokens, params, method=method, say=_unheard, choice=choice, shown=shown)
+                llm.scheduled(
+                    tokens, params, method=method, say=_unheard, choice=choice, shown=shown
+                )
                 for choice in range(body.num_choices)
             ]
 

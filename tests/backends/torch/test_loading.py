@@ -36,7 +36,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.torch import placing
 from duodec.backends.torch.blueprint import Blueprint
 from duodec.backends.torch.model import TorchModel
-from duodec.backends.torch.placing import Place, choose_places
+from duodec.backends.torch.placing import DevicePlacement, choose_places
 from duodec.backends.torch.rope import divisors
 from duodec.backends.torch.tokenizer import FolderTokenizer
 from duodec.chat.prompting import chat_tokens
@@ -231,7 +231,7 @@ def test_of_several_chat_templates_the_default_is_taken(
 
 
 def test_a_folder_is_computed_in_its_own_numbers_on_the_cpu(model: TorchModel) -> None:
-    assert model.place == Place(("cpu",), torch.bfloat16)
+    assert model.place == DevicePlacement(("cpu",), torch.bfloat16)
     assert model.causal_lm.dtype == torch.bfloat16
     assert (model.num_layers, model.num_context_train) == (2, 4096)
     assert model.num_params == sum(p.numel() for p in model.causal_lm.parameters())
@@ -247,7 +247,7 @@ def test_another_dtype_can_be_asked_for(folder: Path) -> None:
     model.close()
 
 
-def place_of(*asked: Any) -> Place:
+def place_of(*asked: Any) -> DevicePlacement:
     """The first place that is tried."""
     return choose_places(*asked)[0]
 
@@ -256,8 +256,8 @@ def test_a_gpu_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BackendUnavailable, match=r"no device cuda: .*; fix that, or use `device"):
         choose_places("cuda", "auto", None)
-    assert place_of("auto", "auto", None) == Place(("cpu",), torch.float32)
-    assert place_of("auto", "auto", torch.float16) == Place(("cpu",), torch.float16)
+    assert place_of("auto", "auto", None) == DevicePlacement(("cpu",), torch.float32)
+    assert place_of("auto", "auto", torch.float16) == DevicePlacement(("cpu",), torch.float16)
 
 
 @pytest.fixture
@@ -274,10 +274,10 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fake_gpus")
 def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     place = place_of("auto", "auto", torch.float32)
-    assert place == Place(("cuda:0",), torch.bfloat16)
+    assert place == DevicePlacement(("cuda:0",), torch.bfloat16)
     assert (place.words, place.free_bytes) == ("cuda:0 (Toy)", (3 * 10**9,))
-    assert place_of("cpu", "auto", torch.float32) == Place(("cpu",), torch.float32)
-    assert place_of("cuda:0", "float16", None) == Place(("cuda:0",), torch.float16)
+    assert place_of("cpu", "auto", torch.float32) == DevicePlacement(("cpu",), torch.float32)
+    assert place_of("cuda:0", "float16", None) == DevicePlacement(("cuda:0",), torch.float16)
     with pytest.raises(BackendUnavailable, match="no device cuda:2: this machine shows 2"):
         choose_places("cuda:2", "auto", None)
     assert "cuda:0 Toy, 3.00 GB of 8.00 GB free" in str(placing.gpu_words())
@@ -302,7 +302,7 @@ def test_one_gpu_is_tried_before_two_and_a_list_is_obeyed() -> None:
 def test_too_little_memory_is_told_before_weights_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Place, "free_bytes", property(lambda place: (4 * 10**6,)))
+    monkeypatch.setattr(DevicePlacement, "free_bytes", property(lambda place: (4 * 10**6,)))
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda **_: 1 / 0)
     words = refused(folder, device="cpu", num_context=500, num_slots=2)
     assert "500 tokens of context in each of 2 slots" in words
@@ -447,7 +447,7 @@ def tiny_gguf(path: Path, freqs: Any = None, **metadata: Any) -> Path:
 
 def test_a_gguf_file_is_dequantised_and_keeps_its_own_vocabulary(tmp_path: Path) -> None:
     model = TorchModel(Blueprint.of(tiny_gguf(tmp_path / "m.gguf"), device="cpu", num_context=100))
-    assert model.place == Place(("cpu",), torch.float32)
+    assert model.place == DevicePlacement(("cpu",), torch.float32)
     assert isinstance(model.vocabulary, LlamaModel)
     assert model.num_vocab == 260
     assert model.causal_lm.config.rope_parameters["rope_type"] == "default"

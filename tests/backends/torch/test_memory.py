@@ -19,7 +19,7 @@ from duodec.backends.torch.attention import Rows, Scoring, TextWindow
 from duodec.backends.torch.draws import draw
 from duodec.backends.torch.memory import Extent, Need, sizes_of
 from duodec.backends.torch.network import Network
-from duodec.backends.torch.placing import Place
+from duodec.backends.torch.placing import DevicePlacement
 from duodec.backends.torch.spreading import Block, blocks
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import Draft
@@ -39,7 +39,10 @@ SIZES = replace(  # of Qwen2.5-7B
     num_vocab=152_064,
 )
 NEED = Need("toy", SIZES, num_context=8192)
-ONE, TWO = Place(("cuda:0",), torch.bfloat16), Place(("cuda:0", "cuda:1"), torch.bfloat16)
+ONE, TWO = (
+    DevicePlacement(("cuda:0",), torch.bfloat16),
+    DevicePlacement(("cuda:0", "cuda:1"), torch.bfloat16),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +53,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def free_memory(monkeypatch: pytest.MonkeyPatch, **free: float) -> None:
     """So many GB on each device: ``cuda_1=...``."""
     monkeypatch.setattr(
-        Place,
+        DevicePlacement,
         "free_bytes",
         property(lambda place: tuple(int(free[d.replace(":", "_")] * GB) for d in place.devices)),
     )
@@ -64,7 +67,7 @@ def test_a_model_goes_to_as_few_gpus_as_hold_it(
     monkeypatch: pytest.MonkeyPatch, first: float, second: float, expected: set[str]
 ) -> None:
     free_memory(monkeypatch, cuda_0=first, cuda_1=second)
-    place, layout = NEED.settle([ONE, Place(("cuda:1",), torch.bfloat16), TWO])
+    place, layout = NEED.settle([ONE, DevicePlacement(("cuda:1",), torch.bfloat16), TWO])
     assert set(layout.values()) == set(place.devices) == expected
     assert (layout["embed"], layout["head"]) == (min(expected), max(expected))
 
@@ -125,7 +128,7 @@ def test_draws_take_no_more_than_is_set_aside(what: dict[str, float]) -> None:
     logits = torch.randn(num_rows, num_vocab)
     peak = peak_bytes(lambda: draw(logits, [query], lambda tensor: np.asarray(tensor)))
     need = Need("toy", replace(SIZES, num_vocab=num_vocab), 512)
-    place = Place(("cpu",), torch.float32)
+    place = DevicePlacement(("cpu",), torch.float32)
     assert 0.3 < (peak + logits.nbytes) / need._draw_bytes(place) <= 1
 
 
@@ -154,7 +157,7 @@ def test_a_cache_has_the_cells_that_are_counted() -> None:
     sizes = sizes_of(model.config, blocks(model))
     need = Need("toy", sizes, 300, 3)
     held = sum(buffer.nbytes for buffer in target._cache.buffers.values())
-    counted = sizes.num_layers * need._layer_cache_bytes(Place(("cpu",), torch.float32))
+    counted = sizes.num_layers * need._layer_cache_bytes(DevicePlacement(("cpu",), torch.float32))
     assert held == counted
     assert extent.num_region * 3 + extent.num_chunk == target._cache.num_cells
     target.close()

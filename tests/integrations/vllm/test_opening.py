@@ -271,7 +271,7 @@ def test_our_counters_are_in_the_registry_that_vllm_shows() -> None:
         ours.propose([[1]], np.array([3 + step]), np.ones((1, 8), np.int32))
     assert ours._meters is not None
     ours._meters._next_s = 0.0
-    ours._meters.look()
+    ours._meters.read()
     assert REGISTRY.get_sample_value("duodec:steps_total") == before + 3
     text = generate_latest(REGISTRY).decode()
     assert all(f"duodec:{name}" in text for name in counters())

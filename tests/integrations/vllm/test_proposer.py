@@ -24,7 +24,7 @@ from duodec.backends.table import TableModel
 from duodec.core.protocols import Drafted, DraftRequest
 from duodec.core.sampling import SamplingParams
 from duodec.integrations.vllm import pace
-from duodec.integrations.vllm.beside import Beside
+from duodec.integrations.vllm.drafter_thread import DrafterThread
 from duodec.integrations.vllm.requests import Request, Requests, Row
 from duodec.integrations.vllm.speculator import Speculator
 from duodec.methods.request import NoDrafter
@@ -70,7 +70,7 @@ class Bench:
         kind: type[Speculator] = Modelled,
     ) -> None:
         self.clock = FakeClock()
-        self.beside = Beside(drafter)
+        self.beside = DrafterThread(drafter)
         self.speculator = kind(NUM_TOKENS, max_length, self.beside, num_slots, self.clock)
         self.num_turns = num_turns
         self.engine = FakeEngine(self.propose, TABLE, self.clock, seconds, chunk)
@@ -466,7 +466,7 @@ class Live:
     """A real drafter's process and its thread, and an engine with steps of ``step_s``."""
 
     def __init__(self, drafter: ProcessDrafter, step_s: float = 0.01) -> None:
-        self.beside = Beside(drafter)
+        self.beside = DrafterThread(drafter)
         self.speculator = Modelled(NUM_TOKENS, 4096, self.beside)
         self.times: list[float] = []
         self.step_s = step_s

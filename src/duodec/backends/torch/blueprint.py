@@ -11,7 +11,7 @@ from duodec.backends.torch.configuration import Source, outline, quietly, read_c
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.memory import Need, sizes_of
 from duodec.backends.torch.network import check_outline
-from duodec.backends.torch.placing import Place, choose_places
+from duodec.backends.torch.placing import DevicePlacement, choose_places
 from duodec.backends.torch.spreading import blocks
 
 _UNKNOWN_CONTEXT = 2048  # tokens, for the few models that do not declare one
@@ -24,7 +24,7 @@ class Blueprint:
     source: Source
     config: Any  # of transformers
     need: Need
-    place: Place
+    place: DevicePlacement
     layout: Mapping[str, str]  # the device of each module
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 
 from duodec.backends.torch.attention import BLOCK, TAIL
 from duodec.backends.torch.library import torch
-from duodec.backends.torch.placing import Place, size_words
+from duodec.backends.torch.placing import DevicePlacement, size_words
 from duodec.backends.torch.spreading import Block, spread
 from duodec.errors import ModelUnreadable
 
@@ -72,7 +72,9 @@ class Need:
     num_context: int
     num_slots: int = 1
 
-    def settle(self, places: Sequence[Place]) -> tuple[Place, Mapping[str, str]]:
+    def settle(
+        self, places: Sequence[DevicePlacement]
+    ) -> tuple[DevicePlacement, Mapping[str, str]]:
         """The first place where all of it fits, and the device of each module. Raises
         ModelUnreadable if none does, with a remedy."""
         for place in places:
@@ -80,7 +82,7 @@ class Need:
                 return place, found
         raise ModelUnreadable(self.complaint(places[-1]))
 
-    def layout(self, place: Place) -> Mapping[str, str] | None:
+    def layout(self, place: DevicePlacement) -> Mapping[str, str] | None:
         """The device of each module; None if they do not fit."""
         numbers = spread(list(self._block_bytes(place)), self._free(place))
         if numbers is None:
@@ -91,7 +93,7 @@ class Need:
             for name in block.names
         }
 
-    def complaint(self, place: Place) -> str:
+    def complaint(self, place: DevicePlacement) -> str:
         """One line on the memory needed, the memory available, and what would fit."""
         weights = self._weight_bytes(place)
         cache = self.sizes.num_layers * self._layer_cache_bytes(place)
@@ -109,7 +111,7 @@ class Need:
         blocks = tuple(replace(block, num_params=0) for block in self.sizes.blocks)
         return replace(self, sizes=replace(self.sizes, blocks=blocks))
 
-    def _remedy(self, place: Place) -> str:
+    def _remedy(self, place: DevicePlacement) -> str:
         for option, need, there in self._smaller(place):
             if need.layout(there) is not None:
                 return f"use {option}"
@@ -117,7 +119,7 @@ class Need:
             "take a smaller model, or a quantised GGUF file of it with `target_backend=llama.cpp`"
         )
 
-    def _smaller(self, place: Place) -> Iterator[tuple[str, Need, Place]]:
+    def _smaller(self, place: DevicePlacement) -> Iterator[tuple[str, Need, DevicePlacement]]:
         """Smaller alternatives, the least costly first."""
         for num_slots in range(self.num_slots - 1, 0, -1):
             yield f"`num_slots={num_slots}`", replace(self, num_slots=num_slots), place
@@ -132,34 +134,34 @@ class Need:
 
     # --- bytes
 
-    def _free(self, place: Place) -> list[int]:
+    def _free(self, place: DevicePlacement) -> list[int]:
         """Each device's memory for blocks: each needs work space for one layer."""
         work = self._work_bytes(place)
         return [max(0, free - work) for free in place.free_bytes]
 
-    def _block_bytes(self, place: Place) -> Iterator[int]:
+    def _block_bytes(self, place: DevicePlacement) -> Iterator[int]:
         blocks, itemsize = self.sizes.blocks, place.dtype.itemsize
         for i, block in enumerate(blocks):
             draws = self._draw_bytes(place) if i == len(blocks) - 1 else 0
             cache = block.num_layers * self._layer_cache_bytes(place)
             yield block.num_params * itemsize + cache + draws
 
-    def _weight_bytes(self, place: Place) -> int:
+    def _weight_bytes(self, place: DevicePlacement) -> int:
         return int(self.sizes.num_params * place.dtype.itemsize)
 
-    def _extent(self, place: Place) -> Extent:
+    def _extent(self, place: DevicePlacement) -> Extent:
         return Extent.on(place.devices[0].partition(":")[0], self.num_context, self.num_slots)
 
-    def _layer_cache_bytes(self, place: Place) -> int:
+    def _layer_cache_bytes(self, place: DevicePlacement) -> int:
         extent = self._extent(place)
         num_cells = self.num_slots * extent.num_region + extent.num_chunk
         return int(num_cells * self.sizes.cached * place.dtype.itemsize)
 
-    def _draw_bytes(self, place: Place) -> int:
+    def _draw_bytes(self, place: DevicePlacement) -> int:
         """The logits of a full forward pass of each slot, and the tensors of their draws."""
         return self.num_slots * self._extent(place).num_rows * self.sizes.num_vocab * _DRAW_BYTES
 
-    def _work_bytes(self, place: Place) -> int:
+    def _work_bytes(self, place: DevicePlacement) -> int:
         """One layer's prefill of a part of a prompt: its activations and its mask."""
         extent, itemsize = self._extent(place), place.dtype.itemsize
         wide, inner = _ACTIVATIONS

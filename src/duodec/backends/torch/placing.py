@@ -15,7 +15,7 @@ _CUDA = re.compile(r"cuda(:(0|[1-9]\d*))?")
 
 
 @dataclass(frozen=True)
-class Place:
+class DevicePlacement:
     """The devices of a model and the type of its numbers."""
 
     devices: tuple[str, ...]  # ("cpu",), or ("cuda:0", "cuda:1"): the first layers on the first
@@ -45,14 +45,14 @@ class Place:
         return " and ".join(f"{d} ({torch.cuda.get_device_name(d)})" for d in self.devices)
 
 
-def choose_places(device: str, dtype: str, own_dtype: Any) -> list[Place]:
+def choose_places(device: str, dtype: str, own_dtype: Any) -> list[DevicePlacement]:
     """The places that the options allow, in the order to try them: one GPU before several.
     ``own_dtype`` is the files' own, None if they are quantised.
 
     Raises BadOption, and BackendUnavailable if there is no such device.
     """
     allowed = _devices(device)
-    return [Place(devices, _dtype(devices[0], dtype, own_dtype)) for devices in allowed]
+    return [DevicePlacement(devices, _dtype(devices[0], dtype, own_dtype)) for devices in allowed]
 
 
 def _dtype(device: str, dtype: str, own_dtype: Any) -> Any:

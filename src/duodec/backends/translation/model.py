@@ -23,7 +23,7 @@ import numpy as np
 
 from duodec.backends.translation.rows import NONE, Correspondence
 from duodec.backends.translation.spelling import last_word
-from duodec.backends.translation.text import Frame, Place, TranslatedText
+from duodec.backends.translation.text import Frame, TextPosition, TranslatedText
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.core.draft import ROOT, Draft, TreeBuilder
 from duodec.core.grammar import Grammar, Mask
@@ -181,7 +181,7 @@ class TranslatedModel(Wrapped):
 
     # --- where a path ends within a token
 
-    def _read(self, slot: _Slot, place: Place, path: _Path) -> _Reading:
+    def _read(self, slot: _Slot, place: TextPosition, path: _Path) -> _Reading:
         """What the rows that are known say of the path's last word."""
         word = last_word(place.open)
         tokens = self._draft.tokens_of(word)

@@ -25,7 +25,7 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class TextPosition:
     """The end of a path below a text: draft tokens that are settled, then bytes that may still be
     spelled otherwise when more follow."""
 
@@ -90,23 +90,23 @@ class TranslatedText:
         self._settle()
         self._text = text.copy()
 
-    def places(self, draft: Draft) -> Iterator[Place]:
+    def places(self, draft: Draft) -> Iterator[TextPosition]:
         """The text's end, then the end of the path to each node of a tree of target tokens."""
-        places = {ROOT: Place((), self.open)}
+        places = {ROOT: TextPosition((), self.open)}
         yield places[ROOT]
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
             places[node] = self._after(places[parent], token)
             yield places[node]
 
-    def path(self, place: Place) -> tuple[int, ...]:
+    def path(self, place: TextPosition) -> tuple[int, ...]:
         """The draft's tokens from the trunk to there."""
         return place.settled + self._spelling.words_of(place.open)
 
-    def _after(self, place: Place, token: int) -> Place:
+    def _after(self, place: TextPosition, token: int) -> TextPosition:
         if piece := self._target.pieces[token]:
-            return Place(place.settled, place.open + piece)
+            return TextPosition(place.settled, place.open + piece)
         special = self._specials[token]
-        return Place(self.path(place) + ((special,) if special >= 0 else ()), b"")
+        return TextPosition(self.path(place) + ((special,) if special >= 0 else ()), b"")
 
     def _translate(self, tokens: Sequence[int]) -> None:
         parts: list[bytes] = [self.open]

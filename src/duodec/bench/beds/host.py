@@ -15,7 +15,7 @@ from time import perf_counter
 
 import numpy as np
 
-from duodec.core.candidates import CandidateTree, Place
+from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import Draft
 from duodec.core.protocols import NUM_CANDIDATES, Query, Target
 from duodec.errors import BadOption
@@ -58,7 +58,7 @@ class HostPrices:
         return ",".join(f"{f.name}:{getattr(self, f.name) * 1e6:.3g}" for f in fields(self))
 
 
-def measured(target: Target, num_vocab: int, select: Callable[[Place], object]) -> HostPrices:
+def measured(target: Target, num_vocab: int, select: Callable[[TreeCursor], object]) -> HostPrices:
     """Measure them here: medians, on a target's own rows, which it computes. ``select`` chooses a
     draft from a tree of candidates."""
     rng = np.random.default_rng(0)
@@ -74,12 +74,12 @@ def measured(target: Target, num_vocab: int, select: Callable[[Place], object]) 
             [parent] * NUM_CANDIDATES,
             (0.5 ** np.arange(1, NUM_CANDIDATES + 1)).tolist(),
         )
-    place = Place(tree)
+    cursor = TreeCursor(tree)
     return HostPrices(
         copy=_seconds(lambda row: np.copyto(host, device), rows),
         draw=_seconds(scores.draw, rows),
         candidates=_seconds(scores.candidates, rows),
-        selection=_seconds(lambda row: select(place), range(1)),
+        selection=_seconds(lambda row: select(cursor), range(1)),
     )
 
 

@@ -21,8 +21,8 @@ from duodec.bench.beds.host import HostPrices
 from duodec.bench.beds.host import measured as measured_host
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.virtual import (
-    Place,
     PricedModel,
+    RowKey,
     SimulatedDrafter,
     SimulatedTarget,
     StepTable,
@@ -31,7 +31,7 @@ from duodec.bench.beds.virtual import (
 )
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Turn
-from duodec.core.candidates import Place as TreePlace
+from duodec.core.candidates import TreeCursor
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Candidates, DraftModel, RowQuery, Target
@@ -61,7 +61,7 @@ class SimulatedBed:
     model: PricedModel | None
     curve: LatencyCurve
     host: HostPrices = field(default_factory=HostPrices)
-    known: dict[tuple[int, ...], dict[Place, Candidates]] = field(default_factory=dict)
+    known: dict[tuple[int, ...], dict[RowKey, Candidates]] = field(default_factory=dict)
     """Rows off the recorded texts, by the tokens of the text; of the latest turn only."""
     name: str = "simulated"
     _models: dict[int, tuple[Costs, PricedModel]] = field(default_factory=dict, init=False)
@@ -139,7 +139,7 @@ def _host(engine: LLM) -> HostPrices:
     planner = Planner(Costs(), Acceptance())
     texts, nothing = TextSources(TextMemory(), np.zeros(1, np.int32)), np.zeros(1, np.int32)
 
-    def select(place: TreePlace) -> object:
+    def select(place: TreeCursor) -> object:
         sources = [TreeSource(place.tree, planner.acceptance), *texts.sources(nothing)]
         return planner.select(sources, Acceptance(), planner.num_tokens, 24)
 

@@ -191,7 +191,7 @@ def _over(model: DraftModel, innermost: DraftModel) -> DraftModel:
     return outer
 
 
-Place = tuple[int, tuple[int, ...]]
+RowKey = tuple[int, tuple[int, ...]]
 """A row off the recorded text: where it leaves that text, and the tokens from there on."""
 
 
@@ -209,7 +209,7 @@ class SimulatedTarget(Target):
     curve: LatencyCurve
     clock: VirtualClock
     candidates: Mapping[int, Candidates] = field(default_factory=dict)  # by position
-    known: dict[Place, Candidates] = field(default_factory=dict)
+    known: dict[RowKey, Candidates] = field(default_factory=dict)
     host: HostPrices = field(default_factory=HostPrices)
     _prefill: PrefillCounter = field(default_factory=PrefillCounter)
 
@@ -241,7 +241,7 @@ class _SimulatedScores:
         recording, text = owner.recording, query.text
         length = len(text)
         is_on = length <= len(recording) and np.array_equal(recording[:length], text)
-        self._places: list[Place] = [(length, ()) if is_on else (0, tuple(text.tolist()))]
+        self._places: list[RowKey] = [(length, ()) if is_on else (0, tuple(text.tolist()))]
         for token, parent in zip(query.draft.tokens, query.draft.parents, strict=True):
             position, tail = self._places[parent + 1]
             if not tail and position < len(recording) and recording[position] == token:

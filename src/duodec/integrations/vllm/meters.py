@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import perf_counter
 
-from duodec.integrations.vllm.beside import Beside
+from duodec.integrations.vllm.drafter_thread import DrafterThread
 from duodec.integrations.vllm.speculator import Counts
 
 _NAMES = {
@@ -25,14 +25,14 @@ _EVERY_S = 0.5
 class Meters:
     """Counters that follow the counts. `look` is cheap between two updates."""
 
-    def __init__(self, counts: Counts, beside: Beside) -> None:
+    def __init__(self, counts: Counts, beside: DrafterThread) -> None:
         self._counters = counters()
         self._counts, self._beside = counts, beside
         self._begin_s = perf_counter()
         self._next_s = 0.0
         self._told: dict[str, float] = dict.fromkeys(_NAMES, 0.0)
 
-    def look(self) -> None:
+    def read(self) -> None:
         now_s = perf_counter()
         if now_s < self._next_s:
             return

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.errors import DuodecError
-from duodec.integrations.vllm.beside import Beside
+from duodec.integrations.vllm.drafter_thread import DrafterThread
 from duodec.integrations.vllm.meters import Meters
 from duodec.integrations.vllm.opening import Engine, OpenDrafter, check_version, open_drafter
 from duodec.integrations.vllm.requests import Row
@@ -63,9 +63,9 @@ class DuoProposer:
     def _started(self, engine: Engine) -> Speculator:
         found = self.drafter
         if found is None:
-            beside, num_texts = Beside(NoDrafter()), engine.max_rows
+            beside, num_texts = DrafterThread(NoDrafter()), engine.max_rows
         else:
-            beside, num_texts = Beside(found.drafter), found.num_texts
+            beside, num_texts = DrafterThread(found.drafter), found.num_texts
         speculator = Speculator(engine.num_tokens, engine.max_length, beside, num_texts)
         self._meters = Meters(speculator.counts, beside)
         beside.start()
@@ -91,7 +91,7 @@ class DuoProposer:
         if self.speculator is None or self._meters is None:
             return [[] for _ in sampled_token_ids]
         try:
-            self._meters.look()
+            self._meters.read()
             rows = [
                 Row(token_ids_cpu[i, : num_tokens_no_spec[i]], len(tokens))
                 for i, tokens in enumerate(sampled_token_ids)
@@ -103,7 +103,7 @@ class DuoProposer:
             return [[] for _ in sampled_token_ids]
 
 
-def _close(beside: Beside, found: OpenDrafter | None) -> None:
+def _close(beside: DrafterThread, found: OpenDrafter | None) -> None:
     beside.close()
     if found is not None:
         found.drafter.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.core.candidates import Place
+from duodec.core.candidates import TreeCursor
 from duodec.core.prefix import common_prefix
 from duodec.core.sampling import Tokens
 from duodec.planning.selection import Selection
@@ -32,7 +32,7 @@ class Row:
 
 
 @dataclass
-class Luck:
+class AcceptanceRatio:
     """One request's acceptance in proportion to that expected from all requests."""
 
     right: float = _WEIGHT
@@ -53,12 +53,12 @@ class Request:
 
     slot: int | None  # at the drafter; None: no slot was free
     last_step: int = 0  # when it was last in the batch
-    place: Place = field(default_factory=Place)
+    cursor: TreeCursor = field(default_factory=TreeCursor)
     texts: TextSources | None = None
     selection: Selection | None = None  # the last one from them
     num_prompt: int = 0
     is_served: bool = False  # the drafter works for it
-    luck: Luck = field(default_factory=Luck)
+    acceptance: AcceptanceRatio = field(default_factory=AcceptanceRatio)
     drafted: tuple[int, ...] = ()  # the draft in flight
     num_expected: float = 0.0  # of its tokens, to be accepted
     num_right: int = 0  # draft tokens that the last step accepted

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 
-from duodec.core.candidates import CandidateTree, Place
+from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.protocols import DraftRequest
 from duodec.core.sampling import Sampler
 from duodec.drafting.growth import Tree
-from duodec.integrations.vllm.beside import Beside
+from duodec.integrations.vllm.drafter_thread import DrafterThread
 from duodec.integrations.vllm.pace import Chain, Pace, Regime
 from duodec.integrations.vllm.requests import Request, Requests, Row
 from duodec.planning.acceptance import Acceptance
@@ -51,7 +51,7 @@ class Speculator:
 
     num_tokens: int
     max_length: int
-    beside: Beside
+    beside: DrafterThread
     num_slots: int = 16
     clock: Callable[[], float] = perf_counter
     counts: Counts = field(default_factory=Counts)
@@ -67,7 +67,7 @@ class Speculator:
         self._num_rows = 0
         self._is_drafting = False  # whether the drafter was requested to after the last step
         self._lessons: list[Callable[[], None]] = []
-        self._left: list[Place] = []  # for the thread to free, since their trees are large
+        self._left: list[TreeCursor] = []  # for the thread to free, since their trees are large
 
     def propose(self, rows: Sequence[Row]) -> list[list[int]]:
         """The drafts for the next step, one a row; none for rows in prefill."""
@@ -104,14 +104,16 @@ class Speculator:
             request.num_right = max(0, request.num_new - 1) if request.is_continued else 0
             if request.is_continued:
                 if request.drafted:
-                    lesson = partial(request.luck.observe, request.num_right, request.num_expected)
+                    lesson = partial(
+                        request.acceptance.observe, request.num_right, request.num_expected
+                    )
                     self._lessons.append(lesson)
                 if request.selection is not None:
                     lesson = partial(request.selection.learn, request.new_tokens)
                     self._lessons.append(lesson)
             request.drafted, request.selection = (), None
         for request in gone:
-            request.drafted, request.place = (), Place()
+            request.drafted, request.cursor = (), TreeCursor()
             if request.texts is not None:
                 self._lessons.append(partial(request.texts.end, request.text))
                 request.texts = request.selection = None
@@ -146,7 +148,7 @@ class Speculator:
         """From the drafter's trees: along the likeliest child of every node."""
         with self.beside.looking():
             chains = {
-                request: self._down(request) for request in requests if request.place.is_known
+                request: self._down(request) for request in requests if request.cursor.is_known
             }
         self.counts.num_hits += len(chains)
         self.counts.num_misses += len(requests) - len(chains)
@@ -156,22 +158,22 @@ class Speculator:
         """Find every text in its tree."""
         with self.beside.looking():
             for request in requests:
-                self._left.append(request.place)
-                request.place = self._place(request)
+                self._left.append(request.cursor)
+                request.cursor = self._cursor(request)
         self._lessons.append(self._left.clear)
 
     def _down(self, request: Request) -> Chain:
         """The likeliest path in its tree."""
-        tree, value = request.place.tree, 1.0
-        nodes = request.place.down(self._room(request))
+        tree, value = request.cursor.tree, 1.0
+        nodes = request.cursor.down(self._room(request))
         values = []
         for node in nodes:
             likely = self._acceptance.estimate(tree.confidences[node], tree.ranks[node])
-            value *= min(1.0, likely * request.luck.factor)
+            value *= min(1.0, likely * request.acceptance.factor)
             values.append(value)
         return Chain([tree.tokens[node] for node in nodes], values)
 
-    def _place(self, request: Request) -> Place:
+    def _cursor(self, request: Request) -> TreeCursor:
         """Where the text ends in its tree."""
         drawn = None
         if self._is_drafting and request.slot is not None:
@@ -180,22 +182,22 @@ class Speculator:
         if drawn is not None:
             length, tree = drawn
             if length <= before:
-                place = Place(tree).follow(request.text[length:before].tolist())
-                if place.is_known:
-                    return self._followed(request, place)
+                cursor = TreeCursor(tree).follow(request.text[length:before].tolist())
+                if cursor.is_known:
+                    return self._followed(request, cursor)
             elif length <= request.length:
-                place = Place(tree).follow(request.text[length:].tolist())
-                if place.is_known:
-                    return place
-        return self._followed(request, request.place)
+                cursor = TreeCursor(tree).follow(request.text[length:].tolist())
+                if cursor.is_known:
+                    return cursor
+        return self._followed(request, request.cursor)
 
-    def _followed(self, request: Request, place: Place) -> Place:
-        """From the text's place before the step, which updates the acceptance."""
+    def _followed(self, request: Request, cursor: TreeCursor) -> TreeCursor:
+        """From the text's cursor before the step, which updates the acceptance."""
         if not request.is_continued:
-            return Place()
+            return TreeCursor()
         tokens = request.new_tokens
-        self._lessons.append(partial(self._acceptance.learn, place.tree, tokens, place.node))
-        return place.follow(tokens)
+        self._lessons.append(partial(self._acceptance.learn, cursor.tree, tokens, cursor.node))
+        return cursor.follow(tokens)
 
     def _from_texts(self, request: Request) -> Chain:
         """From this text and earlier ones."""

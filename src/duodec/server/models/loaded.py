@@ -157,10 +157,10 @@ class LoadedModel:
         """What each slot works at; texts are not shown."""
         return [
             {
-                "id": i, "is_processing": task is not None, "n_cached": num_cached,
-                **(progress(task.counts) if task else {}),
+                "id": i, "is_processing": entry is not None, "n_cached": num_cached,
+                **(progress(entry.counts) if entry else {}),
             }
-            for i, (task, num_cached) in enumerate(self.scheduler.slots)
+            for i, (entry, num_cached) in enumerate(self.scheduler.slots)
         ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Keep what a request's next forward pass may be offered: the draft model's tree and other sources.
 
-Between two forward passes only `Offers.best` and the move of the root stand. The rest, sending
+Between two forward passes only `best` and the move of the root stand. The rest, sending
 the text to the drafter, learning from the verdict, valuing widths, is put off until the target
 computes; and shortly before its end, the likeliest verdicts are rehearsed.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from duodec.core.candidates import Place
+from duodec.core.candidates import TreeCursor
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Drafted, Scores
 from duodec.core.sampling import Tokens
@@ -49,14 +49,14 @@ class Offer:
         return own.num_along(tokens)
 
 
-class Offers:
-    """Of one request. `best` and `launch` come before a forward pass, `land` after it."""
+class DraftSelector:
+    """Of one request. `best` and `launch` come before a forward pass, `finish_forward` after it."""
 
     def __init__(self, request: Request, planner: Planner, plan: Tree, texts: TextSources) -> None:
         self._request, self._planner, self._plan, self._texts = request, planner, plan, texts
         self.can_pay = self._can_pay()
         """Whether some draft would pay if every token of it were accepted."""
-        self._place = Place()  # of the text, in the draft model's tree
+        self._cursor = TreeCursor()  # of the text, in the draft model's tree
         self._is_asked = False  # the drafter knows the text
         self._num_late = 0  # steps in a row that were waited for in vain
         self._text = request.text  # that the last forward pass went on from
@@ -67,9 +67,9 @@ class Offers:
     def draft_with_model(self, is_drafting: bool) -> None:
         """The draft model takes part from now on, or rests."""
         if self._request.is_drafting and not is_drafting:
-            self._place = Place()
+            self._cursor = TreeCursor()
             self._rehearsed.clear()
-            self._request.rest()
+            self._request.pause_drafter()
         self._request.is_drafting = is_drafting
 
     @property
@@ -85,35 +85,35 @@ class Offers:
         self._texts.read(text)
         offer = self._rehearsed.get(tuple(text[len(self._text) :].tolist()))
         if offer is None:
-            if self._is_in_parallel and planner.is_worth_waiting(self._place, self._nothing):
+            if self._is_in_parallel and planner.is_worth_waiting(self._cursor, self._nothing):
                 self._ask()  # it is at work while we are
-            offer = self._offer(self._place, self._texts.sources(text), request.remaining)
+            offer = self._offer(self._cursor, self._texts.sources(text), request.remaining)
         while (
             request.is_drafting
             and offer.selection is not None
-            and planner.is_worth_waiting(self._place, offer.selection)
+            and planner.is_worth_waiting(self._cursor, offer.selection)
         ):
             self._ask()
-            num_known = self._place.num_under
-            patience_s = PATIENCE * planner.step_s(self._place)
+            num_known = self._cursor.num_under
+            patience_s = PATIENCE * planner.step_s(self._cursor)
             if request.takes_turns:  # a step that is left alone goes on while the target computes
                 patience_s = max(patience_s, _LEAST_TURN_S)
             begin_s = request.clock()
             drafted = yield from request.wait(patience_s, num_known)
             request.learn_steps(drafted)
-            self._place = _newer(drafted, self._place)
+            self._cursor = _newer(drafted, self._cursor)
             if request.takes_turns:  # one step at a time
-                self._is_asked = self._place.num_under == num_known and not drafted.is_complete
-            if self._place.num_under == num_known:  # it is dead, reads, has no more to say, or
+                self._is_asked = self._cursor.num_under == num_known and not drafted.is_complete
+            if self._cursor.num_under == num_known:  # it is dead, reads, has no more to say, or
                 if request.clock() - begin_s > 0.9 * patience_s:  # its step takes longer
                     self._num_late += 1
                 # in turns the first one may have read a prompt: it is asked again first
                 if self._num_late > request.takes_turns:
-                    planner.observe_late_step(self._place, patience_s)
+                    planner.observe_late_step(self._cursor, patience_s)
                     self._num_late = 0
                 break
             self._num_late = 0
-            offer = self._offer(self._place, offer.others, request.remaining)
+            offer = self._offer(self._cursor, offer.others, request.remaining)
         return offer
 
     def launch(self, offer: Offer) -> None:
@@ -124,7 +124,7 @@ class Offers:
         request.defer(rehearsed.clear)  # to free so many nodes takes time
         request.is_contended = request.takes_turns and self._is_asked
         if request.is_drafting and request.takes_turns:
-            request.rest()
+            request.pause_drafter()
         elif request.is_drafting:
             request.defer(self._ask)
         if self.can_pay and not request.num_rounds:  # a prompt is long
@@ -137,27 +137,29 @@ class Offers:
         if not self._is_in_parallel:
             return 0.0
         drafted = self._request.peek_tree()
-        self._place = _newer(drafted, self._place)
+        self._cursor = _newer(drafted, self._cursor)
         return max(0.0, drafted.busy_s - self._busy_s)  # less after a restart
 
-    def land(self, offer: Offer, tokens: Sequence[int], end: int, scores: Scores | None) -> None:
+    def finish_forward(
+        self, offer: Offer, tokens: Sequence[int], end: int, scores: Scores | None
+    ) -> None:
         """These tokens came, the verdict ending at that node of the draft; ``scores``, if there is
         something to learn from them."""
-        place = self._place
-        self._place = place.follow(tokens)
+        cursor = self._cursor
+        self._cursor = cursor.follow(tokens)
         self._is_asked = False
         lessons: Iterable[Lesson] = ()
         if scores is not None:
             lessons = self._lessons(self._text, offer.draft, scores, end)
             if not self._request.traits.has_ready_candidates:
                 lessons = list(lessons)  # the scores do not outlive the next forward pass
-        self._request.defer(partial(self._learn, offer, place, tokens, lessons))
+        self._request.defer(partial(self._learn, offer, cursor, tokens, lessons))
 
-    def _offer(self, place: Place, others: Sequence[Source], remaining: int) -> Offer:
+    def _offer(self, cursor: TreeCursor, others: Sequence[Source], remaining: int) -> Offer:
         """The likeliest candidates, the text being at a place, with room for so many tokens."""
         planner = self._planner
         planner.has_branches = self._request.traits.has_branches
-        own = TreeSource(place.tree, planner.acceptance, place.node)
+        own = TreeSource(cursor.tree, planner.acceptance, cursor.node)
         agreement, width = self._texts.memory.agreement, self._request.max_width
         selection = planner.select([own, *others], agreement, width, remaining - 1)
         num_tokens = planner.width(selection)
@@ -177,7 +179,7 @@ class Offers:
         self._busy_s = request.drafter.heard(request.slot).busy_s
 
     def _learn(
-        self, offer: Offer, place: Place, tokens: Sequence[int], lessons: Iterable[Lesson]
+        self, offer: Offer, cursor: TreeCursor, tokens: Sequence[int], lessons: Iterable[Lesson]
     ) -> None:
         """What the tokens after a text teach of those who proposed some."""
         planner = self._planner
@@ -185,7 +187,7 @@ class Offers:
             planner.learn(offer.selection, tokens)
             if num := len(offer.draft):
                 planner.observe_promise(sum(offer.selection.values[:num]), len(tokens) - 1)
-        planner.acceptance.learn(place.tree, tokens, place.node)
+        planner.acceptance.learn(cursor.tree, tokens, cursor.node)
         self._texts.learn(lessons)
         self.can_pay = self._can_pay()
 
@@ -198,12 +200,12 @@ class Offers:
         return self._request.max_width > 0 and self._planner.can_pay()
 
     def _rehearse(self, offer: Offer, end_s: float) -> None:
-        """Make the offers after the likeliest verdicts on one: as many as there is time for until
+        """Make the selector after the likeliest verdicts on one: as many as there is time for until
         ``end_s``, and one at least. They are there if such a verdict comes; if not, what makes
         them is still warm."""
         request, text = self._request, self._text
         if self._is_in_parallel:
-            self._place = _newer(request.peek_tree(), self._place)
+            self._cursor = _newer(request.peek_tree(), self._cursor)
         begin_s = request.clock()
         for number, tokens in enumerate(self._likely_verdicts(offer.draft)):
             now_s = request.clock()
@@ -211,8 +213,8 @@ class Offers:
                 break
             if len(tokens) < request.remaining:
                 whole = np.concatenate([text, np.array(tokens, dtype=np.int32)])
-                place, remaining = self._place.follow(tokens), request.remaining - len(tokens)
-                self._rehearsed[tokens] = self._offer(place, self._texts.sources(whole), remaining)
+                cursor, remaining = self._cursor.follow(tokens), request.remaining - len(tokens)
+                self._rehearsed[tokens] = self._offer(cursor, self._texts.sources(whole), remaining)
 
     def _likely_verdicts(self, draft: Draft) -> Iterator[tuple[int, ...]]:
         """Some path of the draft is accepted to its end, and goes on with the likeliest token."""
@@ -220,7 +222,7 @@ class Offers:
         ends = [node for node in range(len(draft)) if node not in inner] or [ROOT]
         for end in ends[:_NUM_REHEARSED]:
             path = draft.path_tokens(end)
-            below = self._place.follow(path)
+            below = self._cursor.follow(path)
             if below.is_known:
                 yield (*path, below.tree.tokens[below.tree.children(below.node)[0]])
             else:
@@ -229,9 +231,9 @@ class Offers:
                 yield (*path, found[1].tokens[0] if found else context[-1])
 
 
-def _newer(drafted: Drafted, known: Place) -> Place:
-    """The text's place in the drafter's tree under it, once it has said what is in that; until
+def _newer(drafted: Drafted, known: TreeCursor) -> TreeCursor:
+    """The text's cursor in the drafter's tree under it, once it has said what is in that; until
     then what is known of it."""
     if drafted.tree is None or (known.is_expanded and not drafted.tree.is_expanded(ROOT)):
         return known
-    return Place(drafted.tree)
+    return TreeCursor(drafted.tree)

@@ -35,7 +35,7 @@ class _SlotState:
     is_at_work: bool = False  # the drafter is still drafting for it
 
 
-class Beside:
+class DrafterThread:
     """``drafter``, shared by one caller and a thread."""
 
     def __init__(self, drafter: Drafter) -> None:
