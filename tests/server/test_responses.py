@@ -40,7 +40,7 @@ class Order(pydantic.BaseModel):  # type: ignore[name-defined, misc]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(random_model(Tags(TEMPLATE))) as server:
+    with running(random_model(Tags(TEMPLATE)), strict_model=True) as server:
         yield server
 
 
