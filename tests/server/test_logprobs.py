@@ -64,6 +64,7 @@ def test_a_harness_finds_the_likelier_choice(server: Running) -> None:
         tokens, logprobs = told["tokens"][5:-1], told["token_logprobs"][5:-1]
         assert len(tokens) == 3
         tops = told["top_logprobs"][5:-1]
+        assert all(top[t] == own for t, top, own in zip(tokens, tops, logprobs, strict=True))
         is_greedy = all(t == max(top, key=top.get) for t, top in zip(tokens, tops, strict=True))
         assert is_greedy is (choice == letters)
         scores.append(sum(logprobs))
@@ -81,7 +82,8 @@ def test_several_prompts_and_choices_have_their_own(server: Running) -> None:
         alone = echoed(server, prompt, max_tokens=0)["logprobs"]
         assert choice["text"].startswith(prompt)
         assert choice["logprobs"]["token_logprobs"][: len(prompt)] == alone["token_logprobs"]
-        assert choice["logprobs"]["top_logprobs"][1] == {}
+        own = choice["logprobs"]  # the token itself is always among them, as OpenAI does it
+        assert own["top_logprobs"][1] == {own["tokens"][1]: own["token_logprobs"][1]}
         assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
         assert len(choice["prompt_logprobs"]) == len(prompt)
         (top,) = [one for one in choice["prompt_logprobs"][1].values() if one["rank"] == 1]

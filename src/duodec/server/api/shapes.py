@@ -216,8 +216,10 @@ def completion_logprobs(
         "tokens": [text_of(token) for token in tokens],
         "token_logprobs": [one.logprob if one else None for one in logprobs],
         "top_logprobs": [
-            # the likeliest of tokens with the same text
-            {text_of(token): value for token, value in reversed(one.tops)} if one else None
+            # with the token itself, as OpenAI does it; the likeliest of those with the same text
+            {text_of(t): value for t, value in ((one.token, one.logprob), *reversed(one.tops))}
+            if one
+            else None
             for one in logprobs
         ],
         "text_offset": [offsets.next(piece(token)) for token in tokens],
