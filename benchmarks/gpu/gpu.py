@@ -1,7 +1,7 @@
 """Measure everything that needs a GPU, in one call of less than ten minutes and without a network.
 
-    python -m benchmarks gpu --pack FOLDER        # here: all that travels, 64 MiB at most
-    PYTHONPATH=FOLDER python -m benchmarks gpu --output RESULTS      # there
+    python -m benchmarks gpu --pack FOLDER     # here: all that travels, as FOLDER.tar.xz, too
+    PYTHONPATH=FOLDER python -m benchmarks gpu --output RESULTS     # there
 
 There: Python, torch for CUDA with transformers and Triton, nothing else. Sections run one after
 another, the most important first, each in a process of its own and within its budget

@@ -1,14 +1,17 @@
 """Collect in one folder what `benchmarks gpu` needs where there is only torch, and no network.
 
-The folder is a place to import from: PYTHONPATH=FOLDER. Nothing is installed there.
+The folder is a place to import from: PYTHONPATH=FOLDER. Nothing is installed there. It travels as
+an archive, FOLDER.tar.xz, in which a library for CUDA takes half of its bytes.
 """
 
 from __future__ import annotations
 
+import lzma
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -20,7 +23,7 @@ from duodec.backends.llamacpp import native
 from duodec.errors import BadOption
 from duodec.native.build import build as build_inner_loops
 
-_MOST_BYTES = 64 << 20
+_MOST_BYTES, _PRESET = 64 << 20, 3
 # beside what torch and transformers depend on: of typer a version that needs no more than this, and
 # diskcache for llama.cpp's bindings
 _WHEELS = ("click<8.2", "diskcache", "psutil", "shellingham", "typer<0.17")
@@ -53,10 +56,17 @@ def pack_into(folder: Path, llama_cpp: Path | None, python: str) -> None:
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         whole.append(f"{(size - total) / 2**20:6.1f} MiB  {name}")
         total = size
-    print("\n".join([*whole, f"{total / 2**20:6.1f} MiB  in all, of {_MOST_BYTES >> 20}"]))
-    if total > _MOST_BYTES:
-        raise BadOption(f"{folder} is too large to travel; build llama.cpp for fewer architectures")
-    print(f"there: PYTHONPATH={folder} python -m benchmarks gpu --output RESULTS")
+    archive = folder.with_name(f"{folder.name}.tar.xz")
+    with lzma.open(archive, "wb", preset=_PRESET) as file, tarfile.open(None, "w", file) as tar:
+        tar.add(folder, folder.name)
+    size = archive.stat().st_size
+    print("\n".join(whole))
+    print(f"{total / 2**20:6.1f} MiB  in all; {archive.name} takes {size / 2**20:.1f} of ", end="")
+    print(f"{_MOST_BYTES >> 20}")
+    if size > _MOST_BYTES:
+        raise BadOption(f"{archive} is too large to travel; build llama.cpp for one architecture")
+    print(f"there: tar xJf {archive.name}")
+    print(f"       PYTHONPATH={folder.name} python -m benchmarks gpu --output RESULTS")
 
 
 def _benchmarks(to: Path) -> None:

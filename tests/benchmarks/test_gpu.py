@@ -172,12 +172,15 @@ def test_what_travels_is_collected_and_weighed(
             wheel.writestr("typer-1.data/scripts/typer", "")
 
     monkeypatch.setattr(packing.subprocess, "run", pip)
+    monkeypatch.setattr(packing, "_PRESET", 0)
     monkeypatch.setattr(packing, "record_texts", lambda path: path.write_text("[]"))
     folder = tmp_path / "pack"
     packing.pack_into(folder, None, "3.12")
     told = capsys.readouterr().out
     assert "MiB  llama.cpp" in told
-    assert "MiB  in all, of 64" in told
+    assert "MiB  in all; pack.tar.xz takes" in told
+    with packing.tarfile.open(tmp_path / "pack.tar.xz") as tar:
+        assert "pack/duodec/llm.py" in tar.getnames()
     for name in (
         "duodec/llm.py", "duodec/data/smollm2-135m-draft-q4_0.gguf", "benchmarks/gpu/texts.json",
         "benchmarks/__main__.py", "llama_cpp/lib/libllama.so", "typer/__init__.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -99,6 +100,19 @@ def test_the_proposer_keeps_the_contract_of_the_hook(monkeypatch: pytest.MonkeyP
     child = ours.drafter.drafter
     del ours, engine
     assert not child.is_alive  # it went with its owner
+
+
+@pytest.mark.parametrize(("before_s", "after_s"), [(0.005, 0.0005), (0.0001, 0.0001)])
+def test_the_drafters_thread_makes_way_soon(before_s: float, after_s: float) -> None:
+    """A step of vLLM waits for Python's lock as long as that thread may keep it."""
+    usual_s = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(before_s)
+        ours = DuoProposer(config())
+        assert ours.speculator is not None
+        assert sys.getswitchinterval() == pytest.approx(after_s, abs=2e-6)
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 def test_drafts_are_plain_lists_of_integers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from typing import Any
 
@@ -18,6 +19,7 @@ from duodec.integrations.vllm.settings import Settings
 from duodec.integrations.vllm.speculator import Speculator
 from duodec.methods.request import NoDrafter
 
+_SWITCH_S = 0.0005  # after which the drafter's thread makes way for vLLM's: Python's own is 5 ms
 _log = logging.getLogger("vllm.duodec")
 
 
@@ -68,6 +70,7 @@ class DuoProposer:
             beside, num_texts = DrafterThread(found.drafter), found.num_texts
         speculator = Speculator(engine.num_tokens, engine.max_length, beside, num_texts)
         self._meters = Meters(speculator.counts, beside)
+        sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
         beside.start()
         weakref.finalize(self, _close, beside, found)
         return speculator
