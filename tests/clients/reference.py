@@ -2,8 +2,8 @@
 
     python reference.py MODEL.gguf FOLDER
 
-It runs where torch, transformers and gguf are. FOLDER becomes a model in safetensors with the
-weights of the file, to be served; a JSON line says the accuracy and each choice's logprob.
+It runs where torch, transformers and gguf are. FOLDER becomes the file's tokenizer; a JSON line
+says the accuracy and each choice's logprob.
 """
 
 from __future__ import annotations
@@ -21,12 +21,8 @@ QUESTIONS = Path(__file__).with_name("task") / "questions.jsonl"
 def main(file: Path, folder: Path) -> None:
     where = {"gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
-    read = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where)
-    read.config.__dict__.pop("quantization_config", None)  # else it cannot be saved
-    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32).eval()
-    model.load_state_dict(read.state_dict())
+    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **where).eval()
     tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
 
     def logprob(question: str, choice: str) -> float:
         prompt = tokenizer(question).input_ids
