@@ -43,6 +43,7 @@ test-torch: setup-torch  ## run the tests of targets on torch
 		tests/distill \
 		tests/backends/llamacpp/test_recurrent.py \
 		tests/backends/llamacpp/test_families.py \
+		tests/backends/llamacpp/test_packed_models.py \
 		tests/backends/llamacpp/test_padded.py \
 		tests/backends/llamacpp/test_placing.py  # these write GGUF files
 
