@@ -534,7 +534,7 @@ def test_help_teaches_without_loading_llama_cpp() -> None:
 
 
 def test_version_and_bare_call(cli: Cli) -> None:
-    assert cli("--version")[1].startswith("duodec 0.")
+    assert cli("--version")[1].startswith("duodec 1.")
     status, out, _ = cli()
     assert status == 0
     assert "Usage" in out

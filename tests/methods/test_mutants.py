@@ -240,8 +240,8 @@ MUTANTS = [
         "stale draft: the last one is judged again",
         loops.serial,
         (
-            ("A = Draft()", "A = A if P0.num_rounds > 1 else Draft()"),
-            ("P0.num_rounds and B", "P0.num_rounds == 1 and B"),
+            ("A, B = Draft(), False", "A, B = A if P0.num_rounds > 1 else Draft(), False"),
+            ("P0.num_rounds and C", "P0.num_rounds == 1 and C"),
         ),
         (REJECTION_DISTRIBUTION, identity("sps")),
     ),
@@ -332,8 +332,8 @@ MUTANTS = [
     # --- the tree that never stops growing
     Mutant(
         "the mirror stays where it was",
-        DraftSelector.land,
-        (("P0._place = A.follow(B)", "P0._place = A"),),
+        DraftSelector.finish_forward,
+        (("P0._cursor = A.follow(B)", "P0._cursor = A"),),
         (trees_are_fresh,),
     ),
     Mutant(

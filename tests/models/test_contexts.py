@@ -152,7 +152,7 @@ def test_a_context_that_a_gpu_does_not_hold_besides_the_weights_is_refused_befor
         ContextExceeded, match=r"GPU memory holds caches of (\d+) tokens; use \1 or"
     ):
         loaded_on(monkeypatch, one, context=65536)
-    with pytest.raises(ContextExceeded, match=r"hold no caches besides 4.3 GB.*--gpu-layers"):
+    with pytest.raises(ContextExceeded, match=r"hold no caches besides 4.3 GB.*`gpu_layers`"):
         loaded_on(monkeypatch, {"CUDA0": 3 * GIB}, context=4096)
     assert loaded_on(monkeypatch, {"CUDA0": 3 * GIB}, context=4096, gpu_layers=8) == []
     assert loaded_on(monkeypatch, one, context=9200, num_slots=4) == [], "four caches, not five"

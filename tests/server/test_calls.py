@@ -367,13 +367,13 @@ def test_calls_and_results_go_back_through_the_template(name: str) -> None:
     ]  # fmt: skip
     seen: list[list[int]] = []
     with running(engine) as server:
-        made = engine.task
+        made = engine.scheduled
 
         def task(tokens: list[int], *args: Any, **options: Any) -> Any:
             seen.append(list(tokens))
             return made(tokens, *args, **options)
 
-        engine.task = task  # type: ignore[method-assign]
+        engine.scheduled = task  # type: ignore[method-assign]
         answered(server, is_streamed=False, messages=messages, max_tokens=2)
     text = b"".join(map(tokenizer.token_text, seen[0])).decode()
     assert "weather" in text

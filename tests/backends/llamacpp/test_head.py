@@ -167,5 +167,5 @@ def test_a_drafter_that_dies_changes_no_text(engine: LLM) -> None:
 
 
 def test_a_head_of_less_than_none_is_refused() -> None:
-    with pytest.raises(BadOption, match="draft-head is -1"):
+    with pytest.raises(BadOption, match="draft_head is -1"):
         LLM.load(draft_head=-1)
