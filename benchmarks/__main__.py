@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -50,7 +51,7 @@ def recorded(
                 "question": experiment.question,
                 "command": command,
                 "environment": environment(),
-                "settings": settings,
+                "settings": {name: _named(value) for name, value in settings.items()},
                 "figures": figures,
             }
             path = RESULTS / f"{result}.json"
@@ -63,6 +64,12 @@ def recorded(
     return run
 
 
+def _named(value: Any) -> Any:
+    """A path without the folders of this machine."""
+    is_path = isinstance(value, Path) or (isinstance(value, str) and value.startswith("/"))
+    return Path(value).name if is_path else value
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run an experiment, or list them."""
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -73,7 +80,7 @@ def main(arguments: Sequence[str]) -> None:
         near = get_close_matches(name, EXPERIMENTS, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(EXPERIMENTS)}"
         sys.exit(f"there is no experiment {name}; {hint}")
-    command = shlex.join(["python", "-m", "benchmarks", *arguments])
+    command = shlex.join(["python", "-m", "benchmarks", *map(_named, arguments)])
     result = name
     if _RESULT in options:
         place = options.index(_RESULT)
