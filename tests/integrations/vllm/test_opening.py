@@ -65,6 +65,7 @@ def config(**parallel: int) -> SimpleNamespace:
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=8),
         device_config=SimpleNamespace(device_type="cuda"),
+        compilation_config=SimpleNamespace(cudagraph_mode=None),
         parallel_config=SimpleNamespace(**{**usual, **parallel}),
     )
 
@@ -100,6 +101,16 @@ def test_the_proposer_keeps_the_contract_of_the_hook(monkeypatch: pytest.MonkeyP
     child = ours.drafter.drafter
     del ours, engine
     assert not child.is_alive  # it went with its owner
+
+
+@pytest.mark.parametrize(("is_full", "num_whole"), [(True, 4), (False, 0)])
+def test_steps_are_whole_where_vllm_has_full_graphs(is_full: bool, num_whole: int) -> None:
+    found = config()
+    found.compilation_config.cudagraph_mode = SimpleNamespace(has_full_cudagraphs=lambda: is_full)
+    assert Engine.of(found).num_whole == num_whole
+    ours = DuoProposer(found)
+    assert ours.speculator is not None
+    assert ours.speculator.pace.regime(1).num_whole == num_whole
 
 
 @pytest.mark.parametrize(("before_s", "after_s"), [(0.005, 0.0005), (0.0001, 0.0001)])

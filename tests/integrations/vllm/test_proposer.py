@@ -68,10 +68,13 @@ class Bench:
         chunk: int = 4096,
         num_turns: int = 4,
         kind: type[Speculator] = Modelled,
+        num_whole: int = 0,
     ) -> None:
         self.clock = FakeClock()
         self.beside = DrafterThread(drafter)
-        self.speculator = kind(NUM_TOKENS, max_length, self.beside, num_slots, self.clock)
+        self.speculator = kind(
+            NUM_TOKENS, max_length, self.beside, num_slots, num_whole, self.clock
+        )
         self.num_turns = num_turns
         self.engine = FakeEngine(self.propose, TABLE, self.clock, seconds, chunk)
 
@@ -324,6 +327,63 @@ def test_every_row_has_a_token_without_a_draft() -> None:
     assert regime.lengths(chains, 8) == [0] * 8
     assert regime.lengths(chains[:4], 1) == [1] * 4
     assert regime.lengths([pace.Chain([1, 2], [0.9, 0.8])] * 8, 8) == [2] * 8
+
+
+def steps_of(bench: Bench, num_rows: int, num_steps: int) -> tuple[list[int], float]:
+    """The draft tokens of each of the last half of the steps, and tokens a second in them."""
+    rows = [bench.engine.add(prompt, 1000) for prompt in prompts(num_rows)]
+    bench.engine.run(num_steps // 2)
+    num_before, begin_s = sum(len(row.tokens) for row in rows), bench.clock()
+    drafted = []
+    for _ in range(num_steps // 2):
+        bench.engine.step()
+        drafted.append(sum(len(row.draft) for row in rows))
+    for row in rows:
+        assert row.tokens == plain_text(TABLE, SamplingParams(), len(row.tokens), row.prompt)
+    num_tokens = sum(len(row.tokens) for row in rows) - num_before
+    return drafted, num_tokens / (bench.clock() - begin_s)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_where_only_whole_steps_are_replayed_as_one_graph_steps_are_whole_or_plain(
+    num_rows: int,
+) -> None:
+    """All rows have as many draft tokens as vLLM captured, or none."""
+
+    def seconds(rows: int, drafted: int) -> float:
+        return 0.02 if drafted in (0, rows * NUM_TOKENS) else 0.026
+
+    draft = replace(TABLE, noise=0.35)
+    bench = Bench(Seen(draft), seconds=seconds, num_whole=NUM_TOKENS)
+    parted = Bench(Seen(draft), seconds=seconds)
+    drafted, rate = steps_of(bench, num_rows, 300)
+    assert sum(n in (0, num_rows * NUM_TOKENS) for n in drafted) > 0.9 * len(drafted)
+    others, other_rate = steps_of(parted, num_rows, 300)
+    assert sum(n in (0, num_rows * NUM_TOKENS) for n in others) < 0.8 * len(others)
+    assert rate > 1.05 * other_rate
+
+
+def test_where_whole_steps_cost_more_they_are_hardly_ever_tried() -> None:
+    def seconds(rows: int, drafted: int) -> float:
+        return 0.02 + 0.004 * drafted
+
+    bench = Bench(Seen(replace(TABLE, noise=0.35)), seconds=seconds, num_whole=NUM_TOKENS)
+    drafted, _ = steps_of(bench, 4, 300)
+    assert sum(n == 4 * NUM_TOKENS for n in drafted) < 0.05 * len(drafted)
+
+
+def test_a_row_in_prefill_or_at_its_end_is_never_filled_up() -> None:
+    """Nor is a batch that has one: whole steps are whole in every row."""
+    regime = pace.Regime(pace.Pace([Sources.ALL]).regime(2).governor, NUM_TOKENS)
+    for _ in range(4):
+        regime.observe(Sources.ALL, [NUM_TOKENS] * 2, 4, 0.02)
+        regime.observe(Sources.ALL, [1, 0], 3, 0.05)
+        regime.observe(Sources.NONE, [0, 0], 2, 0.02)
+    chain = pace.Chain([1, 2], [0.9, 0.8], room=NUM_TOKENS)
+    assert regime.lengths([chain, pace.Chain(room=NUM_TOKENS)], 2) == [NUM_TOKENS] * 2
+    for other in (pace.Chain(), pace.Chain(room=NUM_TOKENS - 1)):
+        assert sum(regime.lengths([chain, other], 2)) <= 2
+    assert regime.lengths([pace.Chain(room=NUM_TOKENS)] * 2, 2) == [0, 0]
 
 
 @pytest.mark.parametrize(("num_rows", "is_tried"), [(1, False), (16, True)])

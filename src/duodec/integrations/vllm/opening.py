@@ -82,14 +82,17 @@ class Engine:
     tokenizer: str
     num_vocab: int
     host: Host = field(default_factory=Host)
+    num_whole: int = 0  # draft tokens of every row with which a step is one CUDA graph; 0: none is
 
     @classmethod
     def of(cls, config: Any) -> Engine:
         """From a `VllmConfig`."""
         parallel, model = config.parallel_config, config.model_config
+        num_tokens = config.speculative_config.num_speculative_tokens
+        graphs = config.compilation_config.cudagraph_mode
         last_stage = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
         return cls(
-            num_tokens=config.speculative_config.num_speculative_tokens,
+            num_tokens=num_tokens,
             max_length=model.max_model_len,
             max_rows=config.scheduler_config.max_num_seqs,
             is_output_rank=parallel.rank == parallel.world_size - last_stage,
@@ -101,6 +104,7 @@ class Engine:
                 engine=parallel.data_parallel_rank_local or 0,
                 is_on_cpu=config.device_config.device_type == "cpu",
             ),
+            num_whole=num_tokens if graphs and graphs.has_full_cudagraphs() else 0,
         )
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from duodec.core.round import median
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import best_width
 
 _MANY_ROWS = 4  # in a step that shows whether drafting from earlier text only would be better
 _WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+_MOST_WHOLE = 64  # draft tokens of a whole step: larger batches are no slower in parts
+_FEWEST = 3  # whole steps that make a median
+_TRY_AFTER, _TRY_AGAIN = 8, 128  # steps with drafts, until a whole one is tried
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class Chain:
 
     tokens: Sequence[int] = ()
     values: Sequence[float] = ()
+    room: int = 0  # draft tokens that the step allows after this text
 
     @property
     def expected(self) -> float:
@@ -28,22 +34,36 @@ class Chain:
 
 @dataclass
 class Regime:
-    """Batches of about one size."""
+    """Batches of about one size.
+
+    A step is whole if every row has ``num_whole`` draft tokens: the engine replays it as one graph
+    on the device, as it does a step without drafts. It is timed apart from others.
+    """
 
     governor: Governor
+    num_whole: int = 0  # 0: no step is whole
     costs: Costs = field(default_factory=Costs)
+    _whole_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    _num_parted: int = 0  # steps with drafts since the last whole one
 
-    def observe(self, sources: Sources, num_drafted: int, num_tokens: int, seconds: float) -> None:
-        """Add a step that verified ``num_drafted`` tokens of these sources and yielded
+    def observe(
+        self, sources: Sources, drafted: Sequence[int], num_tokens: int, seconds: float
+    ) -> None:
+        """Add a step that verified ``drafted`` tokens by row, of these sources, and yielded
         ``num_tokens``."""
-        self.costs.observe_forward(seconds, num_drafted)
+        if self.num_whole and all(length == self.num_whole for length in drafted):
+            self._whole_s.append(seconds)
+            self._num_parted = 0
+        else:
+            self.costs.observe_forward(seconds, sum(drafted))
+            self._num_parted += any(drafted)
         self.governor.observe(sources, num_tokens, seconds)
         for width in _WIDTHS:  # computed before they are needed
             self.costs.forward_s(width)
 
     def lengths(self, chains: Sequence[Chain], num_rows: int) -> list[int]:
         """How much of every chain to verify, so that all rows together yield the most tokens a
-        second.
+        second; in a whole step more than a chain has.
 
         A step gives every row a token anyway. So R rows with the chosen nodes' values v yield R +
         sum(v) tokens, which is R times what the planner maximises for one text where the values are
@@ -53,17 +73,38 @@ class Regime:
             (-value / num_rows, row) for row, chain in enumerate(chains) for value in chain.values
         )
         width = best_width([-value for value, _ in order], self.costs)
+        promised = 1 - sum(value for value, _ in order[:width])
+        if self._is_whole_better(chains, num_rows, promised / self.costs.forward_s(width), width):
+            return [self.num_whole] * len(chains)
         lengths = [0] * len(chains)
         for _, row in order[:width]:
             lengths[row] += 1
         return lengths
 
+    def _is_whole_better(
+        self, chains: Sequence[Chain], num_rows: int, rate: float, width: int
+    ) -> bool:
+        """Whether a whole step yields more than ``rate`` tokens of each row a second, which
+        ``width`` draft tokens promise, or must be tried."""
+        num_drafted = num_rows * self.num_whole
+        if not 0 < num_drafted <= _MOST_WHOLE or len(chains) < num_rows:
+            return False
+        if any(chain.room < self.num_whole for chain in chains):
+            return False
+        is_tried = len(self._whole_s) >= _FEWEST
+        if width and self._num_parted >= (_TRY_AGAIN if is_tried else _TRY_AFTER):
+            return True
+        if not is_tried:  # one after the other
+            return width > 0 and len(self._whole_s) > 0
+        expected = sum(sum(chain.values[: self.num_whole]) for chain in chains)
+        return (1 + expected / num_rows) / median(self._whole_s) > rate
+
 
 class Pace:
     """Regimes by the size of the batch: 1, 2 to 3, 4 to 7, ..."""
 
-    def __init__(self, allowed: Sequence[Sources]) -> None:
-        self._allowed = allowed
+    def __init__(self, allowed: Sequence[Sources], num_whole: int = 0) -> None:
+        self._allowed, self._num_whole = allowed, num_whole
         self._regimes: dict[int, Regime] = {}
 
     def regime(self, num_rows: int) -> Regime:
@@ -71,5 +112,5 @@ class Pace:
         if size not in self._regimes:
             simpler = self._allowed[:-1] if num_rows >= _MANY_ROWS else ()
             governor = Governor(self._allowed, probes=(Sources.NONE, *simpler))
-            self._regimes[size] = Regime(governor)
+            self._regimes[size] = Regime(governor, self._num_whole)
         return self._regimes[size]

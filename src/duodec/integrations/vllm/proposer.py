@@ -68,7 +68,9 @@ class DuoProposer:
             beside, num_texts = DrafterThread(NoDrafter()), engine.max_rows
         else:
             beside, num_texts = DrafterThread(found.drafter), found.num_texts
-        speculator = Speculator(engine.num_tokens, engine.max_length, beside, num_texts)
+        speculator = Speculator(
+            engine.num_tokens, engine.max_length, beside, num_texts, engine.num_whole
+        )
         self._meters = Meters(speculator.counts, beside)
         sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
         beside.start()

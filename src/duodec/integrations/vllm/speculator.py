@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 
@@ -46,13 +46,15 @@ class Counts:
 class Speculator:
     """Proposes at most ``num_tokens`` after each text, of texts up to ``max_length``.
 
-    ``num_slots``: texts that the drafter drafts for at once.
+    ``num_slots``: texts that the drafter drafts for at once. ``num_whole``: draft tokens of every
+    row with which the engine replays a step as one graph; 0: it has no such graphs.
     """
 
     num_tokens: int
     max_length: int
     beside: DrafterThread
     num_slots: int = 16
+    num_whole: int = 0
     clock: Callable[[], float] = perf_counter
     counts: Counts = field(default_factory=Counts)
 
@@ -61,7 +63,7 @@ class Speculator:
         self._acceptance = Acceptance()
         self._memory = TextMemory()
         allowed = [Sources.FREE, Sources.ALL] if self.beside.has_drafter else [Sources.FREE]
-        self.pace = Pace(allowed)
+        self.pace = Pace(allowed, self.num_whole)
         self._begin_s = 0.0
         self._sources = Sources.NONE  # of the step in flight
         self._num_rows = 0
@@ -79,7 +81,7 @@ class Speculator:
         decoding = [r for r, row in zip(requests, rows, strict=True) if row.num_new]
         regime = self.pace.regime(len(rows))
         self._sources = regime.governor.sources()
-        self._fill(self._chains(decoding, regime), regime, len(decoding))
+        self._fill(self._chains(decoding, regime), regime, decoding)
         self._ask(requests, gone, regime)
         self.counts.num_steps += 1
         self.counts.propose_s += self.clock() - begin_s
@@ -95,10 +97,10 @@ class Speculator:
             request.is_continued and request.is_decoding for request in requests
         ):
             regime = self.pace.regime(len(requests))
-            num_drafted = sum(len(request.drafted) for request in requests)
+            drafted = [len(request.drafted) for request in requests]
             num_tokens = sum(request.num_new for request in requests)
             self._lessons.append(
-                partial(regime.observe, self._sources, num_drafted, num_tokens, seconds)
+                partial(regime.observe, self._sources, drafted, num_tokens, seconds)
             )
         for request in requests:
             request.num_right = max(0, request.num_new - 1) if request.is_continued else 0
@@ -219,13 +221,23 @@ class Speculator:
     def _room(self, request: Request) -> int:
         return max(0, min(self.num_tokens, self.max_length - request.length - 1))
 
-    def _fill(self, chains: dict[Request, Chain], regime: Regime, num_rows: int) -> None:
+    def _fill(
+        self, found: dict[Request, Chain], regime: Regime, decoding: Sequence[Request]
+    ) -> None:
         """Send the part of every chain that pays."""
-        if not chains:
+        if not found:
             return
-        lengths = regime.lengths(list(chains.values()), num_rows)
-        for (request, chain), length in zip(chains.items(), lengths, strict=True):
-            request.drafted = tuple(chain.tokens[:length])
+        is_prefilling = len(decoding) < self._num_rows
+        chains = [
+            replace(found.get(request, Chain()), room=0 if is_prefilling else self._room(request))
+            for request in decoding
+        ]
+        lengths = regime.lengths(chains, len(decoding))
+        for request, chain, length in zip(decoding, chains, lengths, strict=True):
+            tokens = chain.tokens[:length]
+            # what fills a whole step is any token: it may be refused
+            filler = [int(request.text[-1])] * (length - len(tokens))
+            request.drafted = (*tokens, *filler)
             request.num_expected = sum(chain.values[:length])
             self.counts.num_tokens += length
 
