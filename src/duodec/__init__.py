@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from duodec.core.logprobs import Logprob
     from duodec.core.sampling import SamplingParams
     from duodec.errors import DuodecError
-    from duodec.llm import LLM, Completion
+    from duodec.llm import LLM
+    from duodec.scheduler.completions import Completion
 
 _HOMES = {
-    "Completion": "llm",
+    "Completion": "scheduler.completions",
     "Delta": "core.events",
     "DuodecError": "errors",
     "Event": "core.events",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, cast
 
 import numpy as np
 
+from duodec.chat.prompting import chat_tokens
 from duodec.chat.template import Message
 from duodec.core.parameters import made
-from duodec.core.sampling import SamplingParams
-from duodec.errors import BadOption
+from duodec.core.protocols import Tokenizer
+from duodec.core.sampling import SamplingParams, seeded
+from duodec.errors import BadOption, ContextExceeded
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text as it is, chat messages, or tokens."""
@@ -70,3 +72,72 @@ def prompts_of(prompts: Any) -> list[Prompt]:
     if is_one or all(isinstance(item, Mapping) for item in prompts):
         return [cast(Prompt, prompts)]
     return list(prompts)
+
+
+def prompt_tokens(
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    *,
+    parse_special: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] = {},
+    check: Callable[[str], object] = lambda text: None,
+) -> list[int]:
+    """The tokens of a prompt; messages go through the chat template: see `chat_tokens`. Raises
+    BadOption."""
+    if isinstance(prompt, str):
+        return tokenizer.tokenize(prompt, is_templated=parse_special)
+    if is_tokens(prompt):
+        tokens: list[int] = np.asarray(prompt).tolist()
+        bad = [token for token in tokens if not 0 <= token < tokenizer.num_vocab]
+        if bad:
+            raise BadOption(f"token {bad[0]} is outside the model's vocabulary")
+        return tokens
+    messages = [item for item in prompt if isinstance(item, Mapping)]
+    if len(messages) < len(prompt):
+        other = next(item for item in prompt if not isinstance(item, Mapping))
+        raise BadOption(
+            f"a prompt holds {other!r} among its items; give a text, a list of messages or a "
+            "list of tokens"
+        )
+    for number, message in enumerate(messages):
+        check_role(number, message)
+    return chat_tokens(
+        tokenizer, messages, tools=tools, variables=variables,
+        parse_special=parse_special, check=check,
+    )  # fmt: skip
+
+
+def params_of_each(
+    params: object, num_prompts: int, num_choices: int, changed: Mapping[str, Any]
+) -> list[SamplingParams]:
+    """The sampling parameters of every prompt, with some of them ``changed``. Raises BadOption."""
+    if num_choices < 1:
+        raise BadOption(f"n is {num_choices}; use 1 or more")
+    each = [*params] if isinstance(params, list | tuple) else [params] * num_prompts
+    if len(each) != num_prompts:
+        raise BadOption(
+            f"{num_prompts} prompts and {len(each)} params; give one for all, or one for each"
+        )
+    found = [params_of(own, changed) for own in each]
+    return [seeded(own) for own in found] if num_choices > 1 else found  # choices share a seed
+
+
+def check_length(tokens: Sequence[int], num_context: int) -> None:
+    """Raises BadOption for an empty prompt, and ContextExceeded for one that leaves no room."""
+    if not tokens:
+        raise BadOption("the prompt is empty; write something to complete")
+    if len(tokens) >= num_context:
+        raise ContextExceeded(
+            f"the prompt has {len(tokens)} tokens and the context holds {num_context}; "
+            "shorten it, or ask for a larger context with `context`"
+        )
+
+
+def check_bias(params: SamplingParams, num_vocab: int) -> None:
+    """Raises BadOption for a bias on a token outside the vocabulary."""
+    if any(token >= num_vocab for token in params.logit_bias):
+        raise BadOption(
+            f"logit_bias names token {max(params.logit_bias)}, and the vocabulary has "
+            f"{num_vocab}; use tokens of the model"
+        )

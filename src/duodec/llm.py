@@ -7,72 +7,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike, fspath
-from threading import RLock
 from time import perf_counter
 from typing import Any, overload
 
-import numpy as np
-
 from duodec.backends.grammar_trial import GrammarTrial
 from duodec.backends.grammars import GrammarCompiler
-from duodec.chat.prompting import chat_tokens
 from duodec.chat.template import Message
 from duodec.core.events import Event, FinishReason, Started
 from duodec.core.grammar import Grammar, Mask
-from duodec.core.logprobs import Logprob
 from duodec.core.parameters import made, whole
 from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
-from duodec.core.round import Stats
 from duodec.core.sampling import Sampler, SamplingParams, seeded
 from duodec.core.text import TextStream
-from duodec.errors import BadOption, ContextExceeded, warn
-from duodec.inputs import Params, Prompt, check_role, is_tokens, params_of, prompts_of
+from duodec.errors import warn
+from duodec.inputs import (
+    Params,
+    Prompt,
+    check_bias,
+    check_length,
+    params_of,
+    params_of_each,
+    prompt_tokens,
+    prompts_of,
+)
 from duodec.loading.config import DEFAULT_TARGET, EngineConfig
 from duodec.loading.load import Loaded
 from duodec.loading.load import load as load_pair
 from duodec.loading.resolve import ResolvedPair, resolve_pair
 from duodec.machine.cores import CoreSharing
 from duodec.methods.method import Method
-from duodec.methods.registry import DEFAULT_METHOD
+from duodec.methods.registry import DEFAULT_METHOD, check_usable
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDatastore, NoDrafter, Request
 from duodec.planning.costs import Costs
-from duodec.scheduler.outputs import Done, Failed, Output, Piece
+from duodec.scheduler.completions import CollectedOutput, Completion, PromptBatch
+from duodec.scheduler.outputs import Failed, Output, Piece
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
+from duodec.scheduler.turns import Turns
 from duodec.scheduler.warm_up import WarmUp
-
-_CLOSED = "this LLM is closed; load it again, or keep its `with` block open while it is used"
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The result of a prompt; ``outputs`` are all of its completions, this one first.
-
-    ``text`` ends before a stop string or end token, ``tokens`` hold the end token if one was drawn.
-    ``finish_reason`` is ``stop`` (end token or stop string), ``length`` (``max_tokens``) or
-    ``context`` (the context was full). ``logprobs`` and ``prompt_logprobs`` are None unless
-    requested; the prompt's first token, which follows nothing, has none.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    stats: Stats
-    method: str
-    seed: int
-    logprobs: tuple[Logprob, ...] | None = None
-    prompt_logprobs: tuple[Logprob | None, ...] | None = None
-    others: tuple[Completion, ...] = ()  # of the same prompt, where several were requested
-
-    @property
-    def outputs(self) -> tuple[Completion, ...]:
-        return (self, *self.others)
 
 
 @dataclass
@@ -91,7 +68,7 @@ class _Parts:
     clock: Callable[[], float] = perf_counter
     grammars: GrammarCompiler | None = None  # None: of the tokenizer, with the usual limits
     _methods: dict[str, Method] = field(default_factory=dict)  # with what they learned
-    _use: _Use = field(default_factory=lambda: _Use())
+    _turns: Turns = field(default_factory=Turns)
     _scheduler: Scheduler | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -157,13 +134,13 @@ class LLM(_Parts):
             num_slots=config.num_slots,
             parse_special=config.parse_special,
             grammars=GrammarCompiler(loaded.tokenizer, trial),
-            _use=_Use(loaded.resources),
+            _turns=Turns(loaded.resources),
         )
 
     @property
     def resources(self) -> ExitStack:
         """What ends with this object."""
-        return self._use.resources
+        return self._turns.resources
 
     @property
     def shares_cores(self) -> bool:
@@ -197,41 +174,27 @@ class LLM(_Parts):
     def close(self) -> None:
         """End the drafter and free the models; waits for a forward pass of another thread. Can be
         called twice. Any use after it raises BadOption."""
-        with self._use.turn:
-            self._use.is_closed = True
-            if self._scheduler is not None:
-                if self._scheduler.is_computing_elsewhere:
-                    with suppress(Exception):  # whatever it computes, nobody wants it
-                        self._scheduler.finish_forward()
-                self._scheduler.close(BadOption(_CLOSED))
-        self.resources.close()
-
-    def _check_open(self) -> None:
-        if self._use.is_closed:
-            raise BadOption(_CLOSED)
+        self._turns.close(self._scheduler)
 
     # one thread at a time computes; what another one launched is finished first
 
     def _launch(self) -> bool:
-        with self._use.turn:
-            self._check_open()
+        with self._turns.taken():
             return self.scheduler.launch()
 
     def _finish_forward(self) -> None:
-        with self._use.turn:
-            self._check_open()
+        with self._turns.taken():
             self.scheduler.finish_forward()
 
     def _step(self) -> bool:
-        with self._use.turn:
-            self._check_open()
+        with self._turns.taken():
             return self.scheduler.step()
 
     def _abort(self, entries: Sequence[ScheduledRequest]) -> None:
         """Remove these requests from the scheduler, whatever ended them."""
         for entry in entries:
             entry.abort()
-        with self._use.turn:
+        with self._turns.lock:
             if self._scheduler is not None:
                 self._scheduler.drop_aborted()
 
@@ -253,26 +216,9 @@ class LLM(_Parts):
         the ``tools`` that the model may call, and ``variables`` of its own, such as
         ``enable_thinking``. ``check`` may refuse what the template writes, by raising, before it
         is tokenised."""
-        self._check_open()
-        if isinstance(prompt, str):
-            return self.tokenizer.tokenize(prompt, is_templated=self.parse_special)
-        if is_tokens(prompt):
-            tokens: list[int] = np.asarray(prompt).tolist()
-            bad = [token for token in tokens if not 0 <= token < self.tokenizer.num_vocab]
-            if bad:
-                raise BadOption(f"token {bad[0]} is outside the model's vocabulary")
-            return tokens
-        messages = [item for item in prompt if isinstance(item, Mapping)]
-        if len(messages) < len(prompt):
-            other = next(item for item in prompt if not isinstance(item, Mapping))
-            raise BadOption(
-                f"a prompt holds {other!r} among its items; give a text, a list of messages or a "
-                "list of tokens"
-            )
-        for number, message in enumerate(messages):
-            check_role(number, message)
-        return chat_tokens(
-            self.tokenizer, messages, tools=tools, variables=variables,
+        self._turns.check_open()
+        return prompt_tokens(
+            self.tokenizer, prompt, tools=tools, variables=variables,
             parse_special=self.parse_special, check=check,
         )  # fmt: skip
 
@@ -341,8 +287,8 @@ class LLM(_Parts):
         Example:
             >>> (await llm.agenerate("The capital of France is", max_tokens=8))[0].text
         """
-        run = partial(asyncio.get_running_loop().run_in_executor, self._use.worker)
-        batch: _Batch = await run(self._batch, prompts, params, method, n, sampling)
+        run = partial(asyncio.get_running_loop().run_in_executor, self._turns.worker)
+        batch: PromptBatch = await run(self._batch, prompts, params, method, n, sampling)
         try:
             self.scheduler.submit(batch.entries)
             while not batch.is_over and await run(self._step):
@@ -358,26 +304,17 @@ class LLM(_Parts):
         method: str | Method | None,
         n: int,
         sampling: Mapping[str, Any],
-    ) -> _Batch:
+    ) -> PromptBatch:
         """The requests of `generate`. Raises what it raises."""
         several, num_choices = prompts_of(prompts), whole("n", n)
-        if num_choices < 1:
-            raise BadOption(f"n is {n}; use 1 or more")
-        each = [params] * len(several) if not isinstance(params, list | tuple) else [*params]
-        if len(each) != len(several):
-            raise BadOption(
-                f"{len(several)} prompts and {len(each)} params; give one for all, or one for each"
-            )
-        each_params = [params_of(own, sampling) for own in each]
-        if num_choices > 1:  # they have a seed in common
-            each_params = [seeded(own) for own in each_params]
-        outputs = [_Outputs(own) for own in each_params for _ in range(num_choices)]
+        each = params_of_each(params, len(several), num_choices, sampling)
+        outputs = [CollectedOutput(own) for own in each for _ in range(num_choices)]
         entries = [
             self.scheduled(several[i // num_choices], output.params, method=method, say=output,
                       choice=i % num_choices)
             for i, output in enumerate(outputs)
         ]  # fmt: skip
-        return _Batch(entries, outputs, num_choices)
+        return PromptBatch(entries, outputs, num_choices)
 
     def chat(
         self,
@@ -445,12 +382,12 @@ class LLM(_Parts):
             ...     if isinstance(event, Delta):
             ...         print(event.text, end="")
         """
-        heard: list[Output] = []
+        outputs: list[Output] = []
         own = params_of(params, sampling)
         entry = self.scheduled(
-            prompt, own, method=method, say=heard.append, choice=choice, should_stop=should_stop
+            prompt, own, method=method, say=outputs.append, choice=choice, should_stop=should_stop
         )
-        return self._events(entry, heard)
+        return self._events(entry, outputs)
 
     async def astream(
         self,
@@ -469,10 +406,12 @@ class LLM(_Parts):
             >>> async for event in llm.astream("Once upon a time"):
             ...     print(event)
         """
-        run = partial(asyncio.get_running_loop().run_in_executor, self._use.worker)
-        heard: list[Output] = []
+        run = partial(asyncio.get_running_loop().run_in_executor, self._turns.worker)
+        outputs: list[Output] = []
         own = params_of(params, sampling)
-        make = partial(self.scheduled, prompt, own, method=method, say=heard.append, choice=choice)
+        make = partial(
+            self.scheduled, prompt, own, method=method, say=outputs.append, choice=choice
+        )
         entry: ScheduledRequest = await run(make)
         yield Started(entry.method.name, entry.request.sampler.seed, len(entry.request.prompt))
         try:
@@ -481,38 +420,39 @@ class LLM(_Parts):
                 # one forward pass at a time: others take turns in the same thread
                 for step in (self._launch, self._finish_forward):
                     await run(step)
-                    for event in self._given_out(heard, entry.request):
+                    for event in self._take(outputs, entry.request):
                         yield event
         finally:
             await run(self._abort, [entry])
 
-    def _events(self, entry: ScheduledRequest, heard: list[Output]) -> Iterator[Event]:
+    def _events(self, entry: ScheduledRequest, outputs: list[Output]) -> Iterator[Event]:
         request = entry.request
         seed = request.sampler.seed
         yield Started(entry.method.name, seed, len(request.prompt))
         try:
             self.scheduler.submit([entry])
             while not entry.is_over and self._launch():
-                yield from self._given_out(heard, request)
+                yield from self._take(outputs, request)
                 self._finish_forward()
-                yield from self._given_out(heard, request)
-            yield from self._given_out(heard, request)
+                yield from self._take(outputs, request)
+            yield from self._take(outputs, request)
         finally:
             self._abort([entry])
 
-    def _given_out(self, heard: list[Output], request: Request) -> Iterator[Event]:
-        """Yield the events heard. The caller has the cores for as long as it takes, and its seconds
-        are not counted as the request's, unless the target computes meanwhile."""
-        if not heard:
+    def _take(self, outputs: list[Output], request: Request) -> Iterator[Event]:
+        """Yield the events of these outputs, and remove them. The caller has the cores for as long
+        as it takes, and its seconds are not counted as the request's, unless the target computes
+        meanwhile."""
+        if not outputs:
             return
         begin_s = self.clock()
-        if self._use.turn.acquire(blocking=False):  # or else another thread computes on them
+        if self._turns.lock.acquire(blocking=False):  # or else another thread computes on them
             try:
                 self.scheduler.release_cores()
             finally:
-                self._use.turn.release()
-        while heard:
-            output = heard.pop(0)
+                self._turns.lock.release()
+        while outputs:
+            output = outputs.pop(0)
             if isinstance(output, Failed):
                 raise output.error
             yield output.delta if isinstance(output, Piece) else output.finished
@@ -535,8 +475,10 @@ class LLM(_Parts):
         ``shown``: control tokens that are part of the text, since somebody reads them there.
         """
         chosen = self.method(method)
-        params = seeded(self._checked_params(params_of(params)))
-        tokens = self._checked(self.tokens_of(prompt))
+        params = seeded(params_of(params))
+        check_bias(params, self.tokenizer.num_vocab)
+        tokens = self.tokens_of(prompt)
+        check_length(tokens, self.num_context)
         max_tokens = self.num_context if params.max_tokens is None else params.max_tokens
         wanted = len(tokens) + max_tokens
         request = Request(
@@ -572,7 +514,7 @@ class LLM(_Parts):
         """The scheduler of this object's requests, which runs in the caller's thread."""
         if self._scheduler is not None:
             return self._scheduler
-        with self._use.turn:
+        with self._turns.lock:
             if self._scheduler is None:
                 self._scheduler = Scheduler(
                     self.target,
@@ -590,8 +532,9 @@ class LLM(_Parts):
     ) -> None:
         """Raises what `generate` would raise for these; computes nothing."""
         self.method(method)
-        self._checked(tokens)
-        self._mask(self._checked_params(sampling))
+        check_length(tokens, self.num_context)
+        check_bias(sampling, self.tokenizer.num_vocab)
+        self._mask(sampling)
 
     def method(self, method: str | Method | None) -> Method:
         """The method to use. Raises BadOption if something that it needs is missing."""
@@ -600,18 +543,10 @@ class LLM(_Parts):
             if chosen not in self._methods:
                 self._methods[chosen] = method_named(chosen)
             chosen = self._methods[chosen]
-        if chosen.needs_draft_model and self.drafter is None and self.target.traits.max_draft:
-            raise BadOption(f"method '{chosen.name}' needs a draft model; name one with `draft`")
-        if chosen.reads_off_path and self.target.traits.is_recurrent:
-            raise BadOption(
-                f"method '{chosen.name}' scores branches, and this target, which is recurrent, has "
-                "none; use `method=auto`"
-            )
-        if chosen.needs_datastore and self.datastore is None:
-            raise BadOption(
-                f"method '{chosen.name}' needs a datastore; make one of your texts with "
-                "`duodec datastore build FILES`, or name one with `datastore`"
-            )
+        check_usable(
+            chosen, self.target.traits,
+            has_drafter=self.drafter is not None, has_datastore=self.datastore is not None,
+        )  # fmt: skip
         return chosen
 
     def _drafter_for(self, method: Method) -> Drafter:
@@ -619,25 +554,6 @@ class LLM(_Parts):
         is_used = method.needs_draft_model or method.uses_draft_model
         is_wanted = is_used and self.target.traits.max_draft > 0
         return (self.drafter if is_wanted else None) or NoDrafter()
-
-    def _checked(self, tokens: list[int]) -> list[int]:
-        """A prompt's tokens. Raises BadOption and ContextExceeded if they cannot be completed."""
-        if not tokens:
-            raise BadOption("the prompt is empty; write something to complete")
-        if len(tokens) >= self.num_context:
-            raise ContextExceeded(
-                f"the prompt has {len(tokens)} tokens and the context holds {self.num_context}; "
-                "shorten it, or ask for a larger context with `context`"
-            )
-        return tokens
-
-    def _checked_params(self, sampling: SamplingParams) -> SamplingParams:
-        if any(token >= self.tokenizer.num_vocab for token in sampling.logit_bias):
-            raise BadOption(
-                f"logit_bias names token {max(sampling.logit_bias)}, and the vocabulary has "
-                f"{self.tokenizer.num_vocab}; use tokens of the model"
-            )
-        return sampling
 
     def is_compiled(self, grammar: Grammar | None) -> bool:
         """Whether a request with this grammar waits for nothing to be compiled."""
@@ -667,67 +583,3 @@ def load(
     from files. Raises what is wrong with the models or the pair."""
     resolved = resolve_pair(pair) if isinstance(pair, EngineConfig) else pair
     return LLM.of(load_pair(resolved, on_warning=on_warning, taken_bytes=taken_bytes))
-
-
-@dataclass
-class _Use:
-    """What copies of an `LLM` share: the turn of the thread that computes, and the end."""
-
-    resources: ExitStack = field(default_factory=ExitStack)
-    turn: Any = field(default_factory=RLock)  # held by the thread that computes
-    is_closed: bool = False
-
-    @cached_property
-    def worker(self) -> ThreadPoolExecutor:
-        """The thread that computes for asyncio."""
-        worker = ThreadPoolExecutor(1, "duodec")
-        self.resources.callback(worker.shutdown)
-        return worker
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """The requests of several prompts, ``num_choices`` of each."""
-
-    entries: list[ScheduledRequest]
-    outputs: list[_Outputs]
-    num_choices: int
-
-    @property
-    def is_over(self) -> bool:
-        return all(entry.is_over for entry in self.entries)
-
-    def completions(self) -> list[Completion]:
-        """The first of each prompt, with its others. Raises the error that ended one."""
-        done = [output.completion() for output in self.outputs]
-        begins = range(0, len(done), self.num_choices)
-        return [replace(done[i], others=tuple(done[i + 1 : i + self.num_choices])) for i in begins]
-
-
-@dataclass
-class _Outputs:
-    """Collects the output of a request."""
-
-    params: SamplingParams
-    last: Done | Failed | None = None
-    logprobs: list[Logprob] = field(default_factory=list)
-    prompt_logprobs: tuple[Logprob | None, ...] = ()
-
-    def __call__(self, output: Output) -> None:
-        if not isinstance(output, Failed):
-            self.logprobs += output.logprobs
-            self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
-        if not isinstance(output, Piece):
-            self.last = output
-
-    def completion(self) -> Completion:
-        """The finished completion. Raises the error that ended the request."""
-        if isinstance(self.last, Failed):
-            raise self.last.error
-        assert self.last is not None, "every request comes to an end"
-        end = self.last.finished
-        return Completion(
-            end.text, end.tokens, end.finish_reason, end.stats, self.last.method, self.last.seed,
-            None if self.params.logprobs is None else tuple(self.logprobs),
-            None if self.params.prompt_logprobs is None else self.prompt_logprobs,
-        )  # fmt: skip

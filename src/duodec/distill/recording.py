@@ -21,8 +21,9 @@ from duodec.distill.files import Folder
 from duodec.distill.prompts import Conversation, Prompts
 from duodec.distill.settings import NUM_TOPS
 from duodec.errors import BadOption, ContextExceeded
-from duodec.llm import LLM, Completion
+from duodec.llm import LLM
 from duodec.machine.files import replacing
+from duodec.scheduler.completions import Completion
 
 _SHARD = 32  # conversations: more than run at once, so that few slots stand idle at its end
 NONE = -9999.0  # the logprob where fewer tokens are known

@@ -9,6 +9,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 
+from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption
 from duodec.methods.ar import Autoregressive
 from duodec.methods.auto import Auto
@@ -91,6 +92,24 @@ def method(name: str) -> Method:
     if not (number.isdecimal() and int(number) > 0):
         raise BadOption(f"'{name}' does not say how many tokens to draft; write, say, {base}:4")
     return kind(num_tokens=int(number))  # type: ignore[call-arg]
+
+
+def check_usable(
+    method: Method, traits: TargetTraits, *, has_drafter: bool, has_datastore: bool
+) -> None:
+    """Raises BadOption if something that a method needs is missing."""
+    if method.needs_draft_model and not has_drafter and traits.max_draft:
+        raise BadOption(f"method '{method.name}' needs a draft model; name one with `draft`")
+    if method.reads_off_path and traits.is_recurrent:
+        raise BadOption(
+            f"method '{method.name}' scores branches, and this target, which is recurrent, has "
+            "none; use `method=auto`"
+        )
+    if method.needs_datastore and not has_datastore:
+        raise BadOption(
+            f"method '{method.name}' needs a datastore; make one of your texts with "
+            "`duodec datastore build FILES`, or name one with `datastore`"
+        )
 
 
 def _loaded(point: EntryPoint) -> type[Method]:

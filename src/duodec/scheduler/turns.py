@@ -1,0 +1,56 @@
+"""Let several threads step a scheduler: one at a time computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from threading import RLock
+from typing import Any
+
+from duodec.errors import BadOption
+from duodec.scheduler.scheduler import Scheduler
+
+_CLOSED = "this LLM is closed; load it again, or keep its `with` block open while it is used"
+
+
+@dataclass
+class Turns:
+    """The lock of the thread that computes, and what ends with the models; copies of an `LLM`
+    share them."""
+
+    resources: ExitStack = field(default_factory=ExitStack)
+    lock: Any = field(default_factory=RLock)
+    is_closed: bool = False
+
+    @cached_property
+    def worker(self) -> ThreadPoolExecutor:
+        """The thread that computes for asyncio."""
+        worker = ThreadPoolExecutor(1, "duodec")
+        self.resources.callback(worker.shutdown)
+        return worker
+
+    def check_open(self) -> None:
+        """Raises BadOption once it is closed."""
+        if self.is_closed:
+            raise BadOption(_CLOSED)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """While entered, no other thread computes. Raises BadOption once it is closed."""
+        with self.lock:
+            self.check_open()
+            yield
+
+    def close(self, scheduler: Scheduler | None) -> None:
+        """End requests and resources; waits for the thread that computes. Can be called twice."""
+        with self.lock:
+            self.is_closed = True
+            if scheduler is not None:
+                if scheduler.is_computing_elsewhere:
+                    with suppress(Exception):  # whatever it computes, nobody wants it
+                        scheduler.finish_forward()
+                scheduler.close(BadOption(_CLOSED))
+        self.resources.close()
