@@ -22,11 +22,13 @@ from duodec import LLM
 from duodec.backends.llamacpp import self_test
 from duodec.backends.llamacpp.gguf_checks import check_header
 from duodec.backends.table import TableModel, TableTarget
+from duodec.cli.app import run
 from duodec.core.rows import check_finite
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.errors import ComputeFailed, ModelUnreadable
 from duodec.loading import vetting
 from duodec.loading.vetting import vetted
+from duodec.machine import busy
 from duodec.machine.processes import NO_GPU
 from duodec.models import ALIASES, ModelFile, resolve
 
@@ -293,6 +295,17 @@ def test_doctor_and_generate_tell_of_damaged_tensors(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr
     assert "no numbers" in done.stderr
+
+
+def test_doctor_tells_of_damaged_tensors_on_a_busy_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(busy, "wait_until_idle", lambda wait: "other programs keep 1.2 cores busy")
+    path = str(damaged(tmp_path))
+    assert run(["doctor", "-m", path, "--draft", "none", "-c", "256", "--json"]) == 3
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [c for c in checks if c["verdict"] == "fail" and "no numbers" in c["words"]]
 
 
 @pytest.mark.slow

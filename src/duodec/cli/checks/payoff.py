@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from duodec.machine.cores import CorePlan
 from duodec.models.discovery import Candidate
 
 if TYPE_CHECKING:
-    from duodec.backends.loaded import LoadedTarget
+    from duodec.backends.loaded import LoadedTarget, RunningTarget
     from duodec.core.protocols import Target
     from duodec.loading.profile import Profile
 
@@ -122,8 +122,7 @@ class DraftTrial:
 def try_target(loaded: LoadedTarget, plan: CorePlan) -> TargetTrial:
     """Let a target complete three short prompts, and time it. Raises ComputeFailed for logits that
     are not finite."""
-    target = loaded.start(min(_NUM_CONTEXT, loaded.model.num_context_train), plan)
-    try:
+    with _started(loaded, plan) as target:
         texts = tuple(_response(loaded, target, prompt) for prompt in _PROMPTS)
         text, num_prompt = texts[0]
         plain_s = _median_s(lambda i: target.score([Query(0, _text(text, num_prompt + i))]))
@@ -133,9 +132,18 @@ def try_target(loaded: LoadedTarget, plan: CorePlan) -> TargetTrial:
                 [Query(0, _text(text, num_prompt + _MOST + i), Draft.chain(chains[i]))]
             )
         )
-    finally:
-        target.close()
     return TargetTrial(plain_s, verify_s, texts)
+
+
+def check_numbers(loaded: LoadedTarget, plan: CorePlan) -> None:
+    """Let a target complete one short prompt, where times would say nothing. Raises ComputeFailed
+    for logits that are not finite."""
+    with _started(loaded, plan) as target:
+        _response(loaded, target, _PROMPTS[0])
+
+
+def _started(loaded: LoadedTarget, plan: CorePlan) -> closing[RunningTarget]:
+    return closing(loaded.start(min(_NUM_CONTEXT, loaded.model.num_context_train), plan))
 
 
 def try_draft(

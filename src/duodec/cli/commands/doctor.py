@@ -155,6 +155,7 @@ def _check_payoff(
     if draft and chosen and chosen not in drafts:
         drafts[chosen] = Candidate(draft.path, draft.reference, "chosen")
     if busy := wait_until_idle(wait_s):
+        payoff.check_numbers(target, plan)
         found.append(machine.busy(busy))
         return None
     others = OtherPrograms()
