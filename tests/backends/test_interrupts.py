@@ -34,6 +34,8 @@ def blocked(*_):
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
 lib.{function} = blocked
+from duodec.machine import busy
+busy.wait_until_idle = lambda patience_s: None  # or `doctor` may measure nothing
 from duodec.__main__ import main
 sys.argv[0] = "duodec"
 main()

@@ -161,9 +161,15 @@ def test_a_section_that_lacks_a_library_says_so_and_the_others_run(
     assert "error" not in found["draft steps"]
 
 
+@pytest.mark.parametrize("preset", [None, pytest.param(0, marks=pytest.mark.slow)])
 def test_what_travels_is_collected_and_weighed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    preset: int | None,
 ) -> None:
+    """Without a preset the archive is not compressed, which takes seconds."""
+
     def pip(command: Sequence[str], **_: object) -> None:
         assert "--python-version" in command
         folder = Path(command[command.index("--dest") + 1])
@@ -172,7 +178,11 @@ def test_what_travels_is_collected_and_weighed(
             wheel.writestr("typer-1.data/scripts/typer", "")
 
     monkeypatch.setattr(packing.subprocess, "run", pip)
-    monkeypatch.setattr(packing, "_PRESET", 0)
+    if preset is None:
+        monkeypatch.setattr(packing.lzma, "open", lambda path, mode, preset: path.open(mode))
+        monkeypatch.setattr(packing, "_MOST_BYTES", 1 << 40)
+    else:
+        monkeypatch.setattr(packing, "_PRESET", preset)
     monkeypatch.setattr(packing, "record_texts", lambda path: path.write_text("[]"))
     folder = tmp_path / "pack"
     packing.pack_into(folder, None, "3.12")

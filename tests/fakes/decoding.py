@@ -266,27 +266,33 @@ def selected(
 
 @dataclass(frozen=True)
 class FakeDatastore:
-    """Texts in a list, searched from one end to the other."""
+    """Texts in a list, indexed by every span of their tokens."""
 
     texts: Sequence[Sequence[int]]
+    _spans: dict[int, dict[Path, list[Sequence[int]]]] = field(default_factory=dict)
 
     def continuations(
         self, text: np.ndarray, *, max_span: int, min_span: int, length: int
     ) -> np.ndarray:
         for span in range(min(max_span, len(text)), min_span - 1, -1):
-            suffix = list(text[-span:])
-            found = [
-                list(known[i + span : i + span + length])
-                for known in self.texts
-                for i in range(len(known) - span)
-                if list(known[i : i + span]) == suffix
-            ]
-            if found:
+            after = self._after(span).get(tuple(text[-span:].tolist()), ())
+            if found := [list(rest[:length]) for rest in after]:
                 rows = sorted(window + [-1] * (length - len(window)) for window in found)
                 return np.array(rows, dtype=np.int32)
         return np.empty((0, length), dtype=np.int32)
 
+    def _after(self, span: int) -> dict[Path, list[Sequence[int]]]:
+        """What follows each span of so many tokens, wherever it stands."""
+        if span not in self._spans:
+            found: dict[Path, list[Sequence[int]]] = {}
+            for known in self.texts:
+                for end in range(span, len(known)):
+                    found.setdefault(tuple(known[end - span : end]), []).append(known[end:])
+            self._spans[span] = found
+        return self._spans[span]
 
+
+@cache
 def noisy_text(num_vocab: int, num_tokens: int = 400) -> FakeDatastore:
     """A text of no sense: some of its continuations are right by chance."""
     tokens = np.random.default_rng(4).integers(num_vocab, size=num_tokens)

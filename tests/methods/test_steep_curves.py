@@ -8,7 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.decoding.grid import CASES, DRAFTS, LENGTHS, SHAPES, rounds, scaled, speedups
+from benchmarks.decoding.grid import (
+    CASES,
+    DRAFTS,
+    LENGTHS,
+    MILLISECONDS,
+    SHAPES,
+    rounds,
+    scaled,
+    speedups,
+)
 from duodec.backends.curves import CostCurve, published
 from duodec.backends.table import TableModel
 from duodec.core.round import Round
@@ -28,10 +37,14 @@ def most_lost(done: list[Round], forward_s: float, length: int = 50) -> float:
     return late
 
 
+@pytest.mark.parametrize(
+    "milliseconds",
+    [ms if ms == 25.0 else pytest.param(ms, marks=pytest.mark.slow) for ms in MILLISECONDS],
+)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_steep_curves_cost_little_to_learn(shape: str) -> None:
+def test_steep_curves_cost_little_to_learn(shape: str, milliseconds: float) -> None:
     for case in CASES:
-        if case.shape != shape:
+        if (case.shape, case.milliseconds) != (shape, milliseconds):
             continue
         done = rounds(case.curve, DRAFTS[case.draft])
         found = speedups(done, case.curve.forward_s, LENGTHS)
@@ -62,22 +75,29 @@ def curves(draw) -> CostCurve:
     return CostCurve(tuple(sorted(points.items())))
 
 
-@settings(
-    derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
-)
-@given(
-    curves(),
-    st.sampled_from([0.01, 0.025, 0.1]),
-    st.sampled_from([0.05, 0.15, 0.5, 0.9, None]),
-    st.sampled_from([1, 2]),
-    st.integers(0, 3),
-)
-def test_no_curve_costs_more_than_two_plain_passes_to_learn(
-    curve: CostCurve, forward_s: float, noise: float | None, order: int, seed: int
-) -> None:
-    target = TableModel(num_vocab=64, order=order, seed=seed)
-    done = rounds(scaled(curve, forward_s), noise, target=target, num_tokens=60)
-    assert most_lost(done, forward_s) <= MOST_LOST
+@pytest.mark.parametrize("num_examples", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_no_curve_costs_more_than_two_plain_passes_to_learn(num_examples: int) -> None:
+    @settings(
+        derandomize=True,
+        deadline=None,
+        max_examples=num_examples,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(
+        curves(),
+        st.sampled_from([0.01, 0.025, 0.1]),
+        st.sampled_from([0.05, 0.15, 0.5, 0.9, None]),
+        st.sampled_from([1, 2]),
+        st.integers(0, 3),
+    )
+    def check(
+        curve: CostCurve, forward_s: float, noise: float | None, order: int, seed: int
+    ) -> None:
+        target = TableModel(num_vocab=64, order=order, seed=seed)
+        done = rounds(scaled(curve, forward_s), noise, target=target, num_tokens=60)
+        assert most_lost(done, forward_s) <= MOST_LOST
+
+    check()
 
 
 @pytest.mark.parametrize("name", ["stream", "auto"])

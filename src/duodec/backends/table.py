@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from time import sleep
 
 import numpy as np
@@ -33,7 +34,11 @@ class TableModel:
 
     def logits(self, context: Context) -> Row:
         """Logits of the token after ``context``, shape (num_vocab,)."""
-        key = [self.seed, *(int(t) for t in context.tokens()[-self.order :])]
+        return self._row(tuple(context.tokens()[-self.order :].tolist())).copy()
+
+    @lru_cache(maxsize=1 << 14)  # noqa: B019  of all tables together
+    def _row(self, last: tuple[int, ...]) -> Row:
+        key = [self.seed, *last]
         row = np.random.default_rng(key).normal(0.0, 3.0, self.num_vocab)
         if self.noise:
             other = np.random.default_rng([*key, 1]).normal(0.0, 3.0, self.num_vocab)

@@ -32,7 +32,16 @@ BRANCHED = ("lookahead", "recycling", "sps-rejection")
 TOGETHER = ("auto", "duo", "stream")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# a plain one, windows, compressed caches, sinks, a recurrent state, and one beside attention
+QUICK = ("Llama", "Gemma 2", "DeepSeek 2", "gpt-oss", "Mamba 2", "Qwen 3.5")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
+    ],
+)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -6,6 +6,7 @@ compiled, or that this processor has not, is skipped with its reason.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -128,9 +129,11 @@ Compile = Callable[..., Probe]
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
-    """The probe of an instruction set, compiled once."""
-    folder = tmp_path_factory.mktemp("kernels")
+def compiled(request: pytest.FixtureRequest) -> Compile:
+    """The probe of an instruction set, compiled once for these sources, options and compiler."""
+    folder = request.config.cache.mkdir("kernels")
+    sources = [PROBE, *sorted(path for path in KERNELS.rglob("*") if path.is_file())]
+    contents = b"".join(path.read_bytes() for path in sources)
     made: dict[tuple[str, ...], Probe] = {}
 
     def compile_(name: str, *options: str, compiler: Sequence[str] = ()) -> Probe:
@@ -139,11 +142,16 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
             pytest.skip(why)
         how = (*(compiler or wanted.compiler()), *wanted.options, *OPTIONS, *options)
         if how not in made:
-            path = folder / f"probe{len(made)}"
-            built = subprocess.run(
-                [*how, "-o", str(path), str(PROBE)], capture_output=True, text=True, timeout=280
-            )
-            assert built.returncode == 0, built.stderr[-2000:]
+            version = subprocess.run([how[0], "--version"], capture_output=True).stdout
+            key = hashlib.sha256(contents + version + repr(how).encode()).hexdigest()[:16]
+            path = folder / f"probe-{key}"
+            if not path.exists():
+                part = folder / f"part-{key}-{os.getpid()}"
+                built = subprocess.run(
+                    [*how, "-o", str(part), str(PROBE)], capture_output=True, text=True, timeout=280
+                )
+                assert built.returncode == 0, built.stderr[-2000:]
+                part.replace(path)
             made[how] = Probe((*wanted.runner(), str(path)))
             said = subprocess.run(made[how].command, stdin=subprocess.DEVNULL, capture_output=True)
             assert said.stdout.decode().strip() == wanted.prints
