@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp import native, toolchains
-from duodec.machine.pip import pip_command
+from duodec.machine.install import pip_command
 
 PACKAGES = ("glslc", "mesa-vulkan-drivers", "libvulkan-dev", "spirv-headers")
 DRIVERS = Path("/usr/share/vulkan/icd.d")

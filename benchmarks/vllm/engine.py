@@ -105,7 +105,7 @@ def main() -> None:
     found = {"runs": runs}
     if job["method"] == "duodec":
         found["counts"] = vars(runner.drafter.speculator.counts)
-        found["restarts"] = runner.drafter.speculator.beside.restarts
+        found["restarts"] = runner.drafter.speculator.drafter_thread.restarts
     Path(job["output"]).write_text(json.dumps(found))
     sys.stdout.flush()
     os._exit(0)

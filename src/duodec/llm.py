@@ -14,8 +14,7 @@ from os import PathLike, fspath
 from time import perf_counter
 from typing import Any, overload
 
-from duodec.backends.grammar_trial import GrammarTrial
-from duodec.backends.grammars import GrammarCompiler
+from duodec.backends.grammar_trial import GrammarCompiler, GrammarTrial
 from duodec.chat.template import Message
 from duodec.core.events import Event, FinishReason, Started
 from duodec.core.grammar import Grammar, Mask
@@ -46,10 +45,10 @@ from duodec.methods.request import NoDatastore, NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.scheduler.completions import CollectedOutput, Completion, PromptBatch
 from duodec.scheduler.outputs import Failed, Output, Piece
+from duodec.scheduler.rehearsal import WarmUp
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.turns import Turns
-from duodec.scheduler.warm_up import WarmUp
 
 
 @dataclass

@@ -39,9 +39,9 @@ from duodec.core.round import Round, Stats
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.drafting.growth import Tree
 from duodec.drafting.inline import InlineDrafter
-from duodec.drafting.ngram import continuation
 from duodec.drafting.plans import MAX_SEQUENCES, Chain, SampledChain, Sequences
 from duodec.errors import BadOption
+from duodec.methods.lookup import continuation
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import NoDrafter, Wait
 from duodec.planning.costs import Costs

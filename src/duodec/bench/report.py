@@ -1,4 +1,4 @@
-"""Write a run, or a comparison of several, as one HTML page without network access or scripts."""
+"""Write a run as one HTML page without network or scripts, or as Markdown; or several runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from duodec.bench.figures.speed import speed_figures
 from duodec.bench.figures.timeline import timeline_figure
 from duodec.bench.measures import PairMeasures, measure
 from duodec.bench.pairs import generations_of
+from duodec.bench.paper import claims
 from duodec.bench.results import RESULTS, Results
 from duodec.bench.sentences import cautions, failures, verdict
 from duodec.bench.statistics import FEWEST_FOR_A_MARK
-from duodec.bench.tables import cost_table, paper_table, task_tables
+from duodec.bench.tables import LEGEND, UNITS, cost_table, markdown, paper_table, task_tables
 from duodec.bench.timeline import timeline
 from duodec.machine.files import replacing
 
@@ -90,3 +91,21 @@ def write_page(path: Path, page: str) -> None:
     """Write a page, whole or not at all. Raises OSError."""
     with replacing(path) as part:
         part.write_text(page, encoding="utf-8", errors="replace")
+
+
+def markdown_report(results: Results) -> str:
+    """The whole run."""
+    settings, machine = results.settings, results.environment
+    parts = [f"# {settings['command']}", *(f"> {note}" for note in settings["notes"])]
+    for measures in measure(results):
+        no_energy = machine.get("energy") or "not measured"
+        parts += [f"## {measures.pair}", verdict(measures), markdown(paper_table(measures)), LEGEND]
+        parts += map(markdown, task_tables(measures))
+        parts.append(markdown(cost_table(measures, no_energy)))
+    if settings.get("paper"):
+        parts += ["## The paper's claims", "\n".join(f"- {line}" for line in claims(results))]
+    parts += ["## Units", "\n".join(f"- {line}" for line in UNITS)]
+    if warnings := cautions(results):
+        parts += ["## Warnings", "\n".join(f"- {line}" for line in warnings)]
+    card = ", ".join(f"{name}: {value}" for name, value in machine.items() if value is not None)
+    return "\n\n".join([*parts, "## Machine", card]) + "\n"

@@ -1,12 +1,18 @@
-"""Say how a missing library is installed next to this copy of duodec, however that was."""
+"""Find a pip that works, and say how a missing library is installed next to this copy of duodec."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
+from pathlib import Path
 
 
 def install_command(*packages: str) -> str:
@@ -28,3 +34,30 @@ def extra_command(extra: str) -> str:
     marked = re.compile(rf"extra == ['\"]{extra}['\"]")
     packages = [one.partition(";")[0].strip() for one in listed if marked.search(one)]
     return install_command(*(packages or [extra]))
+
+
+class PipMissing(Exception):
+    """There is no pip, and none can be made; says what to do."""
+
+
+@contextmanager
+def pip_command() -> Iterator[list[str]]:
+    """A command that runs pip for this environment. One of uv or pipx has none of its own: pip
+    runs in an environment made for that, and works on this one. Raises PipMissing."""
+    if importlib.util.find_spec("pip"):
+        yield [sys.executable, "-m", "pip"]
+        return
+    with tempfile.TemporaryDirectory(prefix="duodec-pip-") as folder:
+        made = subprocess.run(
+            [sys.executable, "-m", "venv", folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        if made.returncode:
+            release = "python{}.{}".format(*sys.version_info[:2])
+            raise PipMissing(
+                f"this environment has no pip, and {release} cannot make one; apt install "
+                f"{release}-venv (Debian, Ubuntu), or put pip into it: uv pip install pip"
+            )
+        yield [str(Path(folder) / "bin" / "python"), "-m", "pip", "--python", sys.executable]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from duodec.planning.governor import Governor, Sources
-from duodec.planning.rate import Rate
+from duodec.planning.governor import Governor, Rate, Sources
 
 _FIRST_PROBE = 2  # forward passes: each measures several requests at once
 _TRIAL = 16  # rounds of all requests together

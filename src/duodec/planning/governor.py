@@ -12,7 +12,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from duodec.planning.rate import Rate
+
+@dataclass
+class Rate:
+    """The total amount over the total seconds; earlier measurements fade with each round."""
+
+    fade: float
+    amount: float = 0.0
+    seconds: float = 0.0
+    num_rounds: int = 0
+
+    def observe(self, amount: float, seconds: float) -> None:
+        self.amount = self.amount * self.fade + amount
+        self.seconds = self.seconds * self.fade + seconds
+        self.num_rounds += 1
+
+    @property
+    def value(self) -> float:
+        """Amount per second; 0 before the first measurement."""
+        return self.amount / self.seconds if self.seconds > 0 else 0.0
+
 
 _FADE = 0.94  # of what was measured before, with each round
 _FADE_OF_PROBES = 0.85  # which are few, so that what they say lasts longer

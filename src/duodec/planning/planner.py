@@ -10,7 +10,7 @@ from duodec.core.candidates import TreeCursor
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.compiled import grow
 from duodec.planning.costs import Costs
-from duodec.planning.rate import Rate
+from duodec.planning.governor import Rate
 from duodec.planning.selection import LEAST_VALUE, Selection, Source
 
 _TICK_S = 1e-9  # the least a forward pass takes

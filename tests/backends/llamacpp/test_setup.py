@@ -19,7 +19,7 @@ from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp import build, native, self_test
 from duodec.cli.app import run
 from duodec.errors import BackendUnavailable
-from duodec.machine.pip import pip_command
+from duodec.machine.install import pip_command
 from duodec.models import resolve
 
 FAKE_PIP = """
@@ -165,7 +165,7 @@ def test_the_command_builds_installs_and_checks(
 
     monkeypatch.setattr(self_test, "check", check)
     monkeypatch.setattr(native, "install", install)
-    monkeypatch.setattr("duodec.machine.pip.pip_command", fake)
+    monkeypatch.setattr("duodec.machine.install.pip_command", fake)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert run(["setup"]) == 0
     assert checked == [False, True]

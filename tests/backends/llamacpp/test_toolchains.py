@@ -279,7 +279,7 @@ def test_setup_for_a_gpu_builds_checks_and_names_the_device(
         yield []
 
     seen = [Device("CUDA0", "a GPU", 1 << 30)]
-    monkeypatch.setattr("duodec.machine.pip.pip_command", no_pip)
+    monkeypatch.setattr("duodec.machine.install.pip_command", no_pip)
     monkeypatch.setattr(native, "find_or_build", build)
     monkeypatch.setattr(native, "install", lambda *_: None)
     monkeypatch.setattr(native, "install_packages", lambda names, pip: pips.append(names))

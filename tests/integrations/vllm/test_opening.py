@@ -23,8 +23,8 @@ from duodec.cli.app import run
 from duodec.cli.commands.vllm import command
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded, ModelNotFound
 from duodec.integrations.vllm import DuoProposer, opening, proposer
-from duodec.integrations.vllm.meters import counters
 from duodec.integrations.vllm.opening import Engine, Host, OpenDrafter, draft_cores, num_window
+from duodec.integrations.vllm.proposer import counters
 from duodec.integrations.vllm.settings import PREFIX, Settings
 from duodec.integrations.vllm.vocabulary import DraftFacts, draft_facts
 from duodec.models import resolve

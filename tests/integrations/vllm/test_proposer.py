@@ -71,9 +71,9 @@ class Bench:
         num_whole: int = 0,
     ) -> None:
         self.clock = FakeClock()
-        self.beside = DrafterThread(drafter)
+        self.drafter_thread = DrafterThread(drafter)
         self.speculator = kind(
-            NUM_TOKENS, max_length, self.beside, num_slots, num_whole, self.clock
+            NUM_TOKENS, max_length, self.drafter_thread, num_slots, num_whole, self.clock
         )
         self.num_turns = num_turns
         self.engine = FakeEngine(self.propose, TABLE, self.clock, seconds, chunk)
@@ -84,7 +84,7 @@ class Bench:
         rows = [Row(texts[i, : lengths[i]], len(new)) for i, new in enumerate(sampled)]
         drafts = self.speculator.propose(rows)
         for _ in range(self.num_turns):
-            self.beside.turn()
+            self.drafter_thread.turn()
         return drafts
 
 
@@ -162,7 +162,7 @@ def test_answers_are_remembered_though_their_slots_are_taken_at_once() -> None:
         bench.engine.run()
     bench.engine.add(prompts(4)[3], 12)
     bench.engine.run(2)
-    bench.beside.finish()
+    bench.drafter_thread.finish()
     assert len(bench.speculator._memory.earlier) >= 36
 
 
@@ -273,8 +273,8 @@ def test_a_new_process_is_sent_a_long_text_anew() -> None:
     bench.engine.run(20)
     drafter.requests.clear()
     drafter.count = 1
-    bench.beside.turn()
-    bench.beside.turn()
+    bench.drafter_thread.turn()
+    bench.drafter_thread.turn()
     assert drafter.requests[0].text.tolist() == row.text
     before = bench.speculator.counts.num_hits
     bench.engine.run(20)
@@ -420,7 +420,9 @@ def test_a_drafter_that_slows_the_engine_is_left_alone() -> None:
 def test_a_drafter_with_little_time_works_for_few_and_stays_with_them() -> None:
     drafter = Seen(TABLE)
     bench = Bench(drafter)
-    bench.beside.costs = FixedBudget(1)  # a step of the drafter takes longer than the engine's
+    bench.drafter_thread.costs = FixedBudget(
+        1
+    )  # a step of the drafter takes longer than the engine's
     rows = [bench.engine.add(prompt, 2000) for prompt in prompts(6)]
     rows[0].num_tokens = 10
     bench.engine.run(3)
@@ -508,7 +510,7 @@ def test_the_drafter_is_called_by_its_thread_alone() -> None:
         before = list(drafter.log)
         bench.engine.step()
         assert drafter.log == before
-        bench.beside.turn()
+        bench.drafter_thread.turn()
     assert sum(accepted for _, accepted in row.accepted) > 20
 
 
@@ -526,12 +528,12 @@ class Live:
     """A real drafter's process and its thread, and an engine with steps of ``step_s``."""
 
     def __init__(self, drafter: ProcessDrafter, step_s: float = 0.01) -> None:
-        self.beside = DrafterThread(drafter)
-        self.speculator = Modelled(NUM_TOKENS, 4096, self.beside)
+        self.drafter_thread = DrafterThread(drafter)
+        self.speculator = Modelled(NUM_TOKENS, 4096, self.drafter_thread)
         self.times: list[float] = []
         self.step_s = step_s
         self.engine = FakeEngine(self.propose, TABLE)
-        self.beside.start()
+        self.drafter_thread.start()
 
     def propose(
         self, sampled: list[list[int]], lengths: np.ndarray, texts: np.ndarray
@@ -554,12 +556,12 @@ class Live:
 def live(process: ProcessDrafter) -> Iterator[Live]:
     live = Live(process)
     yield live
-    live.beside.close()
+    live.drafter_thread.close()
 
 
 def test_costs_that_the_thread_learns_are_read_under_its_lock() -> None:
     bench = Bench(Seen(TABLE))
-    lock = bench.beside._lock
+    lock = bench.drafter_thread._lock
     is_held: list[bool] = []
 
     class Guarded(Costs):
@@ -571,7 +573,7 @@ def test_costs_that_the_thread_learns_are_read_under_its_lock() -> None:
             is_held.append(lock._is_owned())  # type: ignore[attr-defined]
             super().observe_step(seconds, num_leaves)
 
-    bench.beside.costs = Guarded()
+    bench.drafter_thread.costs = Guarded()
     bench.engine.add(prompts(1)[0], 40)
     bench.engine.run()
     assert len(is_held) > 10
@@ -589,7 +591,7 @@ def test_a_drafter_that_is_killed_or_hangs_is_replaced_and_never_waited_for(
     live.times.clear()
 
     def is_back() -> bool:
-        with live.beside.looking():  # one thread at a time
+        with live.drafter_thread.looking():  # one thread at a time
             return process.restarts == 1 and process.is_ready
 
     live.until(is_back)
@@ -609,7 +611,7 @@ def test_a_slow_drafter_is_never_waited_for(live: Live) -> None:
         other = Live(slow)
         other.engine.add(prompts(1)[0], 60)
         other.engine.run()
-        other.beside.close()
+        other.drafter_thread.close()
     assert median(other.times) < 0.01
 
 
@@ -617,9 +619,9 @@ def test_a_closed_one_leaves_no_thread(process: ProcessDrafter) -> None:
     live = Live(process)
     live.engine.add(prompts(1)[0], 20)
     live.engine.run()
-    live.beside.close()
-    assert live.beside._thread is not None
-    assert not live.beside._thread.is_alive()
+    live.drafter_thread.close()
+    assert live.drafter_thread._thread is not None
+    assert not live.drafter_thread._thread.is_alive()
 
 
 def test_a_drafter_that_answers_nothing_costs_nothing() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.header import Header, ggml
-from duodec.cli.checks.check import Check
+from duodec.cli.checks import Check
 from duodec.cli.spelling import as_options
 from duodec.errors import BackendUnavailable
 from duodec.loading.config import LLAMA_CPP, TORCH

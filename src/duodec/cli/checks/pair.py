@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from duodec.chat.prompting import chat_tokens
-from duodec.cli.checks.check import Check
+from duodec.cli.checks import Check
 from duodec.cli.output import size
 from duodec.cli.spelling import as_options
 from duodec.errors import BadOption

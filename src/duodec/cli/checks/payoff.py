@@ -13,7 +13,7 @@ import numpy as np
 
 from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.chat.prompting import chat_tokens
-from duodec.cli.checks.check import Check
+from duodec.cli.checks import Check
 from duodec.cli.summary import rate, seconds
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from duodec.cli.checks.check import Check, failed
+from duodec.cli.checks import Check, failed
 from duodec.cli.checks.machine import gpu_is_there
 from duodec.errors import DuodecError
 

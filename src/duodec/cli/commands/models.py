@@ -150,7 +150,7 @@ def remove(
     *, name: Annotated[str, typer.Argument(help="An alias, or hf:owner/repo[:quant].")]
 ) -> None:
     """Remove a model that was fetched from this machine."""
-    from duodec.models.removal import remove as delete
+    from duodec.models.resolving import remove as delete
 
     file = _on_disk(name)
     say_dim(f"removed {file.path}, {size(delete(file))} freed")

@@ -32,7 +32,7 @@ def setup(
     """
     from duodec.backends.cpu import cpu_key
     from duodec.backends.llamacpp import build, cuda_runtime, native, self_test, toolchains
-    from duodec.machine.pip import PipMissing, pip_command
+    from duodec.machine.install import PipMissing, pip_command
 
     cmake_args = os.environ.get("CMAKE_ARGS", "").strip()
     if not (rebuild or cmake_args or gpu):

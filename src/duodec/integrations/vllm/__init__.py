@@ -1,13 +1,13 @@
 """Run vLLM with our drafter: the CPUs of its hosts draft during its forward passes.
 
-    proposer    vLLM's hook
+    proposer    vLLM's hook, and counters for Prometheus
     speculator  what to propose for every row, from the drafts that are ready
     requests    which row is which request
     pace        the planner on vLLM's clock
-    beside      the drafter, and the thread that reads its messages
+    drafter_thread
+                the drafter, and the thread that reads its messages
     settings, opening, vocabulary
                 from the environment to a drafter that suits vLLM's target
-    meters      for Prometheus
 
 Nothing here imports vLLM: it imports this.
 """

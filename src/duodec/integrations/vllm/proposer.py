@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
+from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,74 @@ from numpy.typing import NDArray
 
 from duodec.errors import DuodecError
 from duodec.integrations.vllm.drafter_thread import DrafterThread
-from duodec.integrations.vllm.meters import Meters
 from duodec.integrations.vllm.opening import Engine, OpenDrafter, check_version, open_drafter
 from duodec.integrations.vllm.requests import Row
 from duodec.integrations.vllm.settings import Settings
-from duodec.integrations.vllm.speculator import Speculator
+from duodec.integrations.vllm.speculator import Counts, Speculator
 from duodec.methods.request import NoDrafter
+
+_NAMES = {
+    "steps": "Engine steps that requested drafts.",
+    "tree_hits": "Rows whose next tokens were drafted in advance.",
+    "tree_misses": "Rows whose next tokens were not.",
+    "free_drafts": "Rows that were drafted from earlier text.",
+    "proposed_tokens": "Draft tokens proposed.",
+    "propose_seconds": "Engine time spent on proposing.",
+    "drafter_busy_seconds": "Time that the drafter worked.",
+    "drafter_waiting_seconds": "Time that it was idle.",
+    "drafter_restarts": "Restarts of drafters.",
+}
+_EVERY_S = 0.5
+
+
+class Meters:
+    """Counters that follow the counts. `look` is cheap between two updates."""
+
+    def __init__(self, counts: Counts, drafter_thread: DrafterThread) -> None:
+        self._counters = counters()
+        self._counts, self._drafter_thread = counts, drafter_thread
+        self._begin_s = perf_counter()
+        self._next_s = 0.0
+        self._told: dict[str, float] = dict.fromkeys(_NAMES, 0.0)
+
+    def read(self) -> None:
+        now_s = perf_counter()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + _EVERY_S
+        for name, value in self.values(now_s).items():
+            if value > self._told[name]:
+                self._counters[name].inc(value - self._told[name])  # type: ignore[attr-defined]
+                self._told[name] = value
+
+    def values(self, now_s: float) -> Mapping[str, float]:
+        counts, drafter_thread = self._counts, self._drafter_thread
+        idle_s = now_s - self._begin_s - drafter_thread.busy_s
+        return {
+            "steps": counts.num_steps,
+            "tree_hits": counts.num_hits,
+            "tree_misses": counts.num_misses,
+            "free_drafts": counts.num_free,
+            "proposed_tokens": counts.num_tokens,
+            "propose_seconds": counts.propose_s,
+            "drafter_busy_seconds": drafter_thread.busy_s,
+            "drafter_waiting_seconds": max(0.0, idle_s) if drafter_thread.has_drafter else 0.0,
+            "drafter_restarts": drafter_thread.restarts,
+        }
+
+
+_made: dict[str, object] = {}
+
+
+def counters() -> Mapping[str, object]:
+    """One counter each, once a process: successive engines share them."""
+    if not _made:
+        from prometheus_client import Counter
+
+        for name, words in _NAMES.items():
+            _made[name] = Counter(f"duodec:{name}", words)
+    return _made
+
 
 _SWITCH_S = 0.0005  # after which the drafter's thread makes way for vLLM's: Python's own is 5 ms
 _log = logging.getLogger("vllm.duodec")
@@ -65,16 +129,16 @@ class DuoProposer:
     def _started(self, engine: Engine) -> Speculator:
         found = self.drafter
         if found is None:
-            beside, num_texts = DrafterThread(NoDrafter()), engine.max_rows
+            drafter_thread, num_texts = DrafterThread(NoDrafter()), engine.max_rows
         else:
-            beside, num_texts = DrafterThread(found.drafter), found.num_texts
+            drafter_thread, num_texts = DrafterThread(found.drafter), found.num_texts
         speculator = Speculator(
-            engine.num_tokens, engine.max_length, beside, num_texts, engine.num_whole
+            engine.num_tokens, engine.max_length, drafter_thread, num_texts, engine.num_whole
         )
-        self._meters = Meters(speculator.counts, beside)
+        self._meters = Meters(speculator.counts, drafter_thread)
         sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
-        beside.start()
-        weakref.finalize(self, _close, beside, found)
+        drafter_thread.start()
+        weakref.finalize(self, _close, drafter_thread, found)
         return speculator
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -108,7 +172,7 @@ class DuoProposer:
             return [[] for _ in sampled_token_ids]
 
 
-def _close(beside: DrafterThread, found: OpenDrafter | None) -> None:
-    beside.close()
+def _close(drafter_thread: DrafterThread, found: OpenDrafter | None) -> None:
+    drafter_thread.close()
     if found is not None:
         found.drafter.close()

@@ -52,7 +52,7 @@ class Speculator:
 
     num_tokens: int
     max_length: int
-    beside: DrafterThread
+    drafter_thread: DrafterThread
     num_slots: int = 16
     num_whole: int = 0
     clock: Callable[[], float] = perf_counter
@@ -62,7 +62,7 @@ class Speculator:
         self._requests = Requests(self.num_slots)
         self._acceptance = Acceptance()
         self._memory = TextMemory()
-        allowed = [Sources.FREE, Sources.ALL] if self.beside.has_drafter else [Sources.FREE]
+        allowed = [Sources.FREE, Sources.ALL] if self.drafter_thread.has_drafter else [Sources.FREE]
         self.pace = Pace(allowed, self.num_whole)
         self._begin_s = 0.0
         self._sources = Sources.NONE  # of the step in flight
@@ -74,7 +74,7 @@ class Speculator:
     def propose(self, rows: Sequence[Row]) -> list[list[int]]:
         """The drafts for the next step, one a row; none for rows in prefill."""
         begin_s = self.clock()
-        self.beside.finish()
+        self.drafter_thread.finish()
         requests, gone = self._requests.match(rows), self._requests.gone()
         self._observe(requests, gone, begin_s - self._begin_s)
         self._begin_s, self._num_rows = begin_s, len(rows)
@@ -124,7 +124,9 @@ class Speculator:
 
     def _chains(self, requests: Sequence[Request], regime: Regime) -> dict[Request, Chain]:
         """The best known continuation of every text."""
-        if self.beside.has_drafter:  # also in a step without drafts: the next one may have them
+        if (
+            self.drafter_thread.has_drafter
+        ):  # also in a step without drafts: the next one may have them
             self._follow(requests)
         if self._sources == Sources.NONE:
             return {}
@@ -148,7 +150,7 @@ class Speculator:
 
     def _drawn(self, requests: Sequence[Request]) -> dict[Request, Chain]:
         """From the drafter's trees: along the likeliest child of every node."""
-        with self.beside.looking():
+        with self.drafter_thread.looking():
             chains = {
                 request: self._down(request) for request in requests if request.cursor.is_known
             }
@@ -158,7 +160,7 @@ class Speculator:
 
     def _follow(self, requests: Sequence[Request]) -> None:
         """Find every text in its tree."""
-        with self.beside.looking():
+        with self.drafter_thread.looking():
             for request in requests:
                 self._left.append(request.cursor)
                 request.cursor = self._cursor(request)
@@ -179,7 +181,7 @@ class Speculator:
         """Where the text ends in its tree."""
         drawn = None
         if self._is_drafting and request.slot is not None:
-            drawn = self.beside.drawn(request.slot)
+            drawn = self.drafter_thread.drawn(request.slot)
         before = request.length - request.num_new
         if drawn is not None:
             length, tree = drawn
@@ -257,14 +259,14 @@ class Speculator:
             assert request.slot is not None
             wanted[request.slot] = DraftRequest(request.slot, request.text, plan, _LIKELIEST)
         self._is_drafting = bool(served)
-        self.beside.ask(wanted, self._lessons)
+        self.drafter_thread.ask(wanted, self._lessons)
         self._lessons = []
 
     def _served(self, requests: Sequence[Request], regime: Regime) -> list[Request]:
         """The requests that the drafter works for: only as many as it has time for in a step, since
         half a tree for each would help none. Those already served keep their turn."""
-        with self.beside.looking():
-            step_s = max(_TICK_S, self.beside.costs.step_s())
+        with self.drafter_thread.looking():
+            step_s = max(_TICK_S, self.drafter_thread.costs.step_s())
         num_served = max(1, int(regime.costs.forward_s(0) / (_STEPS * step_s)))
         able = [request for request in requests if request.slot is not None]
         able.sort(key=lambda request: not request.is_served)
