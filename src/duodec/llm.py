@@ -45,10 +45,10 @@ from duodec.methods.request import NoDatastore, NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.scheduler.completions import CollectedOutput, Completion, PromptBatch
 from duodec.scheduler.outputs import Failed, Output, Piece
-from duodec.scheduler.rehearsal import WarmUp
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.turns import Turns
+from duodec.scheduler.warm_up import WarmUp
 
 
 @dataclass

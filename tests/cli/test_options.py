@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from duodec.cli import app as program
+from duodec.cli import errors
 from duodec.cli.app import app
 from duodec.cli.options import GRAMMAR_LIMITS, Options, derived
 from duodec.core.parameters import Parameter, check, fields_of
@@ -90,8 +90,8 @@ def test_a_value_out_of_range_is_one_line_about_the_option(
     ):  # as it was typed, or from a file, whose name is the option's
         told: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(program, "warn", told.append)
-            assert program.report_error(error.value, typed, ()) == 2
+            patch.setattr(errors, "warn", told.append)
+            assert errors.report_error(error.value, typed, ()) == 2
         assert told[0].removeprefix("--").startswith(words)
 
 

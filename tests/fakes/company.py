@@ -36,9 +36,9 @@ from duodec.methods.request import NoDatastore, NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.scheduler import rehearsal
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
-from duodec.scheduler.rehearsal import WarmUp
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
+from duodec.scheduler.warm_up import WarmUp
 
 NUM_VOCAB = 16
 END = NUM_VOCAB - 1

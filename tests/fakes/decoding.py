@@ -33,9 +33,9 @@ from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.selection import Selection
 from duodec.scheduler.outputs import Failed, Output
-from duodec.scheduler.rehearsal import WarmUp
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.scheduler.scheduler import Scheduler
+from duodec.scheduler.warm_up import WarmUp
 
 # properties: the same examples in every run, however slow the machine
 proven = settings(

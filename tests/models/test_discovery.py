@@ -16,8 +16,8 @@ from duodec.loading.resolve import draft_for
 from duodec.models import ALIASES
 from duodec.models.discovery import best_for, candidates
 from duodec.models.families import FAMILIES, family_of
-from duodec.models.hub import parse_hub
 from duodec.models.metadata import ModelMetadata
+from duodec.models.references import parse_hub
 
 TOKENS = [f"token{i}" for i in range(400)]
 OTHERS = [f"other{i}" for i in range(400)]

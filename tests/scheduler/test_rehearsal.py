@@ -31,8 +31,9 @@ from duodec.methods.registry import METHODS, method
 from duodec.methods.request import NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.planning.planner import Planner
-from duodec.scheduler.rehearsal import WarmUp, _Lead
+from duodec.scheduler.rehearsal import _Lead
 from duodec.scheduler.scheduler import Scheduler
+from duodec.scheduler.warm_up import WarmUp
 
 KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
 TABLE = TableModel(seed=7)

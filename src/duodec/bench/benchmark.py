@@ -21,12 +21,7 @@ PAGE, TABLES = "report.html", "report.md"
 
 
 def benchmark(
-    plan: BenchPlan,
-    folder: Path,
-    *,
-    command: str,
-    is_resumed: bool,
-    on_progress: OnProgress,
+    plan: BenchPlan, folder: Path, *, command: str, is_resumed: bool, on_progress: OnProgress
 ) -> Results:
     """Measure everything in the plan, and write it to ``folder``.
 

@@ -86,10 +86,7 @@ def chat_tokens(
 
 
 def _render(
-    controls: SpecialTokens,
-    write: Callable[[_Shown], str],
-    plain: str,
-    shown: _Shown,
+    controls: SpecialTokens, write: Callable[[_Shown], str], plain: str, shown: _Shown
 ) -> _Rendered:
     """The text, and which of its control tokens are the template's."""
     used = set(plain)

@@ -1,12 +1,10 @@
-"""Run the commands. A traceback is a bug of ours: `report_error` tells the errors of users."""
+"""Run the command line's commands. A traceback is a bug of ours: see `errors`."""
 
 from __future__ import annotations
 
-import errno
 import os
-import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -34,69 +32,12 @@ from duodec.cli.commands import (
     vllm,
 )
 from duodec.cli.commands import run as run_verb
+from duodec.cli.errors import report_error
 from duodec.cli.help import Group
 from duodec.cli.interrupts import Deadline
 from duodec.cli.options import CONTEXT_SETTINGS, register
-from duodec.cli.output import OutputClosed, say_dim, warn
-from duodec.cli.spelling import UsageError, as_typed, typed
-from duodec.errors import BadOption, DuodecError
-from duodec.machine.files import is_full
+from duodec.cli.output import say_dim
 from duodec.machine.signals import INTERRUPTED, ended_quietly, is_server, leave
-
-_CLOSED = 141  # as a shell reports SIGPIPE
-
-
-def report_error(error: Exception, arguments: Sequence[str], commands: Collection[str]) -> int:
-    """The exit status of an error that users can cause, once they are told; raises any other."""
-    if isinstance(error, DuodecError):
-        warn(_words(error, arguments))
-        return error.exit_status
-    if isinstance(error, UsageError):
-        warn(_usage_words(error, arguments, commands))
-        return 2
-    if isinstance(error, OutputClosed | BrokenPipeError):
-        _forget_stdout()
-        return _CLOSED
-    if isinstance(error, OSError) and is_full(error):
-        _forget_stdout()
-        is_disk = error.errno == errno.ENOSPC
-        remedy = "free space on its disk" if is_disk else "raise your quota, or `ulimit -f`"
-        warn(f"cannot write the output: {error.strerror}; {remedy}")
-        return 1
-    raise error
-
-
-def _words(error: DuodecError, arguments: Sequence[str]) -> str:
-    """A message that names the option as it was typed, if one is at fault."""
-    words = str(error)
-    if isinstance(error, BadOption) and error.flags:
-        found = typed(error.flags, arguments)
-        name = found[0] if found else error.flags[0].lstrip("-")
-        return f"{name} {words.removeprefix(error.option).lstrip()}"
-    return words
-
-
-def _usage_words(error: Exception, arguments: Sequence[str], commands: Collection[str]) -> str:
-    """The parser's message, with options as they were typed and the value."""
-    context = getattr(error, "ctx", None)
-    named = " ".join(["duodec", *(word for word in arguments[:1] if word in commands)])
-    command = context.command_path if context else named
-    words = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
-    found = typed(getattr(getattr(error, "param", None), "opts", ()), arguments)
-    if found and (hint := re.match(r"Invalid value for [^:]*: (.*)", words, re.DOTALL)):
-        number = re.match(r"Input should be a valid (integer|number)", hint[1])
-        kind = {"integer": "a whole number", "number": "a number"}.get(number[1] if number else "")
-        if kind:
-            return f"{found[0]} is {found[1]!r}; write {kind}"
-        words = f"{found[0]} is {found[1]!r}: {hint[1]}"
-    return f"{as_typed(words, arguments)}; see {command} --help"
-
-
-def _forget_stdout() -> None:
-    """Discard what would be flushed at exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)
 
 
 class _Commands(Group):

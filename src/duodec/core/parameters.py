@@ -148,9 +148,7 @@ def check(record: object) -> None:
         if isinstance(value, (int, float)) and not parameter.is_in_range(value):
             remedy = parameter.remedy or f"use {parameter.ge:g} or more"
             raise BadOption(
-                f"{field.name} is {shown(value)}; {remedy}",
-                option=field.name,
-                flags=field.flags,
+                f"{field.name} is {shown(value)}; {remedy}", option=field.name, flags=field.flags
             )
 
 

@@ -22,16 +22,7 @@ from numpy.typing import NDArray
 from duodec.core import noise
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.parameters import Parameter, check, real, shown, whole
-from duodec.core.rows import (
-    HEAD,
-    Row,
-    check_finite,
-    descending,
-    masked,
-    not_finite,
-    nucleus,
-    top,
-)
+from duodec.core.rows import HEAD, Row, check_finite, descending, masked, not_finite, nucleus, top
 from duodec.errors import BadOption
 from duodec.native import ranking
 

@@ -316,9 +316,7 @@ def thread_counts(most: int) -> list[int]:
 
 
 def sweep_threads(
-    start: Callable[[int], AbstractContextManager[Drafter]],
-    counts: Sequence[int],
-    num_vocab: int,
+    start: Callable[[int], AbstractContextManager[Drafter]], counts: Sequence[int], num_vocab: int
 ) -> tuple[Threads, ...]:
     """Measure a draft step with each number of threads; ``start`` starts a drafter with that
     many."""

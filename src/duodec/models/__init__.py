@@ -11,7 +11,8 @@ from duodec.models.aliases import ALIASES, BundledFile
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.cache import cache_folder
 from duodec.models.folders import check_folder, is_model_folder
-from duodec.models.hub import HubFile, choose_gguf, parse_hub
+from duodec.models.hub import HubFile, choose_gguf
+from duodec.models.references import parse_hub
 from duodec.models.resolving import (
     Format,
     cached_models,

@@ -21,7 +21,8 @@ from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.cache import cache_folder
 from duodec.models.contents import check_content, check_gguf
 from duodec.models.folders import CONFIG, check_folder, fetch_folder, has_weights, is_model_folder
-from duodec.models.hub import HubFile, hub_listing, parse_hub, parts_of
+from duodec.models.hub import HubFile, hub_listing, parts_of
+from duodec.models.references import parse_hub
 
 Format = Literal["gguf", "safetensors"]
 

@@ -7,21 +7,11 @@ between two forward passes runs once, so that it is in the processor's caches.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 from time import sleep
-from typing import Protocol
 
-from duodec.core.protocols import Candidates, Launched, Query, Scores, Target
-from duodec.core.rows import Row
-from duodec.core.sampling import Distribution, Draw
-from duodec.core.text import TextStream
-from duodec.core.traits import TargetTraits
-from duodec.errors import DistributionUnavailable
-from duodec.methods.ar import Autoregressive
 from duodec.methods.request import Request
-from duodec.scheduler.scheduled_request import ScheduledRequest
 
 _FIRST_REHEARSAL_S, _FIRST_WARM_UP_S = 0.001, 0.0002  # expected before there was one
 _COLD_AFTER_S = 0.003  # of a forward pass: after shorter ones the code is still warm
@@ -75,70 +65,3 @@ class Rehearsal:
             request.poll_drafter()
             self.warm_up()
             self._warming.took(self.clock() - begin_s)
-
-
-_NUM_TOKENS = 512  # of a text, before another one is begun
-_TOKEN = 0
-
-
-class Steps(Protocol):
-    """What a warm-up needs of a scheduler."""
-
-    def submit(self, entries: Sequence[ScheduledRequest]) -> None: ...
-    def step(self) -> bool: ...
-
-
-class WarmUp:
-    """Call it to decode a token. ``scheduler`` makes a scheduler for a target."""
-
-    def __init__(self, scheduler: Callable[[Target], Steps]) -> None:
-        self._scheduler = scheduler(_Drawn())
-        self._entry: ScheduledRequest | None = None
-
-    def __call__(self) -> None:
-        if self._entry is None or self._entry.is_over:
-            request = Request((_TOKEN,), _NUM_TOKENS, stream=TextStream(lambda token: b"a"))
-            self._entry = ScheduledRequest(request, Autoregressive(), lambda output: None)
-            self._scheduler.submit([self._entry])
-        self._scheduler.step()
-
-
-class _Drawn(Target):
-    """A target that computes nothing: each row draws the same token."""
-
-    traits = TargetTraits(launches=True, has_ready_candidates=True)
-
-    def launch(self, queries: Sequence[Query]) -> Launched:
-        return _Ready(tuple(_OneToken() for _ in queries))
-
-    def score(self, queries: Sequence[Query]) -> list[Scores]:
-        return self.launch(queries).result()
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """A forward pass that is over."""
-
-    scores: tuple[Scores, ...]
-    due_s: float = inf
-
-    def result(self) -> list[Scores]:
-        return list(self.scores)
-
-
-class _OneToken:
-    """Scores of one row."""
-
-    num_rows = 1
-
-    def draw(self, row: int) -> Draw:
-        return Draw(_TOKEN, inf)
-
-    def candidates(self, row: int) -> Candidates:
-        return Candidates()
-
-    def distribution(self, row: int) -> Distribution:
-        raise DistributionUnavailable("a warm-up draws from no distribution")
-
-    def row_logits(self, row: int) -> Row:
-        raise DistributionUnavailable("a warm-up computes no logits")

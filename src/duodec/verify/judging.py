@@ -74,12 +74,7 @@ def missing(check: str, case: Case, *answers: Answer) -> Finding | None:
 
 
 def judged(
-    check: str,
-    case: Case,
-    left: Answer,
-    right: Answer,
-    tolerance: Callable[[], float],
-    anew: Send,
+    check: str, case: Case, left: Answer, right: Answer, tolerance: Callable[[], float], anew: Send
 ) -> Finding:
     """Compare two completions of a greedy request. Where they part, ``anew`` computes the place;
     logprobs within ``tolerance`` (nats) of each other are a near tie."""

@@ -88,8 +88,7 @@ def build(
 
 def info(
     path: Annotated[
-        Path | None,
-        typer.Argument(help="A datastore; all in the default folder if absent."),
+        Path | None, typer.Argument(help="A datastore; all in the default folder if absent.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -118,14 +118,7 @@ def generate(
     if show_draft and not is_terminal(sys.stdout):
         warn("--show-draft has no effect: stdout is not a terminal")
     try:
-        with (
-            closing(writer),
-            open_llm(
-                pair,
-                on_warning=writer.warn,
-                is_quiet=quiet,
-            ) as engine,
-        ):
+        with closing(writer), open_llm(pair, on_warning=writer.warn, is_quiet=quiet) as engine:
             tokens = engine.tokens_of(text if raw else messages(text, system))
             others = OtherPrograms()
             done = stream_completion(

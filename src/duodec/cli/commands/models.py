@@ -44,10 +44,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def models(
-    context: typer.Context,
-    json: Json = False,
-) -> None:
+def models(context: typer.Context, json: Json = False) -> None:
     """List known models and the GGUF files in the hub's cache."""
     if context.invoked_subcommand is None:
         list_models(json=json)

@@ -96,9 +96,7 @@ class DrafterThread:
                 self._chores.popleft()()
 
     def ask(
-        self,
-        wanted: Mapping[int, DraftRequest | None],
-        chores: Sequence[Callable[[], None]] = (),
+        self, wanted: Mapping[int, DraftRequest | None], chores: Sequence[Callable[[], None]] = ()
     ) -> None:
         """Draft these requests (None: rest), by slot, and run these chores in turn; returns at
         once."""
