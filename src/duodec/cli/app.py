@@ -72,13 +72,10 @@ def _show_version(is_asked: bool) -> None:
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    show_version: Annotated[
-        bool,
-        typer.Option(
-            "--version", "-V", help="Show the version.", callback=_show_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
+    show_version: Annotated[bool, typer.Option(
+        "--version", "-V", help="Show the version.", callback=_show_version, is_eager=True
+    )] = False,
+) -> None:  # fmt: skip
     """A large language model decodes faster with drafts that the CPU makes in parallel, and its
     text stays exactly its own."""
     if context.invoked_subcommand is None:

@@ -123,15 +123,11 @@ def option(spelled: str, words: str, panel: str | None = None, **more: Any) -> A
 
 # Decoding
 
-MethodName = Annotated[
-    str,
-    option(
-        "--method NAME",
-        "How to decode; auto: what pays on this machine and text, plain decoding included; "
-        "stream where you name a draft. All of them are listed below.",
-        _DECODING,
-    ),
-]
+MethodName = Annotated[str, option(
+    "--method NAME",
+    "How to decode; auto: what pays on this machine and text, plain decoding included; "
+    "stream where you name a draft. All of them are listed below.", _DECODING
+)]  # fmt: skip
 Stop = Annotated[
     list[str] | None,
     option("--stop TEXT", "End before this text; may be given several times.", _DECODING),
@@ -142,33 +138,21 @@ System = Annotated[
 
 # Prompts
 
-Prompt = Annotated[
-    str | None,
-    option(
-        "--prompt -p PROMPT",
-        "The prompt as an option; it follows the text of --file, if both are given.",
-    ),
-]
+Prompt = Annotated[str | None, option(
+    "--prompt -p PROMPT",
+    "The prompt as an option; it follows the text of --file, if both are given."
+)]  # fmt: skip
 PromptFile = Annotated[
     Path | None, option("--file -f FILE", "A file whose text is the prompt, or comes before it.")
 ]
-Tasks = Annotated[
-    str,
-    option(
-        "--tasks A,B,...",
-        "Tasks, comma-separated: mt_bench, translation, summarization, qa, math_reasoning, rag, "
-        "humaneval; or all.",
-        _PROMPTS,
-    ),
-]
-PromptFolder = Annotated[
-    Path | None,
-    option(
-        "--data FOLDER",
-        "A folder of prompts in Spec-Bench's format; without it, our own.",
-        _PROMPTS,
-    ),
-]
+Tasks = Annotated[str, option(
+    "--tasks A,B,...",
+    "Tasks, comma-separated: mt_bench, translation, summarization, qa, math_reasoning, rag, "
+    "humaneval; or all.", _PROMPTS
+)]  # fmt: skip
+PromptFolder = Annotated[Path | None, option(
+    "--data FOLDER", "A folder of prompts in Spec-Bench's format; without it, our own.", _PROMPTS
+)]  # fmt: skip
 
 # Simulations
 
@@ -182,49 +166,33 @@ roofline:1008GB/s,165TFLOPS,4.7GB  a model, not a measurement: the longer of rea
 and of the rows' arithmetic, at 4.5 bits a weight; a fourth part, such as 16bit, says otherwise
 """
 
-DraftCosts = Annotated[
-    str | None,
-    option(
-        "--draft-ms 1:1.3,4:2.5,...",
-        "Time of a forward pass of the draft model in a simulation, by its tokens: TOKENS:MS, "
-        "comma-separated; measured at the start if absent.",
-        "Benchmark",
-    ),
-]
+DraftCosts = Annotated[str | None, option(
+    "--draft-ms 1:1.3,4:2.5,...",
+    "Time of a forward pass of the draft model in a simulation, by its tokens: TOKENS:MS, "
+    "comma-separated; measured at the start if absent.", "Benchmark"
+)]  # fmt: skip
 
-SimulateAs = Annotated[
-    str,
-    option(
-        "--simulate-as NAME",
-        "The shape of the target's forward pass in a simulation: tree (up to 80 tokens, as many "
-        "rows), chain (the same, without branches), torch (trees, 32 rows a pass), llama.cpp (on "
-        "a device: what it chooses for these costs, chains in passes of one number of rows, or "
-        "trees); torch:64 and llama.cpp:8 say the rows.",
-        "Benchmark",
-    ),
-]
-HostCosts = Annotated[
-    str | None,
-    option(
-        "--host-us copy:8,draw:120,candidates:60,selection:40",
-        "Microseconds of the host's work in a simulation: of a row copied from the device, drawn "
-        "from, searched for its likeliest tokens, and of a draft selected; 0: none. Measured at "
-        "the start if absent.",
-        "Benchmark",
-    ),
-]
+SimulateAs = Annotated[str, option(
+    "--simulate-as NAME",
+    "The shape of the target's forward pass in a simulation: tree (up to 80 tokens, as many "
+    "rows), chain (the same, without branches), torch (trees, 32 rows a pass), llama.cpp (on "
+    "a device: what it chooses for these costs, chains in passes of one number of rows, or "
+    "trees); torch:64 and llama.cpp:8 say the rows.", "Benchmark"
+)]  # fmt: skip
+HostCosts = Annotated[str | None, option(
+    "--host-us copy:8,draw:120,candidates:60,selection:40",
+    "Microseconds of the host's work in a simulation: of a row copied from the device, drawn "
+    "from, searched for its likeliest tokens, and of a draft selected; 0: none. Measured at "
+    "the start if absent.", "Benchmark"
+)]  # fmt: skip
 
 # Measurements
 
-Wait = Annotated[
-    float,
-    option(
-        "--wait SECONDS",
-        "Most seconds to wait for other programs that use the cores; nothing is measured while "
-        "they do.",
-        "Machine",
-    ),
-]
+Wait = Annotated[float, option(
+    "--wait SECONDS",
+    "Most seconds to wait for other programs that use the cores; nothing is measured while "
+    "they do.", "Machine"
+)]  # fmt: skip
 
 # Output
 
@@ -233,14 +201,10 @@ ShowDraft = Annotated[
     bool,
     option("--show-draft", "Tint and underline accepted draft text; on a terminal only.", _OUTPUT),
 ]
-Plain = Annotated[
-    bool,
-    option(
-        "--plain",
-        "The text as the model writes it; on a terminal, Markdown is rendered otherwise.",
-        _OUTPUT,
-    ),
-]
+Plain = Annotated[bool, option(
+    "--plain", "The text as the model writes it; on a terminal, Markdown is rendered otherwise.",
+    _OUTPUT
+)]  # fmt: skip
 Quiet = Annotated[bool, option("--quiet -q", "No closing lines; warnings stay.", _OUTPUT)]
 
 # Of every command
@@ -288,16 +252,10 @@ LogLevel = Annotated[
         rich_help_panel=_COMMON_PANEL,
     ),
 ]
-HelpAll = Annotated[
-    bool,
-    typer.Option(
-        "--help-all",
-        help="Show every option.",
-        callback=show_all,
-        is_eager=True,
-        rich_help_panel=_COMMON_PANEL,
-    ),
-]
+HelpAll = Annotated[bool, typer.Option(
+    "--help-all", help="Show every option.", callback=show_all, is_eager=True,
+    rich_help_panel=_COMMON_PANEL
+)]  # fmt: skip
 _COMMON: dict[str, tuple[Any, Any]] = {
     "config_file": (ConfigFile, None),
     "log_level": (LogLevel, None),

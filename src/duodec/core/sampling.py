@@ -39,46 +39,22 @@ class SamplingParams:
     Raises BadOption on values that make no distribution.
     """
 
-    temperature: Annotated[
-        float,
-        Parameter(
-            "0 takes the likeliest token.",
-            "Sampling",
-            ge=0,
-            lt=math.inf,
-            remedy="use 0 (greedy) or more",
-        ),
-    ] = 0.0
-    top_k: Annotated[
-        int,
-        Parameter(
-            "Only the K likeliest; 0: off.",
-            "Sampling",
-            ge=0,
-            le=(1 << 31) - 1,
-            remedy="use 0 (off) or more, up to 2147483647",
-        ),
-    ] = 0
-    top_p: Annotated[
-        float,
-        Parameter(
-            "Only the likeliest that hold this part of the probability; 1: off.",
-            "Sampling",
-            gt=0,
-            le=1,
-            remedy="use a value above 0 and up to 1 (off)",
-        ),
-    ] = 1.0
-    min_p: Annotated[
-        float,
-        Parameter(
-            "Only those at least this likely, next to the likeliest; 0: off.",
-            "Sampling",
-            ge=0,
-            le=1,
-            remedy="use a value from 0 (off) to 1",
-        ),
-    ] = 0.0
+    temperature: Annotated[float, Parameter(
+        "0 takes the likeliest token.", "Sampling", ge=0, lt=math.inf,
+        remedy="use 0 (greedy) or more"
+    )] = 0.0  # fmt: skip
+    top_k: Annotated[int, Parameter(
+        "Only the K likeliest; 0: off.", "Sampling", ge=0, le=(1 << 31) - 1,
+        remedy="use 0 (off) or more, up to 2147483647"
+    )] = 0  # fmt: skip
+    top_p: Annotated[float, Parameter(
+        "Only the likeliest that hold this part of the probability; 1: off.", "Sampling", gt=0,
+        le=1, remedy="use a value above 0 and up to 1 (off)"
+    )] = 1.0  # fmt: skip
+    min_p: Annotated[float, Parameter(
+        "Only those at least this likely, next to the likeliest; 0: off.", "Sampling", ge=0, le=1,
+        remedy="use a value from 0 (off) to 1"
+    )] = 0.0  # fmt: skip
     repetition_penalty: Annotated[  # as in transformers
         float,
         Parameter(
@@ -99,30 +75,17 @@ class SamplingParams:
             remedy="use 0 (off)",
         ),
     ] = 0.0
-    frequency_penalty: Annotated[
-        float,
-        Parameter(
-            "Subtracted from a token for each time it is in the completion; 0: off.",
-            "Sampling",
-            gt=-math.inf,
-            lt=math.inf,
-            remedy="use 0 (off)",
-        ),
-    ] = 0.0
+    frequency_penalty: Annotated[float, Parameter(
+        "Subtracted from a token for each time it is in the completion; 0: off.", "Sampling",
+        gt=-math.inf, lt=math.inf, remedy="use 0 (off)"
+    )] = 0.0  # fmt: skip
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: Grammar | None = None  # that the completion must match; a dictionary: a JSON schema
-    seed: Annotated[
-        int | None,
-        Parameter(
-            "One seed gives one text, whatever the method and the draft; a random seed is "
-            "taken and reported where no default is shown.",
-            "Sampling",
-            ("--seed", "-s"),
-            ge=0,
-            lt=1 << 64,
-            remedy="use a whole number from 0 to 2**64 - 1",
-        ),
-    ] = None
+    seed: Annotated[int | None, Parameter(
+        "One seed gives one text, whatever the method and the draft; a random seed is "
+        "taken and reported where no default is shown.", "Sampling", ("--seed", "-s"), ge=0,
+        lt=1 << 64, remedy="use a whole number from 0 to 2**64 - 1"
+    )] = None  # fmt: skip
     max_tokens: int | None = None  # of the completion; None: as many as the context holds
     stop: Sequence[str] = ()  # texts that end the completion and are not part of it
     stop_token_ids: Sequence[int] = ()  # tokens that end it, besides the model's own

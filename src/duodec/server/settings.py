@@ -27,24 +27,14 @@ class Settings:
 
     model: str = ""  # the name that clients ask for
     host: Annotated[str, Parameter("Where to listen; 0.0.0.0: everywhere.", "Server")] = "127.0.0.1"
-    port: Annotated[
-        int,
-        Parameter(
-            "Where clients connect; 0: any free one.",
-            "Server",
-            ge=0,
-            lt=1 << 16,
-            remedy="use 0 (any free one) to 65535",
-        ),
-    ] = DEFAULT_PORT
-    strict_model: Annotated[
-        bool,
-        Parameter(
-            "Refuse requests for models of other names (404); without it, a server of one model "
-            "answers to any.",
-            "Server",
-        ),
-    ] = False
+    port: Annotated[int, Parameter(
+        "Where clients connect; 0: any free one.", "Server", ge=0, lt=1 << 16,
+        remedy="use 0 (any free one) to 65535"
+    )] = DEFAULT_PORT  # fmt: skip
+    strict_model: Annotated[bool, Parameter(
+        "Refuse requests for models of other names (404); without it, a server of one model "
+        "answers to any.", "Server"
+    )] = False  # fmt: skip
     metrics_prefix: Annotated[
         str,
         Parameter("Of the names on /metrics: duodec, or vllm for its dashboards.", "Server"),
@@ -52,36 +42,21 @@ class Settings:
     num_slots: Annotated[
         int, Parameter("Requests that run at once.", "Limits", ("--parallel", "-np"), ge=1)
     ] = 4
-    num_queued: Annotated[
-        int,
-        Parameter(
-            "Requests that may wait; beyond them clients are told to come back (429).",
-            "Limits",
-            ("--queue",),
-            ge=0,
-        ),
-    ] = 64
-    num_models: Annotated[
-        int,
-        Parameter(
-            "Models in memory at once, as far as memory holds them; for another one, the model "
-            "that was idle for the longest makes space.",
-            "Limits",
-            ("--max-models",),
-            ge=1,
-        ),
-    ] = 1
+    num_queued: Annotated[int, Parameter(
+        "Requests that may wait; beyond them clients are told to come back (429).", "Limits",
+        ("--queue",), ge=0
+    )] = 64  # fmt: skip
+    num_models: Annotated[int, Parameter(
+        "Models in memory at once, as far as memory holds them; for another one, the model "
+        "that was idle for the longest makes space.", "Limits", ("--max-models",), ge=1
+    )] = 1  # fmt: skip
     timeout_s: Annotated[
         float, _seconds("Seconds that a request may take, once it is sent.", "--timeout")
     ] = 600.0
-    grace_s: Annotated[
-        float,
-        _seconds(
-            "Seconds that running requests are given when the server is told to stop.",
-            "--grace",
-            least=0,
-        ),
-    ] = 30.0
+    grace_s: Annotated[float, _seconds(
+        "Seconds that running requests are given when the server is told to stop.", "--grace",
+        least=0
+    )] = 30.0  # fmt: skip
     max_body_bytes: Annotated[
         int, Parameter("Bytes of a request at most.", "Limits", ("--max-body",), ge=1)
     ] = 4 << 20
@@ -89,46 +64,27 @@ class Settings:
         int,
         Parameter("Bytes of a request's headers at most.", "Limits", ("--max-header",), ge=1024),
     ] = 64 << 10
-    max_connections: Annotated[
-        int,
-        Parameter(
-            "Connections at most; the one that has waited longest for its client makes room.",
-            "Limits",
-            ge=1,
-        ),
-    ] = 512
+    max_connections: Annotated[int, Parameter(
+        "Connections at most; the one that has waited longest for its client makes room.", "Limits",
+        ge=1
+    )] = 512  # fmt: skip
     header_s: Annotated[float, _seconds("Seconds to send headers in.", "--header-timeout")] = 10.0
     body_s: Annotated[float, _seconds("Seconds to send a body in.", "--body-timeout")] = 30.0
     idle_s: Annotated[
         float, _seconds("Seconds between two requests of a connection.", "--idle-timeout")
     ] = 75.0
-    api_keys: Annotated[
-        tuple[str, ...],
-        Parameter(
-            "Ask clients for this key (Authorization: Bearer KEY); several may be given.",
-            "Access",
-            ("--api-key",),
-            "KEY",
-        ),
-    ] = ()
-    prompt_log: Annotated[
-        str | None,
-        Parameter(
-            "Keep the messages of every chat in this file, as prompts for `duodec distill`; "
-            "without it, nothing that clients say is kept.",
-            "Access",
-            metavar="FILE",
-        ),
-    ] = None
-    cors_origins: Annotated[
-        tuple[str, ...],
-        Parameter(
-            "Pages of this origin may ask too; *: all. Pages of this machine always may.",
-            "Access",
-            ("--cors-origin",),
-            "ORIGIN",
-        ),
-    ] = ()
+    api_keys: Annotated[tuple[str, ...], Parameter(
+        "Ask clients for this key (Authorization: Bearer KEY); several may be given.", "Access",
+        ("--api-key",), "KEY"
+    )] = ()  # fmt: skip
+    prompt_log: Annotated[str | None, Parameter(
+        "Keep the messages of every chat in this file, as prompts for `duodec distill`; "
+        "without it, nothing that clients say is kept.", "Access", metavar="FILE"
+    )] = None  # fmt: skip
+    cors_origins: Annotated[tuple[str, ...], Parameter(
+        "Pages of this origin may ask too; *: all. Pages of this machine always may.", "Access",
+        ("--cors-origin",), "ORIGIN"
+    )] = ()  # fmt: skip
     method: str | None = None  # where a request names none
     sampling: SamplingParams = field(
         default_factory=SamplingParams

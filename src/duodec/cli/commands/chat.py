@@ -37,32 +37,23 @@ ReadLine = Callable[[str], str]
 def chat(
     *,
     method: options.MethodName = "auto",
-    max_tokens: Annotated[
-        int | None,
-        options.option(
-            "--max-tokens -n",
-            "Most tokens of a response; by default as many as the context holds.",
-            "Decoding",
-        ),
-    ] = None,
-    raw: Annotated[
-        bool,
-        options.option(
-            "--raw",
-            "Continue the text as it is, without the model's chat template: for base models.",
-            "Decoding",
-        ),
-    ] = False,
+    max_tokens: Annotated[int | None, options.option(
+        "--max-tokens -n", "Most tokens of a response; by default as many as the context holds.",
+        "Decoding"
+    )] = None,
+    raw: Annotated[bool, options.option(
+        "--raw", "Continue the text as it is, without the model's chat template: for base models.",
+        "Decoding"
+    )] = False,
     system: options.System = None,
     show_draft: options.ShowDraft = False,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
-    config: Annotated[
-        EngineConfig,
-        options.Options(without=options.GRAMMAR_LIMITS, defaults={"datastore": "auto"}),
-    ],
+    config: Annotated[EngineConfig, options.Options(
+        without=options.GRAMMAR_LIMITS, defaults={"datastore": "auto"}
+    )],
     sampling: Annotated[SamplingParams, options.Options()],
-) -> None:
+) -> None:  # fmt: skip
     """Talk with a model in the terminal.
 
     The history is kept; Ctrl-C stops a response and not the chat.

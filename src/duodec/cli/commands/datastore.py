@@ -50,20 +50,15 @@ def datastore(context: typer.Context) -> None:
 @derived
 def build(
     *,
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Files of text or chats (.jsonl, .json), or folders of them.",
-            metavar="FILES",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        option("--output -o PATH", "Where to write it; by default where the method rest finds it."),
-    ] = None,
+    files: Annotated[list[Path], typer.Argument(
+        help="Files of text or chats (.jsonl, .json), or folders of them.", metavar="FILES",
+        show_default=False
+    )],
+    output: Annotated[Path | None, option(
+        "--output -o PATH", "Where to write it; by default where the method rest finds it."
+    )] = None,
     config: Annotated[EngineConfig, Options(only=("target", "offline"))],
-) -> None:
+) -> None:  # fmt: skip
     """Build a datastore of text and chats, in the target's tokens; its path to stdout."""
     from duodec import datastores
     from duodec.loading.resolve import resolve_target

@@ -37,18 +37,15 @@ _YOUR_OWN = 'duodec generate -m MODEL.gguf -md SMALL_MODEL_OF_ITS_FAMILY.gguf "Y
 
 def demo(
     prompt: Annotated[str, typer.Argument(help="What to complete.")] = PROMPT,
-    pace: Annotated[
-        str | None,
-        option(
-            "--pace SECONDS",
-            "Least seconds of a forward pass of the target, or a curve as in `duodec bench "
-            "--help`; by default real clocks, or 0.05 where drafts do not pay on this processor.",
-        ),
-    ] = None,
+    pace: Annotated[str | None, option(
+        "--pace SECONDS",
+        "Least seconds of a forward pass of the target, or a curve as in `duodec bench "
+        "--help`; by default real clocks, or 0.05 where drafts do not pay on this processor."
+    )] = None,
     max_tokens: Annotated[
         int, option("--max-tokens -n", "Most tokens of each completion.", min=8)
     ] = 128,
-) -> None:
+) -> None:  # fmt: skip
     """Decode a prompt plainly and with drafts, and compare both.
 
     Target and drafts share this processor, on real clocks. Where drafts do not pay there, the

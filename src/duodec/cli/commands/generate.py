@@ -51,10 +51,9 @@ _READ_FROM_STDIN = "-"
 @options.derived
 def generate(
     *,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(help="The prompt; read from standard input if absent.", show_default=False),
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(
+        help="The prompt; read from standard input if absent.", show_default=False
+    )] = None,
     prompt_option: options.Prompt = None,
     file: options.PromptFile = None,
     method: options.MethodName = "auto",
@@ -62,41 +61,28 @@ def generate(
         int | None, options.option("--max-tokens -n", "Most tokens of the completion.", "Decoding")
     ] = 256,
     stop: options.Stop = None,
-    raw: Annotated[
-        bool,
-        options.option(
-            "--raw", "Continue the text as it is, without the model's chat template.", "Decoding"
-        ),
-    ] = False,
+    raw: Annotated[bool, options.option(
+        "--raw", "Continue the text as it is, without the model's chat template.", "Decoding"
+    )] = False,
     system: options.System = None,
-    json_schema: Annotated[
-        str | None,
-        options.option(
-            "--json-schema SCHEMA",
-            "Complete in JSON of this schema: a file, or the schema itself; {} for any JSON.",
-            "Decoding",
-        ),
-    ] = None,
-    regex: Annotated[
-        str | None,
-        options.option(
-            "--regex EXPRESSION",
-            "Complete with a text that this regular expression matches as a whole.",
-            "Decoding",
-        ),
-    ] = None,
+    json_schema: Annotated[str | None, options.option(
+        "--json-schema SCHEMA",
+        "Complete in JSON of this schema: a file, or the schema itself; {} for any JSON.",
+        "Decoding"
+    )] = None,
+    regex: Annotated[str | None, options.option(
+        "--regex EXPRESSION",
+        "Complete with a text that this regular expression matches as a whole.", "Decoding"
+    )] = None,
     show_draft: options.ShowDraft = False,
     plain: options.Plain = False,
-    json: Annotated[
-        bool,
-        options.option(
-            "--json", "After the text, one JSON object as the last line of stdout.", "Output"
-        ),
-    ] = False,
+    json: Annotated[bool, options.option(
+        "--json", "After the text, one JSON object as the last line of stdout.", "Output"
+    )] = False,
     quiet: options.Quiet = False,
     config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
     sampling: Annotated[SamplingParams, options.Options()],
-) -> None:
+) -> None:  # fmt: skip
     """Complete a prompt: the text to stdout, everything else to stderr.
 
     A draft model guesses ahead in another process while the target computes.

@@ -32,10 +32,9 @@ _PANEL = "Plan"
 @options.derived
 def plan(
     *,
-    target_ms: Annotated[
-        str,
-        options.option("--target-ms CURVE", "Time of a forward pass of the target there.", _PANEL),
-    ],
+    target_ms: Annotated[str, options.option(
+        "--target-ms CURVE", "Time of a forward pass of the target there.", _PANEL
+    )],
     prefill_ms: Annotated[
         float, options.option("--prefill-ms MS", "Prefill time of a prompt token.", _PANEL)
     ] = 0.1,
@@ -51,14 +50,10 @@ def plan(
     draft_ms: options.DraftCosts = None,
     simulate_as: options.SimulateAs = "tree",
     host_us: options.HostCosts = None,
-    draft_speed: Annotated[
-        float,
-        options.option(
-            "--draft-speed",
-            "How many times faster the draft model is there; inf: it takes no time.",
-            _PANEL,
-        ),
-    ] = 1.0,
+    draft_speed: Annotated[float, options.option(
+        "--draft-speed", "How many times faster the draft model is there; inf: it takes no time.",
+        _PANEL
+    )] = 1.0,
     quiet: options.Quiet = False,
     config: Annotated[
         EngineConfig,
@@ -75,7 +70,7 @@ def plan(
         ),
     ],
     sampling: Annotated[SamplingParams, options.Options(only=("temperature",))],
-) -> None:
+) -> None:  # fmt: skip
     """Forecast the speed of methods for a target of a given latency."""
     from duodec.backends.curves import CostCurve
     from duodec.bench.plan import BenchPlan

@@ -47,34 +47,21 @@ def report(
             show_default=False,
         ),
     ],
-    output: Annotated[
-        Path | None,
-        option(
-            "--output -o FILE.html",
-            "Write one HTML page there, with all figures and tables.",
-            "Output",
-        ),
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        option(
-            "--csv FILE.csv", "Write every figure there: a row for each method and task.", "Output"
-        ),
-    ] = None,
-    latex: Annotated[
-        Path | None,
-        option(
-            "--latex FILE.tex",
-            "Write the tables there, for booktabs; the captions name models, hashes, machine.",
-            "Output",
-        ),
-    ] = None,
-    figures: Annotated[
-        Path | None,
-        option("--figures FOLDER", "Write the figures there, each as SVG and PDF.", "Output"),
-    ] = None,
+    output: Annotated[Path | None, option(
+        "--output -o FILE.html", "Write one HTML page there, with all figures and tables.", "Output"
+    )] = None,
+    csv: Annotated[Path | None, option(
+        "--csv FILE.csv", "Write every figure there: a row for each method and task.", "Output"
+    )] = None,
+    latex: Annotated[Path | None, option(
+        "--latex FILE.tex",
+        "Write the tables there, for booktabs; the captions name models, hashes, machine.", "Output"
+    )] = None,
+    figures: Annotated[Path | None, option(
+        "--figures FOLDER", "Write the figures there, each as SVG and PDF.", "Output"
+    )] = None,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show what a benchmark measured, or compare runs.
 
     Tables here, figures with --output.

@@ -33,20 +33,17 @@ def _options(command: Callable[..., None]) -> dict[str, inspect.Parameter]:
 
 def _run(
     *,
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A GGUF file, a folder of safetensors, hf:owner/repo[:quant], or an alias.",
-            show_default=False,
-        ),
-    ],
+    model: Annotated[str, typer.Argument(
+        help="A GGUF file, a folder of safetensors, hf:owner/repo[:quant], or an alias.",
+        show_default=False
+    )],
     prompt: Annotated[
         str | None, typer.Argument(help="What to complete; without it, a chat.", show_default=False)
     ] = None,
     prompt_option: options.Prompt = None,
     file: options.PromptFile = None,
     **shared: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Chat with a model, or complete one prompt."""
     given = (prompt, prompt_option, file)
     if given == (None, None, None) and sys.stdin is not None and sys.stdin.isatty():

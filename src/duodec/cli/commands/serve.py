@@ -51,24 +51,16 @@ duodec serve --config serve.yaml  # or from a YAML file: `port: 9000`
 @options.derived
 def serve(
     *,
-    alias: Annotated[
-        str | None,
-        options.option(
-            "--alias -a --served-model-name NAME",
-            "The name that clients use; by default the target's.",
-            _SERVER,
-        ),
-    ] = None,
-    also: Annotated[
-        list[str] | None,
-        options.option(
-            "--also [NAME=]MODEL",
-            "Another model, loaded when a client asks for it; NAME= is the name that clients use, "
-            "and options of the model may follow: 'coder=qwen2.5-coder-1.5b -c 16384'. May be "
-            "given several times.",
-            _SERVER,
-        ),
-    ] = None,
+    alias: Annotated[str | None, options.option(
+        "--alias -a --served-model-name NAME",
+        "The name that clients use; by default the target's.", _SERVER
+    )] = None,
+    also: Annotated[list[str] | None, options.option(
+        "--also [NAME=]MODEL",
+        "Another model, loaded when a client asks for it; NAME= is the name that clients use, "
+        "and options of the model may follow: 'coder=qwen2.5-coder-1.5b -c 16384'. May be "
+        "given several times.", _SERVER
+    )] = None,
     log_format: Annotated[
         str, options.option("--log-format", "text or json, one line an event.", _SERVER)
     ] = "text",
@@ -76,7 +68,7 @@ def serve(
     config: Annotated[EngineConfig, options.Options(defaults={"datastore": "auto"})],
     settings: Annotated[Settings, options.Options()],
     sampling: Annotated[SamplingParams, options.Options(only=DEFAULTS)],
-) -> None:
+) -> None:  # fmt: skip
     """Serve a model through OpenAI's interface, and a chat page.
 
     Requests share the target; the text of each is the same as if it ran alone.

@@ -48,23 +48,15 @@ _SLOTS = 4
 @options.derived
 def verify(
     *,
-    targets: Annotated[
-        list[str],
-        typer.Argument(
-            help="One or two addresses of servers, or a model to serve.",
-            metavar="URL_OR_MODEL",
-            show_default=False,
-        ),
-    ],
-    checks: Annotated[
-        str,
-        options.option(
-            "--checks A,B,...",
-            "Checks, comma-separated: greedy, logprobs, seeds, company, aborts, conversation, "
-            "tools; or all.",
-            _PANEL,
-        ),
-    ] = _ALL,
+    targets: Annotated[list[str], typer.Argument(
+        help="One or two addresses of servers, or a model to serve.", metavar="URL_OR_MODEL",
+        show_default=False
+    )],
+    checks: Annotated[str, options.option(
+        "--checks A,B,...",
+        "Checks, comma-separated: greedy, logprobs, seeds, company, aborts, conversation, "
+        "tools; or all.", _PANEL
+    )] = _ALL,
     prompts: Annotated[
         int, options.option("--prompts", "Prompts, of seven kinds by turns.", _PANEL, min=1)
     ] = 7,
@@ -74,49 +66,32 @@ def verify(
     concurrency: Annotated[
         int, options.option("--concurrency", "Requests at once, in company.", _PANEL, min=1)
     ] = _SLOTS,
-    tolerance: Annotated[
-        float | None,
-        options.option(
-            "--tolerance NATS",
-            "How far apart logprobs may be: of two tokens for a near tie, of one token for two "
-            "servers. By default twice what the servers' own move by when a place is computed "
-            "anew.",
-            _PANEL,
-            min=0,
-        ),
-    ] = None,
-    budget: Annotated[
-        float,
-        options.option("--budget SECONDS", "Most seconds; what is left is named.", _PANEL, min=1),
-    ] = 600.0,
-    method: Annotated[
-        str,
-        options.option(
-            "--method NAME", "How a MODEL drafts; its other half is plain decoding.", _PANEL
-        ),
-    ] = "stream",
-    model: Annotated[
-        list[str] | None,
-        options.option(
-            "--model NAME",
-            "The model at a URL, by default the first; for two servers given twice or once.",
-            _PANEL,
-        ),
-    ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        options.option(
-            "--api-key KEY", "The key of a server; for two servers given twice or once.", _PANEL
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        options.option("--output -o FOLDER", "A folder for verify.html and verify.json.", "Output"),
-    ] = None,
+    tolerance: Annotated[float | None, options.option(
+        "--tolerance NATS",
+        "How far apart logprobs may be: of two tokens for a near tie, of one token for two "
+        "servers. By default twice what the servers' own move by when a place is computed "
+        "anew.", _PANEL, min=0
+    )] = None,
+    budget: Annotated[float, options.option(
+        "--budget SECONDS", "Most seconds; what is left is named.", _PANEL, min=1
+    )] = 600.0,
+    method: Annotated[str, options.option(
+        "--method NAME", "How a MODEL drafts; its other half is plain decoding.", _PANEL
+    )] = "stream",
+    model: Annotated[list[str] | None, options.option(
+        "--model NAME",
+        "The model at a URL, by default the first; for two servers given twice or once.", _PANEL
+    )] = None,
+    api_key: Annotated[list[str] | None, options.option(
+        "--api-key KEY", "The key of a server; for two servers given twice or once.", _PANEL
+    )] = None,
+    output: Annotated[Path | None, options.option(
+        "--output -o FOLDER", "A folder for verify.html and verify.json.", "Output"
+    )] = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
     config: Annotated[EngineConfig, options.Options(without=("target", *options.GRAMMAR_LIMITS))],
-) -> None:
+) -> None:  # fmt: skip
     """Audit any server of OpenAI's interface for corrupted text.
 
     Greedy texts, seeds, logprobs, company, aborted streams, an agent's conversation cold and warm,

@@ -33,50 +33,35 @@ Arguments after `--` go to `vllm serve`. See docs/vllm.md.
 
 def vllm(
     target: Annotated[str, typer.Argument(help="The model that vLLM serves.", metavar="TARGET")],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(help="More arguments of `vllm serve`.", metavar="[-- ARGUMENTS]"),
-    ] = None,
-    draft: Annotated[
-        str,
-        option(
-            "--draft -md MODEL",
-            "The model that drafts for it: a GGUF file, hf:owner/repo[:quant], or an alias; none: "
-            "drafts from earlier text only.",
-            _DRAFTER,
-        ),
-    ] = "none",
-    cores: Annotated[
-        str,
-        typer.Option(
-            help="The drafter's cores, such as 4-7,12; by default those that vLLM leaves.",
-            metavar="LIST",
-            show_default=False,
-            rich_help_panel=_DRAFTER,
-        ),
-    ] = "",
-    threads: Annotated[
-        int,
-        typer.Option(
-            help="Threads of the drafter; 0: one for each core, 8 at most.",
-            rich_help_panel=_DRAFTER,
-        ),
-    ] = 0,
+    arguments: Annotated[list[str] | None, typer.Argument(
+        help="More arguments of `vllm serve`.", metavar="[-- ARGUMENTS]"
+    )] = None,
+    draft: Annotated[str, option(
+        "--draft -md MODEL",
+        "The model that drafts for it: a GGUF file, hf:owner/repo[:quant], or an alias; none: "
+        "drafts from earlier text only.", _DRAFTER
+    )] = "none",
+    cores: Annotated[str, typer.Option(
+        help="The drafter's cores, such as 4-7,12; by default those that vLLM leaves.",
+        metavar="LIST", show_default=False, rich_help_panel=_DRAFTER
+    )] = "",
+    threads: Annotated[int, typer.Option(
+        help="Threads of the drafter; 0: one for each core, 8 at most.", rich_help_panel=_DRAFTER
+    )] = 0,
     memory: Annotated[
         int, typer.Option(help="MiB of the drafter's cache.", rich_help_panel=_DRAFTER)
     ] = 1024,
     texts: Annotated[
         int, typer.Option(help="Requests to draft for at once.", rich_help_panel=_DRAFTER)
     ] = 32,
-    num_speculative_tokens: Annotated[
-        int,
-        option("--num-speculative-tokens -k", "Most draft tokens of a request.", _DRAFTER, min=1),
-    ] = 5,
+    num_speculative_tokens: Annotated[int, option(
+        "--num-speculative-tokens -k", "Most draft tokens of a request.", _DRAFTER, min=1
+    )] = 5,
     on_fault: Annotated[
         str, option("--on-fault", "If the drafter fails: continue, or refuse to start.", _DRAFTER)
     ] = "continue",
     dry_run: Annotated[bool, option("--dry-run", "Print the command and run nothing.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Serve a model with vLLM while this machine's CPUs draft for it."""
     from duodec.integrations.vllm.opening import check_version
     from duodec.integrations.vllm.settings import Settings, parse_cores
