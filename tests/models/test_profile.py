@@ -19,9 +19,10 @@ from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
 from duodec.loading import profile as profiling
 from duodec.loading import resolve
-from duodec.loading.profile import Profile, place
+from duodec.loading.profile import Profile
 from duodec.loading.resolve import key_of
 from duodec.machine import busy
+from duodec.machine.files import cache_folder, profile_place
 
 MODEL = TableModel(num_vocab=64, seed=3)
 DRAFT = replace(MODEL, noise=0.3, seconds=0.002)
@@ -110,18 +111,16 @@ def test_a_key_names_machine_files_and_settings(
     monkeypatch.setattr(resolve, "cpu_key", lambda: "another processor")
     keys.add(key_of(target, draft))
     assert len(keys) == 5
-    assert place("k").name == "k.json"
+    assert profile_place("k").name == "k.json"
 
 
 def test_one_command_measures_the_default_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from duodec.models import cache_folder
-
     for name in ("aliases", "models"):  # what is fetched already is found
         if (cache_folder() / name).exists():
             (tmp_path / name).symlink_to(cache_folder() / name)
-    monkeypatch.setattr(profiling, "cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path))
     monkeypatch.setattr(profiling, "CONTEXTS", (16,))
     monkeypatch.setattr(profiling, "WIDTHS", (0, 7))
     monkeypatch.setattr(profiling, "_RUNS", 2)

@@ -24,8 +24,7 @@ from duodec.bench.tasks import Prompt
 from duodec.errors import BadOption, CacheUnwritable, ChecksumMismatch, DownloadFailed
 from duodec.loading.config import TORCH
 from duodec.machine.cores import available_cores
-from duodec.machine.files import replacing
-from duodec.models.cache import cache_folder
+from duodec.machine.files import cache_folder, replacing
 
 SPEC_BENCH = "spec-bench"  # as --data: the released prompts, fetched
 METHODS = ("ar", "sps:5", "lookup", "lookahead", "rest", "pearl", "duo", "auto")

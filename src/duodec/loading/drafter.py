@@ -15,7 +15,6 @@ from duodec.backends.translation.text import Frame
 from duodec.chat.frames import frames_of
 from duodec.core.protocols import Tokenizer
 from duodec.errors import warn
-from duodec.loading.profile import Profile
 from duodec.loading.resolve import ResolvedPair
 from duodec.loading.vetting import vetted
 from duodec.machine.cores import CorePlan, available_cores
@@ -57,7 +56,7 @@ def open_drafter(
     assert pair.draft, "the caller checked for a draft"
     config, num_threads = pair.config, len(plan.draft_cores)
     window = min(num_context, config.draft_window or DEFAULT_WINDOW)
-    known = Profile.read(pair.profile_key)
+    known = pair.profile
     recipe = LlamaRecipe(
         vetted(pair.draft).path,
         num_context,

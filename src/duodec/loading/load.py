@@ -16,7 +16,6 @@ from duodec.datastores import open_for
 from duodec.errors import DuodecError, warn
 from duodec.loading.config import TORCH, EngineConfig
 from duodec.loading.drafter import SentVocabulary, open_drafter
-from duodec.loading.profile import Profile
 from duodec.loading.resolve import ResolvedPair, ResolvedTarget, check_torch
 from duodec.loading.vetting import vetted
 from duodec.machine.cores import CorePlan, CoreSharing, available_cores, keep_to, memory_nodes
@@ -75,7 +74,7 @@ def load(
             drafter, pair = None, pair.refuse_draft(error)
         if pair.no_draft:
             on_warning(f"no draft: {pair.no_draft}")
-        known = Profile.read(pair.profile_key)
+        known = pair.profile
         return Loaded(
             config,
             PacedTarget(target, config.pace_curve) if config.pace_curve else target,
@@ -138,7 +137,7 @@ def core_plan(pair: ResolvedPair, target: LoadedTarget) -> CorePlan:
     """How this target and its draft share the cores that this process may use: as a profile
     measured it to be best, if there is one."""
     cores, config = available_cores(), pair.config
-    known = None if target.is_on_cpu else Profile.read(pair.profile_key)
+    known = None if target.is_on_cpu else pair.profile
     return CorePlan.make(
         cores,
         target_is_on_cpu=target.is_on_cpu,

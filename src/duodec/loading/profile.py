@@ -25,8 +25,7 @@ from duodec.core.sampling import Sampler, Tokens
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain, Comb
 from duodec.machine.busy import NOTABLE, OtherPrograms
-from duodec.machine.files import replacing
-from duodec.models.cache import cache_folder
+from duodec.machine.files import profile_place, replacing
 from duodec.planning.costs import Costs
 
 VERSION = 3
@@ -171,7 +170,7 @@ class Profile:
 
     def write(self) -> Path:
         """Write it, in place of an older one. Raises OSError."""
-        path = place(self.key)
+        path = profile_place(self.key)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1))
@@ -182,7 +181,7 @@ class Profile:
         """The profile kept for this machine and pair; None if there is no usable one, and it will
         be measured again."""
         try:
-            record = json.loads(place(key).read_text())
+            record = json.loads(profile_place(key).read_text())
             if record.pop("version") != VERSION or record["key"] != key:
                 return None
             forwards = tuple(Forward(**f) for f in record.pop("forwards"))
@@ -195,11 +194,6 @@ class Profile:
             return found if found.flaw is None else None  # kept by an older version
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-
-
-def place(key: str) -> Path:
-    """The file of a profile."""
-    return cache_folder() / "profiles" / f"{key}.json"
 
 
 def measure(

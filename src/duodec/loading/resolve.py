@@ -18,6 +18,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.loaded import OpenVocabulary
 from duodec.errors import BadOption, DuodecError
 from duodec.loading.config import LLAMA_CPP, TORCH, EngineConfig
+from duodec.loading.profile import Profile
 from duodec.loading.vetting import vetted
 from duodec.machine.cores import available_cores
 from duodec.models import (
@@ -94,6 +95,11 @@ class ResolvedPair(ResolvedTarget):
             self.backend, config.dtype_name, config.device, self.file.num_bytes,
         )  # fmt: skip
         return key_of(self.file.path, self.draft.path if self.draft else None, settings)
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        """What this pair was measured to cost on this machine, if it was."""
+        return Profile.read(self.profile_key)
 
 
 def resolve_target(config: EngineConfig) -> ResolvedTarget:

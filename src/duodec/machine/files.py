@@ -1,4 +1,4 @@
-"""Write files whole or not at all."""
+"""Find the folder that duodec keeps its own files in, and write files whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PROBE_BYTES = 1 << 16  # more than a full disk has left
+
+
+def cache_folder() -> Path:
+    """Where downloads, builds and what was measured are kept; it may not exist yet."""
+    if os.environ.get("DUODEC_CACHE"):
+        return Path(os.environ["DUODEC_CACHE"]).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "duodec"
+
+
+def profile_place(key: str) -> Path:
+    """The file of what was measured of a model, or of a pair, on this machine."""
+    return cache_folder() / "profiles" / f"{key}.json"
 
 
 @contextmanager

@@ -7,9 +7,9 @@ are used before the network; a download resumes; nothing is ever installed or ex
 we did not create are never changed or deleted.
 """
 
+from duodec.machine.files import cache_folder
 from duodec.models.aliases import ALIASES, BundledFile
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
-from duodec.models.cache import cache_folder
 from duodec.models.folders import check_folder, is_model_folder
 from duodec.models.hub import HubFile, choose_gguf
 from duodec.models.references import parse_hub

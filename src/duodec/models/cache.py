@@ -1,4 +1,4 @@
-"""Manage our folder of downloads: its place, its lock, and the disk's free space."""
+"""Manage our folder of downloads: its lock, and the disk's free space."""
 
 from __future__ import annotations
 
@@ -11,15 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from duodec.errors import CacheUnwritable
-from duodec.machine.files import is_full
+from duodec.machine.files import cache_folder, is_full
 from duodec.models.base import Alias
-
-
-def cache_folder() -> Path:
-    """The folder of duodec's downloads; it may not exist yet."""
-    if os.environ.get("DUODEC_CACHE"):
-        return Path(os.environ["DUODEC_CACHE"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "duodec"
 
 
 def is_cached(path: Path) -> bool:

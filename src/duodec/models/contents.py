@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from duodec.errors import ChecksumMismatch, ModelUnreadable
+from duodec.machine.files import cache_folder
 from duodec.models.base import Alias
-from duodec.models.cache import cache_folder
 
 CHUNK_BYTES = 1 << 20
 _GGUF_MAGIC = b"GGUF"

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from duodec.errors import ModelUnreadable
+from duodec.machine.files import cache_folder
 from duodec.models.aliases import ALIASES
-from duodec.models.cache import cache_folder
 from duodec.models.metadata import ModelMetadata
 
 _MOST_PART = 0.5  # of the target's parameters, above which a draft cannot pay

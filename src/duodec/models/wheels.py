@@ -17,9 +17,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from duodec.errors import ChecksumMismatch, DownloadFailed
+from duodec.machine.files import cache_folder
 from duodec.machine.install import PipMissing, pip_command
 from duodec.models.base import Alias, Progress
-from duodec.models.cache import cache_folder, check_space, is_cached, locked, writing_cache
+from duodec.models.cache import check_space, is_cached, locked, writing_cache
 from duodec.models.contents import CHUNK_BYTES, CachedCheck, check_content
 
 

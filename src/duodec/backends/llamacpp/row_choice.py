@@ -3,7 +3,7 @@
 A device's fast path is one number of rows: llama.cpp rebuilds its graph for another one, and a GPU
 replays only what it has computed before. T(n) is measured once for a model, a device and a build,
 and the choice is kept: measured anew it could turn out otherwise, and with it the last bits of
-every row.
+every row. It stands where the profiles of pairs are kept.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import numpy as np
 
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.native import VERSION, cache_folder
+from duodec.backends.llamacpp.native import VERSION
 from duodec.backends.llamacpp.padded import LlamaPadded
 from duodec.core.protocols import Query
 from duodec.core.sampling import Tokens
+from duodec.machine.files import profile_place
 
 WIDTHS = (2, 4, 8, 16, 32)  # rows that a forward pass may have
 TOKENS = {2: 1.46, 4: 1.72, 8: 1.88, 16: 1.93, 32: 2.04}  # a pass, with chains of `auto`
@@ -59,7 +60,7 @@ def most_rows(model: LlamaModel) -> int:
 
 def choice_for(model: LlamaModel, *, num_threads: int) -> RowChoice:
     """The choice that was made for this model on this device, or one made now."""
-    path = cache_folder() / "rows" / f"{_key(model)}.json"
+    path = profile_place(f"rows-{_key(model)}")
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or none that holds
         record = json.loads(path.read_text(encoding="utf-8"))
         seconds = {int(n): float(s) for n, s in record["seconds"].items()}

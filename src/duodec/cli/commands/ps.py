@@ -16,7 +16,7 @@ import typer
 from duodec.cli.options import Json
 from duodec.cli.output import put, put_table, say_dim
 from duodec.errors import BadOption
-from duodec.models.cache import cache_folder
+from duodec.machine.files import cache_folder
 
 EPILOG = {
     "ps": "Examples:\nduodec ps\nduodec ps --json",
