@@ -10,23 +10,21 @@ xllamacpp, from another environment:
 
 from __future__ import annotations
 
-import json
+import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.progress import track
 
 from benchmarks import Figures
 from benchmarks.serving.servers import Served, llama_cpp, ours
+from benchmarks.serving.serving import Answer, ask
 from duodec.bench.tasks import TASKS, Prompt, read_prompts
 from duodec.machine.cores import available_cores
 from duodec.models import resolve
@@ -51,52 +49,16 @@ class Setting:
     body: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Run:
-    """A completion, as its client saw it."""
-
-    text: str
-    num_tokens: int
-    first_s: float
-    total_s: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second of the whole request."""
-        return self.num_tokens / self.total_s
-
-
-def completion(setting: Setting, prompt: Prompt, max_tokens: int, temperature: float) -> Run:
-    """Stream the first turn of a conversation."""
+def completion(setting: Setting, prompt: Prompt, max_tokens: int, temperature: float) -> Answer:
+    """The first turn of a conversation."""
     body = {
         "messages": [{"role": "user", "content": prompt.turns[0]}],
         "max_tokens": max_tokens,
         "temperature": temperature,
         "seed": 1,
-        "stream": True,
-        "stream_options": {"include_usage": True},
         **setting.body,
     }
-    text, first_s, num_tokens = "", math.nan, 0
-    start_s = perf_counter()
-    url = f"{setting.server.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=body, timeout=600) as response:
-        response.raise_for_status()
-        for chunk in _chunks(response):
-            for choice in chunk["choices"]:
-                if piece := choice["delta"].get("content"):
-                    if not text:
-                        first_s = perf_counter() - start_s
-                    text += piece
-            if usage := chunk.get("usage"):
-                num_tokens = usage["completion_tokens"]
-    return Run(text, num_tokens, first_s, perf_counter() - start_s)
-
-
-def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in response.iter_lines():
-        if line.startswith("data: {"):
-            yield json.loads(line.removeprefix("data: "))
+    return asyncio.run(ask(setting.server, body, "chat/completions"))
 
 
 def _settings(stack: ExitStack, python: Path, target: Path, draft: Path | None, context: int,
@@ -154,7 +116,7 @@ def main(
             first_s = {}
             for setting in settings:  # their first request here: nothing of the prompt is cached
                 if setting.server.url not in first_s:
-                    first_s[setting.server.url] = completion(setting, prompt, 1, 0).first_s
+                    first_s[setting.server.url] = completion(setting, prompt, 1, 0).ttft_s
             for temperature in map(float, temperatures.split(",")):
                 shift = number % len(settings)
                 for setting in (*settings[shift:], *settings[:shift]):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -57,8 +58,18 @@ class Answer:
 
     num_tokens: int
     num_accepted: int  # of them drafted
-    ttft_s: float
+    begin_s: float  # when it was sent
     pieces: list[tuple[float, str]]  # when they arrived
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to the first text."""
+        return next((at for at, text in self.pieces if text), math.nan) - self.begin_s
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of the whole request."""
+        return self.num_tokens / (self.pieces[-1][0] - self.begin_s)
 
     @property
     def text(self) -> str:
@@ -89,16 +100,17 @@ class Turn:
         return self.num_tokens / self.seconds
 
 
-async def ask(served: Served, body: dict[str, Any]) -> Answer:
-    """One streamed completion. The reading is kept plain: it runs on the servers' cores."""
+async def ask(served: Served, body: dict[str, Any], path: str = "completions") -> Answer:
+    """One streamed completion, or a chat's. The reading is plain: it runs on the servers' cores."""
     host, port = served.address
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     reader, writer = await asyncio.open_connection(host, port)
     begin_s = perf_counter()
-    writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Connection: close\r\nContent-Length: " + str(len(data)).encode() + b"\r\n\r\n" + data
+    head = (
+        f"POST /v1/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     )
+    writer.write(head.encode() + data)
     lines: list[tuple[float, bytes]] = []
     async for line in reader:
         if line.startswith(b"data: {"):
@@ -108,13 +120,18 @@ async def ask(served: Served, body: dict[str, Any]) -> Answer:
     if not chunks or "usage" not in chunks[-1]:
         raise SystemExit(f"{served.url} did not answer: {lines[-1:]}")
     pieces = [
-        (second, "".join(choice["text"] for choice in chunk["choices"]))
+        (second, "".join(map(_text, chunk["choices"])))
         for (second, _), chunk in zip(lines, chunks, strict=True)
     ]
     drafted = (chunks[-1].get("metrics") or {}).get("speculative_decoding") or {}
     num_accepted = drafted.get("num_accepted_draft_tokens", 0)
     num_tokens = chunks[-1]["usage"]["completion_tokens"]
-    return Answer(num_tokens, num_accepted, lines[0][0] - begin_s, pieces)
+    return Answer(num_tokens, num_accepted, begin_s, pieces)
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """Of a completion's piece, or of a chat's."""
+    return str(choice.get("text") or choice.get("delta", {}).get("content") or "")
 
 
 async def turn(name: str, served: Served, bodies: Sequence[dict[str, Any]], num: int) -> Turn:
