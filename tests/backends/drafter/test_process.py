@@ -588,8 +588,8 @@ def test_one_that_gets_no_core_for_a_while_is_not_hung_and_not_waited_for(
         drafter.poll(0, 0.05)
     waited_s = perf_counter()
     for _ in range(10):
-        drafter.poll(0, 0.2)
-    assert perf_counter() - waited_s < 0.5, "it is waited for as little as one that hangs"
+        drafter.poll(0, 2.0)
+    assert perf_counter() - waited_s < 10, "it is waited for as little as one that hangs"
     kill(drafter, signal.SIGCONT)
     assert drafts_again(drafter)
     assert (drafter.restarts, warnings) == (0, [])

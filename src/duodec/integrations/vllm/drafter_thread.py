@@ -95,7 +95,7 @@ class DrafterThread:
             while self._chores:
                 self._chores.popleft()()
 
-    def ask(
+    def request(
         self, wanted: Mapping[int, DraftRequest | None], chores: Sequence[Callable[[], None]] = ()
     ) -> None:
         """Draft these requests (None: rest), by slot, and run these chores in turn; returns at
@@ -148,23 +148,23 @@ class DrafterThread:
 
     def _serve(self, slot: int, state: _SlotState) -> None:
         drafted = self._drafter.poll(slot)
-        self._hear(drafted)
+        self._observe(drafted)
         if state.wanted is None:
             if state.is_new:
                 self._drafter.cancel(slot)
             state.is_new = state.is_at_work = False
         elif state.is_new:
-            self._give(state, state.wanted, drafted)
+            self._submit(state, state.wanted, drafted)
         else:
             state.is_at_work = not drafted.is_complete
 
-    def _give(self, state: _SlotState, wanted: DraftRequest, before: Drafted) -> None:
+    def _submit(self, state: _SlotState, wanted: DraftRequest, before: Drafted) -> None:
         if before.step_s is not None:
             self.costs.observe_step(before.step_s, before.step_leaves)
         state.given, state.is_new, state.is_at_work = wanted, False, True
         self._drafter.submit(wanted)
 
-    def _hear(self, drafted: Drafted) -> None:
+    def _observe(self, drafted: Drafted) -> None:
         """Notice a new process, which has prefilled nothing, and how busy it is."""
         if self._drafter.restarts != self._restarts:
             self._restarts, self._last_busy_s = self._drafter.restarts, 0.0

@@ -82,7 +82,7 @@ class Speculator:
         regime = self.pace.regime(len(rows))
         self._sources = regime.governor.sources()
         self._fill(self._chains(decoding, regime), regime, decoding)
-        self._ask(requests, gone, regime)
+        self._request_drafts(requests, gone, regime)
         self.counts.num_steps += 1
         self.counts.propose_s += self.clock() - begin_s
         return [list(request.drafted) for request in requests]
@@ -245,7 +245,9 @@ class Speculator:
 
     # --- the drafter's work until the next step
 
-    def _ask(self, requests: Sequence[Request], gone: Sequence[Request], regime: Regime) -> None:
+    def _request_drafts(
+        self, requests: Sequence[Request], gone: Sequence[Request], regime: Regime
+    ) -> None:
         served = self._served(requests, regime) if self._sources == Sources.ALL else []
         plan = Tree(
             num_candidates=_NUM_CANDIDATES,
@@ -259,7 +261,7 @@ class Speculator:
             assert request.slot is not None
             wanted[request.slot] = DraftRequest(request.slot, request.text, plan, _LIKELIEST)
         self._is_drafting = bool(served)
-        self.drafter_thread.ask(wanted, self._lessons)
+        self.drafter_thread.request(wanted, self._lessons)
         self._lessons = []
 
     def _served(self, requests: Sequence[Request], regime: Regime) -> list[Request]:
