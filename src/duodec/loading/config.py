@@ -36,127 +36,267 @@ _DEVICE = re.compile(rf"auto|cpu|({_KIND})(,({_KIND}))*")
 class EngineConfig:
     """What to load and how. Every described field is an option of the command line."""
 
-    target: Annotated[str, Parameter(
-        "The model whose text is generated: a GGUF file, a folder of safetensors, "
-        "hf:owner/repo[:quant], an alias (see `duodec models`), or a Modelfile of Ollama.",
-        "Models", ("--target", "-m"), "MODEL"
-    )] = DEFAULT_TARGET  # fmt: skip
-    draft: Annotated[str | None, Parameter(
-        "The smaller model that drafts for it; auto: the one known to suit the target, or the "
-        "smallest of its vocabulary on this machine; none: no draft.", "Models", ("--draft", "-md"),
-        "MODEL"
-    )] = "auto"  # fmt: skip
-    target_backend: Annotated[str, Parameter(
-        "The target's backend: llama.cpp or torch; auto: llama.cpp for GGUF files, torch "
-        "for safetensors.", "Models", metavar="NAME", choices=BACKENDS
-    )] = "auto"  # fmt: skip
-    datastore: Annotated[str | None, Parameter(
-        "Datastore of `rest`; auto: the one that `duodec datastore build` made for this "
-        "vocabulary.", "Models", metavar="FILE"
-    )] = None  # fmt: skip
+    target: Annotated[
+        str,
+        Parameter(
+            "The model whose text is generated: a GGUF file, a folder of safetensors, "
+            "hf:owner/repo[:quant], an alias (see `duodec models`), or a Modelfile of Ollama.",
+            "Models",
+            ("--target", "-m"),
+            "MODEL",
+        ),
+    ] = DEFAULT_TARGET
+    draft: Annotated[
+        str | None,
+        Parameter(
+            "The smaller model that drafts for it; auto: the one known to suit the target, or the "
+            "smallest of its vocabulary on this machine; none: no draft.",
+            "Models",
+            ("--draft", "-md"),
+            "MODEL",
+        ),
+    ] = "auto"
+    target_backend: Annotated[
+        str,
+        Parameter(
+            "The target's backend: llama.cpp or torch; auto: llama.cpp for GGUF files, torch "
+            "for safetensors.",
+            "Models",
+            metavar="NAME",
+            choices=BACKENDS,
+        ),
+    ] = "auto"
+    datastore: Annotated[
+        str | None,
+        Parameter(
+            "Datastore of `rest`; auto: the one that `duodec datastore build` made for this "
+            "vocabulary.",
+            "Models",
+            metavar="FILE",
+        ),
+    ] = None
     offline: Annotated[bool, Parameter("Use only models that are on the disk.", "Models")] = False
-    exact: Annotated[bool, Parameter(
-        "No bit of a target depends on what is drafted, or on other requests: the default, "
-        "which --fast gives up.", "Decoding"
-    )] = False  # fmt: skip
-    fast: Annotated[bool, Parameter(
-        "llama.cpp's own choice of attention on a CPU, some per cent faster; on a GPU requests "
-        "share forward passes. Near ties may be decided differently than in plain decoding.",
-        "Decoding"
-    )] = False  # fmt: skip
-    pace: Annotated[float | str, Parameter(
-        "Least time of a forward pass of the target, to imitate a slower or larger model: "
-        "seconds, or a curve as in `duodec bench --help` (milliseconds by rows, a published "
-        "one's name, or a roofline).", "Decoding", metavar="SECONDS", ge=0, lt=math.inf,
-        remedy="use seconds, 0 or more"
-    )] = 0.0  # fmt: skip
-    parse_special: Annotated[bool, Parameter(
-        "Read control tokens spelled in prompts and messages as control tokens; without it, "
-        "they are text.", "Decoding"
-    )] = False  # fmt: skip
-    chat_template: Annotated[str | None, Parameter(
-        "A file with a chat template (Jinja) in place of the model's own.", "Models",
-        ("--chat-template", "--chat-template-file"), "FILE"
-    )] = None  # fmt: skip
-    context: Annotated[int | None, Parameter(
-        "Most tokens of prompt and completion together; by default what the model was "
-        "trained for, as far as memory allows.", "Machine", ("--context", "-c"), ge=1
-    )] = None  # fmt: skip
-    no_mmap: Annotated[bool, Parameter(
-        "Read a GGUF target whole into memory in place of mapping its file, which must not "
-        "become shorter while it is used.", "Machine"
-    )] = False  # fmt: skip
-    threads: Annotated[int | None, Parameter(
-        "Cores to use; by default all that this process may use.", "Machine", ("--threads", "-t"),
-        ge=1
-    )] = None  # fmt: skip
-    draft_threads: Annotated[int | None, Parameter(
-        "Cores for the draft model; by default a share of them.", "Machine",
-        ("--draft-threads", "-td"), ge=1
-    )] = None  # fmt: skip
-    draft_window: Annotated[int | None, Parameter(
-        f"Most tokens of a text in the draft model's cache, {LEAST_WINDOW} or more; by "
-        f"default {DEFAULT_WINDOW}. It drafts from the end of a long prompt at once and adds "
-        "older text while that pays.", "Machine", metavar="TOKENS", ge=LEAST_WINDOW
-    )] = None  # fmt: skip
-    draft_head: Annotated[int | None, Parameter(
-        "Most frequent tokens that the draft model chooses from where a text is made of them, "
-        "for shorter steps; 0: all. By default 32768 of a vocabulary of more than 65536.",
-        "Machine", metavar="TOKENS", ge=0
-    )] = None  # fmt: skip
-    rows: Annotated[int | None, Parameter(
-        "Rows of each text in every forward pass of a GGUF target on a GPU, padding included; "
-        "by default measured once, and kept.", "Machine", metavar="N", ge=2, le=MOST_ROWS,
-        remedy=f"use 2 to {MOST_ROWS}"
-    )] = None  # fmt: skip
-    gpu_layers: Annotated[int, Parameter(
-        "Layers of the target to place on a GPU; -1: all, if llama.cpp was built for it.",
-        "Machine", ("--gpu-layers", "-ngl")
-    )] = -1  # fmt: skip
-    cpu_moe: Annotated[bool, Parameter(
-        "Keep the experts of a mixture on the CPU, and the rest on the GPU.", "Machine",
-        ("--cpu-moe", "-cmoe")
-    )] = False  # fmt: skip
-    n_cpu_moe: Annotated[int, Parameter(
-        "The same, for the experts of the first N layers only.", "Machine",
-        ("--n-cpu-moe", "-ncmoe"), "N", ge=0
-    )] = 0  # fmt: skip
-    no_repack: Annotated[bool, Parameter(
-        "Compute weights on the CPU as they lie in the mapped file, without a packed copy in "
-        "memory: slower, above all for several tokens at once. The default where memory is "
-        "short.", "Machine", ("--no-repack", "-nr")
-    )] = False  # fmt: skip
-    override_tensor: Annotated[tuple[str, ...], Parameter(
-        "Keep tensors whose names match a regular expression on a device, such as exps=CPU; "
-        "comma-separated, or given several times. The first match counts.", "Machine",
-        ("--override-tensor", "-ot"), "PATTERN=DEVICE"
-    )] = ()  # fmt: skip
-    cache_type_k: Annotated[str, Parameter(
-        "The format of the target's cached keys: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 "
-        "or iq4_nl; auto: bf16 on a CPU, else f16. See docs/exactness.md.", "Machine",
-        ("--cache-type-k", "-ctk"), "TYPE", choices=CACHE_TYPES
-    )] = "auto"  # fmt: skip
-    cache_type_v: Annotated[str, Parameter(
-        "The same for its cached values; auto: f16.", "Machine", ("--cache-type-v", "-ctv"), "TYPE",
-        choices=CACHE_TYPES
-    )] = "auto"  # fmt: skip
-    device: Annotated[str, Parameter(
-        "Where the target computes: cpu, cuda (as few GPUs as hold it), cuda:1, or "
-        "cuda:0,cuda:1; of a GGUF file vulkan, rocm, metal and sycl too, or a device as "
-        "llama.cpp names it, such as Vulkan0; auto: a GPU if there is one.", "Machine",
-        metavar="NAME"
-    )] = "auto"  # fmt: skip
-    dtype: Annotated[str, Parameter(
-        "Format of a torch target: bfloat16, float16 or float32; auto: bfloat16 on a GPU, "
-        "the files' own on the CPU.", "Machine", metavar="NAME", choices=DTYPES
-    )] = "auto"  # fmt: skip
-    grammar_s: Annotated[float, Parameter(
-        "Seconds of processor time to compile a JSON schema or another grammar in.", "Limits",
-        ("--grammar-timeout",), ge=0.001, lt=math.inf
-    )] = grammar_trial.SECONDS  # fmt: skip
-    grammar_bytes: Annotated[int, Parameter(
-        "Bytes of memory that compiling it may take.", "Limits", ("--grammar-memory",), ge=1 << 20
-    )] = grammar_trial.NUM_BYTES  # fmt: skip
+    exact: Annotated[
+        bool,
+        Parameter(
+            "No bit of a target depends on what is drafted, or on other requests: the default, "
+            "which --fast gives up.",
+            "Decoding",
+        ),
+    ] = False
+    fast: Annotated[
+        bool,
+        Parameter(
+            "llama.cpp's own choice of attention on a CPU, some per cent faster; on a GPU requests "
+            "share forward passes. Near ties may be decided differently than in plain decoding.",
+            "Decoding",
+        ),
+    ] = False
+    pace: Annotated[
+        float | str,
+        Parameter(
+            "Least time of a forward pass of the target, to imitate a slower or larger model: "
+            "seconds, or a curve as in `duodec bench --help` (milliseconds by rows, a published "
+            "one's name, or a roofline).",
+            "Decoding",
+            metavar="SECONDS",
+            ge=0,
+            lt=math.inf,
+            remedy="use seconds, 0 or more",
+        ),
+    ] = 0.0
+    parse_special: Annotated[
+        bool,
+        Parameter(
+            "Read control tokens spelled in prompts and messages as control tokens; without it, "
+            "they are text.",
+            "Decoding",
+        ),
+    ] = False
+    chat_template: Annotated[
+        str | None,
+        Parameter(
+            "A file with a chat template (Jinja) in place of the model's own.",
+            "Models",
+            ("--chat-template", "--chat-template-file"),
+            "FILE",
+        ),
+    ] = None
+    context: Annotated[
+        int | None,
+        Parameter(
+            "Most tokens of prompt and completion together; by default what the model was "
+            "trained for, as far as memory allows.",
+            "Machine",
+            ("--context", "-c"),
+            ge=1,
+        ),
+    ] = None
+    no_mmap: Annotated[
+        bool,
+        Parameter(
+            "Read a GGUF target whole into memory in place of mapping its file, which must not "
+            "become shorter while it is used.",
+            "Machine",
+        ),
+    ] = False
+    threads: Annotated[
+        int | None,
+        Parameter(
+            "Cores to use; by default all that this process may use.",
+            "Machine",
+            ("--threads", "-t"),
+            ge=1,
+        ),
+    ] = None
+    draft_threads: Annotated[
+        int | None,
+        Parameter(
+            "Cores for the draft model; by default a share of them.",
+            "Machine",
+            ("--draft-threads", "-td"),
+            ge=1,
+        ),
+    ] = None
+    draft_window: Annotated[
+        int | None,
+        Parameter(
+            f"Most tokens of a text in the draft model's cache, {LEAST_WINDOW} or more; by "
+            f"default {DEFAULT_WINDOW}. It drafts from the end of a long prompt at once and adds "
+            "older text while that pays.",
+            "Machine",
+            metavar="TOKENS",
+            ge=LEAST_WINDOW,
+        ),
+    ] = None
+    draft_head: Annotated[
+        int | None,
+        Parameter(
+            "Most frequent tokens that the draft model chooses from where a text is made of them, "
+            "for shorter steps; 0: all. By default 32768 of a vocabulary of more than 65536.",
+            "Machine",
+            metavar="TOKENS",
+            ge=0,
+        ),
+    ] = None
+    rows: Annotated[
+        int | None,
+        Parameter(
+            "Rows of each text in every forward pass of a GGUF target on a GPU, padding included; "
+            "by default measured once, and kept.",
+            "Machine",
+            metavar="N",
+            ge=2,
+            le=MOST_ROWS,
+            remedy=f"use 2 to {MOST_ROWS}",
+        ),
+    ] = None
+    gpu_layers: Annotated[
+        int,
+        Parameter(
+            "Layers of the target to place on a GPU; -1: all, if llama.cpp was built for it.",
+            "Machine",
+            ("--gpu-layers", "-ngl"),
+        ),
+    ] = -1
+    cpu_moe: Annotated[
+        bool,
+        Parameter(
+            "Keep the experts of a mixture on the CPU, and the rest on the GPU.",
+            "Machine",
+            ("--cpu-moe", "-cmoe"),
+        ),
+    ] = False
+    n_cpu_moe: Annotated[
+        int,
+        Parameter(
+            "The same, for the experts of the first N layers only.",
+            "Machine",
+            ("--n-cpu-moe", "-ncmoe"),
+            "N",
+            ge=0,
+        ),
+    ] = 0
+    no_repack: Annotated[
+        bool,
+        Parameter(
+            "Compute weights on the CPU as they lie in the mapped file, without a packed copy in "
+            "memory: slower, above all for several tokens at once. The default where memory is "
+            "short.",
+            "Machine",
+            ("--no-repack", "-nr"),
+        ),
+    ] = False
+    override_tensor: Annotated[
+        tuple[str, ...],
+        Parameter(
+            "Keep tensors whose names match a regular expression on a device, such as exps=CPU; "
+            "comma-separated, or given several times. The first match counts.",
+            "Machine",
+            ("--override-tensor", "-ot"),
+            "PATTERN=DEVICE",
+        ),
+    ] = ()
+    cache_type_k: Annotated[
+        str,
+        Parameter(
+            "The format of the target's cached keys: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 "
+            "or iq4_nl; auto: bf16 on a CPU, else f16. See docs/exactness.md.",
+            "Machine",
+            ("--cache-type-k", "-ctk"),
+            "TYPE",
+            choices=CACHE_TYPES,
+        ),
+    ] = "auto"
+    cache_type_v: Annotated[
+        str,
+        Parameter(
+            "The same for its cached values; auto: f16.",
+            "Machine",
+            ("--cache-type-v", "-ctv"),
+            "TYPE",
+            choices=CACHE_TYPES,
+        ),
+    ] = "auto"
+    device: Annotated[
+        str,
+        Parameter(
+            "Where the target computes: cpu, cuda (as few GPUs as hold it), cuda:1, or "
+            "cuda:0,cuda:1; of a GGUF file vulkan, rocm, metal and sycl too, or a device as "
+            "llama.cpp names it, such as Vulkan0; auto: a GPU if there is one.",
+            "Machine",
+            metavar="NAME",
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        Parameter(
+            "Format of a torch target: bfloat16, float16 or float32; auto: bfloat16 on a GPU, "
+            "the files' own on the CPU.",
+            "Machine",
+            metavar="NAME",
+            choices=DTYPES,
+        ),
+    ] = "auto"
+    grammar_s: Annotated[
+        float,
+        Parameter(
+            "Seconds of processor time to compile a JSON schema or another grammar in.",
+            "Limits",
+            ("--grammar-timeout",),
+            ge=0.001,
+            lt=math.inf,
+        ),
+    ] = grammar_trial.SECONDS
+    grammar_bytes: Annotated[
+        int,
+        Parameter(
+            "Bytes of memory that compiling it may take.",
+            "Limits",
+            ("--grammar-memory",),
+            ge=1 << 20,
+        ),
+    ] = grammar_trial.NUM_BYTES
     num_slots: int = 1  # requests that share forward passes; --parallel of serve
 
     def __post_init__(self) -> None:
