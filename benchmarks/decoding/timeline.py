@@ -12,8 +12,7 @@ import typer
 
 from duodec.bench.figures.timeline import timeline_figure
 from duodec.bench.measures import measure
-from duodec.bench.pairs import generations_of
-from duodec.bench.results import Results
+from duodec.bench.results import Results, generations_of
 from duodec.bench.timeline import timeline
 
 _SHOWN = ("ar", "sps:4", "duo", "stream")

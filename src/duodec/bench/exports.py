@@ -15,8 +15,7 @@ from duodec.bench.figures.canvas import Drawing
 from duodec.bench.figures.speed import speed_figures
 from duodec.bench.figures.timeline import timeline_figure
 from duodec.bench.measures import Measures, PairMeasures, Share, measure
-from duodec.bench.pairs import generations_of
-from duodec.bench.results import Results
+from duodec.bench.results import Results, generations_of
 from duodec.bench.statistics import FEWEST_FOR_A_MARK
 from duodec.bench.tables import ALL, Cell, Table, cost_table, paper_table, task_tables
 from duodec.bench.timeline import timeline

@@ -14,8 +14,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from duodec.bench.pairs import Pair, generations_of, pairs_of, ratio_to, succeeded
-from duodec.bench.results import Generation, Results
+from duodec.bench.results import (
+    Generation,
+    Pair,
+    Results,
+    generations_of,
+    pairs_of,
+    ratio_to,
+    succeeded,
+)
 from duodec.bench.statistics import Ratio
 
 Number = TypeVar("Number", int, float)

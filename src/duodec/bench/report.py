@@ -8,15 +8,13 @@ from typing import Any
 
 import jinja2
 
-from duodec.bench.comparison import compare
-from duodec.bench.facts import flat, headline
+from duodec.bench.comparison import compare, flat, headline
 from duodec.bench.figures.acceptance import acceptance_figure
 from duodec.bench.figures.speed import speed_figures
 from duodec.bench.figures.timeline import timeline_figure
 from duodec.bench.measures import PairMeasures, measure
-from duodec.bench.pairs import generations_of
 from duodec.bench.paper import claims
-from duodec.bench.results import RESULTS, Results
+from duodec.bench.results import RESULTS, Results, generations_of
 from duodec.bench.sentences import cautions, failures, verdict
 from duodec.bench.statistics import FEWEST_FOR_A_MARK
 from duodec.bench.tables import LEGEND, UNITS, cost_table, markdown, paper_table, task_tables

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from duodec.bench.measures import PairMeasures, measure
-from duodec.bench.pairs import generations_of, ratio_to, succeeded
-from duodec.bench.results import Generation, Results
+from duodec.bench.results import Generation, Results, generations_of, ratio_to, succeeded
 from duodec.bench.statistics import FEWEST_FOR_A_MARK, Ratio, slow_outliers
 
 _IDLE_LOAD = 0.5  # cores

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from duodec.bench.pairs import succeeded
-from duodec.bench.results import Generation
+from duodec.bench.results import Generation, succeeded
 
 _ROUNDS = 12  # of the baseline, or of the slowest method
 _SHORTEST = 0.002  # of the axis: the shortest visible span
