@@ -356,9 +356,9 @@ def test_where_only_whole_steps_are_replayed_as_one_graph_steps_are_whole_or_pla
     draft = replace(TABLE, noise=0.35)
     bench = Bench(Seen(draft), seconds=seconds, num_whole=NUM_TOKENS)
     parted = Bench(Seen(draft), seconds=seconds)
-    drafted, rate = steps_of(bench, num_rows, 300)
+    drafted, rate = steps_of(bench, num_rows, 120)
     assert sum(n in (0, num_rows * NUM_TOKENS) for n in drafted) > 0.9 * len(drafted)
-    others, other_rate = steps_of(parted, num_rows, 300)
+    others, other_rate = steps_of(parted, num_rows, 120)
     assert sum(n in (0, num_rows * NUM_TOKENS) for n in others) < 0.8 * len(others)
     assert rate > 1.05 * other_rate
 
@@ -368,7 +368,7 @@ def test_where_whole_steps_cost_more_they_are_hardly_ever_tried() -> None:
         return 0.02 + 0.004 * drafted
 
     bench = Bench(Seen(replace(TABLE, noise=0.35)), seconds=seconds, num_whole=NUM_TOKENS)
-    drafted, _ = steps_of(bench, 4, 300)
+    drafted, _ = steps_of(bench, 4, 160)
     assert sum(n == 4 * NUM_TOKENS for n in drafted) < 0.05 * len(drafted)
 
 

@@ -44,16 +44,15 @@ class Regime:
     num_whole: int = 0  # 0: no step is whole
     costs: Costs = field(default_factory=Costs)
     _whole_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
-    _num_parted: int = 0  # steps with drafts since the last whole one
+    _num_parted: int = 0  # steps with drafts since a whole one was tried
 
     def observe(
         self, sources: Sources, drafted: Sequence[int], num_tokens: int, seconds: float
     ) -> None:
         """Add a step that verified ``drafted`` tokens by row, of these sources, and yielded
         ``num_tokens``."""
-        if self.num_whole and all(length == self.num_whole for length in drafted):
+        if self.num_whole and set(drafted) == {self.num_whole}:
             self._whole_s.append(seconds)
-            self._num_parted = 0
         else:
             self.costs.observe_forward(seconds, sum(drafted))
             self._num_parted += any(drafted)
@@ -73,8 +72,8 @@ class Regime:
             (-value / num_rows, row) for row, chain in enumerate(chains) for value in chain.values
         )
         width = best_width([-value for value, _ in order], self.costs)
-        promised = 1 - sum(value for value, _ in order[:width])
-        if self._is_whole_better(chains, num_rows, promised / self.costs.forward_s(width), width):
+        promised = 1 - sum(value for value, _ in order[:width])  # of each row
+        if self._is_whole_better(chains, num_rows, width, promised):
             return [self.num_whole] * len(chains)
         lengths = [0] * len(chains)
         for _, row in order[:width]:
@@ -82,10 +81,10 @@ class Regime:
         return lengths
 
     def _is_whole_better(
-        self, chains: Sequence[Chain], num_rows: int, rate: float, width: int
+        self, chains: Sequence[Chain], num_rows: int, width: int, promised: float
     ) -> bool:
-        """Whether a whole step yields more than ``rate`` tokens of each row a second, which
-        ``width`` draft tokens promise, or must be tried."""
+        """Whether a whole step yields more tokens a second than ``width`` draft tokens, which
+        promise so many of each row, or is to be tried."""
         num_drafted = num_rows * self.num_whole
         if not 0 < num_drafted <= _MOST_WHOLE or len(chains) < num_rows:
             return False
@@ -93,11 +92,13 @@ class Regime:
             return False
         is_tried = len(self._whole_s) >= _FEWEST
         if width and self._num_parted >= (_TRY_AGAIN if is_tried else _TRY_AFTER):
+            self._num_parted = 0
             return True
-        if not is_tried:  # one after the other
-            return width > 0 and len(self._whole_s) > 0
+        if not is_tried:
+            return False
         expected = sum(sum(chain.values[: self.num_whole]) for chain in chains)
-        return (1 + expected / num_rows) / median(self._whole_s) > rate
+        seconds = self.costs.forward_s(width)
+        return (1 + expected / num_rows) * seconds > promised * median(self._whole_s)
 
 
 class Pace:

@@ -124,9 +124,7 @@ class Speculator:
 
     def _chains(self, requests: Sequence[Request], regime: Regime) -> dict[Request, Chain]:
         """The best known continuation of every text."""
-        if (
-            self.drafter_thread.has_drafter
-        ):  # also in a step without drafts: the next one may have them
+        if self.drafter_thread.has_drafter:  # also without drafts: the next step may have them
             self._follow(requests)
         if self._sources == Sources.NONE:
             return {}
