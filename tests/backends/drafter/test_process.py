@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from fakes.decoding import FakeClock, Session, decode_rounds
+from fakes.masks import Masked
 
 from duodec.backends.drafter import supervision
 from duodec.backends.drafter.channel import Channel, Frame, Kind
@@ -714,10 +715,15 @@ def test_a_model_that_vanishes_is_told_and_found_again(
     assert len(warnings) == 1
 
 
-@pytest.mark.parametrize("fault", ["instant", "slow", "dying", "killed"])
+@pytest.mark.parametrize("fault", ["instant", "slow", "dying", "dying in a chain", "killed"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_timing_must_not_change_text(start: Start, fault: str, temperature: float) -> None:
-    recipe = {"slow": TableModel(noise=0.3, seconds=0.003), "dying": Dying(25)}.get(fault, TABLE)
+    recipes = {
+        "slow": TableModel(noise=0.3, seconds=0.003),
+        "dying": Dying(25),
+        "dying in a chain": Masked(TABLE, dies_at=12),
+    }
+    recipe = recipes.get(fault, TABLE)
     expected = text_of("ar", session_of(None, temperature, 32))
     drafter = start(recipe)
     for name in ("sps", "pearl", "duo", "stream", "auto"):
@@ -730,7 +736,7 @@ def test_timing_must_not_change_text(start: Start, fault: str, temperature: floa
         assert text_of(name, session, strike) == expected
         if fault == "instant" and name != "auto":  # which may find that it does not pay here
             assert session.num_rounds < 32, "some drafts were used"
-    if fault == "dying":
+    if fault.startswith("dying"):
         assert drafter.restarts > 0
 
 
