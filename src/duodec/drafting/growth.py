@@ -7,8 +7,8 @@ at its end is kept, and growth continues from there.
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log2
 from statistics import fmean, median
@@ -28,6 +28,8 @@ _LEAVES = (1, 2, 4, 8)
 _REMEMBERED = 32  # steps
 _TICK_S = 1e-9  # the least a step takes; a simulated one may be free
 _NEXT = 1.4  # the estimated cost of twice the leaves, before it is measured
+_FEW, _NUM_BETWEEN = 4, 16  # of each length of chains so many steps, and one among so many
+_FIRST_TRUST, _PRIOR_GUESSES, _NUM_GUESSES = 0.7, 4, 64  # of guesses by mask tokens
 _LEAST_VALUE = 1e-3  # a node less likely than that is not worth a forward pass
 
 
@@ -62,7 +64,8 @@ class _Steps:
     """Running medians of a forward pass's seconds, by its leaves and the tokens after each.
 
     A model that drafts several tokens at once (``parallel``) does so as long as it pays: a chain's
-    tokens take time, and its guesses are worth less than what a leaf's own row says.
+    tokens take time, and its guesses are worth less than what a leaf's own row says. How much less
+    is learned where the model computes a node that was guessed.
     """
 
     def __init__(self, parallel: Parallel | None) -> None:
@@ -72,21 +75,39 @@ class _Steps:
             for k in _LEAVES
             for length in self._lengths
         }
+        self._num_steps = Counter(dict.fromkeys(self._lengths, 0))
         self._gains = deque[float](maxlen=_REMEMBERED)
+        self._overlaps = deque[float]([_FIRST_TRUST] * _PRIOR_GUESSES, maxlen=_NUM_GUESSES)
+
+    @property
+    def trust(self) -> float:
+        """The share of what mask tokens hold likely that the model holds likely, too, once it knows
+        the tokens before."""
+        return fmean(self._overlaps)
+
+    def observe_guess(self, guessed: Mapping[int, float], known: Mapping[int, float]) -> None:
+        """Add a node's likely successors: as they were guessed, and as they are."""
+        total = sum(guessed.values())  # they were trusted in part
+        overlap = sum(min(share / total, known.get(token, 0)) for token, share in guessed.items())
+        self._overlaps.append(min(1.0, overlap / sum(known.values())))
 
     def observe(self, num_leaves: int, length: int, seconds: float, gain: float) -> None:
         """Add a step, and the value of all that it expanded in values of its leaves."""
         if (num_leaves, length) in self._seconds:
             self._seconds[num_leaves, length].append(seconds)
+        self._num_steps[length] += 1
         if length > 1:
             self._gains.append(gain)
 
     def best(self, values: Sequence[float]) -> tuple[int, int]:
         """How many of the likeliest leaves (``values``, best first), and how many tokens after
-        each, bring the most value a second. What is untried is estimated to cost little more than
-        what is measured."""
+        each, bring the most value a second. Each length of chains is tried now and then, for steps
+        that read text are slow, and texts differ. What is untried is estimated to cost little more
+        than what is measured."""
         best, best_rate, first_s = (1, 1), 0.0, 1.0
-        for length in self._lengths:
+        rare = min(self._lengths, key=self._num_steps.__getitem__)
+        is_due = self._num_steps[rare] < max(_FEW, self._num_steps.total() / _NUM_BETWEEN)
+        for length in (rare,) if is_due else self._lengths:
             gain = 1.0
             if length > 1:
                 first_s *= _NEXT ** log2(length)
@@ -218,7 +239,6 @@ class _Growth:
         found = model.rows(RowQuery(request.slot, request.text, draft, tuple(rows)))
 
         new = {node: self._add(request, node, row) for node, row in zip(asked, found, strict=False)}
-        self._guessed.difference_update(asked)
         of_leaves = of_chains = 0.0
         for leaf, chain in zip(leaves, chains, strict=True):
             open_ = new.pop(leaf)
@@ -228,24 +248,32 @@ class _Growth:
                     break
                 node, *others = open_
                 self._open(others)
-                open_ = self._add(request, node, found[row])
-                self._guessed.add(node)
+                open_ = self._add(request, node, found[row], self.steps.trust)
                 of_chains += sum(self._values[one] for one in open_)
             self._open(open_)
         for nodes in new.values():
             self._open(nodes)
         return 1.0 + of_chains / max(of_leaves, _LEAST_VALUE)
 
-    def _add(self, request: DraftRequest, node: int, row: Row) -> list[int]:
-        """Give a node the likely successors that it has not; those."""
+    def _add(
+        self, request: DraftRequest, node: int, row: Row, trust: float | None = None
+    ) -> list[int]:
+        """Give a node the likely successors that it has not; those. Of a guess they are as likely
+        as its row says times ``trust``."""
         tree, begin = self.tree, len(self.tree)
         context = Context(request.text, tuple(tree.path_tokens(node)))
         tokens, likely = request.sampler.candidates(row, context, self._plan.num_candidates)
         num_kept = max(1, int(np.count_nonzero(likely >= self._plan.least_confidence)))
-        found = zip(tokens[:num_kept].tolist(), likely[:num_kept].tolist(), strict=True)
-        known = {tree.tokens[child] for child in tree.children(node)}
-        more = [(token, confidence) for token, confidence in found if token not in known]
-        tree.expand(node, [token for token, _ in more], [confidence for _, confidence in more])
+        found = dict(zip(tokens[:num_kept].tolist(), likely[:num_kept].tolist(), strict=True))
+        if node in self._guessed:
+            known = {tree.tokens[child]: tree.confidences[child] for child in tree.children(node)}
+            self.steps.observe_guess(known, found)
+            self._guessed.remove(node)
+            found = {token: share for token, share in found.items() if token not in known}
+        if trust is not None:
+            found = {token: trust * share for token, share in found.items()}
+            self._guessed.add(node)
+        tree.expand(node, list(found), list(found.values()))
         new = range(begin, len(tree))
         self._know(new)
         return list(new)
