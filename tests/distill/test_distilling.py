@@ -18,7 +18,9 @@ pytest.importorskip("gguf", reason="gguf is missing: make test-torch runs these"
 
 import torch
 
+from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.parallel import parallel
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams
@@ -165,6 +167,21 @@ def test_interrupted_three_times_it_ends_with_the_same_weights(
         if ours and theirs:
             pairs = zip(ours.samples, theirs.samples, strict=True)
             assert all((a.tokens == b.tokens).all() for a, b in pairs)
+
+
+def test_a_draft_learns_to_draft_several_tokens_at_once(
+    made: tuple[Distillation, Result], models: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, draft_parallel=3)
+    again = work(models, tmp_path / "new.gguf", settings)
+    for shard in made[0].folder.path.glob("shard-*"):
+        (again.folder.path / shard.name).write_bytes(shard.read_bytes())
+    result = again.run()
+    first, last = result.measures[0], result.measures[-1]
+    assert len(last.ahead) == 2
+    assert sum(last.ahead) > sum(first.ahead)
+    assert last.top1 > first.top1
+    assert parallel(library.load(), result.path, None) == again.parallel
 
 
 def test_a_folder_of_another_distillation_is_not_mixed_with_this_one(

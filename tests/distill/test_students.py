@@ -18,8 +18,10 @@ import torch
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.head import frequency
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.parallel import parallel
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.core.protocols import Query
+from duodec.core.traits import Parallel
 from duodec.distill.batches import Batch, step_of, steps_per_epoch
 from duodec.distill.losses import LOSSES, Known, acceptance, agreement, kl
 from duodec.distill.recording import NONE, Recording, Sample
@@ -239,6 +241,48 @@ def test_every_state_is_compared_with_the_token_that_follows_it() -> None:
     seen = batch.tokens.flatten()[batch.places]
     assert (seen + 1 == batch.known.tokens[:, 0]).all()
     assert len(seen) == 4 + 500
+
+
+def test_a_mask_token_sees_its_text_and_its_chain_alone(tmp_path: Path) -> None:
+    """Each state is that of its text with its chain after it, and is compared with what follows."""
+    student = open_student(SourceFile(write_dense(tmp_path / "own.gguf")), (0, 1), "cpu").eval()
+    batch = Batch.of([sample(19, 14), sample(9, 3)], "cpu", 0.0, Parallel(16, 4))
+    assert torch.bincount(batch.depths).tolist() == [11, 9, 7, 5]
+    length = batch.tokens.shape[1]
+    with torch.inference_mode():
+        states = hidden(student, batch.tokens, batch.positions, batch.sees).flatten(0, 1)
+        for place, depth, known in zip(
+            batch.places.tolist(), batch.depths.tolist(), batch.known.tokens[:, 0].tolist(),
+            strict=True,
+        ):  # fmt: skip
+            row, column = divmod(place, length)
+            end = int(batch.positions[row, column])
+            text = [*batch.tokens[row, : end - depth + 1].tolist(), *[16] * depth]
+            alone = hidden(student, torch.tensor([text]))[0, -1]
+            assert torch.allclose(states[place], alone, atol=1e-4)
+            assert known == end + 1
+
+
+def test_fewer_and_fewer_chains_go_on() -> None:
+    dice = np.random.default_rng(0)
+    batch = Batch.of([sample(1000, 100)], "cpu", 0.0, Parallel(16, 8), dice)
+    counts = torch.bincount(batch.depths).tolist()
+    assert counts[0] == 900
+    for number, count in enumerate(counts[1:], 1):
+        assert abs(count - 900 * max(0.7**number, 0.2)) < 5
+    assert (batch.tokens[0, 1000:] == 16).all()
+
+
+def test_the_mask_is_a_token_that_no_text_has(tmp_path: Path) -> None:
+    path = write_dense(tmp_path / "own.gguf")
+    source = SourceFile(path)
+    assert source.field("tokenizer.ggml.token_type")[source.mask_token] == 3
+    student, again = open_student(source, (0, 1), "cpu"), tmp_path / "again.gguf"
+    how = Parallel(source.mask_token, 4)
+    write_gguf(student, source, again, layers=(0, 1), name="", kind="f16", parallel=how)
+    assert parallel(library.load(), again, None) == how
+    write_gguf(student, SourceFile(again), path, layers=(0, 1), name="", kind="f16")
+    assert parallel(library.load(), path, None) is None, "this one was not trained so"
 
 
 def test_an_epoch_has_every_sample_once() -> None:

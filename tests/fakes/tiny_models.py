@@ -63,12 +63,15 @@ def write_dense(
     num_layers: int = 2,
     scale: float = 1.0,
     architecture: str = "llama",
+    numbers: Mapping[str, int] = {},
 ) -> Path:
     """Llama's architecture, or Qwen's, with matrices in the format ``kind``, one that gguf can
     write, and the first tokens of the vocabulary. ``scale`` is that of its logits: the larger, the
-    surer it is."""
+    surer it is; ``numbers`` are further metadata."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, architecture)
+    for key, number in numbers.items():
+        writer.add_uint32(key, number)
     writer.add_context_length(1024)
     writer.add_embedding_length(width)
     writer.add_block_count(num_layers)

@@ -40,6 +40,15 @@ class TargetCache:
 
 
 @dataclass(frozen=True)
+class Parallel:
+    """What a model was trained with that drafts several tokens in one forward pass (PARD, arXiv
+    2504.18583): after ``num_tokens`` - 1 mask tokens, each is guessed without those before it."""
+
+    mask_token: int
+    num_tokens: int  # with the one that follows the text itself
+
+
+@dataclass(frozen=True)
 class DraftTraits:
     """What a draft model can do."""
 
@@ -49,3 +58,4 @@ class DraftTraits:
     has_window: bool = False  # drafts from the end of a long text, and prefills the rest later
     has_masks: bool = False  # knows its vocabulary's texts, so that its drafts follow a grammar
     counts_tokens: bool = False  # ``num_computed`` says how many it has computed
+    parallel: Parallel | None = None  # how it drafts several tokens in one forward pass

@@ -24,6 +24,10 @@ class Known:
     tokens: Any
     probs: Any
 
+    def at(self, rows: Any) -> Known:
+        """Some of the positions."""
+        return Known(self.tokens[rows], self.probs[rows])
+
     @classmethod
     def of(cls, tokens: Any, logprobs: Any, temperature: float) -> Known:
         """Of recorded log probabilities, at a temperature. At 0, where the target takes the

@@ -42,7 +42,8 @@ class Needs:
         width = shapes["token_embd.weight"][1]
         inner = shapes["blk.0.ffn_up.weight"][0]
         num_tokens = settings.batch * (settings.max_tokens + _PROMPT)
-        states = 4 * num_tokens * len(layers) * (12 * width + 4 * inner)
+        # of the text and of mask tokens, most of which are left out
+        states = 4 * num_tokens * settings.draft_parallel * len(layers) * (12 * width + 4 * inner)
         logits = 4 * 4 * CHUNK * num_vocab
         recorded = int(len(prompts.conversations) * _TURNS * settings.max_tokens * _RECORDED)
         return cls(

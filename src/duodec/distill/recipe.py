@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from duodec.core.sampling import SamplingParams
+from duodec.core.traits import Parallel
 from duodec.distill import recording as recordings
 from duodec.distill.files import Folder, read_json, write_json
 from duodec.distill.judging import Verdict, judged
@@ -109,6 +110,10 @@ class Distillation:
                 "tokenizer is copied from GGUF files only; name a draft of the target's "
                 "vocabulary with --from, or a GGUF file of the target"
             )
+        self.parallel = None
+        if self.settings.draft_parallel > 1:
+            words = SourceFile(path) if self.is_transplanted else self.source
+            self.parallel = Parallel(words.mask_token, self.settings.draft_parallel)
         needs = Needs.of(self.source, self.layers, num_vocab, self.prompts, self.settings)
         self.folder = Folder.beside(self.output)
         try:
@@ -138,6 +143,7 @@ class Distillation:
             name=f"{self.target.file.path.stem} draft",
             kind=self.settings.quantize,
             frequent=recording.frequent_tokens().tolist(),
+            parallel=training.parallel,
         )
         before, after = self._judge()
         is_better = after.default > before.default
@@ -206,6 +212,7 @@ class Distillation:
             1,
             self.folder,
             device,
+            self.parallel,
         )
         training.num_steps = self._num_steps(training)
         training.resume()

@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
+from duodec.backends.llamacpp.parallel import MOST_PARALLEL
 from duodec.core.parameters import Parameter, check
 from duodec.errors import BadOption
 
@@ -59,6 +60,18 @@ class DistillSettings:
             metavar="N",
         ),
     ] = None
+    draft_parallel: Annotated[
+        int,
+        Parameter(
+            "Tokens that the draft learns to draft in one forward pass, by mask tokens (PARD, "
+            "arXiv 2504.18583); 1: one.",
+            _PANEL,
+            metavar="N",
+            ge=1,
+            le=MOST_PARALLEL,
+            remedy=f"use 1 to {MOST_PARALLEL}",
+        ),
+    ] = 1
     quantize: Annotated[
         str,
         Parameter(
@@ -135,5 +148,5 @@ class DistillSettings:
 
     def of_training(self) -> dict[str, Any]:
         """What decides the weights, beyond the recording."""
-        names = ("steps", "loss", "layers", "learning_rate", "batch", "quantize")
+        names = ("steps", "loss", "layers", "learning_rate", "batch", "quantize", "draft_parallel")
         return {name: value for name, value in asdict(self).items() if name in names}

@@ -15,6 +15,8 @@ from duodec.errors import ModelUnreadable
 
 # how rows of queries and keys are ordered: llama.cpp's converter permutes those of Llama
 PERMUTED = {"llama": True, "qwen2": False, "qwen3": False}
+_CONTROL, _UNUSED = 3, 5  # llama_token_type
+_MARKS = ("bos", "eos", "eot", "padding", "unknown", "separator")
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 
 
@@ -58,6 +60,23 @@ class SourceFile:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Of every tensor, as torch has them."""
         return {t.name: tuple(map(int, reversed(t.shape))) for t in self.reader.tensors}
+
+    @property
+    def mask_token(self) -> int:
+        """A token that no text has: one that is not used, or else the last one that controls and
+        neither begins nor ends a text or a turn. Raises ModelUnreadable where there is none."""
+        kinds = self.field("tokenizer.ggml.token_type") or ()
+        if _UNUSED in kinds:
+            return int(kinds.index(_UNUSED))
+        words = self.field("tokenizer.ggml.tokens") or ()
+        template = self.field("tokenizer.chat_template") or ""
+        marks = {self.field(f"tokenizer.ggml.{name}_token_id") for name in _MARKS}
+        for token in reversed(range(len(kinds))):
+            if kinds[token] == _CONTROL and token not in marks and words[token] not in template:
+                return token
+        raise ModelUnreadable(
+            f"{self.path} has no token that no text has, to be a mask; leave out --draft-parallel"
+        )
 
     def field(self, key: str) -> Any:
         """A value of the metadata; None if it is not there."""

@@ -81,10 +81,12 @@ def _resized(module: Any, pieces: list[tuple[int, ...]]) -> Any:
     return torch.nn.Embedding.from_pretrained(new, freeze=False)
 
 
-def hidden(causal_lm: Any, tokens: Any) -> Any:
+def hidden(causal_lm: Any, tokens: Any, positions: Any = None, sees: Any = None) -> Any:
     """The states before the head: (sequences, length, width). Padding comes last, where causal
-    attention keeps it from all others."""
-    return causal_lm.model(input_ids=tokens, use_cache=False).last_hidden_state
+    attention, or what each token ``sees``, keeps it from all others."""
+    return causal_lm.model(
+        input_ids=tokens, position_ids=positions, attention_mask=sees, use_cache=False
+    ).last_hidden_state
 
 
 def as_array(parameter: Any) -> np.ndarray[Any, np.dtype[np.float32]]:

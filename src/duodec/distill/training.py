@@ -16,6 +16,9 @@ from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
+from duodec.core.traits import Parallel
 from duodec.distill.batches import Batch, step_of, steps_per_epoch
 from duodec.distill.files import Folder
 from duodec.distill.interrupting import interruptible_between_steps
@@ -45,6 +48,7 @@ class Measure:
     loss: float
     top1: float
     top4: float
+    ahead: tuple[float, ...] = ()  # the same part as top1, after 1, 2, ... mask tokens
 
 
 @dataclass
@@ -59,6 +63,7 @@ class Training:
     num_steps: int
     folder: Folder
     device: str = "cpu"
+    parallel: Parallel | None = None
     step: int = 0
     seconds: float = 0.0
     history: list[Measure] = field(default_factory=list)
@@ -102,7 +107,8 @@ class Training:
     def step_s(self) -> float:
         """Seconds of a step, measured without changing a weight."""
         every = [self._samples(step) for step in range(3)]
-        batch = self._batch(max(every, key=lambda samples: sum(len(s.tokens) for s in samples)))
+        longest = max(every, key=lambda samples: sum(len(s.tokens) for s in samples))
+        batch = self._batch(longest, np.random.default_rng(0))
         seconds = []
         with deterministic():
             for _ in range(2):  # the first one also reserves memory
@@ -114,20 +120,26 @@ class Training:
 
     def measure(self, samples: Sequence[Sample]) -> Measure:
         """Loss and agreement on these samples."""
-        loss, top1, top4, count = 0.0, 0, 0, 0
+        loss, top4 = 0.0, 0
+        num_tokens = self.parallel.num_tokens if self.parallel else 1
+        right, count = [0] * num_tokens, [0] * num_tokens  # by mask tokens
         with torch.inference_mode(), rounded(self.student, self.settings.quantize):
             for begin in range(0, len(samples), self.settings.batch):
                 batch = self._batch(samples[begin : begin + self.settings.batch])
-                states = hidden(self.student, batch.tokens).flatten(0, 1)[batch.places]
-                for part, known in _chunks(states, batch.known):
-                    logits = self.student.lm_head(part)
-                    log_q = torch.log_softmax(logits * self._scale, -1)
-                    loss += float(self._loss(log_q, known).sum())
-                    top1 += int(agreement(logits, known, 1))
-                    top4 += int(agreement(logits, known, 4))
-                    count += len(part)
-        count = max(1, count)
-        return Measure(self.step, loss / count, top1 / count, top4 / count)
+                every = self._states(batch)
+                for depth in range(num_tokens):
+                    own = batch.depths == depth
+                    for part, known in _chunks(every[own], batch.known.at(own)):
+                        logits = self.student.lm_head(part)
+                        right[depth] += int(agreement(logits, known, 1))
+                        count[depth] += len(part)
+                        if depth == 0:
+                            log_q = torch.log_softmax(logits * self._scale, -1)
+                            loss += float(self._loss(log_q, known).sum())
+                            top4 += int(agreement(logits, known, 4))
+        top1, *ahead = (num / max(1, of) for num, of in zip(right, count, strict=True))
+        num = max(1, count[0])
+        return Measure(self.step, loss / num, top1, top4 / num, tuple(ahead))
 
     def _measure_once(self) -> None:
         if not self.history or self.history[-1].step < self.step:
@@ -136,12 +148,18 @@ class Training:
     def _samples(self, step: int) -> list[Sample]:
         return step_of(self.recording.training, self.settings.batch, step, self.seed)
 
-    def _batch(self, samples: Sequence[Sample]) -> Batch:
-        return Batch.of(samples, self.device, self.temperature)
+    def _batch(self, samples: Sequence[Sample], dice: np.random.Generator | None = None) -> Batch:
+        return Batch.of(samples, self.device, self.temperature, self.parallel, dice)
+
+    def _states(self, batch: Batch) -> Any:
+        """Of the batch's places."""
+        states = hidden(self.student, batch.tokens, batch.positions, batch.sees)
+        return states.flatten(0, 1)[batch.places]
 
     def _one_step(self) -> float:
         self._optimizer.zero_grad()
-        loss = self._backward(self._batch(self._samples(self.step)))
+        dice = np.random.default_rng([self.seed, self.step])
+        loss = self._backward(self._batch(self._samples(self.step), dice))
         if not math.isfinite(loss):
             raise ComputeFailed(
                 f"the loss of step {self.step} is no number; use a lower --learning-rate than "
@@ -169,7 +187,7 @@ class Training:
             rounded(self.student, self.settings.quantize),
             torch.autocast(kind, torch.bfloat16, enabled=has_bfloat16(kind)),
         ):
-            states = hidden(self.student, batch.tokens).flatten(0, 1)[batch.places]
+            states = self._states(batch)
             leaf = states.detach().requires_grad_()
             for part, known in _chunks(leaf, batch.known):
                 logits = self.student.lm_head(part).float()
@@ -205,7 +223,10 @@ class Training:
             self.student.load_state_dict(state["student"])
             self._optimizer.load_state_dict(state["optimizer"])
             torch.set_rng_state(state["random"].cpu())
-            self.history = [Measure(**measure) for measure in state["history"]]
+            self.history = [
+                Measure(**{**measure, "ahead": tuple(measure["ahead"])})
+                for measure in state["history"]
+            ]
             self.step, self.seconds = int(state["step"]), float(state["seconds"])
         except (RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError,
                 zipfile.BadZipFile) as error:  # fmt: skip
@@ -231,7 +252,7 @@ def most_steps(recording: Recording, settings: DistillSettings) -> int:
 def _chunks(states: Any, known: Known) -> Iterator[tuple[Any, Known]]:
     for i in range(0, len(states), CHUNK):
         rows = slice(i, i + CHUNK)
-        yield states[rows], Known(known.tokens[rows], known.probs[rows])
+        yield states[rows], known.at(rows)
 
 
 @contextmanager

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.backends.llamacpp.head import FREQUENT
+from duodec.backends.llamacpp.parallel import MASK_TOKEN, NUM_PARALLEL
+from duodec.core.traits import Parallel
 from duodec.distill.library import gguf
 from duodec.distill.rounding import BLOCK
 from duodec.distill.source import PERMUTED, SourceFile
@@ -20,7 +22,7 @@ from duodec.machine.files import replacing
 
 _FILE_TYPES = {"q4_0": 2, "q8_0": 7, "f16": 1}  # general.file_type
 _DERIVED = ("GGUF.", "general.architecture", "general.file_type", "general.name", "split.",
-            "general.quantization_version", FREQUENT)  # fmt: skip
+            "general.quantization_version", FREQUENT, MASK_TOKEN, NUM_PARALLEL)  # fmt: skip
 _ENDS = (".weight", ".bias")
 
 
@@ -34,9 +36,11 @@ def write_gguf(
     name: str,
     kind: str,
     frequent: Sequence[int] = (),
+    parallel: Parallel | None = None,
 ) -> None:
-    """Write the student, whose ``layers`` are those of ``source``, in the format ``kind``, and
-    which tokens are ``frequent`` in the target's texts, the most frequent first.
+    """Write the student, whose ``layers`` are those of ``source``, in the format ``kind``, which
+    tokens are ``frequent`` in the target's texts, the most frequent first, and how it drafts
+    several at once.
 
     Metadata is the source's, the tokenizer's that of ``vocabulary`` if it is another file. The file
     takes its place when it is whole; raises OSError if the disk is full.
@@ -51,6 +55,9 @@ def write_gguf(
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         if len(frequent):
             writer.add_array(FREQUENT, [int(token) for token in frequent])
+        if parallel is not None:
+            writer.add_uint32(MASK_TOKEN, parallel.mask_token)
+            writer.add_uint32(NUM_PARALLEL, parallel.num_tokens)
         for tensor, data in _tensors(student, source, len(layers)):
             stored, quantised = _quantised(data, kind)
             writer.add_tensor(tensor, stored, raw_dtype=quantised)

@@ -7,10 +7,11 @@ at its end is kept, and growth continues from there.
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from math import log2
+from statistics import fmean, median
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
@@ -19,12 +20,16 @@ import numpy as np
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
+from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, Tokens
+from duodec.core.traits import Parallel
 
 _LEAVES = (1, 2, 4, 8)
 _REMEMBERED = 32  # steps
 _TICK_S = 1e-9  # the least a step takes; a simulated one may be free
 _NEXT = 1.4  # the estimated cost of twice the leaves, before it is measured
+_FEW, _NUM_BETWEEN = 4, 16  # of each length of chains so many steps, and one among so many
+_FIRST_TRUST, _PRIOR_GUESSES, _NUM_GUESSES = 0.7, 4, 64  # of guesses by mask tokens
 _LEAST_VALUE = 1e-3  # a node less likely than that is not worth a forward pass
 
 
@@ -47,35 +52,76 @@ class Tree:
         growth = _growth_of(model, request, self)
         yield growth.tree
         clock = model.clock if model.traits.has_clock else perf_counter  # a simulation's is virtual
-        while leaves := growth.best_leaves():
+        while growth.is_open:
+            leaves, length = growth.next_step()
             start_s = clock()
-            growth.expand(leaves, growth.successors(model, request, leaves))
-            growth.steps.observe(len(leaves), clock() - start_s)
+            gain = growth.expand(model, request, leaves, length)
+            growth.steps.observe(len(leaves), length, clock() - start_s, gain)
             yield growth.tree
 
 
 class _Steps:
-    """Running medians of a forward pass's seconds by its number of leaves."""
+    """Running medians of a forward pass's seconds, by its leaves and the tokens after each.
 
-    def __init__(self) -> None:
-        self._seconds = {k: deque[float](maxlen=_REMEMBERED) for k in _LEAVES}
+    A model that drafts several tokens at once (``parallel``) does so as long as it pays: a chain's
+    tokens take time, and its guesses are worth less than what a leaf's own row says. How much less
+    is learned where the model computes a node that was guessed.
+    """
 
-    def observe(self, num_leaves: int, seconds: float) -> None:
-        if num_leaves in self._seconds:
-            self._seconds[num_leaves].append(seconds)
+    def __init__(self, parallel: Parallel | None) -> None:
+        self._lengths = (1,) if parallel is None else (1, parallel.num_tokens)
+        self._seconds = {
+            (k, length): deque[float](maxlen=_REMEMBERED)
+            for k in _LEAVES
+            for length in self._lengths
+        }
+        self._num_steps = Counter(dict.fromkeys(self._lengths, 0))
+        self._gains = deque[float](maxlen=_REMEMBERED)
+        self._overlaps = deque[float]([_FIRST_TRUST] * _PRIOR_GUESSES, maxlen=_NUM_GUESSES)
 
-    def best(self, values: Sequence[float]) -> int:
-        """How many of the likeliest leaves (``values``, best first) bring the most value a second.
-        An untried number is estimated to cost little more than a measured one."""
-        best, best_rate, expected_s = 1, 0.0, 1.0
-        for k in _LEAVES:
-            if k > max(1, len(values)):
-                break
-            known = self._seconds[k]
-            expected_s = median(known) if known else expected_s * _NEXT
-            rate = sum(values[:k]) / max(_TICK_S, expected_s)
-            if rate > best_rate:
-                best, best_rate = k, rate
+    @property
+    def trust(self) -> float:
+        """The share of what mask tokens hold likely that the model holds likely, too, once it knows
+        the tokens before."""
+        return fmean(self._overlaps)
+
+    def observe_guess(self, guessed: Mapping[int, float], known: Mapping[int, float]) -> None:
+        """Add a node's likely successors: as they were guessed, and as they are."""
+        total = sum(guessed.values())  # they were trusted in part
+        overlap = sum(min(share / total, known.get(token, 0)) for token, share in guessed.items())
+        self._overlaps.append(min(1.0, overlap / sum(known.values())))
+
+    def observe(self, num_leaves: int, length: int, seconds: float, gain: float) -> None:
+        """Add a step, and the value of all that it expanded in values of its leaves."""
+        if (num_leaves, length) in self._seconds:
+            self._seconds[num_leaves, length].append(seconds)
+        self._num_steps[length] += 1
+        if length > 1:
+            self._gains.append(gain)
+
+    def best(self, values: Sequence[float]) -> tuple[int, int]:
+        """How many of the likeliest leaves (``values``, best first), and how many tokens after
+        each, bring the most value a second. Each length of chains is tried now and then, for steps
+        that read text are slow, and texts differ. What is untried is estimated to cost little more
+        than what is measured."""
+        best, best_rate, first_s = (1, 1), 0.0, 1.0
+        rare = min(self._lengths, key=self._num_steps.__getitem__)
+        is_due = self._num_steps[rare] < max(_FEW, self._num_steps.total() / _NUM_BETWEEN)
+        for length in (rare,) if is_due else self._lengths:
+            gain = 1.0
+            if length > 1:
+                first_s *= _NEXT ** log2(length)
+                gain = fmean(self._gains) if self._gains else float(length)
+            expected_s = first_s
+            for k in _LEAVES:
+                if k > max(1, len(values)):
+                    break
+                known = self._seconds[k, length]
+                expected_s = median(known) if known else expected_s * _NEXT
+                first_s = expected_s if k == 1 else first_s
+                rate = gain * sum(values[:k]) / max(_TICK_S, expected_s)
+                if rate > best_rate:
+                    best, best_rate = (k, length), rate
         return best
 
 
@@ -90,78 +136,160 @@ class _Growth:
         plan: Tree,
         steps: _Steps,
         is_chain: bool = False,
+        guessed: Collection[tuple[int, ...]] = (),
     ) -> None:
         """Continues from what ``tree`` already holds. Of a chain only the likeliest successor is
-        expanded, for a model whose state has no branches."""
+        expanded, for a model whose state has no branches. After the ``guessed`` paths successors
+        are those of mask tokens: the model has not computed these nodes."""
         self._is_chain = is_chain
         self.text, self.sampler, self.tree, self._plan = text, sampler, tree, plan
         self.steps = steps
-        self._expanded: list[int] = []  # parents precede children; the root is left out
+        self._guessed = {ROOT} if () in guessed else set[int]()
         self._values: dict[int, float] = {ROOT: 1.0}
         self._depths: dict[int, int] = {ROOT: 0}
         self._edge: list[tuple[float, int]] = []  # (-value, node) of nodes that may be expanded
-        if not tree.is_expanded(ROOT) and plan.depth > 0:
+        # what the model computes under the text, parents first: its nodes' places and parents'
+        self._place: dict[int, int] = {ROOT: ROOT}
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        if (ROOT in self._guessed or not tree.is_expanded(ROOT)) and plan.depth > 0:
             self._edge.append((-1.0, ROOT))
-        for node in range(len(tree)):
-            self._enter(node)
-            if tree.is_expanded(node):
-                self._expanded.append(node)
-        self._edge = [(value, node) for value, node in self._edge if not tree.is_expanded(node)]
-        heapq.heapify(self._edge)
+        self._know(range(len(tree)))
+        inner = [node for node in range(len(tree)) if tree.is_expanded(node)]
+        if guessed:
+            self._guessed |= {n for n in inner if tuple(tree.path_tokens(n)) in guessed}
+        for node in inner:
+            if node not in self._guessed:
+                self._compute(node)
+        self._open([node for node in range(len(tree)) if not tree.is_expanded(node)])
 
-    def _enter(self, node: int) -> None:
-        """Let a new node be expanded."""
-        parent = self.tree.parents[node]
-        value = self._values[parent] * self.tree.confidences[node]
-        self._values[node] = value
-        self._depths[node] = self._depths[parent] + 1
-        if self._is_chain and node != self.tree.children(parent)[0]:
-            return
-        if value >= _LEAST_VALUE and self._depths[node] < self._plan.depth:
-            heapq.heappush(self._edge, (-value, node))
+    def _know(self, nodes: Iterable[int]) -> None:
+        """Value new nodes, parents first."""
+        tree, values, depths = self.tree, self._values, self._depths
+        for node in nodes:
+            parent = tree.parents[node]
+            values[node] = values[parent] * tree.confidences[node]
+            depths[node] = depths[parent] + 1
 
-    def best_leaves(self) -> list[int]:
-        """The likeliest nodes that may be expanded."""
-        room = min(self._plan.max_expanded - len(self._expanded), len(self._edge))
-        num_leaves = self._plan.num_leaves
+    def _open(self, nodes: Iterable[int]) -> None:
+        """Let nodes be expanded, if they are worth it."""
+        for node in nodes:
+            value = self._values[node]
+            if value < _LEAST_VALUE or self._depths[node] >= self._plan.depth:
+                continue
+            if not self._is_chain or node == self.tree.children(self.tree.parents[node])[0]:
+                heapq.heappush(self._edge, (-value, node))
+
+    def _compute(self, node: int) -> list[int]:
+        """Let the model compute a node, and what is above it; those that it did not before."""
+        new = []
+        while node not in self._place:
+            new.append(node)
+            node = self.tree.parents[node]
+        for one in reversed(new):
+            self._parents.append(self._place[self.tree.parents[one]])
+            self._place[one] = len(self._tokens)
+            self._tokens.append(self.tree.tokens[one])
+        return new[::-1]
+
+    @property
+    def _room(self) -> int:
+        """Nodes that may still be expanded."""
+        return self._plan.max_expanded - (self.tree.num_expanded - self.tree.is_expanded(ROOT))
+
+    @property
+    def is_open(self) -> bool:
+        """Some node may be expanded."""
+        return self._room > 0 and bool(self._edge)
+
+    def next_step(self) -> tuple[list[int], int]:
+        """The likeliest nodes that may be expanded, and how many tokens to draft after each."""
+        num_leaves, length = self._plan.num_leaves, 1
         if not num_leaves:
-            num_leaves = self.steps.best([-v for v, _ in heapq.nsmallest(_LEAVES[-1], self._edge)])
-        return [heapq.heappop(self._edge)[1] for _ in range(min(room, num_leaves))]
+            values = [-v for v, _ in heapq.nsmallest(_LEAVES[-1], self._edge)]
+            num_leaves, length = self.steps.best(values)
+        num_leaves = min(self._room, len(self._edge), num_leaves)
+        return [heapq.heappop(self._edge)[1] for _ in range(num_leaves)], length
 
-    def successors(
-        self, model: DraftModel, request: DraftRequest, leaves: list[int]
-    ) -> list[tuple[list[int], list[float]]]:
-        """One batched forward pass: each leaf's likely successors with their confidences."""
-        nodes = [*self._expanded, *(leaf for leaf in leaves if leaf != ROOT)]
-        place = {ROOT: ROOT, **{node: i for i, node in enumerate(nodes)}}
-        draft = Draft(
-            tuple(self.tree.tokens[node] for node in nodes),
-            tuple(place[self.tree.parents[node]] for node in nodes),
-        )
-        wanted = tuple(place[leaf] + 1 for leaf in leaves)
-        rows = model.rows(RowQuery(request.slot, request.text, draft, wanted))
-        found = []
-        for leaf, row in zip(leaves, rows, strict=True):
-            context = Context(request.text, tuple(self.tree.path_tokens(leaf)))
-            tokens, likely = request.sampler.candidates(row, context, self._plan.num_candidates)
-            num_kept = max(1, int(np.count_nonzero(likely >= self._plan.least_confidence)))
-            found.append((tokens[:num_kept].tolist(), likely[:num_kept].tolist()))
-        return found
+    def expand(
+        self, model: DraftModel, request: DraftRequest, leaves: list[int], length: int
+    ) -> float:
+        """Expand leaves in one batched forward pass, and below each, by mask tokens, a chain of the
+        likeliest tokens (PARD, arXiv 2504.18583): it is ``length`` tokens long. Returns the value
+        of all that is expanded in values of the leaves alone."""
+        # of nodes that were guessed so far and are computed now, rows are taken as well
+        asked = [node for leaf in leaves for node in self._compute(leaf) or [leaf]]
+        tokens, parents = self._tokens.copy(), self._parents.copy()
+        rows = [self._place[node] + 1 for node in asked]
+        chains = []
+        room = max(0, self._room // len(leaves) - 1)  # of each
+        for leaf in leaves:
+            above = self._place[leaf]
+            num_masks = min(length - 1, self._plan.depth - self._depths[leaf] - 1, room)
+            if leaf in self._guessed:
+                num_masks = 0  # a chain is there
+            chains.append(range(len(rows), len(rows) + num_masks))
+            for _ in chains[-1]:
+                assert model.traits.parallel is not None
+                parents.append(above)
+                above = len(tokens)
+                tokens.append(model.traits.parallel.mask_token)
+                rows.append(above + 1)
+        draft = Draft(tuple(tokens), tuple(parents))
+        found = model.rows(RowQuery(request.slot, request.text, draft, tuple(rows)))
 
-    def expand(self, leaves: list[int], successors: list[tuple[list[int], list[float]]]) -> None:
-        for leaf, (tokens, confidences) in zip(leaves, successors, strict=True):
-            self.tree.expand(leaf, tokens, confidences)
-            if leaf != ROOT:
-                self._expanded.append(leaf)
-            for child in self.tree.children(leaf):
-                self._enter(child)
+        new = {node: self._add(request, node, row) for node, row in zip(asked, found, strict=False)}
+        of_leaves = of_chains = 0.0
+        for leaf, chain in zip(leaves, chains, strict=True):
+            open_ = new.pop(leaf)
+            of_leaves += sum(self._values[node] for node in open_)
+            for row in chain:
+                if not open_ or self._values[open_[0]] < _LEAST_VALUE:
+                    break
+                node, *others = open_
+                self._open(others)
+                open_ = self._add(request, node, found[row], self.steps.trust)
+                of_chains += sum(self._values[one] for one in open_)
+            self._open(open_)
+        for nodes in new.values():
+            self._open(nodes)
+        return 1.0 + of_chains / max(of_leaves, _LEAST_VALUE)
+
+    def _add(
+        self, request: DraftRequest, node: int, row: Row, trust: float | None = None
+    ) -> list[int]:
+        """Give a node the likely successors that it has not; those. Of a guess they are as likely
+        as its row says times ``trust``."""
+        tree, begin = self.tree, len(self.tree)
+        context = Context(request.text, tuple(tree.path_tokens(node)))
+        tokens, likely = request.sampler.candidates(row, context, self._plan.num_candidates)
+        num_kept = max(1, int(np.count_nonzero(likely >= self._plan.least_confidence)))
+        found = dict(zip(tokens[:num_kept].tolist(), likely[:num_kept].tolist(), strict=True))
+        if node in self._guessed:
+            known = {tree.tokens[child]: tree.confidences[child] for child in tree.children(node)}
+            self.steps.observe_guess(known, found)
+            self._guessed.remove(node)
+            found = {token: share for token, share in found.items() if token not in known}
+        if trust is not None:
+            found = {token: trust * share for token, share in found.items()}
+            self._guessed.add(node)
+        tree.expand(node, list(found), list(found.values()))
+        new = range(begin, len(tree))
+        self._know(new)
+        return list(new)
+
+    def guessed_after(self, tokens: Sequence[int]) -> set[tuple[int, ...]]:
+        """The paths after these tokens whose successors were guessed by mask tokens."""
+        before, num = tuple(tokens), len(tokens)
+        paths = (tuple(self.tree.path_tokens(node)) for node in self._guessed)
+        return {path[num:] for path in paths if path[:num] == before}
 
 
 @dataclass
 class _Memory:
     """State kept with a model: its costs, and by slot the last tree, a memo of its text."""
 
-    steps: _Steps = field(default_factory=_Steps)
+    steps: _Steps
     growths: dict[int, _Growth] = field(default_factory=dict)
 
 
@@ -170,14 +298,17 @@ _memories: WeakKeyDictionary[DraftModel, _Memory] = WeakKeyDictionary()
 
 def _growth_of(model: DraftModel, request: DraftRequest, plan: Tree) -> _Growth:
     """The growth under the request's text so far."""
-    memory = _memories.setdefault(model, _Memory())
+    memory = _memories.get(model)
+    if memory is None:
+        memory = _memories[model] = _Memory(_Steps(model.traits.parallel))
     last = memory.growths.get(request.slot)
-    tree = CandidateTree()
+    tree, guessed = CandidateTree(), set[tuple[int, ...]]()
     if last is not None and last.sampler == request.sampler:
         length = len(last.text)
         if len(request.text) >= length and np.array_equal(request.text[:length], last.text):
-            tree = last.tree.follow(request.text[length:].tolist())
+            new = request.text[length:].tolist()
+            tree, guessed = last.tree.follow(new), last.guessed_after(new)
     is_chain = not model.traits.has_branches
-    growth = _Growth(request.text, request.sampler, tree, plan, memory.steps, is_chain)
+    growth = _Growth(request.text, request.sampler, tree, plan, memory.steps, is_chain, guessed)
     memory.growths[request.slot] = growth
     return growth

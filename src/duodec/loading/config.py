@@ -14,6 +14,7 @@ from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.window import DEFAULT_WINDOW, LEAST_WINDOW
 from duodec.backends.llamacpp.caches import CACHE_TYPES
 from duodec.backends.llamacpp.padded import MOST_ROWS
+from duodec.backends.llamacpp.parallel import MOST_PARALLEL
 from duodec.core.parameters import Parameter, check, shown, whole
 from duodec.errors import BadOption
 from duodec.machine.cores import available_cores
@@ -177,6 +178,18 @@ class EngineConfig:
             "Machine",
             metavar="TOKENS",
             ge=0,
+        ),
+    ] = None
+    draft_parallel: Annotated[
+        int | None,
+        Parameter(
+            "Tokens that a step of the draft model drafts at once, where it was trained for that "
+            "with mask tokens (PARD); 1: one. By default as many as it was trained for.",
+            "Machine",
+            metavar="TOKENS",
+            ge=1,
+            le=MOST_PARALLEL,
+            remedy=f"use 1 to {MOST_PARALLEL}",
         ),
     ] = None
     rows: Annotated[

@@ -66,6 +66,7 @@ def open_drafter(
         max_window=window,
         uses_flash_attention=known.draft_uses_flash_attention if known else None,
         num_head=config.draft_head,
+        num_parallel=config.draft_parallel,
         num_slots=config.num_slots,
     )
     return ProcessDrafter(

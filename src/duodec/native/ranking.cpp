@@ -1,10 +1,10 @@
 // Rank the tokens of a row of a draft model's logits: the best of them, and how likely each is.
 // `core/sampling.py` says what is ranked; `tests/fakes/oracles.py` finds the same tokens.
 
+#include "noise.h"
+
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -137,65 +137,6 @@ class Ranking {
     std::vector<float> maxima, sorted;
 };
 
-// --- noise, as `core/noise.py` makes it, to the last bit
-
-uint32_t random_bits(uint64_t key, int64_t token) {
-    uint32_t z = uint32_t(token) * 0x9E3779B1u;
-    for (uint32_t half : {uint32_t(key), uint32_t(key >> 32)}) {
-        z ^= half;
-        z ^= z >> 16;
-        z *= 0x7FEB352Du;
-        z ^= z >> 15;
-        z *= 0x846CA68Bu;
-        z ^= z >> 16;
-    }
-    return z;
-}
-
-struct Split {  // (1 + f) * 2**e
-    float e, f;
-};
-
-Split split(float x) {
-    constexpr int32_t SQRT_HALF = 0x3F3504F3;
-    int32_t pattern;
-    std::memcpy(&pattern, &x, sizeof pattern);
-    pattern -= SQRT_HALF;
-    const int32_t exponent = pattern >> 23;
-    pattern = (pattern & 0x007FFFFF) + SQRT_HALF;
-    float f;
-    std::memcpy(&f, &pattern, sizeof f);
-    return {float(exponent), f - 1.0f};
-}
-
-float log_of(float e, float f) {
-    constexpr float COEFFICIENTS[] = {
-        -1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f, 1.4249322787e-1f,
-        -1.6668057665e-1f, 2.0000714765e-1f,  -2.4999993993e-1f,
-    };
-    const float square = f * f;
-    float y = f * 7.0376836292e-2f;
-    for (float coefficient : COEFFICIENTS) y = (y + coefficient) * f;
-    y += 3.3333331174e-1f;
-    y *= f;
-    y *= square;
-    y += e * -2.12194440e-4f;
-    y -= square * 0.5f;
-    y += f;
-    y += e * 0.693359375f;
-    return y;
-}
-
-float uniform_of(uint32_t random) { return (float(random) + 0.5f) * 0x1p-32f; }
-
-float gumbel(uint64_t key, int64_t token) {
-    const uint32_t random = random_bits(key, token);
-    const Split u = split(uniform_of(random));
-    const float near_one = -uniform_of(~random);
-    const Split inner = split(-log_of(u.e, u.e == 0 ? near_one : u.f));
-    return -log_of(inner.e, inner.f);
-}
-
 }  // namespace
 
 extern "C" {
@@ -224,7 +165,7 @@ int64_t duodec_noisy(const float *row, int64_t num, int64_t k, int64_t head, flo
     const bool is_contest = ranking.best.size() > 1;
     for (Ranked &one : ranking.best) {
         one.score *= factor;
-        if (is_contest) one.score += gumbel(key, one.token);
+        if (is_contest) one.score += gumbel(bits_of(uint32_t(one.token), key));
     }
     std::sort(ranking.best.begin(), ranking.best.end());
     double sum = 0.0;

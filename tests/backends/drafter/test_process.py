@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from fakes.decoding import FakeClock, Session, decode_rounds
+from fakes.masks import Masked
 
 from duodec.backends.drafter import supervision
 from duodec.backends.drafter.channel import Channel, Frame, Kind
@@ -732,6 +733,21 @@ def test_timing_must_not_change_text(start: Start, fault: str, temperature: floa
             assert session.num_rounds < 32, "some drafts were used"
     if fault == "dying":
         assert drafter.restarts > 0
+
+
+def test_dying_in_a_chain_of_mask_tokens_changes_no_text(start: Start) -> None:
+    drafter = start(Masked(TABLE, dies_at=1))
+    drafter.submit(request(PROMPT, Tree(), slot=7))  # nothing else can end it
+
+    def has_died() -> bool:
+        drafter.poll(7)
+        return drafter.restarts > 0
+
+    until(has_died)
+    for temperature in (0.0, 0.9):
+        expected = text_of("ar", session_of(None, temperature, 32))
+        for name in ("stream", "auto"):
+            assert text_of(name, session_of(drafter, temperature, 32)) == expected
 
 
 def test_a_send_to_a_stopped_process_never_blocks(start: Start) -> None:

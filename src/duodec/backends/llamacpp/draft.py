@@ -26,7 +26,7 @@ from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling import Tokens
-from duodec.core.traits import DraftTraits
+from duodec.core.traits import DraftTraits, Parallel
 from duodec.machine.cores import available_cores
 
 NUM_EXTRA_CELLS = 4 * MAX_WIDTH + NUM_FIRST  # of a draft's cache, for each text beyond its window
@@ -44,7 +44,7 @@ class LlamaDraftModel(DraftModel):
     holds ``num_texts`` texts at once. Positions beyond those that the model was trained for are not
     used: a longer text begins anew with its later half. llama.cpp's flash attention is slow for a
     draft step's few rows, and is taken by default where ours computes it. ``clock`` tells the
-    seconds by which it measures itself.
+    seconds by which it measures itself. ``parallel`` says how it drafts several tokens at once.
     """
 
     def __init__(
@@ -57,9 +57,11 @@ class LlamaDraftModel(DraftModel):
         num_texts: int = 1,
         max_window: int | None = None,
         uses_flash_attention: bool | None = None,
+        parallel: Parallel | None = None,
     ) -> None:
         self.vocabulary = model
         self._num_vocab = num_vocab
+        self.traits = replace(self.traits, parallel=parallel)
         self._masks = Masks(model)
         self._num_positions = model.num_context_train - MAX_WIDTH
         most = min(max_window or DEFAULT_WINDOW, num_context, self._num_positions)

@@ -9,6 +9,7 @@ from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.draft import LlamaDraftModel
 from duodec.backends.llamacpp.head import Head, frequency
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.parallel import parallel
 from duodec.backends.llamacpp.recurrent_draft import LlamaRecurrentDraft
 
 
@@ -24,6 +25,7 @@ class LlamaRecipe:
     max_window: int | None = None  # tokens of each that it holds; None: chosen here
     uses_flash_attention: bool | None = None  # None: as is faster for few rows
     num_head: int | None = None  # rows of its head, the most frequent; None: chosen here; 0: all
+    num_parallel: int | None = None  # tokens that a step drafts at once; None: as it was trained
     num_slots: int = 1  # texts that are drafted for in turn: as many states of a recurrent model
 
     def load(self) -> LlamaDraftModel | LlamaRecurrentDraft:
@@ -51,4 +53,5 @@ class LlamaRecipe:
             num_texts=self.num_texts,
             max_window=self.max_window,
             uses_flash_attention=self.uses_flash_attention,
+            parallel=parallel(model.lib, self.path, self.num_parallel),
         )

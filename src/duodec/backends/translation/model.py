@@ -118,7 +118,7 @@ class TranslatedModel(Wrapped):
 
     @property
     def traits(self) -> DraftTraits:
-        return replace(self.model.traits, has_masks=True)
+        return replace(self.model.traits, has_masks=True, parallel=None)
 
     def mask(self, grammar: Grammar) -> Mask:
         return self._mask(grammar)

@@ -122,6 +122,7 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
                 vocabulary.num_vocab,
                 max_window=config.draft_window,
                 num_head=config.draft_head,
+                num_parallel=config.draft_parallel,
             )
             loaded = recipe_for(cast(SentVocabulary, vocabulary), recipe).load()
             # as it is recorded: whoever gives it back gets the same figures

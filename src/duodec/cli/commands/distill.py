@@ -178,6 +178,12 @@ def _show(result: Result) -> None:
             ("  by the draft alone", f"{result.before.chain:.3f}", f"{result.after.chain:.3f}"),
             ("agreement, first guess", f"{first.top1:.3f}", f"{last.top1:.3f}"),
             ("  one of the first four", f"{first.top4:.3f}", f"{last.top4:.3f}"),
+            *(
+                (f"agreement, after {number} mask tokens", f"{before:.3f}", f"{after:.3f}")
+                for number, (before, after) in enumerate(
+                    zip(first.ahead, last.ahead, strict=True), 1
+                )
+            ),
             ("loss", f"{first.loss:.3f}", f"{last.loss:.3f}"),
         ],
     )

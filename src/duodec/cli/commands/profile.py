@@ -56,7 +56,14 @@ def profile(
     config: Annotated[
         EngineConfig,
         options.Options(
-            without=("datastore", "draft_window", "draft_head", "pace", *options.GRAMMAR_LIMITS)
+            without=(
+                "datastore",
+                "draft_window",
+                "draft_head",
+                "draft_parallel",
+                "pace",
+                *options.GRAMMAR_LIMITS,
+            )
         ),
     ],
 ) -> None:
