@@ -118,6 +118,10 @@ class HeadModel(Protocol):
     def num_heads(self) -> int:
         """Tokens that they look ahead."""
 
+    @property
+    def num_params(self) -> int:
+        """Weights that are read to propose a tree."""
+
     def at(self, text: StatedText) -> Heads:
         """The heads at the end of a text."""
 
