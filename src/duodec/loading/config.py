@@ -70,7 +70,7 @@ class EngineConfig:
         str | None,
         Parameter(
             "Heads trained for a torch target, which propose tokens from its last hidden state: a "
-            "folder, or hf:owner/repo, of Medusa heads. See docs/methods.md.",
+            "folder, or hf:owner/repo, of Medusa, Hydra or EAGLE. See docs/methods.md.",
             "Models",
             metavar="MODEL",
         ),

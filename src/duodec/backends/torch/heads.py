@@ -145,7 +145,7 @@ class HeadFiles:
         except (OSError, ValueError) as error:
             raise ModelUnreadable(
                 f"{path} is no folder of heads ({first_line(error)}); name one with config.json "
-                "and the weights of Medusa heads"
+                "and the weights of Medusa, Hydra or EAGLE"
             ) from error
 
     def weights(self, *stems: str) -> dict[str, torch.Tensor]:

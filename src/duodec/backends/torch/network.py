@@ -111,6 +111,11 @@ class Network:
         """Of tokens."""
         return self._model.get_input_embeddings()
 
+    @property
+    def output(self) -> Any:
+        """Makes logits of states."""
+        return self._model.get_output_embeddings()
+
     def check_rowwise(self) -> None:
         """Raises BadOption if a row's numbers depend on the other rows."""
         check_rowwise(self._model.config)
