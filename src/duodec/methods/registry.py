@@ -14,8 +14,11 @@ from duodec.errors import BadOption
 from duodec.methods.ar import Autoregressive
 from duodec.methods.auto import Auto
 from duodec.methods.duo import DuoDecoding
+from duodec.methods.eagle import Eagle
+from duodec.methods.hydra import Hydra
 from duodec.methods.lookahead import Lookahead
 from duodec.methods.lookup import PromptLookup
+from duodec.methods.medusa import Medusa
 from duodec.methods.method import Method
 from duodec.methods.pearl import Pearl
 from duodec.methods.recycling import TokenRecycling
@@ -38,6 +41,9 @@ METHODS: dict[str, type[Method]] = {
         Lookahead,
         TokenRecycling,
         SuffixDecoding,
+        Medusa,
+        Hydra,
+        Eagle,
         Pearl,
         DuoDecoding,
         Stream,
@@ -104,6 +110,11 @@ def check_usable(
         raise BadOption(
             f"method '{method.name}' scores branches, and this target, which is recurrent, has "
             "none; use `method=auto`"
+        )
+    if method.needs_heads and method.needs_heads != traits.heads:
+        raise BadOption(
+            f"method '{method.name}' needs {method.needs_heads} heads of the target, which has "
+            f"{traits.heads or 'none'}; name their folder with `heads`"
         )
     if method.needs_datastore and not has_datastore:
         raise BadOption(

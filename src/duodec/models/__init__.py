@@ -20,6 +20,7 @@ from duodec.models.resolving import (
     format_of,
     resolve,
     resolve_folder,
+    resolve_heads,
 )
 from duodec.models.wheels import WheelFile, pip_download
 
@@ -45,4 +46,5 @@ __all__ = [
     "pip_download",
     "resolve",
     "resolve_folder",
+    "resolve_heads",
 ]
