@@ -213,6 +213,40 @@ FAMILIES: dict[str, Family] = {
             "attention.head_count_kv": HEADS,
         },
     ),
+    "DeepSeek 3": Family(
+        "deepseek2",
+        lambda i: {
+            "attn_norm": (WIDTH,), "attn_q_a": (32, WIDTH), "attn_q_a_norm": (32,),
+            "attn_q_b": (HEADS * 48, 32), "attn_kv_a_mqa": (32 + 16, WIDTH),
+            "attn_kv_a_norm": (32,), "attn_k_b": (HEADS, 32, 32), "attn_v_b": (HEADS, HEAD, 32),
+            "attn_output": (WIDTH, HEADS * HEAD),
+            **(dense() if i == 0 else {
+                **experts(), "ffn_gate_shexp": (INNER, WIDTH), "ffn_up_shexp": (INNER, WIDTH),
+                "ffn_down_shexp": (WIDTH, INNER),
+            }),
+        },
+        {
+            **MIXTURE, "leading_dense_block_count": 1, "expert_feed_forward_length": INNER,
+            "expert_shared_count": 1, "attention.kv_lora_rank": 32,
+            "attention.q_lora_rank": 32, "attention.key_length": 48,
+            "attention.value_length": 32, "attention.key_length_mla": 48,
+            "attention.value_length_mla": HEAD, "rope.dimension_count": 16,
+            "expert_weights_scale": 1.0,
+        },
+    ),
+    "GLM 4 MoE": Family(
+        "glm4moe",
+        lambda i: {
+            **attention("norms"),
+            **(dense("post_attention_norm") if i == 0 else {
+                **experts("post_attention_norm"), "exp_probs_b.bias": (EXPERTS,),
+            }),
+        },
+        {
+            **MIXTURE, "leading_dense_block_count": 1, "expert_feed_forward_length": INNER,
+            "expert_shared_count": 0,
+        },
+    ),
     "LFM 2": Family(
         "lfm2", lfm2,
         {"shortconv.l_cache": 3, "attention.head_count_kv": [i % 2 for i in range(LAYERS)]},
@@ -252,9 +286,12 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def write_family(path: Path, name: str, *, noise: float = 0.0, kind: str = "Q8_0") -> Path:
+def write_family(
+    path: Path, name: str, *, noise: float = 0.0, kind: str = "Q8_0", num_heads: int = 0
+) -> Path:
     """A model of this family; with ``noise``, one whose matrices differ by so much of their own
-    size: a draft that is often right."""
+    size: a draft that is often right. ``num_heads`` layers of multi-token prediction are behind the
+    others, which have the same weights with them as without."""
     family = FAMILIES[name]
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, family.architecture)
@@ -265,12 +302,15 @@ def write_family(path: Path, name: str, *, noise: float = 0.0, kind: str = "Q8_0
         "attention.value_length": family.head, "rope.dimension_count": family.head,
         "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": VOCAB, **family.fields,
     }  # fmt: skip
+    if num_heads:
+        fields["block_count"] += num_heads
+        fields["nextn_predict_layers"] = num_heads
     for key, value in fields.items():
         _add_field(writer, f"{family.architecture}.{key}", value)
     copy_vocabulary(writer, VOCAB)
     dice, other = np.random.default_rng(1), np.random.default_rng(2)
     quantised = gguf.GGMLQuantizationType[kind]
-    for tensor, shape in _tensors(family):
+    for tensor, shape in _tensors(family, num_heads):
         scale = shape[-1] ** -0.5 * (3.0 if tensor == "output.weight" else 1.0)
         drawn = dice.normal(0, scale, shape) + noise * other.normal(0, scale, shape)
         if tensor == "output.weight":
@@ -287,11 +327,18 @@ def write_family(path: Path, name: str, *, noise: float = 0.0, kind: str = "Q8_0
     return finish(writer, path)
 
 
-def _tensors(family: Family) -> Iterator[tuple[str, tuple[int, ...]]]:
+HEAD_LAYER: Tensors = {
+    "nextn.eh_proj": (WIDTH, 2 * WIDTH), "nextn.enorm": (WIDTH,), "nextn.hnorm": (WIDTH,),
+}  # fmt: skip
+
+
+def _tensors(family: Family, num_heads: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name, shape in {"token_embd": (VOCAB, WIDTH), **family.ends}.items():
         yield f"{name}.weight", shape
-    for i in range(family.num_layers):
-        for name, shape in family.layer(i).items():
+    last = family.num_layers - 1
+    for i in range(family.num_layers + num_heads):
+        layer = family.layer(i) if i <= last else {**family.layer(last), **HEAD_LAYER}
+        for name, shape in layer.items():
             has_suffix = name.endswith((".", ".bias"))
             yield f"blk.{i}.{name.rstrip('.') if has_suffix else f'{name}.weight'}", shape
 
