@@ -6,6 +6,7 @@ Matrices are in Q8_0, whose products have the same bits at every width.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -287,11 +288,18 @@ FAMILIES: dict[str, Family] = {
 
 
 def write_family(
-    path: Path, name: str, *, noise: float = 0.0, kind: str = "Q8_0", num_heads: int = 0
+    path: Path,
+    name: str,
+    *,
+    noise: float = 0.0,
+    kind: str = "Q8_0",
+    loudness: float = 1.0,
+    num_heads: int = 0,
 ) -> Path:
     """A model of this family; with ``noise``, one whose matrices differ by so much of their own
-    size: a draft that is often right. ``num_heads`` layers of multi-token prediction are behind the
-    others, which have the same weights with them as without."""
+    size: a draft that is often right. Layers add so much (``loudness``) to their input. Behind them
+    are ``num_heads`` layers of multi-token prediction, which go on from a token alone and so are
+    often right where layers add little; the others have the same weights with them as without."""
     family = FAMILIES[name]
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, family.architecture)
@@ -315,6 +323,10 @@ def write_family(
         drawn = dice.normal(0, scale, shape) + noise * other.normal(0, scale, shape)
         if tensor == "output.weight":
             drawn[LOUD:] *= 0.3
+        elif _ADDS.search(tensor):
+            drawn *= loudness
+        elif tensor.endswith("eh_proj.weight"):
+            drawn = np.hstack([np.eye(WIDTH), 0.02 * drawn[:, WIDTH:]])
         data = drawn.astype(np.float32)
         if "norm" in tensor:
             writer.add_tensor(tensor, np.ones_like(data))
@@ -327,6 +339,7 @@ def write_family(
     return finish(writer, path)
 
 
+_ADDS = re.compile(r"(attn_output|ffn_down|ffn_down_exps|ffn_down_shexp|ssm_out)\.weight$")
 HEAD_LAYER: Tensors = {
     "nextn.eh_proj": (WIDTH, 2 * WIDTH), "nextn.enorm": (WIDTH,), "nextn.hnorm": (WIDTH,),
 }  # fmt: skip

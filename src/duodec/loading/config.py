@@ -227,6 +227,15 @@ class EngineConfig:
             ("--no-repack", "-nr"),
         ),
     ] = False
+    mtp: Annotated[
+        str,
+        Parameter(
+            "Draft with the layer of multi-token prediction that a GGUF file brings, where it pays "
+            "(auto), or leave that layer out of memory (off).",
+            "Machine",
+            choices=("auto", "off"),
+        ),
+    ] = "auto"
     override_tensor: Annotated[
         tuple[str, ...],
         Parameter(

@@ -39,6 +39,7 @@ _OF_LLAMA_CPP = {  # options that torch lacks, and their remedies
     "override_tensor": "leave it out",
     "cache_type_k": "leave it out",
     "cache_type_v": "leave it out",
+    "mtp": "leave it out",
 }
 
 
@@ -90,7 +91,7 @@ class ResolvedPair(ResolvedTarget):
         settings = (
             config.threads, config.draft_threads, config.gpu_layers, config.rows, config.fast,
             config.no_repack, config.cpu_moe, config.n_cpu_moe, config.override_tensor,
-            config.cache_type_k, config.cache_type_v,
+            config.cache_type_k, config.cache_type_v, config.mtp,
             self.backend, config.dtype_name, config.device, self.file.num_bytes,
         )  # fmt: skip
         return key_of(self.file.path, self.draft.path if self.draft else None, settings)

@@ -12,13 +12,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.context import STOPPED, Batch, Threads, logits
-from duodec.backends.llamacpp.header import Header
+from duodec.backends.llamacpp.header import GgufFile, Header
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.states import FINAL, HiddenStates, Staging, State
 from duodec.backends.tree_cache import Entry
@@ -26,7 +28,8 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Candidates, Query
-from duodec.core.sampling import Tokens
+from duodec.core.sampling import Context, Sampler, Tokens
+from duodec.errors import BadOption, ComputeFailed, ModelUnreadable
 
 MTP, EAGLE3 = "mtp", "eagle3"
 MOST_TOKENS = 8  # that a layer proposes after one verdict
@@ -47,7 +50,6 @@ EAGLE3_ARCHITECTURES = frozenset(
     {"llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss"}
 )
 
-_NOTHING: Tokens = np.empty(0, dtype=np.int32)
 
 
 def has_mtp(header: Header) -> bool:
@@ -68,7 +70,8 @@ class _Text:
     states: list[State] = field(default_factory=list)
     query: Query | None = None  # of the last forward pass
     rows: dict[int, tuple[int, State]] = field(default_factory=dict)  # of its draft, by node + 1
-    read: Tokens = field(default_factory=lambda: _NOTHING)  # by the layer, with the states of the tokens before
+    # by the layer, with the states of the tokens before
+    read: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
     def put(self, position: int, token: int, state: State) -> None:
         """The state of a token; what was known from there on is of another text."""
@@ -88,12 +91,14 @@ class _Text:
         query, self.query = self.query, None
         if query is None or common_prefix(query.text, text) < len(query.text):
             return
-        node: int | None = ROOT
+        node = ROOT
         for position in range(len(query.text), len(text)):
-            node = query.draft.child(node, int(text[position]))
-            if node is None or node + 1 not in self.rows:
-                return
-            self.put(position, *self.rows[node + 1])
+            token = int(text[position])
+            child = query.draft.child(node, token)
+            if child is None or self.rows.get(child + 1, (None,))[0] != token:
+                return  # it was not scored
+            self.put(position, *self.rows[child + 1])
+            node = child
 
     def knows(self, text: Tokens) -> bool:
         """Whether the states up to the text's last token but one are known."""
@@ -110,23 +115,24 @@ class LlamaHead(ABC):
     lag: int  # the position of a token's entry, less the token's own
 
     def __init__(
-        self, target: LlamaModel, handle: object, *, num_slots: int, num_threads: int
+        self,
+        target: LlamaModel,
+        model: LlamaModel,
+        handle: object,
+        *,
+        num_slots: int,
+        num_threads: int,
     ) -> None:
-        """``handle`` is the layer's context, which this closes."""
+        """``model`` has the layer's weights; ``handle`` is its context, which this closes."""
         self._lib, self._handle, self._num_slots = target.lib, handle, num_slots
-        self._target, self._num_threads = target, num_threads
+        self._target, self._model, self.num_threads = target, model, num_threads
+        self.width = int(self._lib.llama_model_n_embd(model.handle))  # of the layer's states
         self._staging = Staging(target.lib)
         self._staging.set_final(handle, True, True)
         self._memory = self._lib.llama_get_memory(handle)
-        self._num_cells = int(self._lib.llama_n_ctx_seq(handle))
         self._threads = Threads(self._lib, handle)
         self._texts: defaultdict[int, _Text] = defaultdict(_Text)
         self._batch = Batch(self._lib, _NUM_BATCH, 1, num_states=self.width)
-
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """Of the states that the layer computes."""
 
     @abstractmethod
     def encoded(self, states: State) -> State:
@@ -136,9 +142,6 @@ class LlamaHead(ABC):
         if self._handle:
             self._lib.llama_free(self._handle)
             self._handle = None
-
-    def use_threads(self, num_threads: int) -> None:
-        self._num_threads = num_threads
 
     def states(self, handle: object, slot_of: Callable[[Entry], int]) -> HiddenStates:
         """What this head is to see of each forward pass of one of the target's contexts."""
@@ -164,19 +167,20 @@ class LlamaHead(ABC):
         else:
             text.put(entry.position, entry.token, state)
 
-    def after(self, slot: int, text: Tokens) -> Successors:
-        """What the layer says follows a text, all of whose tokens but the last were scored."""
-        known = self._texts[self._sequence(slot)]
+    def after(self, query: Query, tokens: Sequence[int]) -> Successors:
+        """What the layer says follows a query's text and the tokens of its verdict."""
+        known = self._texts[self._sequence(query.slot)]
+        text = np.concatenate([query.text, np.array(tokens, dtype=np.int32)])
         known.settle(text)
-        return Successors(self, known, self._sequence(slot), text)
+        return Successors(self, known, self._sequence(query.slot), text, query.sampler)
 
     # --- for `Successors`
 
-    def read(self, known: _Text, sequence: int, text: Tokens) -> tuple[State, State] | None:
-        """Compute what the layer lacks of a text. Returns the logits and the state after it; None
-        where the target's states are not known, or no cells are left."""
-        if not known.knows(text) or len(text) > self._num_cells:
-            return None
+    def read(self, known: _Text, sequence: int, text: Tokens) -> tuple[State, State]:
+        """Compute what the layer lacks of a text. Returns the logits and the state after it. Raises
+        ComputeFailed, as where the target's states are not known."""
+        if not known.knows(text):
+            raise ComputeFailed("the target's states before this token are not known")
         begin = min(common_prefix(known.read, text), len(text) - 1)
         first = known.begin + 1 if known.begin or self.lag else 0
         if begin < first:  # states between are lost: the layer begins anew
@@ -184,34 +188,29 @@ class LlamaHead(ABC):
             self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         self._lib.llama_memory_seq_rm(self._memory, sequence, begin + self.lag, -1)
         known.read = text[:begin]
-        found = None
-        while begin < len(text):
+        while True:
             end = min(begin + _NUM_BATCH, len(text))
             states = [known.states[i - 1 - known.begin] for i in range(max(1, begin), end)]
             rows = self.encoded(np.stack(states))
             if begin == 0:  # nothing comes before a text
                 rows = np.concatenate([np.zeros_like(rows[:1]), rows])
             found = self.compute(sequence, begin, text[begin:end].tolist(), rows)
-            if found is None:
-                known.read = _NOTHING
-                return None
+            known.read = text[:end]
+            if end == len(text):
+                return found
             begin = end
-        known.read = text
-        return found
 
     def compute(
         self, sequence: int, position: int, tokens: Sequence[int], states: State
-    ) -> tuple[State, State] | None:
+    ) -> tuple[State, State]:
         """Compute tokens from a position on, with the states of those before them. Returns the
-        logits and the state of the last one; None where that fails."""
-        if position + len(tokens) > self._num_cells:
-            return None
+        logits and the state of the last one. Raises ComputeFailed."""
         last = len(tokens) - 1
         entries = [
             Entry(token, position + i + self.lag, (sequence,), 0 if i == last else None)
             for i, token in enumerate(tokens)
         ]
-        self._threads.use(self._num_threads)
+        self._threads.use(self.num_threads)
         self._batch.fill(entries)
         self._batch.states[: len(tokens)] = states
         with stoppable():
@@ -219,8 +218,8 @@ class LlamaHead(ABC):
         if status == STOPPED:
             raise KeyboardInterrupt
         if status:
-            return None
-        row = logits(self._target, self._handle, 1)[0]
+            raise ComputeFailed(f"llama.cpp could not compute a head (status {status})")
+        row = logits(self._model, self._handle, 1)[0]
         state = np.ctypeslib.as_array(self._staging.final(self._handle), (self.width,))
         return row, state.copy()
 
@@ -231,10 +230,14 @@ class LlamaHead(ABC):
 
 
 class Successors:
-    """Proposes tokens after one text, along one path: the cache of the layer has no branches."""
+    """Proposes tokens after one text, along one path: the cache of the layer has no branches. They
+    are ordered with the noise that the target's draws have, as a draft model's are."""
 
-    def __init__(self, head: LlamaHead, known: _Text, sequence: int, text: Tokens) -> None:
+    def __init__(
+        self, head: LlamaHead, known: _Text, sequence: int, text: Tokens, sampler: Sampler
+    ) -> None:
         self._head, self._known, self._sequence, self._text = head, known, sequence, text
+        self._sampler = sampler
         self._end, self._depth = ROOT, 0  # the node that was expanded last, and its depth
         self._state: State | None = None  # after it
 
@@ -246,19 +249,22 @@ class Successors:
         found = [Candidates() for _ in leaves]
         for number, leaf in enumerate(leaves):
             if leaf == ROOT or tree.parents[leaf] == self._end:
-                computed = self._compute(tree, leaf)
-                if computed is not None:
-                    row, self._state = computed
-                    self._end = leaf
-                    found[number] = Candidates.of(row, count)
+                with suppress(ComputeFailed):  # nobody needs a draft
+                    found[number] = self._candidates(tree, leaf, count)
                 break
         return found
 
-    def _compute(self, tree: CandidateTree, leaf: int) -> tuple[State, State] | None:
+    def _candidates(self, tree: CandidateTree, leaf: int, count: int) -> Candidates:
+        row, self._state = self._compute(tree, leaf)
+        self._end = leaf
+        context = Context(self._text, tuple(tree.path_tokens(leaf)))
+        tokens, likely = self._sampler.candidates(row, context, count)
+        return Candidates(tuple(tokens.tolist()), tuple(likely.tolist()))
+
+    def _compute(self, tree: CandidateTree, leaf: int) -> tuple[State, State]:
         if leaf == ROOT:
             return self._head.read(self._known, self._sequence, self._text)
-        if self._state is None:
-            return None
+        assert self._state is not None, "the text comes first"
         position, self._depth = len(self._text) + self._depth, self._depth + 1
         return self._head.compute(
             self._sequence, position, [tree.tokens[leaf]], self._state[np.newaxis]
@@ -278,15 +284,87 @@ class MtpHead(LlamaHead):
             target, None, num_slots=num_slots, num_context=num_context, num_threads=num_threads,
             kind=target.lib.LLAMA_CONTEXT_TYPE_MTP,
         )  # fmt: skip
-        self._width = int(target.lib.llama_model_n_embd(target.handle))
-        super().__init__(target, handle, num_slots=num_slots, num_threads=num_threads)
-
-    @property
-    def width(self) -> int:
-        return self._width
+        super().__init__(target, target, handle, num_slots=num_slots, num_threads=num_threads)
 
     def encoded(self, states: State) -> State:
         return states
+
+
+class DraftLayer(LlamaModel):
+    """The weights of an EAGLE-3 head, which are no model of their own."""
+
+    def __init__(self, path: Path, target: LlamaModel, *, num_gpu_layers: int = -1) -> None:
+        """Raises ModelUnreadable, and BadOption where it is no head of this target."""
+        super().__init__(path, num_gpu_layers=num_gpu_layers)
+        with GgufFile(self.lib, path) as file:
+            self.layers = tuple(file.numbers(f"{EAGLE3}.target_layers"))
+            (width,) = file.numbers(f"{EAGLE3}.target_hidden_size") or (0,)
+        own = int(self.lib.llama_model_n_embd(target.handle))
+        wrong = None
+        if target.architecture not in EAGLE3_ARCHITECTURES:
+            wrong = f"llama.cpp shows no layers of {target.architecture} to a head"
+        elif width != own or max(self.layers) >= target.num_layers:
+            wrong = f"it reads layers {self.layers} of a model of width {width}, not {own}"
+        elif self.num_vocab != target.num_vocab:
+            wrong = f"it has {self.num_vocab} tokens, and the target {target.num_vocab}"
+        if wrong:
+            self.close()
+            raise BadOption(
+                f"{path.name} is no head of {target.path.name}: {wrong}; name one that was trained "
+                "for this target"
+            )
+
+    def _refuse_other_kinds(self) -> None:
+        if self.architecture != EAGLE3:
+            raise ModelUnreadable(
+                f"{self.path} is no EAGLE-3 head but a model ({self.architecture}); name it as "
+                "`draft`"
+            )
+
+
+class Eagle3Head(LlamaHead):
+    """EAGLE-3 (2503.01840): a layer in a file of its own that fuses the inputs of three of the
+    target's layers."""
+
+    name, lag = EAGLE3, -1
+
+    def __init__(
+        self,
+        target: LlamaModel,
+        other: object,
+        path: Path,
+        *,
+        num_slots: int,
+        num_context: int,
+        num_threads: int,
+        num_gpu_layers: int = -1,
+    ) -> None:
+        """``other`` is one of the target's contexts. Raises BadOption and ModelUnreadable."""
+        model = DraftLayer(path, target, num_gpu_layers=num_gpu_layers)
+        self.layers = model.layers
+        handle = _open(
+            model, other, num_slots=num_slots, num_context=num_context, num_threads=num_threads
+        )
+        super().__init__(target, model, handle, num_slots=num_slots, num_threads=num_threads)
+        num_read = len(self.layers) * int(target.lib.llama_model_n_embd(target.handle))
+        self._features = Batch(self._lib, _NUM_BATCH, 1, num_states=num_read)
+        self._features.struct.token = None
+
+    def encoded(self, states: State) -> State:
+        self._features.fill([Entry(0, i, (0,), i) for i in range(len(states))])
+        self._features.states[: len(states)] = states
+        with stoppable():
+            status = self._lib.llama_encode(self._handle, self._features.struct)
+        if status == STOPPED:
+            raise KeyboardInterrupt
+        if status:
+            raise ComputeFailed(f"llama.cpp could not fuse the states for {self._model.path.name}")
+        shape = len(states), self.width
+        return np.ctypeslib.as_array(self._staging.final(self._handle), shape).copy()
+
+    def close(self) -> None:
+        super().close()
+        self._model.close()
 
 
 def _open(

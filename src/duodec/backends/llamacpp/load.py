@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from duodec.backends.llamacpp import devices, overrides
+from duodec.backends.llamacpp import devices, heads, overrides
 from duodec.backends.llamacpp.caches import CacheTypes
 from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint
 from duodec.backends.llamacpp.header import Header
@@ -63,6 +63,8 @@ class Options(Protocol):
     def cache_type_k(self) -> str: ...
     @property
     def cache_type_v(self) -> str: ...
+    @property
+    def mtp(self) -> str: ...
 
 
 def load(
@@ -79,21 +81,28 @@ def load(
     placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
     lib = load_llama()
     on = llama_devices(config)
-    footprint, num_context, packs = None, config.context, not config.no_repack
+    footprint, num_context, packs, has_mtp = None, config.context, not config.no_repack, False
     if header := Header.read(lib, path):  # otherwise loading reports what is wrong with the file
         overrides.check(placed, path, header)
         cache.check(lib, header)
         footprint, free, on = _memory(config, header, cache, layers, taken_bytes)
         num_context = llama_context(config.context, header, footprint, free, on_warning)
         packs = packs and _holds_packed(config, layers, header, footprint, taken_bytes, on_warning)
+        has_mtp = config.mtp == "auto" and heads.has_mtp(header)
     model = LlamaModel(
         path, num_gpu_layers=layers, packs=packs, placed=placed, cache=cache, on=on,
-        is_mapped=not config.no_mmap,
+        is_mapped=not config.no_mmap, has_mtp=has_mtp,
     )  # fmt: skip
     placement = model.placement
     rows = padded_rows(config, model, on_warning)
 
     def start(num_context: int, plan: CorePlan) -> LlamaTarget:
+        def open_mtp(_: object) -> heads.LlamaHead:
+            return heads.MtpHead(
+                model, num_slots=config.num_slots, num_context=num_context,
+                num_threads=plan.target_alone,
+            )  # fmt: skip
+
         # llama.cpp looks at the cores that others leave free where nobody has said how many to use
         looks = plan.shares_cores and config.threads is None
         return LlamaTarget(
@@ -104,11 +113,14 @@ def load(
             num_rows=rows,
             is_width_exact=not config.fast,
             most_threads=spare if looks else None,
+            open_head=open_mtp if has_mtp else None,
         )
 
     place = f"llama.cpp on {_where(model, layers)}, as quantised"
     if rows:
         place += f", {rows} rows a forward pass"
+    if has_mtp:
+        place += ", with its layer of multi-token prediction"
     num_context = num_context or model.num_context_train
     return LoadedTarget(
         model, placement, num_context, start, place, num_padded=rows or 1, footprint=footprint
