@@ -607,6 +607,12 @@ class LLM(_Parts):
                 f"method '{chosen.name}' scores branches, and this target, which is recurrent, has "
                 "none; use `method=auto`"
             )
+        if chosen.needs_heads and chosen.needs_heads != self.target.traits.heads:
+            known = self.target.traits.heads or "none"
+            raise BadOption(
+                f"method '{chosen.name}' needs {chosen.needs_heads} heads of the target, which has "
+                f"{known}; name their folder with `heads`"
+            )
         if chosen.needs_datastore and self.datastore is None:
             raise BadOption(
                 f"method '{chosen.name}' needs a datastore; make one of your texts with "

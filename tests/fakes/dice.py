@@ -9,6 +9,7 @@ share the throw.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -181,6 +182,7 @@ class DiceSampler(Sampler):
 
     dice: ScriptedDice = field(default_factory=lambda: ScriptedDice(()))
     num_cells: int = 4
+    end: int = sys.maxsize  # of the text, which heads may look beyond: nothing is thrown there
 
     def key(self, position: int, stream: int = noise.DRAW) -> ScriptedKey:
         assert stream == noise.DRAFT, "every other draw goes through the dice"
@@ -196,6 +198,8 @@ class DiceSampler(Sampler):
 
     def candidates(self, row: Row, context: Context, k: int):
         """The coupled guess first, then the others by probability."""
+        if context.position >= self.end:
+            return np.empty(0, dtype=np.int64), np.empty(0)
         row = self._masked(row, context)
         drawn = self._drawn(row, context)
         others = [t for t in np.argsort(-row, kind="stable").tolist() if t != drawn]
@@ -248,8 +252,8 @@ class WitnessDrafter(InlineDrafter):
 class WitnessTarget(TableTarget):
     """A target that remembers how many drafts had been asked for at each forward pass."""
 
-    def __init__(self, model, drafter: WitnessDrafter) -> None:
-        super().__init__(model)
+    def __init__(self, model, heads, drafter: WitnessDrafter) -> None:
+        super().__init__(model, heads)
         self._drafter = drafter
         self.num_drafts: list[int] = []
 
@@ -272,6 +276,7 @@ class Case:
     is_late: bool = False
     takes_turns: bool = False  # drafter and target, on the same cores
     mask: Rule | None = None  # by the completion so far
+    has_heads: bool = False  # the target's own, which read the draft's table
 
 
 @dataclass
@@ -327,7 +332,8 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
 
     def run(dice: ScriptedDice) -> Tokens:
         drafter = WitnessDrafter(case.draft.load(), is_late=case.is_late)
-        target = WitnessTarget(case.target, drafter)
+        has_heads = case.has_heads or METHODS[name].needs_heads
+        target = WitnessTarget(case.target, case.draft if has_heads else None, drafter)
         session = Session(
             target=target,
             prompt=case.prompt,
@@ -338,6 +344,7 @@ def survey(name: str, case: Case, *, is_taught: bool = False) -> Witness:
                 mask=RuleMask(case.mask) if case.mask else None,
                 dice=dice,
                 num_cells=case.target.num_cells,
+                end=len(case.prompt) + case.room,
             ),
             costs=FixedBudget(case.budget),
             datastore=NoDatastore() if teacher else noisy_text(case.target.num_vocab),
@@ -522,6 +529,7 @@ CASES = [
     replace(FULL_SUPPORT, name="wide", num_tokens=3, room=5),
     replace(FULL_SUPPORT, name="in turns", takes_turns=True),
     replace(FULL_SUPPORT, name="late in turns", takes_turns=True, is_late=True),
+    replace(FULL_SUPPORT, name="heads", has_heads=True),
     MASKED,
     replace(MASKED, name="masked, draft is target", draft=MASKED.target),
 ]

@@ -12,9 +12,23 @@ from time import sleep
 
 import numpy as np
 
-from duodec.core.protocols import Candidates, DraftModel, Query, RowQuery, Scores, Target
+from duodec.core.candidates import CandidateTree
+from duodec.core.protocols import (
+    Candidates,
+    DraftModel,
+    Proposed,
+    Query,
+    RowQuery,
+    Scores,
+    Target,
+)
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Distribution, Draw
+from duodec.core.traits import TargetTraits
+from duodec.core.verify import Verdict, propose
+
+PLAIN = TargetTraits()
+NUM_HEADS = 3  # of a target that has any
 
 
 @dataclass(frozen=True)
@@ -46,11 +60,12 @@ class TableModel:
 
 
 @dataclass(frozen=True)
-class TableScores:
+class TableScores(Scores):
     """Draws and distributions of the table."""
 
     model: TableModel
     query: Query
+    heads: TableModel | None = None
 
     @property
     def num_rows(self) -> int:
@@ -70,17 +85,50 @@ class TableScores:
     def row_logits(self, row: int) -> Row:
         return self.model.logits(self.query.context(row))
 
+    def proposed(self) -> Proposed:
+        return propose(self.query, self, self._heads_at, NUM_HEADS) if self.heads else Proposed()
+
+    def _heads_at(self, verdict: Verdict) -> TableHeads:
+        assert self.heads is not None
+        return TableHeads(self.heads, self.query, verdict.tokens)
+
+
+@dataclass(frozen=True)
+class TableHeads:
+    """Heads that read a table, after the text of a query and these tokens."""
+
+    model: TableModel
+    query: Query
+    tokens: tuple[int, ...]
+
+    def successors(
+        self, tree: CandidateTree, leaves: Sequence[int], count: int
+    ) -> list[Candidates]:
+        found = []
+        for leaf in leaves:
+            context = Context(self.query.text, (*self.tokens, *tree.path_tokens(leaf)))
+            row = self.model.logits(context)
+            tokens, likely = self.query.sampler.candidates(row, context, count)
+            found.append(Candidates(tuple(tokens.tolist()), tuple(likely.tolist())))
+        return found
+
 
 @dataclass(frozen=True)
 class TableTarget(Target):
-    """A target that reads a table."""
+    """A target that reads a table; its ``heads``, if it has any, read another one."""
 
     model: TableModel
+    heads: TableModel | None = None
+    kind_of_heads: str = "medusa"
+
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(heads=self.kind_of_heads, num_heads=NUM_HEADS) if self.heads else PLAIN
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         if self.model.seconds:
             sleep(self.model.seconds)
-        return [TableScores(self.model, query) for query in queries]
+        return [TableScores(self.model, query, self.heads) for query in queries]
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Query:
     draft: Draft = field(default_factory=Draft)
     sampler: Sampler = field(default_factory=Sampler)
     num_candidates: int = 0  # of each row, to be returned with its draw
+    heads: HeadPlan | None = None  # what the target's own heads are to propose; None: they rest
     cache: int = 0  # of the target: the number of `Target.cache_for` the slot
 
     def context(self, row: int) -> Context:
@@ -70,6 +71,31 @@ class Candidates(NamedTuple):
         return cls(tuple(tokens), tuple((weights / weights.sum()).tolist()))
 
 
+class Heads(Protocol):
+    """A target's own heads, at the end of one text."""
+
+    def successors(
+        self, tree: CandidateTree, leaves: Sequence[int], count: int
+    ) -> list[Candidates]:
+        """The ``count`` likeliest tokens after each of these nodes (ROOT: the text) of the tree,
+        best first. All are one level deeper than those of the last call."""
+
+
+class HeadPlan(Protocol):
+    """What heads are to propose. It grows where they are."""
+
+    def grow(self, heads: Heads, depth: int) -> CandidateTree:
+        """The tree under the text, at most ``depth`` tokens deep."""
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What a target's own heads propose after the tokens that a forward pass gives a text."""
+
+    tree: CandidateTree = field(default_factory=CandidateTree)
+    seconds: float = 0.0  # of the forward pass, that it took
+
+
 class Scores(Protocol):
     """The target's result for one query. Row 0 follows the text, row i + 1 draft node i."""
 
@@ -91,6 +117,11 @@ class Scores(Protocol):
 
     def row_logits(self, row: int) -> Row:
         """The model's own logits of a row. Raises DistributionUnavailable if there are none."""
+
+    def proposed(self) -> Proposed:
+        """What the target's heads propose after the text that the keyed verdict of these scores
+        leaves; nothing where the query's ``heads`` rest, or the target has none."""
+        return Proposed()
 
 
 class Vocabulary(Protocol):

@@ -18,6 +18,8 @@ class TargetTraits:
     is_recurrent: bool = False  # some of its layers keep a state, which has no branches
     reads_in_chunks: bool = False  # calls ``on_chunk`` between two chunks of a text it prefills
     pace_s: float = 0.0  # that each forward pass is slowed to, for a demo; 0: it is not
+    heads: str = ""  # its own, that propose tokens: their kind, such as medusa; "": it has none
+    num_heads: int = 0  # tokens that they look ahead
     num_mapped_bytes: int = 0  # of its weights, which look like free memory
     num_block: int = (
         1  # tokens of a prompt that it reads at once, to give them the same bits always

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
 
 from duodec.core import noise
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import Scores
+from duodec.core.protocols import Heads, Proposed, Query, Scores
 from duodec.core.sampling import Distribution, Sampler
 
 
@@ -70,6 +71,24 @@ def verify(draft: Draft, scores: Scores, rule: Rule = keyed) -> Verdict:
         accepted.append(step.token)
         node = step.child
     return Verdict(tuple(accepted), node, None, margin)
+
+
+def propose(
+    query: Query,
+    scores: Scores,
+    heads_at: Callable[[Verdict], Heads],
+    depth: int,
+    clock: Callable[[], float] = perf_counter,
+) -> Proposed:
+    """What a target's own heads propose after the text that these scores leave, at most ``depth``
+    tokens deep; nothing if they rest. ``heads_at`` opens them there."""
+    if query.heads is None:
+        return Proposed()
+    begin_s, verdict = clock(), verify(query.draft, scores)
+    if verdict.final is None:  # nothing is known of the token after the draft
+        return Proposed()
+    tree = query.heads.grow(heads_at(verdict), depth)
+    return Proposed(tree, clock() - begin_s)
 
 
 class Dice(Protocol):

@@ -33,11 +33,16 @@ class Auto(Stream):
         has_drafter = not isinstance(request.drafter, NoDrafter)
         key = (has_drafter, request.slot)
         if key not in self.governors:
-            allowed = [Sources.FREE, Sources.ALL] if has_drafter else [Sources.FREE]
+            allowed, probes = [Sources.FREE], [Sources.NONE]
+            if request.traits.heads:
+                allowed.append(Sources.HEADS)
+                probes += [Sources.HEADS] * has_drafter  # which they may make superfluous
+            allowed += [Sources.ALL] * has_drafter
             self.governors[key] = Governor(
                 allowed,
                 first_probe=_FIRST_PROBE,
                 trial=_TRIAL,
+                probes=probes,
                 hopeless=_HOPELESS,
                 margin=_MARGIN,
                 pause_per_lost=_PAUSE_PER_LOST,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from duodec.core.candidates import TreeCursor
+from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Drafted, Scores
 from duodec.core.sampling import Tokens
@@ -24,7 +24,7 @@ from duodec.drafting.recycling import MAX_ORDER
 from duodec.methods.request import PATIENCE, Need, Request
 from duodec.planning.planner import Planner
 from duodec.planning.selection import Selection, Source
-from duodec.planning.sources import Lesson, TextSources, TreeSource
+from duodec.planning.sources import HeadSource, Lesson, TextSources, TreeSource
 
 _LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held likely in its rows
 _NUM_REHEARSED = 2  # verdicts
@@ -39,14 +39,13 @@ class Offer:
     selection: Selection | None = None
     others: Sequence[Source] = ()
 
-    def num_from_model(self, tokens: Iterable[int]) -> int:
-        """The first of these tokens of the draft: those that the draft model proposed, whatever
-        else did, too. It knows nothing below a token that it did not propose."""
-        if self.selection is None:
-            return 0
-        own = self.selection.sources[0]
-        assert isinstance(own, TreeSource)
-        return own.num_along(tokens)
+    def num_from_model(self, tokens: Sequence[int]) -> int:
+        """The first of these tokens of the draft: those that the draft model or the target's heads
+        proposed, whatever else did, too. Neither knows anything below a token that it did not
+        propose."""
+        sources = self.selection.sources if self.selection else ()
+        models = (one for one in sources if isinstance(one, TreeSource | HeadSource))
+        return max((one.num_along(tokens) for one in models), default=0)
 
 
 class DraftSelector:
@@ -62,6 +61,7 @@ class DraftSelector:
         self._text = request.text  # that the last forward pass went on from
         self._busy_s = 0.0  # of the drafter, when that began
         self._rehearsed: dict[tuple[int, ...], Offer] = {}
+        self._proposed = CandidateTree()  # by the target's heads, under the text
         self._nothing = Selection((), texts.memory.agreement)
 
     def draft_with_model(self, is_drafting: bool) -> None:
@@ -87,7 +87,10 @@ class DraftSelector:
         if offer is None:
             if self._is_in_parallel and planner.is_worth_waiting(self._cursor, self._nothing):
                 self._ask()  # it is at work while we are
-            offer = self._offer(self._cursor, self._texts.sources(text), request.remaining)
+            others = self._texts.sources(text)
+            if len(self._proposed):
+                others.append(HeadSource(self._proposed, self._texts.memory.heads))
+            offer = self._offer(self._cursor, others, request.remaining)
         while (
             request.is_drafting
             and offer.selection is not None
@@ -116,8 +119,8 @@ class DraftSelector:
             offer = self._offer(self._cursor, offer.others, request.remaining)
         return offer
 
-    def launch(self, offer: Offer) -> None:
-        """A forward pass over an offer begins."""
+    def launch(self, offer: Offer, *, with_heads: bool) -> None:
+        """A forward pass over an offer begins, after which the target's heads propose or rest."""
         request = self._request
         self._text = request.text
         rehearsed, self._rehearsed = self._rehearsed, {}
@@ -129,7 +132,9 @@ class DraftSelector:
             request.defer(self._ask)
         if self.can_pay and not request.num_rounds:  # a prompt is long
             request.defer(partial(self._texts.read, self._text))
-        request.rehearse = partial(self._rehearse, offer) if offer.selection else None
+        # what heads will propose is not known before its end
+        can_rehearse = offer.selection is not None and not with_heads
+        request.rehearse = partial(self._rehearse, offer) if can_rehearse else None
 
     def overlap_s(self) -> float:
         """How long the drafter worked during the forward pass that has just ended; takes in what
@@ -141,10 +146,16 @@ class DraftSelector:
         return max(0.0, drafted.busy_s - self._busy_s)  # less after a restart
 
     def finish_forward(
-        self, offer: Offer, tokens: Sequence[int], end: int, scores: Scores | None
+        self,
+        offer: Offer,
+        tokens: Sequence[int],
+        end: int,
+        scores: Scores | None,
+        proposed: CandidateTree,
     ) -> None:
         """These tokens came, the verdict ending at that node of the draft; ``scores``, if there is
-        something to learn from them."""
+        something to learn from them. The target's heads propose a tree after them, or nothing."""
+        self._proposed = proposed
         cursor = self._cursor
         self._cursor = cursor.follow(tokens)
         self._is_asked = False

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.protocols import NUM_CANDIDATES, Drafted, Plan, Scores
+from duodec.core.protocols import NUM_CANDIDATES, Drafted, HeadPlan, Plan, Scores
 from duodec.core.sampling import Tokens
 from duodec.core.verify import Rule, keyed, verify
 from duodec.drafting.growth import Tree
+from duodec.drafting.heads import Likeliest
 from duodec.methods.draft_selector import DraftSelector, Offer
 from duodec.methods.request import Forward, Loop, Request, Score
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
 from duodec.planning.sources import TextSources
 
+LIKELIEST = Likeliest(num_tokens=Planner.num_tokens)
+"""What a target's own heads propose; the planner decides how much of it is scored."""
 Propose = Callable[[Request], Draft | Plan]
 """What to score after the text: a draft, or a plan for the draft model."""
 Learn = Callable[[Tokens, Draft, Scores], None]
@@ -30,23 +34,25 @@ def serial(
     rule: Callable[[Request], Rule] = lambda _: keyed,
     learn: Learn = lambda text, draft, scores: None,
     num_candidates: int = 0,
+    heads: HeadPlan | None = None,
 ) -> Loop:
     """Draft, score, verify. The first forward pass, which prefills the prompt, waits for no draft.
 
-    ``learn`` is shown each text, its draft and its scores, with ``num_candidates`` of each row.
+    ``learn`` is shown each text, its draft and its scores, with ``num_candidates`` of each row,
+    and what the target's ``heads`` propose.
     """
     request.prefill_ahead()
     while request.remaining:
         draft, is_of_model = Draft(), False
         if request.num_rounds and request.room:
             proposed = propose(request)
-            is_of_model = not isinstance(proposed, Draft)
+            is_of_model = heads is not None or not isinstance(proposed, Draft)
             draft = (
                 proposed if isinstance(proposed, Draft) else (yield from request.draft(proposed))
             )
         draft = draft.within(request.max_width, request.remaining - 1)
         text = request.text
-        forward: Forward = yield Score(draft, num_candidates)
+        forward: Forward = yield Score(draft, num_candidates, heads=heads)
         verdict = verify(draft, forward.scores, rule(request))
         num_from_model = len(verdict.accepted) if is_of_model else 0
         request.commit(
@@ -81,11 +87,13 @@ def streaming(
         if is_early:
             sources = Sources.NONE
         offer = Offer()
+        heads = LIKELIEST if sources >= Sources.HEADS and request.traits.heads else None
+        planner.heads_s = request.costs.heads_s() if heads else 0.0
         if sources != Sources.NONE:
             offer = yield from selector.best()
-        selector.launch(offer)
+        selector.launch(offer, with_heads=heads is not None)
         draft = offer.draft
-        forward: Forward = yield Score(draft, NUM_CANDIDATES if can_pay else 0)
+        forward: Forward = yield Score(draft, NUM_CANDIDATES if can_pay else 0, heads=heads)
         verdict = verify(draft, forward.scores)
         overlap_s = selector.overlap_s()
         done = request.commit(
@@ -102,7 +110,11 @@ def streaming(
             planner.observe(len(done.tokens), seconds)
             governor.observe(sources, len(done.tokens), seconds, most if can_pay else sources)
         selector.finish_forward(
-            offer, done.tokens, verdict.end, forward.scores if can_pay else None
+            offer,
+            done.tokens,
+            verdict.end,
+            forward.scores if can_pay else None,
+            forward.scores.proposed().tree if heads else CandidateTree(),
         )
 
 

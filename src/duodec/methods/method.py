@@ -17,6 +17,8 @@ class Method(ABC):
     uses_draft_model: ClassVar[bool] = False
     """It drafts with a model if there is one, and works without."""
     needs_datastore: ClassVar[bool] = False
+    needs_heads: ClassVar[str] = ""
+    """The kind of the target's own heads that it drafts with; "": none."""
     is_overlapped: ClassVar[bool] = False
     """The drafter computes in parallel with the target."""
     reads_off_path: ClassVar[bool] = False

@@ -15,6 +15,7 @@ from duodec.methods.auto import Auto
 from duodec.methods.duo import DuoDecoding
 from duodec.methods.lookahead import Lookahead
 from duodec.methods.lookup import PromptLookup
+from duodec.methods.medusa import Medusa
 from duodec.methods.method import Method
 from duodec.methods.pearl import Pearl
 from duodec.methods.recycling import TokenRecycling
@@ -37,6 +38,7 @@ METHODS: dict[str, type[Method]] = {
         Lookahead,
         TokenRecycling,
         SuffixDecoding,
+        Medusa,
         Pearl,
         DuoDecoding,
         Stream,

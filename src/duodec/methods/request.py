@@ -20,6 +20,7 @@ from duodec.core.protocols import (
     Drafted,
     Drafter,
     DraftRequest,
+    HeadPlan,
     Plan,
     Query,
     Scores,
@@ -72,6 +73,7 @@ class Score:
     draft: Draft = field(default_factory=Draft)
     num_candidates: int = 0  # of each row
     num_text: int | None = None  # tokens of the text that the draft follows; None: all of them
+    heads: HeadPlan | None = None  # what the target's own heads are to propose; None: they rest
 
 
 @dataclass(frozen=True)
@@ -322,7 +324,9 @@ class Request:
     def query(self, need: Score) -> Query:
         """What the target is to score."""
         if need.num_text is None:
-            return Query(self.slot, self.text, need.draft, self.sampler, need.num_candidates)
+            return Query(
+                self.slot, self.text, need.draft, self.sampler, need.num_candidates, need.heads
+            )
         # nothing is drawn from a prompt's rows
         plain = Sampler(num_prompt_tokens=len(self.prompt))
         return Query(self.slot, self.text[: need.num_text], need.draft, plain)

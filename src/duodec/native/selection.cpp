@@ -36,7 +36,7 @@ struct Table {  // an `Acceptance`
     }
 };
 
-struct Text {  // a `MatchSource`, or with a length of 0 a `StoredSource`
+struct Text {  // a `MatchSource`; with a length of 0 a `StoredSource`, with -1 a `HeadSource`
     int64_t num;
     const int32_t *tokens, *parents;
     const double *shares;
@@ -44,7 +44,7 @@ struct Text {  // a `MatchSource`, or with a length of 0 a `StoredSource`
 };
 
 struct Learned {
-    Table by_order[MAX_ORDER], by_length[NUM_LENGTHS], stored, agreement;
+    Table by_order[MAX_ORDER], by_length[NUM_LENGTHS], stored, heads, agreement;
 };
 
 struct Request {
@@ -278,9 +278,9 @@ class Growth : Workspace {
 
     void ask_text(int64_t number, int32_t node, double least) {
         const Text &text = r.texts[number];
-        const Table *table = &r.learned->stored;
+        const Table *table = text.length ? &r.learned->heads : &r.learned->stored;
         double sure = 1.0;
-        if (text.length) {
+        if (text.length > 0) {
             const double length = double(text.length + (node == ROOT ? 0 : depths[number][node]));
             const double *shortest = r.constants->lengths;  // of each kind
             const auto kind =

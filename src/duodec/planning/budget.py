@@ -108,6 +108,10 @@ class BatchBudget:
             self._of_target(target).observe_forward(seconds, num_rows - 1)
         self._rows.update((slot, num) for slot, num in rows.items() if slot in self._rows)
 
+    def observe_heads(self, slot: int, seconds: float) -> None:
+        """Add what the heads of the slot's target took, which is left out of the pass."""
+        self.alone(slot).observe_heads(seconds)
+
     def took(self, num_tokens: int) -> None:
         """Count the tokens that a forward pass gave a request."""
         self._governor.took(num_tokens)
@@ -220,6 +224,9 @@ class _SlotCosts(Costs):
 
     def soonest_s(self, num_tokens: int) -> float:
         return self._budget.alone(self._slot).soonest_s(num_tokens)
+
+    def heads_s(self) -> float:
+        return self._budget.alone(self._slot).heads_s()
 
     def budget(self) -> int:
         return self._budget.alone(self._slot).budget()

@@ -15,13 +15,15 @@ from duodec.planning.sources import (
     BY_LENGTH,
     BY_RANK,
     LENGTHS,
+    HeadSource,
     MatchSource,
     RowSource,
     StoredSource,
     TreeSource,
 )
 
-_Text = MatchSource | StoredSource
+_Text = MatchSource | StoredSource | HeadSource
+_STORED, _OF_HEADS = 0, -1  # in place of a match's length
 _MAX_TEXTS = 4
 _CONSTANTS = array(
     "d",
@@ -40,9 +42,10 @@ def grow(
     least: float = LEAST_VALUE,
 ) -> None:
     """Find the likeliest nodes: at most so many, so deep, of at least that value; without branches
-    a chain. The sources are the draft model's tree, the recycled rows and up to four of texts."""
+    a chain. The sources are the draft model's tree, the recycled rows, and up to four of texts or
+    the target's heads."""
     tree, rows, *others = selection.sources
-    texts = [one for one in others if isinstance(one, MatchSource | StoredSource)]
+    texts = [one for one in others if isinstance(one, _Text)]
     assert isinstance(tree, TreeSource)
     assert isinstance(rows, RowSource)
     assert len(others) == len(texts) <= _MAX_TEXTS
@@ -83,12 +86,13 @@ def _rows(source: RowSource) -> tuple[int, ...]:
 
 
 def _learned(rows: RowSource, texts: Sequence[_Text], agreement: Acceptance) -> array[int]:
-    """Addresses of what was learned by order, by length, of a datastore, and of agreement; of any
-    where there is no such source."""
+    """Addresses of what was learned by order, by length, of a datastore, of heads, and of
+    agreement; of any where there is no such source."""
     by_length = next((t.by_length for t in texts if isinstance(t, MatchSource)), None)
     stored = next((t.acceptance for t in texts if isinstance(t, StoredSource)), agreement)
+    heads = next((t.acceptance for t in texts if isinstance(t, HeadSource)), agreement)
     return _addresses(
-        *rows.acceptance, *(by_length or [agreement] * len(LENGTHS)), stored, agreement
+        *rows.acceptance, *(by_length or [agreement] * len(LENGTHS)), stored, heads, agreement
     )
 
 
@@ -104,8 +108,11 @@ def _table(acceptance: Acceptance) -> tuple[int, int]:
 def _text(source: _Text, kept: list[Numbers]) -> tuple[int, ...]:
     own = _numbers("i", source.tokens), _numbers("i", source.parents), _numbers("d", source.shares)
     kept += own
-    length = source.length if isinstance(source, MatchSource) else 0
-    return len(source.tokens), *map(address, own), length
+    if isinstance(source, MatchSource):
+        kind = source.length
+    else:
+        kind = _STORED if isinstance(source, StoredSource) else _OF_HEADS
+    return len(source.tokens), *map(address, own), kind
 
 
 def _numbers(kind: str, numbers: Sequence[float]) -> Numbers:

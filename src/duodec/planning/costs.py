@@ -68,6 +68,7 @@ class Costs:
     _step_s: _Recent = field(default_factory=_Recent)
     _step_leaves: _Recent = field(default_factory=_Recent)
     _root_s: _Recent = field(default_factory=_Recent)
+    _heads_s: _Recent = field(default_factory=_Recent)
     _lately: _Recent = field(default_factory=lambda: _Recent(_LATELY))  # without a draft
     # by number of draft tokens, in forward passes without a draft of that time: a machine that
     # warms up, or a text that grows, makes all widths faster or slower
@@ -80,7 +81,7 @@ class Costs:
         """Costs with the same draft model, of a target whose forward passes are not measured."""
         return replace(
             self, _forward_s=_Recent(), _by_width={}, _by_size={}, _curve=[], _leap=_Leap(),
-            _lately=_Recent(_LATELY),
+            _lately=_Recent(_LATELY), _heads_s=_Recent(),
         )  # fmt: skip
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
@@ -248,6 +249,15 @@ class Costs:
     def root_s(self) -> float:
         """Expected seconds until they are known, once the drafter sees the text."""
         return self._root_s.median if self._root_s else self.step_s()
+
+    def observe_heads(self, seconds: float) -> None:
+        """Add what the target's own heads took to propose a draft, in a forward pass that is not
+        counted with it."""
+        self._heads_s.observe(seconds)
+
+    def heads_s(self) -> float:
+        """Expected seconds that they add to a forward pass; 0 before the first one."""
+        return self._heads_s.median if self._heads_s else 0.0
 
     def observe_draft(self, num_tokens: int, seconds: float) -> None:
         """Add drafted tokens and the seconds they took, without prefill."""

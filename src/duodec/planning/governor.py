@@ -32,7 +32,8 @@ class Sources(IntEnum):
 
     NONE = 0
     FREE = 1  # earlier text
-    ALL = 2  # the draft model too
+    HEADS = 2  # the target's own heads, where it has any
+    ALL = 3  # the draft model too
 
 
 @dataclass

@@ -35,6 +35,7 @@ class Planner:
     busy: float = 0.5  # of a step that the drafter ends when it is asked; 0: it rests until then
     has_branches: bool = True  # the target scores trees; otherwise chains
     allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
+    heads_s: float = 0.0  # that the target's own heads add to the next forward pass
     _rate: Rate = field(default_factory=lambda: Rate(_FADE))
     _promises: Rate = field(default_factory=lambda: Rate(_FADE, _PRIOR_TRUST, _PRIOR_TRUST))
     _without_draft: Rate = field(default_factory=lambda: Rate(_SLOW_FADE, 3.0, 6.0))
@@ -114,7 +115,7 @@ class Planner:
 
     def width(self, selection: Selection) -> int:
         """How many of the selected tokens to score."""
-        return best_width(selection.values, self.costs, self.trust, self.allowance)
+        return best_width(selection.values, self.costs, self.trust, self.allowance, self.heads_s)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Add a round, timed from the end of the previous one."""
@@ -122,22 +123,27 @@ class Planner:
 
 
 def best_width(
-    values: Sequence[float], costs: Costs, trust: float = 1.0, allowance: float = math.inf
+    values: Sequence[float],
+    costs: Costs,
+    trust: float = 1.0,
+    allowance: float = math.inf,
+    more_s: float = 0.0,
 ) -> int:
     """How many draft tokens of these values, highest first, yield the most tokens a second.
 
     ``trust`` is the share of what values promised that came true. ``allowance`` is what may be
     lost, in forward passes without a draft: the less is left, the more a draft must promise, and
-    the less it may cost beyond a quarter of what it promises.
+    the less it may cost beyond a quarter of what it promises. A forward pass takes ``more_s``
+    longer, whatever its width.
     """
     seconds = costs.curve(len(values))
-    plain_s = max(_TICK_S, seconds[0])
+    plain_s = max(_TICK_S, seconds[0] + more_s)
     best, num_best, promised = _caution(allowance) / plain_s, 0, 0.0
     for num, value in enumerate(values, 1):
         promised += trust * value
-        if costs.worst_s(num) > plain_s * (1.0 + max(0.0, allowance) + _BET * promised):
+        if costs.worst_s(num) + more_s > plain_s * (1.0 + max(0.0, allowance) + _BET * promised):
             continue
-        rate = (1.0 + promised) / (seconds[num] or _TICK_S)
+        rate = (1.0 + promised) / (seconds[num] + more_s or _TICK_S)
         if rate > best:
             best, num_best = rate, num
     return num_best

@@ -169,6 +169,25 @@ class StoredSource(_Continuations):
         return self.acceptance, 1.0
 
 
+class HeadSource(_Continuations):
+    """What the target's own heads propose."""
+
+    def __init__(self, tree: CandidateTree, acceptance: Acceptance) -> None:
+        shares: list[float] = []
+        for parent, confidence in zip(tree.parents, tree.confidences, strict=True):
+            shares.append(confidence * (1.0 if parent == ROOT else shares[parent]))
+        super().__init__(tree.tokens, tree.parents, shares)
+        self.tree = tree
+        self.acceptance = acceptance
+
+    def num_along(self, tokens: Iterable[int]) -> int:
+        """How many of these tokens, from the first one on, lie along a path of it."""
+        return TreeSource(self.tree, self.acceptance).num_along(tokens)
+
+    def _judge(self, node: int) -> tuple[Acceptance, float]:
+        return self.acceptance, 1.0
+
+
 class RowSource:
     """Recycled rows; a state is the last tokens before a node."""
 
@@ -225,6 +244,7 @@ class TextMemory:
         )
     )
     stored: Acceptance = field(default_factory=Acceptance)
+    heads: Acceptance = field(default_factory=Acceptance)
     agreement: Acceptance = field(
         default_factory=lambda: Acceptance.doubting(_ALONE, below=_SURE, ranks=(ALONE,))
     )

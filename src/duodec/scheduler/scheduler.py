@@ -9,7 +9,7 @@ server's thirty-two run the same loop; a server runs it in a thread of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -357,7 +357,14 @@ class Scheduler:
     def _take_scores(self, flight: _Flight, scores: Sequence[Scores], end_s: float) -> None:
         before = [entry.slot.known for entry in flight.entries]
         num_rows = [own.num_rows for own in scores]  # these end with the next forward pass
-        account = partial(self._note_forward, flight, num_rows, before, len(self.running), end_s)
+        heads_s = {
+            query.slot: own.proposed().seconds
+            for query, own in zip(flight.queries, scores, strict=True)
+            if query.heads is not None
+        }
+        account = partial(
+            self._note_forward, flight, num_rows, heads_s, before, len(self.running), end_s
+        )
         self._accounts.append(account)
         if flight.is_here or len(self.running) > 1:  # nothing to gain, or to share by what it cost
             self._settle()
@@ -403,17 +410,22 @@ class Scheduler:
         self,
         flight: _Flight,
         num_rows: Sequence[int],
+        heads_s: Mapping[int, float],
         known: Sequence[Tokens],
         num_running: int,
         end_s: float,
     ) -> None:
         self.num_forwards += 1
+        for slot, seconds in heads_s.items():
+            self.budget.observe_heads(slot, seconds)
         parts = zip(flight.entries, flight.queries, known, strict=True)
         is_plain_work = not any(entry.has_prefill(query, text) for entry, query, text in parts)
         self.budget.ended(num_running, end_s, process_time(), is_plain_work=is_plain_work)
         if is_plain_work and not any(entry.request.is_contended for entry in flight.entries):
             by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))
-            self.budget.observe(by_slot, end_s - flight.start_s, flight.caches)
+            self.budget.observe(
+                by_slot, end_s - flight.start_s - sum(heads_s.values()), flight.caches
+            )
 
     def _note_round(self, entry: ScheduledRequest, number: int, now_s: float) -> None:
         done = entry.request.rounds[number]

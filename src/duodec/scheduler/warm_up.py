@@ -71,7 +71,7 @@ class _Ready:
         return list(self.scores)
 
 
-class _OneToken:
+class _OneToken(Scores):
     """Scores of one row."""
 
     num_rows = 1

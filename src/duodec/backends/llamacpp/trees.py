@@ -15,7 +15,7 @@ MAX_WIDTH = 80  # draft tokens that a forward pass of the target may score
 
 
 @dataclass(frozen=True)
-class LlamaScores:
+class LlamaScores(Scores):
     """Draws from the rows of the last forward pass."""
 
     query: Query

@@ -39,7 +39,7 @@ _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 96)  # rows of a forward whose bits may depen
 
 
 @dataclass(frozen=True)
-class TorchScores:
+class TorchScores(Scores):
     """One query's draws, made on the device with the forward; its logits stay there."""
 
     query: Query

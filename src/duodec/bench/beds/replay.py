@@ -62,7 +62,7 @@ class ReplayTarget(Target):
         return self.launch(queries).result()
 
 
-class ReplayScores:
+class ReplayScores(Scores):
     """The recorded token after every node that lies on the recorded text. All of it is known when
     it is made: on a device, draws are part of the forward pass."""
 

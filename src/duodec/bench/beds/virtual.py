@@ -233,7 +233,7 @@ class SimulatedTarget(Target):
         return [_SimulatedScores(self, query) for query in queries]
 
 
-class _SimulatedScores:
+class _SimulatedScores(Scores):
     """The scores of one query, computed as they are read."""
 
     def __init__(self, owner: SimulatedTarget, query: Query) -> None:
