@@ -51,7 +51,6 @@ EAGLE3_ARCHITECTURES = frozenset(
 )
 
 
-
 def has_mtp(header: Header) -> bool:
     """Whether a file has one layer of multi-token prediction that llama.cpp computes here."""
     needed = MTP_ARCHITECTURES.get(header.architecture, ())

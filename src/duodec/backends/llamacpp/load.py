@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from duodec.backends.llamacpp import devices, heads, overrides
 from duodec.backends.llamacpp.caches import CacheTypes
@@ -73,8 +73,9 @@ def load(
     on_warning: Callable[[str], None] = warn,
     *,
     taken_bytes: int = 0,
+    heads_path: Path | None = None,
 ) -> LoadedTarget:
-    """Load a target's file. ``taken_bytes`` of the memory that looks free are not: other models'
+    """Load a target's file, and the EAGLE-3 head in ``heads_path``. ``taken_bytes`` of the memory that looks free are not: other models'
     weights and the draft's. Raises what is wrong with the file or with the options."""
     spare = SpareCores(len(available_cores()))  # looks at the cores while the model loads
     layers = llama_layers(config)
@@ -88,7 +89,7 @@ def load(
         footprint, free, on = _memory(config, header, cache, layers, taken_bytes)
         num_context = llama_context(config.context, header, footprint, free, on_warning)
         packs = packs and _holds_packed(config, layers, header, footprint, taken_bytes, on_warning)
-        has_mtp = config.mtp == "auto" and heads.has_mtp(header)
+        has_mtp = config.mtp == "auto" and heads_path is None and heads.has_mtp(header)
     model = LlamaModel(
         path, num_gpu_layers=layers, packs=packs, placed=placed, cache=cache, on=on,
         is_mapped=not config.no_mmap, has_mtp=has_mtp,
@@ -97,11 +98,16 @@ def load(
     rows = padded_rows(config, model, on_warning)
 
     def start(num_context: int, plan: CorePlan) -> LlamaTarget:
-        def open_mtp(_: object) -> heads.LlamaHead:
-            return heads.MtpHead(
-                model, num_slots=config.num_slots, num_context=num_context,
-                num_threads=plan.target_alone,
-            )  # fmt: skip
+        sizes: Any = {
+            "num_slots": config.num_slots,
+            "num_context": num_context,
+            "num_threads": plan.target_alone,
+        }
+
+        def open_head(context: object) -> heads.LlamaHead:
+            if heads_path is None:
+                return heads.MtpHead(model, **sizes)
+            return heads.Eagle3Head(model, context, heads_path, num_gpu_layers=layers, **sizes)
 
         # llama.cpp looks at the cores that others leave free where nobody has said how many to use
         looks = plan.shares_cores and config.threads is None
@@ -113,7 +119,7 @@ def load(
             num_rows=rows,
             is_width_exact=not config.fast,
             most_threads=spare if looks else None,
-            open_head=open_mtp if has_mtp else None,
+            open_head=open_head if has_mtp or heads_path else None,
         )
 
     place = f"llama.cpp on {_where(model, layers)}, as quantised"
@@ -121,6 +127,8 @@ def load(
         place += f", {rows} rows a forward pass"
     if has_mtp:
         place += ", with its layer of multi-token prediction"
+    elif heads_path:
+        place += f", with the head {heads_path.name}"
     num_context = num_context or model.num_context_train
     return LoadedTarget(
         model, placement, num_context, start, place, num_padded=rows or 1, footprint=footprint
