@@ -241,11 +241,13 @@ FAMILIES: dict[str, Family] = {
             **attention("norms"),
             **(dense("post_attention_norm") if i == 0 else {
                 **experts("post_attention_norm"), "exp_probs_b.bias": (EXPERTS,),
+                "ffn_gate_shexp": (INNER, WIDTH), "ffn_up_shexp": (INNER, WIDTH),
+                "ffn_down_shexp": (WIDTH, INNER),
             }),
         },
         {
             **MIXTURE, "leading_dense_block_count": 1, "expert_feed_forward_length": INNER,
-            "expert_shared_count": 0,
+            "expert_shared_count": 1,
         },
     ),
     "LFM 2": Family(
@@ -326,7 +328,7 @@ def write_family(
         elif _ADDS.search(tensor):
             drawn *= loudness
         elif tensor.endswith("eh_proj.weight"):
-            drawn = np.hstack([np.eye(WIDTH), 0.02 * drawn[:, WIDTH:]])
+            drawn = np.hstack([np.eye(WIDTH), loudness * drawn[:, WIDTH:]])
         data = drawn.astype(np.float32)
         if "norm" in tensor:
             writer.add_tensor(tensor, np.ones_like(data))
@@ -363,3 +365,32 @@ def _add_field(writer: Any, key: str, value: Any) -> None:
         writer.add_float32(key, value)
     else:
         writer.add_uint32(key, value)
+
+
+def write_eagle3(path: Path, *, layers: tuple[int, int, int] = (1, 2, 3)) -> Path:
+    """An EAGLE-3 head for these families, which reads the inputs of three layers and shares the
+    target's embeddings and output."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, "eagle3")
+    fields: dict[str, Any] = {
+        "context_length": 1024, "embedding_length": WIDTH, "block_count": 1,
+        "feed_forward_length": INNER, "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS, "attention.key_length": HEAD,
+        "attention.value_length": HEAD, "rope.dimension_count": HEAD,
+        "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": VOCAB,
+        "target_layers": list(layers), "target_hidden_size": WIDTH,
+    }  # fmt: skip
+    for key, value in fields.items():
+        _add_field(writer, f"eagle3.{key}", value)
+    copy_vocabulary(writer, VOCAB)
+    dice = np.random.default_rng(3)
+    layer = attention() | dense() | {"attn_norm_2": (WIDTH,)}
+    layer |= {f"attn_{part}": (rows, 2 * WIDTH) for part, rows in _EAGLE_INPUTS.items()}
+    shapes = {f"blk.0.{name}": shape for name, shape in layer.items()}
+    for name, shape in {"fc": (WIDTH, 3 * WIDTH), **NORM, **shapes}.items():
+        drawn = dice.normal(0, shape[-1] ** -0.5, shape).astype(np.float32)
+        writer.add_tensor(f"{name}.weight", np.ones_like(drawn) if "norm" in name else drawn)
+    return finish(writer, path)
+
+
+_EAGLE_INPUTS = {"q": HEADS * HEAD, "k": KV_HEADS * HEAD, "v": KV_HEADS * HEAD}

@@ -35,6 +35,7 @@ MTP, EAGLE3 = "mtp", "eagle3"
 MOST_TOKENS = 8  # that a layer proposes after one verdict
 _WINDOW = 1024  # tokens at a text's end whose states are kept until the layer reads them
 _NUM_BATCH = 512
+_ROWS = 8  # tokens of a text that are computed at once with the logits after each
 # whose graphs for one layer of multi-token prediction were tried, and tensors of that layer without
 # which they end the process
 _PROJECTION = "nextn.eh_proj.weight"
@@ -188,25 +189,34 @@ class LlamaHead(ABC):
         self._lib.llama_memory_seq_rm(self._memory, sequence, begin + self.lag, -1)
         known.read = text[:begin]
         while True:
-            end = min(begin + _NUM_BATCH, len(text))
+            num_left = len(text) - begin
+            end = begin + (num_left if num_left <= _ROWS else min(_NUM_BATCH, num_left - 1))
             states = [known.states[i - 1 - known.begin] for i in range(max(1, begin), end)]
             rows = self.encoded(np.stack(states))
             if begin == 0:  # nothing comes before a text
                 rows = np.concatenate([np.zeros_like(rows[:1]), rows])
-            found = self.compute(sequence, begin, text[begin:end].tolist(), rows)
+            self._decode(sequence, begin, text[begin:end].tolist(), rows)
             known.read = text[:end]
             if end == len(text):
-                return found
+                return self._last(num_left)
             begin = end
 
     def compute(
-        self, sequence: int, position: int, tokens: Sequence[int], states: State
+        self, sequence: int, position: int, token: int, state: State
     ) -> tuple[State, State]:
-        """Compute tokens from a position on, with the states of those before them. Returns the
-        logits and the state of the last one. Raises ComputeFailed."""
-        last = len(tokens) - 1
+        """Compute a token behind the text, with the state of the one before. Returns the logits and
+        the state after it. Raises ComputeFailed."""
+        self._decode(sequence, position, [token], state[np.newaxis])
+        return self._last(1)
+
+    # --- parts
+
+    def _decode(self, sequence: int, position: int, tokens: Sequence[int], states: State) -> None:
+        # all tokens give rows or none: graphs for some of them give the rows of others
+        has_rows = len(tokens) <= _ROWS
+        seqs = (sequence,)
         entries = [
-            Entry(token, position + i + self.lag, (sequence,), 0 if i == last else None)
+            Entry(token, position + i + self.lag, seqs, i if has_rows else None)
             for i, token in enumerate(tokens)
         ]
         self._threads.use(self.num_threads)
@@ -218,11 +228,12 @@ class LlamaHead(ABC):
             raise KeyboardInterrupt
         if status:
             raise ComputeFailed(f"llama.cpp could not compute a head (status {status})")
-        row = logits(self._model, self._handle, 1)[0]
-        state = np.ctypeslib.as_array(self._staging.final(self._handle), (self.width,))
-        return row, state.copy()
 
-    # --- parts
+    def _last(self, num_rows: int) -> tuple[State, State]:
+        """The logits and the state of the last of so many rows."""
+        row = logits(self._model, self._handle, num_rows)[-1]
+        shape = num_rows, self.width
+        return row, np.ctypeslib.as_array(self._staging.final(self._handle), shape)[-1].copy()
 
     def _sequence(self, slot: int) -> int:
         return slot if self._num_slots > 1 else 0
@@ -265,9 +276,7 @@ class Successors:
             return self._head.read(self._known, self._sequence, self._text)
         assert self._state is not None, "the text comes first"
         position, self._depth = len(self._text) + self._depth, self._depth + 1
-        return self._head.compute(
-            self._sequence, position, [tree.tokens[leaf]], self._state[np.newaxis]
-        )
+        return self._head.compute(self._sequence, position, tree.tokens[leaf], self._state)
 
 
 class MtpHead(LlamaHead):
@@ -383,7 +392,7 @@ def _open(
         num_threads=num_threads,
         num_batch=_NUM_BATCH,
         max_rows=_NUM_BATCH,
-        is_width_exact=False,
+        is_width_exact=True,  # on a CPU drafts, too, are the same in every run
         is_unified=False,
         kind=kind,
         other=other,
