@@ -44,7 +44,7 @@ class _Enforced:
 
 
 @dataclass(frozen=True)
-class _EnforcedScores:
+class _EnforcedScores(Scores):
     """A real target's scores under a recorded text."""
 
     scores: Scores

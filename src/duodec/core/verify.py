@@ -19,6 +19,7 @@ from duodec.core import noise
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Heads, Proposed, Query, Scores
 from duodec.core.sampling import Distribution, Sampler
+from duodec.errors import ComputeFailed
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,11 @@ def propose(
     tokens deep; nothing if they rest. ``heads_at`` opens them there."""
     if query.heads is None:
         return Proposed()
-    begin_s, verdict = clock(), verify(query.draft, scores)
+    begin_s = clock()
+    try:
+        verdict = verify(query.draft, scores)
+    except ComputeFailed:  # which its request will be told
+        return Proposed()
     if verdict.final is None:  # nothing is known of the token after the draft
         return Proposed()
     tree = query.heads.grow(heads_at(verdict), depth)

@@ -12,6 +12,7 @@ from duodec.errors import BadOption
 
 NUM_TOPS = 64  # of the target's likeliest tokens at each position, that are recorded
 LOSSES = ("kl", "lk", "acceptance")
+HEADS = ("medusa",)
 FORMATS = ("q4_0", "q8_0", "f16")
 _PANEL = "Distillation"
 
@@ -30,6 +31,20 @@ class DistillSettings:
             remedy="use minutes, more than 0",
         ),
     ] = 60.0
+    heads: Annotated[
+        str | None,
+        Parameter(
+            "Train heads of this kind on the target itself in place of a draft: OUTPUT is a folder "
+            "for --heads of the other commands.",
+            _PANEL,
+            metavar="KIND",
+            choices=HEADS,
+        ),
+    ] = None
+    num_heads: Annotated[
+        int,
+        Parameter("How many heads: each guesses a token further ahead.", _PANEL, ge=1, le=8),
+    ] = 3
     steps: Annotated[
         int | None,
         Parameter(

@@ -66,6 +66,15 @@ class EngineConfig:
             choices=BACKENDS,
         ),
     ] = "auto"
+    heads: Annotated[
+        str | None,
+        Parameter(
+            "Heads trained for a torch target, which propose tokens from its last hidden state: a "
+            "folder, or hf:owner/repo, of Medusa heads. See docs/methods.md.",
+            "Models",
+            metavar="MODEL",
+        ),
+    ] = None
     datastore: Annotated[
         str | None,
         Parameter(

@@ -106,7 +106,7 @@ def load_target(
         from duodec.backends.torch.load import load as load_torch
 
         path = vetted(target.file, vocabulary_only=True).path
-        loaded = load_torch(path, target.config, on_warning)
+        loaded = load_torch(path, target.config, on_warning, heads=target.heads)
     else:
         from duodec.backends.llamacpp.load import load as load_llama
 

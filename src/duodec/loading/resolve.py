@@ -27,6 +27,7 @@ from duodec.models import (
     format_of,
     resolve,
     resolve_folder,
+    resolve_heads,
 )
 from duodec.models.discovery import best_for
 
@@ -50,6 +51,7 @@ class ResolvedTarget:
     config: EngineConfig
     backend: str
     file: ModelFile
+    heads: Path | None = None  # the folder of those that were trained for it
 
     def open_vocabulary(self) -> OpenVocabulary:
         """Its vocabulary without its weights; the caller closes it. Raises ModelUnreadable."""
@@ -93,6 +95,7 @@ class ResolvedPair(ResolvedTarget):
             config.no_repack, config.cpu_moe, config.n_cpu_moe, config.override_tensor,
             config.cache_type_k, config.cache_type_v, config.mtp,
             self.backend, config.dtype_name, config.device, self.file.num_bytes,
+            config.heads,
         )  # fmt: skip
         return key_of(self.file.path, self.draft.path if self.draft else None, settings)
 
@@ -106,22 +109,31 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
         is_gguf = format_of(config.target, prefer=prefer, offline=config.offline) == "gguf"
     if backend == "auto":
         backend = LLAMA_CPP if is_gguf else TORCH
+    heads = None
+    if config.heads is not None:
+        if backend == LLAMA_CPP:
+            raise BadOption(
+                f"heads is {config.heads}, and only a torch target has heads of its own; use "
+                "`target_backend=torch`"
+            )
+        heads = resolve_heads(config.heads, offline=config.offline)
     if is_gguf:
-        return ResolvedTarget(config, backend, resolve(config.target, offline=config.offline))
+        file = resolve(config.target, offline=config.offline)
+        return ResolvedTarget(config, backend, file, heads)
     check_torch(config)
     from duodec.backends.torch.load import blueprint
 
     file = resolve_folder(
         config.target, offline=config.offline, check=lambda folder: blueprint(folder, config)
     )
-    return ResolvedTarget(config, backend, file)
+    return ResolvedTarget(config, backend, file, heads)
 
 
 def resolve_pair(config: EngineConfig) -> ResolvedPair:
     """The files of a pair, downloaded if needed. Raises what is wrong with the target, or with a
     draft that the user names."""
     target = resolve_target(config)
-    pair = ResolvedPair(config, target.backend, target.file)
+    pair = ResolvedPair(config, target.backend, target.file, target.heads)
     name = draft_for(config, target)
     if name is None:
         return pair

@@ -21,6 +21,7 @@ from duodec.models.resolving import (
     format_of,
     resolve,
     resolve_folder,
+    resolve_heads,
 )
 from duodec.models.wheels import WheelFile
 
@@ -46,4 +47,5 @@ __all__ = [
     "pip_download",
     "resolve",
     "resolve_folder",
+    "resolve_heads",
 ]

@@ -23,6 +23,10 @@ from duodec.models.folders import CONFIG, check_folder, fetch_folder, has_weight
 from duodec.models.hub import HubFile, hub_listing
 from duodec.models.references import parse_hub
 
+_HEADS = (  # weights of a target's heads, as they are published
+    "medusa_lm_head.safetensors", "medusa_lm_head.pt", "hydra_lm_head.safetensors",
+    "hydra_lm_head.pt", "model.safetensors", "pytorch_model.bin",
+)  # fmt: skip
 Format = Literal["gguf", "safetensors"]
 
 
@@ -69,6 +73,26 @@ def resolve_folder(
     if hub is None:
         raise ModelNotFound(f"no model {reference!r}: {_did_you_mean(reference)}")
     return fetch_folder(hub, reference, offline=offline or _hub_is_offline(), check=check)
+
+
+def resolve_heads(reference: str, *, offline: bool = False) -> Path:
+    """The folder of the heads that a reference names, downloaded if needed: config.json and the
+    weights. Raises what `resolve` raises."""
+    path = _existing(reference)
+    if path is not None:
+        return path
+    hub = parse_hub(reference)
+    if hub is None:
+        raise ModelNotFound(f"no heads {reference!r}; name a folder, or hf:owner/repo")
+
+    def choose(names: list[str]) -> list[str]:
+        weights = next((name for name in _HEADS if name in names), None)
+        if weights is None or CONFIG not in names:
+            raise ModelNotFound(f"{hub.repo} holds no heads; they are a {CONFIG} and {_HEADS[0]}")
+        return [CONFIG, weights]
+
+    found, _ = hub.find(choose, offline=offline or _hub_is_offline())
+    return found.parent
 
 
 def resolve(

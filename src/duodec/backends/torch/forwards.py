@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from duodec.backends.torch.attention import TAIL, Layout, PerDevice, Rows
 from duodec.backends.torch.cache import CellCache
 from duodec.backends.torch.graphs import Graphs, Queue
+from duodec.backends.torch.heads import States
 from duodec.backends.torch.library import first_line, torch
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.uploads import upload
@@ -99,7 +100,10 @@ class Forwards:
         max_rows: int,
         max_logits: int,
         on_warning: Callable[[str], None],
+        states: States | None = None,
     ) -> None:
+        """With ``states``, each row's last hidden state goes to its cell there."""
+        self._states = states
         self._network, self._cache, self._queue = network, cache, queue
         self._graphs = Graphs(queue, on_warning)
         if queue.is_cuda and len(network.devices) > 1:
@@ -157,7 +161,10 @@ class Forwards:
         self._cache.write_to(inputs[:, _CELL])
         rows = Rows(positions, inputs[:, _BASE], inputs[:, _TAIL:])
         plan = PerDevice.of(layout, rows, self._network.devices)
-        return self._network.forward(inputs[:, _TOKEN], positions, self._cache, plan, kept)
+        logits = self._network.forward(inputs[:, _TOKEN], positions, self._cache, plan, kept)
+        if self._states is not None:
+            self._states.write(inputs[:, _CELL], self._network.states)
+        return logits
 
     def _guarded(self, work: Callable[[], _Result]) -> _Result:
         try:

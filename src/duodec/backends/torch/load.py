@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,8 @@ import duodec.backends.torch.library  # noqa: F401  says what to do where there 
 from duodec.backends.loaded import LoadedTarget, RunningTarget, checked_context
 from duodec.backends.placement import Placement
 from duodec.backends.torch.blueprint import Blueprint
+from duodec.backends.torch.heads import HeadFiles, HeadModel
+from duodec.backends.torch.medusa import Medusa
 from duodec.backends.torch.memory import Extent
 from duodec.backends.torch.model import TorchModel
 from duodec.backends.torch.network import Network, check_rowwise
@@ -19,6 +21,9 @@ from duodec.backends.torch.target import TorchTarget
 from duodec.errors import ModelUnreadable, warn
 from duodec.machine.cores import CorePlan
 
+_HEADS: Mapping[str, Callable[[HeadFiles, Network], HeadModel]] = {
+    "medusa_num_heads": Medusa
+}  # by what the config.json of no other kind has
 DEFAULT_CONTEXT = 8192  # tokens, if the model was trained for so many
 
 
@@ -56,18 +61,39 @@ def free_bytes(config: Options) -> int:
     return sum(choose_places(config.device, config.dtype_name, None)[-1].free_bytes)
 
 
-def load(path: Path, config: Options, on_warning: Callable[[str], None] = warn) -> LoadedTarget:
-    """Load a target's files. Raises what is wrong with them or with the options."""
+def load_heads(path: Path, network: Network) -> HeadModel:
+    """The heads in a folder, for a target's network. Raises ModelUnreadable."""
+    files = HeadFiles.of(path)
+    kind = next((kind for name, kind in _HEADS.items() if name in files.config), None)
+    if kind is None:
+        raise ModelUnreadable(
+            f"{path} holds heads of no kind that is known here: its config.json has none of "
+            f"{', '.join(_HEADS)}"
+        )
+    return kind(files, network)
+
+
+def load(
+    path: Path,
+    config: Options,
+    on_warning: Callable[[str], None] = warn,
+    *,
+    heads: Path | None = None,
+) -> LoadedTarget:
+    """Load a target's files, and the folder of its heads. Raises what is wrong with them or with
+    the options."""
     model = TorchModel(blueprint(path, config))
 
     def start(num_context: int, plan: CorePlan) -> RunningTarget:
         try:
+            network = Network(model.causal_lm, on_warning)
             return TorchTarget(
-                Network(model.causal_lm, on_warning),
+                network,
                 num_context=num_context,
                 num_slots=config.num_slots,
                 num_threads=plan.target_alone,
                 is_width_exact=not config.fast,
+                heads=load_heads(heads, network) if heads else None,
                 on_warning=on_warning,
             )
         except Exception as error:

@@ -43,6 +43,7 @@ class Network:
         self._own_attention = model.config._attn_implementation
         assert self._own_attention != NAME, "a model serves one target at a time"
         self._part = join(model)
+        self._forget_states: Callable[[], None] = lambda: None
         self.split_layers: Callable[[], None] = lambda: None  # restores their own forward
         try:
             with torch.inference_mode():
@@ -88,8 +89,23 @@ class Network:
         if self._model is not None:
             self.split_layers()
             self._model.set_attn_implementation(self._own_attention)
+            self._forget_states()
             self._part()
             self._model = None
+
+    def keep_states(self) -> None:
+        """From now on, ``states`` are those that the last forward pass computed its logits from:
+        (rows, width), of all of its rows."""
+
+        def keep(module: Any, inputs: Any, output: Any) -> None:
+            self.states: torch.Tensor = output.last_hidden_state[0]
+
+        self._forget_states = self._model.base_model.register_forward_hook(keep).remove
+
+    @property
+    def embedding(self) -> Any:
+        """Of tokens."""
+        return self._model.get_input_embeddings()
 
     def check_rowwise(self) -> None:
         """Raises BadOption if a row's numbers depend on the other rows."""

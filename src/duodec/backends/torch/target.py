@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from duodec.backends.torch.attention import TAIL
 from duodec.backends.torch.draws import Drawing, Drawn, draw
 from duodec.backends.torch.forwards import Forwards, Lines, failure
 from duodec.backends.torch.graphs import Queue
+from duodec.backends.torch.heads import HeadModel, StatedText, States
 from duodec.backends.torch.layouts import Layouts, Readings, WindowLayouts, exact_layouts
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.memo import SlotMemo, Slots
@@ -24,10 +25,20 @@ from duodec.backends.torch.network import Network
 from duodec.backends.torch.picking import picker
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import Draft
-from duodec.core.protocols import Candidates, InThisThread, Launched, Query, Scores, Target
+from duodec.core.protocols import (
+    Candidates,
+    Heads,
+    InThisThread,
+    Launched,
+    Proposed,
+    Query,
+    Scores,
+    Target,
+)
 from duodec.core.rows import Row, check_finite
 from duodec.core.sampling import Distribution, Draw, Sampler, SamplingParams
 from duodec.core.traits import TargetTraits
+from duodec.core.verify import Verdict, propose
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 MAX_WIDTH = TAIL  # draft tokens that a forward may score
@@ -46,6 +57,7 @@ class TorchScores(Scores):
     drawn: Drawn  # of all queries of the call
     logits: torch.Tensor  # (rows, vocab) fp32, this query's logits
     first: int  # its first row in ``drawn``
+    own: Proposed = field(default_factory=Proposed)  # what the heads propose
 
     @property
     def num_rows(self) -> int:
@@ -72,6 +84,9 @@ class TorchScores(Scores):
         found: Row = self.logits[self._checked(row)].cpu().numpy()
         return found
 
+    def proposed(self) -> Proposed:
+        return self.own
+
     def _checked(self, row: int) -> int:
         assert 0 <= row < self.num_rows, "a row of this draft"
         return row
@@ -87,8 +102,8 @@ class TorchTarget(Target):
     size that its length tells, so that how it was cut or known changes no bits either. Otherwise a
     forward has as few rows as it can. ``on_chunk`` is called between two parts of a prompt, and may
     raise to abandon it: what was read stays known. ``on_warning`` gets a line when forwards are
-    slower than they should be. Raises ModelUnreadable for models that cannot be scored as trees,
-    and BadOption.
+    slower than they should be. ``heads``, where there are some, propose tokens. Raises
+    ModelUnreadable for models that cannot be scored as trees, and BadOption.
     """
 
     def __init__(
@@ -101,8 +116,10 @@ class TorchTarget(Target):
         is_width_exact: bool = True,
         num_rows: int | None = None,
         num_chunk: int | None = None,
+        heads: HeadModel | None = None,
         on_warning: Callable[[str], None] = lambda line: None,
     ) -> None:
+        self._heads = heads
         if num_threads is not None:
             self.use_threads(num_threads)
         self.on_chunk = lambda: None
@@ -142,7 +159,12 @@ class TorchTarget(Target):
         )
         self._recurring = self._layouts.recurring()
         self._pick = picker(self._network.device, on_warning)
-        self._cache = self._network.cache(self.num_slots * self._num_region + max_rows)
+        num_cells = self.num_slots * self._num_region + max_rows
+        self._cache = self._network.cache(num_cells)
+        self._states: States | None = None
+        if self._heads is not None:
+            self._network.keep_states()
+            self._states = States(num_cells, self._network.embedding.weight)
         self._forwards = Forwards(
             self._network,
             self._cache,
@@ -150,6 +172,7 @@ class TorchTarget(Target):
             max_rows=max_rows,
             max_logits=self._widths[-1],
             on_warning=on_warning,
+            states=self._states,
         )
         if self._queue.is_cuda:
             self._warm_up()
@@ -177,6 +200,8 @@ class TorchTarget(Target):
             num_rows=num_rows,
             reads_in_chunks=True,
             num_block=self._num_chunk if self._is_exact else 1,
+            heads=self._heads.kind if self._heads else "",
+            num_heads=self._heads.num_heads if self._heads else 0,
         )
 
     def launch(self, queries: Sequence[Query]) -> Launched:
@@ -199,7 +224,22 @@ class TorchTarget(Target):
                 self._read(query, memo, logits[first : first + 1])
             self._continue(queries, memos, firsts, logits)
             drawing = Drawing(logits, queries, self._queue.copied, self._pick)
-        return _Queued(self._queue, memos, queries, firsts, logits, drawing)
+        return _Queued(self, self._queue, memos, queries, firsts, logits, drawing)
+
+    def propose(self, scores: TorchScores, memo: SlotMemo) -> Proposed:
+        """What the heads propose after the text that these scores leave."""
+        heads, states = self._heads, self._states
+        if heads is None or states is None:
+            return Proposed()
+        query = scores.query
+        end = memo.base + len(query.text)
+
+        def at(verdict: Verdict) -> Heads:
+            path = query.draft.path(verdict.end)
+            cells = [*range(memo.base, end), *(end + node for node in path)]
+            return heads.at(StatedText(query, verdict.tokens, cells, states, self._queue))
+
+        return propose(query, scores, at, heads.num_heads)
 
     # --- before a forward
 
@@ -231,6 +271,8 @@ class TorchTarget(Target):
         if moves:
             source, target = upload(np.array(moves).T, self._network.device)
             self._cache.move(source, target)
+            if self._states is not None:
+                self._states.move(source, target)
 
     # --- forwards
 
@@ -328,6 +370,7 @@ class TorchTarget(Target):
 class _Queued:
     """A forward pass that the device was told to compute."""
 
+    target: TorchTarget
     queue: Queue
     memos: Sequence[SlotMemo]
     queries: Sequence[Query]
@@ -339,10 +382,16 @@ class _Queued:
     def result(self) -> list[Scores]:
         with self.queue.scope(), _blamed(self.memos):
             drawn = self.drawing.result()
-        return [
-            TorchScores(query, drawn, self.logits[first:end], first)
-            for query, first, end in zip(self.queries, self.firsts, self.firsts[1:], strict=False)
-        ]
+            found = [
+                TorchScores(query, drawn, self.logits[first:end], first)
+                for query, first, end in zip(
+                    self.queries, self.firsts, self.firsts[1:], strict=False
+                )
+            ]
+            return [
+                replace(scores, own=self.target.propose(scores, memo))
+                for scores, memo in zip(found, self.memos, strict=True)
+            ]
 
 
 @contextmanager

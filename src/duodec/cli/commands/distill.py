@@ -21,6 +21,7 @@ from duodec.loading.config import EngineConfig
 from duodec.machine.signals import INTERRUPTED
 
 if TYPE_CHECKING:
+    from duodec.distill.heads import Trained
     from duodec.distill.recipe import Result
 
 EPILOG = """
@@ -29,6 +30,7 @@ duodec distill smollm2 --minutes 60  # adapt its own draft, with our prompts
 duodec distill MODEL.gguf --from SMALL.gguf --prompts chats.jsonl  # with your prompts
 duodec distill smollm2 --from smollm2 --layers 6  # a copy of the target with six of its layers
 duodec distill qwen2.5-coder-1.5b --from smollm2  # another vocabulary: it gets the target's
+duodec distill smollm2 --heads medusa  # heads on the target itself, for --target-backend torch
 
 What happens:
 1. The target completes prompts at --temperature. Its likeliest tokens are recorded. 2. A copy of \
@@ -109,6 +111,26 @@ def distill(
 
     Record what the target says, train a small model on that, judge it.
     """
+    if settings.heads is not None:
+        from duodec.distill.heads import HeadDistillation
+
+        path = output or Path(f"{_stem(target)}-{settings.heads}")
+        with progress_bar(is_quiet=quiet) as on_progress, _one_line_for_its_end(path):
+            training = HeadDistillation(
+                replace(config, target=target),
+                path,
+                settings,
+                sampling,
+                tuple(prompts or ()),
+                _throttled(on_progress),
+            )
+            training.check()
+            trained = training.run()
+        if json:
+            put(f"{json_format.dumps(trained.as_json(), ensure_ascii=False)}\n")
+        elif not quiet:
+            _show_heads(trained, target)
+        return
     from duodec.distill.recipe import Distillation
 
     path = output or Path(f"{_stem(target)}-draft.gguf")
@@ -180,6 +202,21 @@ def _show(result: Result) -> None:
             ("  one of the first four", f"{first.top4:.3f}", f"{last.top4:.3f}"),
             ("loss", f"{first.loss:.3f}", f"{last.loss:.3f}"),
         ],
+    )
+
+
+def _show_heads(trained: Trained, target: str) -> None:
+    put_table(
+        ("HEAD", "RIGHT BEFORE", "AND AFTER"),
+        [
+            (f"{i} tokens ahead", f"{before:.3f}", f"{after:.3f}")
+            for i, (before, after) in enumerate(zip(trained.before, trained.after, strict=True), 2)
+        ],
+    )
+    say_dim(
+        f"{trained.num_recorded:,} tokens in {trained.recording_s / 60:.1f} min; "
+        f"{trained.num_steps} steps in {trained.training_s / 60:.1f} min; use them: duodec "
+        f"generate -m {target} --target-backend torch --heads {trained.path} PROMPT"
     )
 
 
