@@ -69,8 +69,9 @@ class EngineConfig:
     heads: Annotated[
         str | None,
         Parameter(
-            "Heads trained for a torch target, which propose tokens from its last hidden state: a "
-            "folder, or hf:owner/repo, of Medusa heads. See docs/methods.md.",
+            "Heads trained for the target, which propose tokens from its hidden states: for torch a "
+            "folder, or hf:owner/repo, of Medusa heads; for llama.cpp a GGUF file of EAGLE-3. See "
+            "docs/methods.md.",
             "Models",
             metavar="MODEL",
         ),

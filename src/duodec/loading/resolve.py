@@ -51,7 +51,7 @@ class ResolvedTarget:
     config: EngineConfig
     backend: str
     file: ModelFile
-    heads: Path | None = None  # the folder of those that were trained for it
+    heads: Path | None = None  # those that were trained for it: a folder, or a GGUF file
 
     def open_vocabulary(self) -> OpenVocabulary:
         """Its vocabulary without its weights; the caller closes it. Raises ModelUnreadable."""
@@ -112,11 +112,9 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
     heads = None
     if config.heads is not None:
         if backend == LLAMA_CPP:
-            raise BadOption(
-                f"heads is {config.heads}, and only a torch target has heads of its own; use "
-                "`target_backend=torch`"
-            )
-        heads = resolve_heads(config.heads, offline=config.offline)
+            heads = resolve(config.heads, offline=config.offline).path
+        else:
+            heads = resolve_heads(config.heads, offline=config.offline)
     if is_gguf:
         file = resolve(config.target, offline=config.offline)
         return ResolvedTarget(config, backend, file, heads)

@@ -218,29 +218,47 @@ def test_a_layer_is_asked_for_where_it_is_whole(folder: Path) -> None:
 # --- through the library
 
 
-@pytest.mark.parametrize("family", [CHAINS, TREES])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_one_text_with_and_without_heads(family: str, temperature: float, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"), [(CHAINS, "mtp"), (TREES, "mtp"), ("Llama", "eagle3"), (CHAINS, "eagle3")]
+)
+def test_one_text_with_and_without_heads(
+    family: str, kind: str, temperature: float, folder: Path
+) -> None:
     plain = write_family(folder / "plain.gguf", family, loudness=CALM)
-    path = write_family(folder / "heads.gguf", family, loudness=CALM, num_heads=1)
+    if kind == "mtp":
+        target = write_family(folder / "heads.gguf", family, loudness=CALM, num_heads=1)
+        config = partial(EngineConfig, target=str(target))
+    else:
+        head = write_eagle3(folder / "eagle3.gguf")
+        config = partial(EngineConfig, target=str(plain), heads=str(head))
+    sizes: Any = {"draft": "none", "context": 256, "threads": 1, "num_slots": 3}
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
     prompts = [PROMPT, "two three", "four four four one"]
-    config = partial(EngineConfig, draft="none", context=256, threads=1, num_slots=3)
-    with load(config(target=str(plain))) as llm:
+    with load(EngineConfig(target=str(plain), **sizes)) as llm:
         expected = [one.tokens for one in llm.generate(prompts, params, method="ar")]
-    with load(config(target=str(path))) as llm:
-        assert llm.target.traits.heads == "mtp"
-        for method in ("ar", "mtp", "mtp:5", "auto", "lookup"):
+        with pytest.raises(BadOption, match=f"needs {kind} heads"):
+            llm.generate(PROMPT, params, method=kind)
+    with load(config(**sizes)) as llm:
+        assert llm.target.traits.heads == kind
+        for method in ("ar", kind, f"{kind}:5", "auto", "lookup"):
             done = llm.generate(prompts, params, method=method)
             assert [one.tokens for one in done] == expected, method
             (alone,) = llm.generate(prompts[:1], params, method=method)
             assert alone.tokens == expected[0], method
-            if method == "mtp" and not temperature and family == CHAINS:
-                assert alone.stats.num_accepted_tokens > 20
-    with load(config(target=str(path), mtp="off")) as llm:
+            if method in ("mtp", "eagle3"):
+                assert alone.stats.num_draft_tokens > 20
+            if method == "mtp" and not temperature:
+                assert alone.stats.num_accepted_tokens > 15
+
+
+def test_the_layer_stays_out_of_memory_on_request(folder: Path) -> None:
+    path = write_family(folder / "heads.gguf", CHAINS, num_heads=1)
+    config = EngineConfig(target=str(path), draft="none", context=256, threads=1, mtp="off")
+    with load(config) as llm:
         assert not llm.target.traits.heads
         with pytest.raises(BadOption, match="mtp heads"):
-            llm.generate(PROMPT, params, method="mtp")
+            llm.generate(PROMPT, method="mtp")
 
 
 # --- EAGLE-3
