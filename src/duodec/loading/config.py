@@ -69,8 +69,8 @@ class EngineConfig:
     heads: Annotated[
         str | None,
         Parameter(
-            "Heads trained for the target, which propose tokens from its hidden states: for torch a "
-            "folder, or hf:owner/repo, of Medusa heads; for llama.cpp a GGUF file of EAGLE-3. See "
+            "Heads trained for the target, which propose tokens from its hidden states: for torch "
+            "a folder, or hf:owner/repo, of Medusa heads; for llama.cpp a GGUF of EAGLE-3. See "
             "docs/methods.md.",
             "Models",
             metavar="MODEL",

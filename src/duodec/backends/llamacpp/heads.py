@@ -356,7 +356,7 @@ class Eagle3Head(LlamaHead):
         super().__init__(target, model, handle, num_slots=num_slots, num_threads=num_threads)
         num_read = len(self.layers) * int(target.lib.llama_model_n_embd(target.handle))
         self._features = Batch(self._lib, _NUM_BATCH, 1, num_states=num_read)
-        self._features.struct.token = None
+        self._features.struct.token = self._features.struct.pos = None  # it counts on by itself
 
     def encoded(self, states: State) -> State:
         self._features.fill([Entry(0, i, (0,), i) for i in range(len(states))])
