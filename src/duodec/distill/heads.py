@@ -1,4 +1,7 @@
-"""Train Medusa heads for a target on what it says: its own weights stay as they are (Medusa-1)."""
+"""Train heads for a target on what it says; its own weights stay as they are.
+
+As Medusa-1 (2401.10774) and Hydra (2402.05109) are trained: cross entropy on the text that goes on.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ import numpy as np
 from safetensors.torch import save_file
 
 from duodec.backends.torch.blueprint import Blueprint
-from duodec.backends.torch.medusa import FILE, head
+from duodec.backends.torch.hydra import HydraModule
+from duodec.backends.torch.medusa import MedusaModule
 from duodec.backends.torch.model import TorchModel
 from duodec.core.sampling import SamplingParams
 from duodec.distill import recording as recordings
@@ -33,6 +37,7 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import ResolvedPair, resolve_target
 from duodec.machine.cores import available_cores
 
+MODULES = {"medusa": MedusaModule, "hydra": HydraModule}
 NUM_LAYERS = 1  # of a head, before its matrix
 POSITIONS = 512  # of a step: each is a row of logits for every head
 _FADE = 0.8  # how much less each next head's loss weighs, as in the paper
@@ -65,6 +70,7 @@ class HeadTraining:
     """Heads on a causal language model of transformers, and how far they have come."""
 
     causal_lm: Any
+    kind: str
     num_heads: int
     settings: DistillSettings
     seed: int = 0
@@ -77,13 +83,10 @@ class HeadTraining:
         weight = self.causal_lm.get_output_embeddings().weight
         num_vocab, width = weight.shape
         torch.manual_seed(self.seed)
-        heads = [head(NUM_LAYERS, width, num_vocab) for _ in range(self.num_heads)]
-        for own in heads:  # it begins as the target's own head on the same state
-            for block in own[:-1]:
-                torch.nn.init.zeros_(block.linear.weight)
-                torch.nn.init.zeros_(block.linear.bias)
-            own[-1].weight.data.copy_(weight)
-        self.heads = torch.nn.ModuleList(heads).to(weight.device).train()
+        self.heads = MODULES[self.kind](self.num_heads, NUM_LAYERS, width, num_vocab)
+        with torch.no_grad():
+            self.heads.begin_as(weight)
+        self.heads.to(weight.device).train()
         self._optimizer = torch.optim.AdamW(
             self.heads.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0
         )
@@ -121,17 +124,18 @@ class HeadTraining:
         return tuple((right / np.maximum(1, num)).tolist())
 
     def save(self, path: Path, base: str) -> None:
-        """Write a folder as Medusa publishes it."""
+        """Write a folder as such heads are published."""
         path.mkdir(parents=True, exist_ok=True)
         weights = {
             name: weight.detach().to("cpu", torch.bfloat16).contiguous()
             for name, weight in self.heads.state_dict().items()
         }
-        save_file(weights, path / f"{FILE}.safetensors")
+        save_file(weights, path / f"{self.kind}_lm_head.safetensors")
         config = {
-            "medusa_num_heads": self.num_heads,
-            "medusa_num_layers": NUM_LAYERS,
+            f"{self.kind}_num_heads": self.num_heads,
+            f"{self.kind}_num_layers": NUM_LAYERS,
             "base_model_name_or_path": base,
+            **self.heads.config,
         }
         (path / "config.json").write_text(f"{json.dumps(config, indent=1)}\n", "utf-8")
 
@@ -157,8 +161,8 @@ class HeadTraining:
         return total
 
     def _states(self, samples: Sequence[Sample], most: int) -> tuple[Any, Any]:
-        """States of positions of the completions, (positions, width), and the tokens from the
-        second after each on, (positions, heads); -1 where a text has ended."""
+        """States of positions of the completions, (positions, width), and the tokens after each,
+        (positions, 1 + heads); -1 where a text has ended."""
         device = self.causal_lm.device
         shown = [sample.tokens[-MAX_LENGTH:] for sample in samples]
         padded = np.zeros((len(shown), max(map(len, shown))), dtype=np.int64)
@@ -169,8 +173,7 @@ class HeadTraining:
             ended = np.concatenate([text, np.full(self.num_heads, -1)])
             for place in range(first, len(text) - _LEAST_TOKENS):
                 places.append(row * padded.shape[1] + place)
-                begin = place + _LEAST_TOKENS
-                following.append(ended[begin : begin + self.num_heads])
+                following.append(ended[place + 1 : place + 2 + self.num_heads])
         with torch.no_grad():
             states = hidden(self.causal_lm, torch.from_numpy(padded).to(device)).flatten(0, 1)
         dice = np.random.default_rng([self.seed, self.step])
@@ -180,10 +183,12 @@ class HeadTraining:
 
     def _guesses(self, states: Any, tokens: Any) -> Iterator[tuple[int, Any, Any]]:
         """Each head's logits where the text goes on, and the tokens that it should have guessed."""
-        for i, own in enumerate(self.heads):
-            is_known = tokens[:, i] >= 0
-            if bool(is_known.any()):
-                yield i, own(states[is_known]), tokens[is_known, i]
+        embedding = self.causal_lm.get_input_embeddings()
+        for i in range(self.num_heads):
+            known = tokens[:, i + 1] >= 0
+            if bool(known.any()):
+                following = embedding(tokens[known, : i + 1])
+                yield i, self.heads.logits(i, states[known], following), tokens[known, i + 1]
 
 
 @dataclass
@@ -242,7 +247,9 @@ class HeadDistillation:
         path = self.target.file.path
         model = TorchModel(Blueprint.of(path, dtype="float32", device=device))
         assert self.settings.heads is not None
-        training = HeadTraining(model.causal_lm, self.settings.num_heads, self.settings, self.seed)
+        training = HeadTraining(
+            model.causal_lm, self.settings.heads, self.settings.num_heads, self.settings, self.seed
+        )
         before = training.accuracy(known.held_out)
         begin_s = training.clock()
         training.run(

@@ -12,7 +12,7 @@ from duodec.errors import BadOption
 
 NUM_TOPS = 64  # of the target's likeliest tokens at each position, that are recorded
 LOSSES = ("kl", "lk", "acceptance")
-HEADS = ("medusa",)
+HEADS = ("medusa", "hydra")
 FORMATS = ("q4_0", "q8_0", "f16")
 _PANEL = "Distillation"
 

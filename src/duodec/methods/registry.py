@@ -13,6 +13,7 @@ from duodec.errors import BadOption
 from duodec.methods.ar import Autoregressive
 from duodec.methods.auto import Auto
 from duodec.methods.duo import DuoDecoding
+from duodec.methods.hydra import Hydra
 from duodec.methods.lookahead import Lookahead
 from duodec.methods.lookup import PromptLookup
 from duodec.methods.medusa import Medusa
@@ -42,6 +43,7 @@ METHODS: dict[str, type[Method]] = {
         Medusa,
         MultiTokenPrediction,
         Eagle3,
+        Hydra,
         Pearl,
         DuoDecoding,
         Stream,

@@ -41,7 +41,7 @@ GREEDY, WARM = SamplingParams(), SamplingParams(temperature=0.8, seed=3)
 OF_HEADS = [name for name, kind in METHODS.items() if kind.needs_heads]
 
 
-def text_of(target: TorchTarget, name: str, params: SamplingParams, prompt=PROMPT, num=40):
+def text_of(target: TorchTarget, name: str, params: SamplingParams, prompt=PROMPT, num=24):
     """Tokens and rounds."""
     session = Session(
         target=target,
@@ -68,11 +68,11 @@ def texts() -> list[list[int]]:
     return build(KIND).generate(prompts, max_new_tokens=60, do_sample=False).tolist()
 
 
-@pytest.fixture(scope="module", params=["medusa"])
+@pytest.fixture(scope="module", params=["medusa", "hydra"])
 def folder(request, texts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Heads of each kind, trained on those texts."""
     settings = DistillSettings(steps=80, batch=3, learning_rate=0.02, heads=request.param)
-    training = HeadTraining(build(KIND), NUM_HEADS, settings)
+    training = HeadTraining(build(KIND), request.param, NUM_HEADS, settings)
     samples = [
         Sample(np.array(text, np.int32), len(PROMPT), np.zeros((0, 1)), np.zeros((0, 1)))
         for text in texts
@@ -97,14 +97,12 @@ def target(folder: Path) -> Iterator[TorchTarget]:
 def test_heads_draft_what_is_accepted_and_leave_the_text(target, folder, params) -> None:
     name = folder.name.rstrip("0123456789")
     plain = text_of(target_with(None), "ar", params)[0]
-    for own in (name, "auto", "lookup", "ar"):
+    for own in (name, "auto"):
         found, rounds = text_of(target, own, params)
         assert found == plain, own
         if own == name:
             assert sum(done.num_from_model for done in rounds) > 5
-            assert len(rounds) < 40
-        if own == "ar":
-            assert len(rounds) == 40
+            assert len(rounds) < 24
 
 
 def test_trained_heads_are_right_more_often_than_random_ones(target, folder) -> None:

@@ -60,7 +60,7 @@ class StatedText:
         return self.states.values[self.cells[-1]][None]
 
     def guesses(self, logits: torch.Tensor) -> Guesses:
-        return Guesses(self, logits)
+        return Guesses(self, logits.float())
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,14 @@ class HeadFiles:
             raise ModelUnreadable(
                 f"{path} cannot be read ({first_line(error)}); fetch it again"
             ) from error
+
+
+def number(files: HeadFiles, name: str) -> int:
+    """A number of 1 or more in their config.json. Raises ModelUnreadable."""
+    found = files.config.get(name, 1)
+    if not isinstance(found, int) or found < 1:
+        raise ModelUnreadable(f"{files.path}/config.json says {name} is {found}; fetch it again")
+    return found
 
 
 def fitting(

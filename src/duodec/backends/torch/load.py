@@ -12,6 +12,7 @@ from duodec.backends.loaded import LoadedTarget, RunningTarget, checked_context
 from duodec.backends.placement import Placement
 from duodec.backends.torch.blueprint import Blueprint
 from duodec.backends.torch.heads import HeadFiles, HeadModel
+from duodec.backends.torch.hydra import Hydra
 from duodec.backends.torch.medusa import Medusa
 from duodec.backends.torch.memory import Extent
 from duodec.backends.torch.model import TorchModel
@@ -22,7 +23,8 @@ from duodec.errors import ModelUnreadable, warn
 from duodec.machine.cores import CorePlan
 
 _HEADS: Mapping[str, Callable[[HeadFiles, Network], HeadModel]] = {
-    "medusa_num_heads": Medusa
+    "medusa_num_heads": Medusa,
+    "hydra_num_heads": Hydra,
 }  # by what the config.json of no other kind has
 DEFAULT_CONTEXT = 8192  # tokens, if the model was trained for so many
 

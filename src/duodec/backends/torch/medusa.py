@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
-from duodec.backends.torch.heads import Guesses, HeadFiles, StatedText, fitting
+from duodec.backends.torch.heads import Guesses, HeadFiles, StatedText, fitting, number
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.network import Network
 from duodec.core.candidates import CandidateTree
 from duodec.core.protocols import Candidates
-
-FILE = "medusa_lm_head"  # of the weights, without its ending
 
 
 class ResBlock(torch.nn.Module):  # type: ignore[misc]
@@ -26,10 +24,33 @@ class ResBlock(torch.nn.Module):  # type: ignore[misc]
         return states + torch.nn.functional.silu(self.linear(states))
 
 
-def head(num_layers: int, width: int, num_vocab: int) -> Any:
-    """One head, with the names of the published weights."""
-    blocks = [ResBlock(width) for _ in range(num_layers)]
-    return torch.nn.Sequential(*blocks, torch.nn.Linear(width, num_vocab, bias=False))
+class MedusaModule(torch.nn.ModuleList):  # type: ignore[misc]
+    """The heads, with the names of the published weights: some blocks and a matrix each."""
+
+    config: ClassVar[dict[str, object]] = {}  # beyond the numbers of heads and layers
+
+    def __init__(self, num_heads: int, num_layers: int, width: int, num_vocab: int) -> None:
+        super().__init__(
+            torch.nn.Sequential(
+                *(ResBlock(width) for _ in range(num_layers)),
+                torch.nn.Linear(width, num_vocab, bias=False),
+            )
+            for _ in range(num_heads)
+        )
+
+    def begin_as(self, output: torch.Tensor) -> None:
+        """Make every head the target's own, whose matrix this is."""
+        for *blocks, matrix in self:
+            for block in blocks:
+                torch.nn.init.zeros_(block.linear.weight)
+                torch.nn.init.zeros_(block.linear.bias)
+            matrix.weight.data.copy_(output)
+
+    def logits(self, i: int, states: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        """Those of head i: (rows, vocab). ``following`` are the embeddings of the tokens that come
+        between, (rows, 1 + i, width), and tell it nothing."""
+        found: torch.Tensor = self[i](states)
+        return found
 
 
 class Medusa:
@@ -38,25 +59,22 @@ class Medusa:
     kind = "medusa"
 
     def __init__(self, files: HeadFiles, network: Network) -> None:
-        weights = files.weights(FILE)
-        num_heads = int(files.config["medusa_num_heads"])
-        num_heads = min(num_heads, 1 + max(int(name.partition(".")[0]) for name in weights))
-        num_layers = int(files.config.get("medusa_num_layers", 1))
+        weights = files.weights("medusa_lm_head")
         like = network.embedding.weight
-        width = like.shape[-1]
+        # the first releases say 2 of five heads
+        num_heads = 1 + max((int(name.partition(".")[0]) for name in weights), default=0)
+        num_layers = number(files, "medusa_num_layers")
         with torch.device("meta"):
-            heads = [head(num_layers, width, network.num_vocab) for _ in range(num_heads)]
-        self._heads = torch.nn.ModuleList(heads)
-        fitting(self._heads, weights, files, like)
+            self._module = MedusaModule(num_heads, num_layers, like.shape[-1], network.num_vocab)
+        fitting(self._module, weights, files, like)
 
     @property
     def num_heads(self) -> int:
-        return len(self._heads)
+        return len(self._module)
 
     def at(self, text: StatedText) -> MedusaHeads:
-        state = text.last_state
-        logits = torch.cat([own(state) for own in self._heads])
-        return MedusaHeads(text.guesses(logits.float()))
+        logits = [own(text.last_state) for own in self._module]
+        return MedusaHeads(text.guesses(torch.cat(logits)))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,20 @@
+"""Decode with Hydra: Medusa's heads, each of which knows the tokens drafted before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from duodec.core.protocols import HeadPlan
+from duodec.methods.heads import HeadsMethod
+from duodec.methods.medusa import TREE
+
+
+@dataclass(frozen=True)
+class Hydra(HeadsMethod):
+    """2402.05109, with keyed draws in place of typical acceptance, and Medusa's tree, as in the
+    release."""
+
+    name = "hydra"
+    needs_heads = "hydra"
+
+    tree: HeadPlan = TREE
