@@ -320,7 +320,11 @@ class Hesitant(InlineDrafter):
         return super().poll(slot, wait_s, beyond)
 
 
-KEYED = [name for name in METHODS if name not in ("rest", "sps-rejection")]
+KEYED = [
+    name
+    for name, kind in METHODS.items()
+    if name not in ("rest", "sps-rejection") and not kind.needs_heads
+]
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])
@@ -333,7 +337,7 @@ def test_no_timing_of_the_drafter_changes_a_text(name: str, period: int, num_slo
     assert [list(one.tokens) for one in found] == [expected(prompt) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "rest"])
+@pytest.mark.parametrize("name", [*KEYED, "sps-rejection"])
 def test_logprobs_are_the_models_own_whatever_was_drafted(name: str) -> None:
     (found,) = llm().generate([PROMPTS[0]], replace(PARAMS, logprobs=1), method=name)
     assert found.logprobs is not None
@@ -436,7 +440,7 @@ def test_a_callers_time_is_not_the_targets() -> None:
 
 @pytest.mark.parametrize("is_paced", [False, True])
 @pytest.mark.parametrize("most", [0, 3])
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("rest", "sps-rejection")])
+@pytest.mark.parametrize("method", KEYED)
 def test_no_more_is_drafted_than_a_target_can_score(method: str, most: int, is_paced: bool) -> None:
     """As one that cannot take back its state, or no more than some tokens of it."""
     lengths: list[int] = []

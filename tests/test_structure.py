@@ -68,6 +68,7 @@ HOMES = {
         "backends/torch/layer_kernels",
         "backends/torch/pick_kernel",
     ),
+    "safetensors": ("backends/torch/heads", "distill/heads"),
     "accelerate": ("backends/torch", "backends/transformers"),
     "gguf": ("backends/torch", "backends/transformers", "distill/library"),
     "huggingface_hub": ("models",),

@@ -448,8 +448,9 @@ def simulated(
 ) -> tuple[Session, list[Round]]:
     """A method on the bed, with nothing shared with any other run."""
     text, clock = recorded(params, num_tokens), VirtualClock()
+    heads = draft if METHODS[name].needs_heads else None
     simulated_target = SimulatedTarget(
-        target or TableTarget(MODEL),  # type: ignore[arg-type]
+        target or TableTarget(MODEL, heads, METHODS[name].needs_heads),  # type: ignore[arg-type]
         text,
         LatencyCurve(CostCurve.flat(FORWARD_S)),
         clock,
@@ -490,9 +491,11 @@ def test_the_same_table_gives_the_same_figures_however_long_it_takes(name: str) 
             sleep(0.002 * (len(queries[0].text) % 3))
             return super().score(queries)
 
+    kind = METHODS[name].needs_heads
+    slow_target = Slow(MODEL, DRAFT if kind else None, kind)
     _, rounds = simulated(name, WARM)
     again, same = simulated(name, WARM)
-    late, slow = simulated(name, WARM, target=Slow(MODEL), draft=replace(DRAFT, seconds=0.0005))
+    late, slow = simulated(name, WARM, target=slow_target, draft=replace(DRAFT, seconds=0.0005))
     assert same == rounds  # to the last bit, times included
     assert slow == rounds
     assert late.clock() == again.clock()

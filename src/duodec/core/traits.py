@@ -20,6 +20,7 @@ class TargetTraits:
     pace_s: float = 0.0  # that each forward pass is slowed to, for a demo; 0: it is not
     heads: str = ""  # its own, that propose tokens: their kind, such as medusa; "": it has none
     num_heads: int = 0  # tokens that they look ahead
+    heads_share: float = 0.0  # weights that they read, by those of a forward pass
     num_mapped_bytes: int = 0  # of its weights, which look like free memory
     num_block: int = (
         1  # tokens of a prompt that it reads at once, to give them the same bits always

@@ -225,6 +225,7 @@ class HeadDistillation:
     def run(self) -> Trained:
         """Record, train and write. What was recorded stays beside the output, and is used again.
         Raises what the steps raise."""
+        recorded_s = _RECORDING_PART * 60 * self.settings.minutes
         params = replace(self.params, max_tokens=self.settings.max_tokens, logprobs=1)
         config = replace(self.config, draft=None, num_slots=self.settings.parallel)
         with load(
@@ -236,7 +237,7 @@ class HeadDistillation:
                 self.prompts,
                 params,
                 self.folder,
-                most_s=_RECORDING_PART * 60 * self.settings.minutes,
+                most_s=recorded_s,
                 on_progress=self.on_progress,
             )
         known = recordings.read(self.folder, self.prompts)
@@ -254,7 +255,7 @@ class HeadDistillation:
         begin_s = training.clock()
         training.run(
             known.training,
-            most_s=60 * self.settings.minutes - known.seconds,
+            most_s=60 * self.settings.minutes - min(known.seconds, recorded_s),
             on_step=lambda step, share, loss: self.on_progress(
                 f"training, loss {loss:.3f}", step, max(step, round(step / share))
             ),

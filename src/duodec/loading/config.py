@@ -70,8 +70,8 @@ class EngineConfig:
         str | None,
         Parameter(
             "Heads trained for the target, which propose tokens from its hidden states: for torch "
-            "a folder, or hf:owner/repo, of Medusa heads; for llama.cpp a GGUF of EAGLE-3. See "
-            "docs/methods.md.",
+            "a folder, or hf:owner/repo, of Medusa, Hydra or EAGLE; for llama.cpp a GGUF file of "
+            "EAGLE-3. See docs/methods.md.",
             "Models",
             metavar="MODEL",
         ),

@@ -13,6 +13,7 @@ from duodec.errors import BadOption
 from duodec.methods.ar import Autoregressive
 from duodec.methods.auto import Auto
 from duodec.methods.duo import DuoDecoding
+from duodec.methods.eagle import Eagle
 from duodec.methods.hydra import Hydra
 from duodec.methods.lookahead import Lookahead
 from duodec.methods.lookup import PromptLookup
@@ -44,6 +45,7 @@ METHODS: dict[str, type[Method]] = {
         MultiTokenPrediction,
         Eagle3,
         Hydra,
+        Eagle,
         Pearl,
         DuoDecoding,
         Stream,

@@ -16,6 +16,8 @@ import torch
 from fakes.decoding import FixedBudget, Session, decode_rounds
 from fakes.torch_models import NUM_VOCAB, build, random_text
 
+from duodec.backends.torch.eagle import EagleModule
+from duodec.backends.torch.heads import HeadFiles
 from duodec.backends.torch.load import load_heads
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import TorchTarget
@@ -60,6 +62,15 @@ def target_with(heads: Path | None, **options: Any) -> TorchTarget:
     return TorchTarget(network, heads=load_heads(heads, network) if heads else None, **settings)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """What is tiny is computed faster so, above all on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
 @pytest.fixture(scope="module")
 def texts() -> list[list[int]]:
     """What the model says after some prompts, by transformers itself."""
@@ -68,10 +79,43 @@ def texts() -> list[list[int]]:
     return build(KIND).generate(prompts, max_new_tokens=60, do_sample=False).tolist()
 
 
-@pytest.fixture(scope="module", params=["medusa", "hydra"])
+def trained_eagle(texts: list[list[int]], path: Path) -> Path:
+    """A folder as EAGLE publishes it, whose layer was trained on the texts."""
+    config = {
+        "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    module = EagleModule(HeadFiles(path, config), has_bias=True, has_qkv_bias=False)
+    model, tokens = build(KIND), torch.tensor(texts)
+    with torch.no_grad():
+        states = model.model(tokens).last_hidden_state[:, :-1]
+        embedded = model.get_input_embeddings()(tokens)[:, 1:]
+    length = states.shape[1]
+    places, sees = torch.arange(length), torch.ones(length, length, dtype=torch.bool).tril()
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    for _ in range(50):
+        found = torch.stack([
+            module(s, e, places, None, sees)[0] for s, e in zip(states, embedded, strict=True)
+        ])  # fmt: skip
+        logits = model.lm_head(found[:, :-1]).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, tokens[:, 2:].flatten())
+        loss = loss + torch.nn.functional.smooth_l1_loss(found[:, :-1], states[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    weights = {**module.state_dict(), "embed_tokens.weight": torch.zeros(NUM_VOCAB, 32)}
+    torch.save(weights, path / "pytorch_model.bin")
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture(scope="module", params=["medusa", "hydra", "eagle"])
 def folder(request, texts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Heads of each kind, trained on those texts."""
-    settings = DistillSettings(steps=80, batch=3, learning_rate=0.02, heads=request.param)
+    if request.param == "eagle":
+        return trained_eagle(texts, tmp_path_factory.mktemp("eagle"))
+    settings = DistillSettings(steps=60, batch=3, learning_rate=0.02, heads=request.param)
     training = HeadTraining(build(KIND), request.param, NUM_HEADS, settings)
     samples = [
         Sample(np.array(text, np.int32), len(PROMPT), np.zeros((0, 1)), np.zeros((0, 1)))
@@ -196,3 +240,31 @@ def test_a_damaged_folder_is_refused_in_one_line(tmp_path: Path, fault: str) -> 
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     network.close()
+
+
+def test_eagles_tree_is_that_of_each_path_computed_alone(texts, tmp_path: Path) -> None:
+    """Without a cache, or other branches: the target's states, then its own."""
+    target = target_with(trained_eagle(texts, tmp_path))
+    for text in (texts[1][:50], [*texts[1][:47], 5, 9, 9, 2]):  # the second leaves the first
+        query = Query(
+            0, np.array(text, np.int32), sampler=Sampler(GREEDY, 0, 40), heads=Likeliest(30, 3, 4)
+        )
+        (scores,) = target.score([query])
+        tree = scores.proposed().tree
+        whole = [*text, *verify(query.draft, scores).tokens]
+        model, eagle = build(KIND), load_heads(tmp_path, network := Network(build(KIND)))
+        assert len(tree) == 30
+        with torch.no_grad():
+            states = model.model(torch.tensor([whole[:-1]])).last_hidden_state[0]
+            for node in range(len(tree)):
+                above, own = tree.path_tokens(node)[:-1], states
+                tokens = torch.tensor([*whole, *above])
+                for _ in range(len(above) + 1):
+                    num = len(own)
+                    embedded = model.get_input_embeddings()(tokens[1 : num + 1])
+                    sees = torch.ones(num, num, dtype=torch.bool).tril()
+                    found, _ = eagle.module(own, embedded, torch.arange(num), None, sees)
+                    own = torch.cat([own, found[-1:]])
+                wanted = torch.softmax(model.lm_head(own[-1]), -1)[tree.tokens[node]]
+                assert tree.confidences[node] == pytest.approx(float(wanted), rel=1e-3)
+        network.close()

@@ -118,6 +118,10 @@ class HeadModel(Protocol):
     def num_heads(self) -> int:
         """Tokens that they look ahead."""
 
+    @property
+    def num_params(self) -> int:
+        """Weights that are read to propose a tree."""
+
     def at(self, text: StatedText) -> Heads:
         """The heads at the end of a text."""
 
@@ -141,7 +145,7 @@ class HeadFiles:
         except (OSError, ValueError) as error:
             raise ModelUnreadable(
                 f"{path} is no folder of heads ({first_line(error)}); name one with config.json "
-                "and the weights of Medusa heads"
+                "and the weights of Medusa, Hydra or EAGLE"
             ) from error
 
     def weights(self, *stems: str) -> dict[str, torch.Tensor]:

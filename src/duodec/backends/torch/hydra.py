@@ -9,7 +9,7 @@ from typing import ClassVar
 from duodec.backends.torch.heads import HeadFiles, StatedText, fitting, number
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.medusa import ResBlock
-from duodec.backends.torch.network import Network
+from duodec.backends.torch.network import Network, num_params
 from duodec.backends.torch.uploads import upload
 from duodec.core.candidates import CandidateTree
 from duodec.core.protocols import Candidates
@@ -86,6 +86,10 @@ class Hydra:
                 network.num_vocab,
             )
         fitting(self._module, files.weights("hydra_lm_head"), files, like)
+
+    @property
+    def num_params(self) -> int:
+        return num_params(self._module)
 
     def at(self, text: StatedText) -> HydraHeads:
         return HydraHeads(self, text)

@@ -11,6 +11,7 @@ import duodec.backends.torch.library  # noqa: F401  says what to do where there 
 from duodec.backends.loaded import LoadedTarget, RunningTarget, checked_context
 from duodec.backends.placement import Placement
 from duodec.backends.torch.blueprint import Blueprint
+from duodec.backends.torch.eagle import Eagle
 from duodec.backends.torch.heads import HeadFiles, HeadModel
 from duodec.backends.torch.hydra import Hydra
 from duodec.backends.torch.medusa import Medusa
@@ -25,6 +26,7 @@ from duodec.machine.cores import CorePlan
 _HEADS: Mapping[str, Callable[[HeadFiles, Network], HeadModel]] = {
     "medusa_num_heads": Medusa,
     "hydra_num_heads": Hydra,
+    "num_hidden_layers": Eagle,
 }  # by what the config.json of no other kind has
 DEFAULT_CONTEXT = 8192  # tokens, if the model was trained for so many
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from duodec.backends.torch.heads import Guesses, HeadFiles, StatedText, fitting, number
 from duodec.backends.torch.library import torch
-from duodec.backends.torch.network import Network
+from duodec.backends.torch.network import Network, num_params
 from duodec.core.candidates import CandidateTree
 from duodec.core.protocols import Candidates
 
@@ -71,6 +71,10 @@ class Medusa:
     @property
     def num_heads(self) -> int:
         return len(self._module)
+
+    @property
+    def num_params(self) -> int:
+        return num_params(self._module)
 
     def at(self, text: StatedText) -> MedusaHeads:
         logits = [own(text.last_state) for own in self._module]

@@ -103,9 +103,18 @@ class Network:
         self._forget_states = self._model.base_model.register_forward_hook(keep).remove
 
     @property
+    def num_params(self) -> int:
+        return num_params(self._model)
+
+    @property
     def embedding(self) -> Any:
         """Of tokens."""
         return self._model.get_input_embeddings()
+
+    @property
+    def output(self) -> Any:
+        """Makes logits of states."""
+        return self._model.get_output_embeddings()
 
     def check_rowwise(self) -> None:
         """Raises BadOption if a row's numbers depend on the other rows."""
@@ -199,6 +208,11 @@ class Network:
                 f"{_name(self._model)} gives different logits with tree attention than with "
                 f"its own (off by {float(off):.2g} standard deviations); it cannot be a target"
             )
+
+
+def num_params(module: Any) -> int:
+    """Weights of a module; shared ones count once."""
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def check_outline(model: Any) -> None:

@@ -202,6 +202,7 @@ class TorchTarget(Target):
             num_block=self._num_chunk if self._is_exact else 1,
             heads=self._heads.kind if self._heads else "",
             num_heads=self._heads.num_heads if self._heads else 0,
+            heads_share=self._heads.num_params / self._network.num_params if self._heads else 0.0,
         )
 
     def launch(self, queries: Sequence[Query]) -> Launched:

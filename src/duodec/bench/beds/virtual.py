@@ -30,6 +30,7 @@ from duodec.core.protocols import (
     Drafted,
     DraftModel,
     DraftRequest,
+    Proposed,
     Query,
     RowQuery,
     Scores,
@@ -220,7 +221,14 @@ class SimulatedTarget(Target):
             has_branches=shape.has_branches,
             has_ready_candidates=shape.draws_on_device,
             num_rows=shape.num_rows or 1,
+            heads=self.target.traits.heads,
+            num_heads=self.target.traits.num_heads,
         )
+
+    @property
+    def heads_s(self) -> float:
+        """What the target's own heads add to a forward pass: like that, they read weights."""
+        return self.target.traits.heads_share * self.curve.forward_s
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         shape, host = self.curve.shape, self.host
@@ -230,6 +238,7 @@ class SimulatedTarget(Target):
         num_copied = 0 if shape.draws_on_device else shape.num_computed(rows)
         self.clock.advance(self.curve.seconds(rows, self._prefill.num_new(queries)))
         self.clock.advance(num_copied * host.copy + num_selected * host.selection)
+        self.clock.advance(self.heads_s * sum(query.heads is not None for query in queries))
         return [_SimulatedScores(self, query) for query in queries]
 
 
@@ -266,6 +275,12 @@ class _SimulatedScores(Scores):
 
     def row_logits(self, row: int) -> Row:
         return self._all_rows().row_logits(row)
+
+    def proposed(self) -> Proposed:
+        """By the real heads, at their price."""
+        if self._query.heads is None:
+            return Proposed()
+        return replace(self._all_rows().proposed(), seconds=self._owner.heads_s)
 
     def _take(self, seconds: float) -> None:
         """Work of the host, unless the device does it."""
