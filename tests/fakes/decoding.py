@@ -87,6 +87,9 @@ class FixedBudget(Costs):
     def step_s(self) -> float:
         return 0.1
 
+    def head_level_s(self) -> float:
+        return 0.0
+
 
 class TickingClock:
     """Each look at it takes a moment: time that is the same in every run."""

@@ -6,6 +6,7 @@ Matrices are in Q8_0, whose products have the same bits at every width.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,6 +214,42 @@ FAMILIES: dict[str, Family] = {
             "attention.head_count_kv": HEADS,
         },
     ),
+    "DeepSeek 3": Family(
+        "deepseek2",
+        lambda i: {
+            "attn_norm": (WIDTH,), "attn_q_a": (32, WIDTH), "attn_q_a_norm": (32,),
+            "attn_q_b": (HEADS * 48, 32), "attn_kv_a_mqa": (32 + 16, WIDTH),
+            "attn_kv_a_norm": (32,), "attn_k_b": (HEADS, 32, 32), "attn_v_b": (HEADS, HEAD, 32),
+            "attn_output": (WIDTH, HEADS * HEAD),
+            **(dense() if i == 0 else {
+                **experts(), "ffn_gate_shexp": (INNER, WIDTH), "ffn_up_shexp": (INNER, WIDTH),
+                "ffn_down_shexp": (WIDTH, INNER),
+            }),
+        },
+        {
+            **MIXTURE, "leading_dense_block_count": 1, "expert_feed_forward_length": INNER,
+            "expert_shared_count": 1, "attention.kv_lora_rank": 32,
+            "attention.q_lora_rank": 32, "attention.key_length": 48,
+            "attention.value_length": 32, "attention.key_length_mla": 48,
+            "attention.value_length_mla": HEAD, "rope.dimension_count": 16,
+            "expert_weights_scale": 1.0,
+        },
+    ),
+    "GLM 4 MoE": Family(
+        "glm4moe",
+        lambda i: {
+            **attention("norms"),
+            **(dense("post_attention_norm") if i == 0 else {
+                **experts("post_attention_norm"), "exp_probs_b.bias": (EXPERTS,),
+                "ffn_gate_shexp": (INNER, WIDTH), "ffn_up_shexp": (INNER, WIDTH),
+                "ffn_down_shexp": (WIDTH, INNER),
+            }),
+        },
+        {
+            **MIXTURE, "leading_dense_block_count": 1, "expert_feed_forward_length": INNER,
+            "expert_shared_count": 1,
+        },
+    ),
     "LFM 2": Family(
         "lfm2", lfm2,
         {"shortconv.l_cache": 3, "attention.head_count_kv": [i % 2 for i in range(LAYERS)]},
@@ -252,9 +289,19 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def write_family(path: Path, name: str, *, noise: float = 0.0, kind: str = "Q8_0") -> Path:
+def write_family(
+    path: Path,
+    name: str,
+    *,
+    noise: float = 0.0,
+    kind: str = "Q8_0",
+    loudness: float = 1.0,
+    num_heads: int = 0,
+) -> Path:
     """A model of this family; with ``noise``, one whose matrices differ by so much of their own
-    size: a draft that is often right."""
+    size: a draft that is often right. Layers add so much (``loudness``) to their input. Behind them
+    are ``num_heads`` layers of multi-token prediction, which go on from a token alone and so are
+    often right where layers add little; the others have the same weights with them as without."""
     family = FAMILIES[name]
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, family.architecture)
@@ -265,16 +312,23 @@ def write_family(path: Path, name: str, *, noise: float = 0.0, kind: str = "Q8_0
         "attention.value_length": family.head, "rope.dimension_count": family.head,
         "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": VOCAB, **family.fields,
     }  # fmt: skip
+    if num_heads:
+        fields["block_count"] += num_heads
+        fields["nextn_predict_layers"] = num_heads
     for key, value in fields.items():
         _add_field(writer, f"{family.architecture}.{key}", value)
     copy_vocabulary(writer, VOCAB)
     dice, other = np.random.default_rng(1), np.random.default_rng(2)
     quantised = gguf.GGMLQuantizationType[kind]
-    for tensor, shape in _tensors(family):
+    for tensor, shape in _tensors(family, num_heads):
         scale = shape[-1] ** -0.5 * (3.0 if tensor == "output.weight" else 1.0)
         drawn = dice.normal(0, scale, shape) + noise * other.normal(0, scale, shape)
         if tensor == "output.weight":
             drawn[LOUD:] *= 0.3
+        elif _ADDS.search(tensor):
+            drawn *= loudness
+        elif tensor.endswith("eh_proj.weight"):
+            drawn = np.hstack([np.eye(WIDTH), loudness * drawn[:, WIDTH:]])
         data = drawn.astype(np.float32)
         if "norm" in tensor:
             writer.add_tensor(tensor, np.ones_like(data))
@@ -287,11 +341,19 @@ def write_family(path: Path, name: str, *, noise: float = 0.0, kind: str = "Q8_0
     return finish(writer, path)
 
 
-def _tensors(family: Family) -> Iterator[tuple[str, tuple[int, ...]]]:
+_ADDS = re.compile(r"(attn_output|ffn_down|ffn_down_exps|ffn_down_shexp|ssm_out)\.weight$")
+HEAD_LAYER: Tensors = {
+    "nextn.eh_proj": (WIDTH, 2 * WIDTH), "nextn.enorm": (WIDTH,), "nextn.hnorm": (WIDTH,),
+}  # fmt: skip
+
+
+def _tensors(family: Family, num_heads: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name, shape in {"token_embd": (VOCAB, WIDTH), **family.ends}.items():
         yield f"{name}.weight", shape
-    for i in range(family.num_layers):
-        for name, shape in family.layer(i).items():
+    last = family.num_layers - 1
+    for i in range(family.num_layers + num_heads):
+        layer = family.layer(i) if i <= last else {**family.layer(last), **HEAD_LAYER}
+        for name, shape in layer.items():
             has_suffix = name.endswith((".", ".bias"))
             yield f"blk.{i}.{name.rstrip('.') if has_suffix else f'{name}.weight'}", shape
 
@@ -303,3 +365,32 @@ def _add_field(writer: Any, key: str, value: Any) -> None:
         writer.add_float32(key, value)
     else:
         writer.add_uint32(key, value)
+
+
+def write_eagle3(path: Path, *, layers: tuple[int, int, int] = (1, 2, 3)) -> Path:
+    """An EAGLE-3 head for these families, which reads the inputs of three layers and shares the
+    target's embeddings and output."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, "eagle3")
+    fields: dict[str, Any] = {
+        "context_length": 1024, "embedding_length": WIDTH, "block_count": 1,
+        "feed_forward_length": INNER, "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS, "attention.key_length": HEAD,
+        "attention.value_length": HEAD, "rope.dimension_count": HEAD,
+        "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": VOCAB,
+        "target_layers": list(layers), "target_hidden_size": WIDTH,
+    }  # fmt: skip
+    for key, value in fields.items():
+        _add_field(writer, f"eagle3.{key}", value)
+    copy_vocabulary(writer, VOCAB)
+    dice = np.random.default_rng(3)
+    layer = attention() | dense() | {"attn_norm_2": (WIDTH,)}
+    layer |= {f"attn_{part}": (rows, 2 * WIDTH) for part, rows in _EAGLE_INPUTS.items()}
+    shapes = {f"blk.0.{name}": shape for name, shape in layer.items()}
+    for name, shape in {"fc": (WIDTH, 3 * WIDTH), **NORM, **shapes}.items():
+        drawn = dice.normal(0, shape[-1] ** -0.5, shape).astype(np.float32)
+        writer.add_tensor(f"{name}.weight", np.ones_like(drawn) if "norm" in name else drawn)
+    return finish(writer, path)
+
+
+_EAGLE_INPUTS = {"q": HEADS * HEAD, "k": KV_HEADS * HEAD, "v": KV_HEADS * HEAD}

@@ -29,10 +29,12 @@ from duodec.drafting.heads import Likeliest, Ranks
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.methods.medusa import TREE
+from duodec.methods.mtp import MultiTokenPrediction
 from duodec.methods.registry import METHODS, method
+from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
-from duodec.planning.planner import best_width
+from duodec.planning.planner import Planner, best_width
 
 MODEL = TableModel(num_vocab=30, seed=9)
 HEADS = replace(MODEL, noise=0.3)
@@ -42,6 +44,8 @@ TEXT = np.array(PROMPT, np.int32)
 
 
 def target_for(name: str, heads: TableModel = HEADS) -> TableTarget:
+    if issubclass(METHODS[name], MultiTokenPrediction) and heads is HEADS:
+        heads = replace(HEADS, noise=0.2)  # a chain has no second chance
     return TableTarget(MODEL, heads, METHODS[name].needs_heads or "medusa")
 
 
@@ -166,8 +170,13 @@ def test_a_round_that_asks_heads_pays_for_them_at_every_width() -> None:
     assert best_width([0.15], costs) == 0
     assert best_width([0.15], costs, more_s=1.0) == 1  # the row is a smaller part of the round
     assert costs.heads_s() == 0.0
-    costs.observe_heads(0.25)
+    costs.observe_heads(0.25, 5)
     assert costs.heads_s() == 0.25
+    assert costs.head_level_s() == 0.05
+    planner = Planner(costs, Acceptance())
+    assert planner.least_head == 0.0  # nothing is known of the rate of decoding yet
+    planner.observe(10, 1.0)
+    assert 0.0 < planner.least_head <= 0.5
     assert costs.of_another_target().heads_s() == 0.0
 
 

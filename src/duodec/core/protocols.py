@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core.candidates import CandidateTree
-from duodec.core.draft import Draft
+from duodec.core.draft import ROOT, Draft
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.rows import Row, top
 from duodec.core.sampling import Context, Distribution, Draw, Sampler, Tokens
@@ -94,6 +94,14 @@ class Proposed:
 
     tree: CandidateTree = field(default_factory=CandidateTree)
     seconds: float = 0.0  # of the forward pass, that it took
+
+    @property
+    def num_levels(self) -> int:
+        """Tokens along its longest path."""
+        levels: list[int] = []
+        for parent in self.tree.parents:
+            levels.append(1 + (levels[parent] if parent != ROOT else 0))
+        return max(levels, default=0)
 
 
 class Scores(Protocol):

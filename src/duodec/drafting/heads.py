@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,15 +39,18 @@ class Ranks:
 class Likeliest:
     """The likeliest tokens, as EAGLE-2 (2406.16858) grows its tree: of each level the
     ``num_leaves`` likeliest nodes get ``num_candidates`` successors each, and of all nodes
-    ``num_tokens`` are kept. A node is as likely as all on its path together."""
+    ``num_tokens`` are kept. A node is as likely as all on its path together; one that is less
+    likely than ``least`` gets no successors, and none are deeper than ``depth`` levels."""
 
     num_tokens: int = 60
     num_leaves: int = 10
     num_candidates: int = 10
+    depth: int = sys.maxsize
+    least: float = 0.0
 
     def grow(self, heads: Heads, depth: int) -> CandidateTree:
         tree, values, leaves = CandidateTree(), [1.0], [ROOT]  # the root's value is the last
-        for _ in range(depth):
+        for _ in range(min(depth, self.depth)):
             found = heads.successors(tree, leaves, self.num_candidates)
             begin = len(tree)
             for leaf, likely in zip(leaves, found, strict=True):
@@ -55,13 +59,14 @@ class Likeliest:
                 tree.confidences[node] * values[tree.parents[node]]
                 for node in range(begin, len(tree))
             ]
-            leaves = _best(range(begin, len(tree)), values, self.num_leaves)
+            worthy = [node for node in range(begin, len(tree)) if values[node] >= self.least]
+            leaves = _best(worthy, values, self.num_leaves)
             if not leaves:
                 break
         return _only(tree, _best(range(len(tree)), values, self.num_tokens))
 
 
-def _best(nodes: range, values: Sequence[float], count: int) -> list[int]:
+def _best(nodes: Sequence[int], values: Sequence[float], count: int) -> list[int]:
     """The nodes of the greatest values, in the order of the tree."""
     return sorted(sorted(nodes, key=lambda node: -values[node])[:count])
 

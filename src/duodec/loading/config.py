@@ -70,8 +70,9 @@ class EngineConfig:
     heads: Annotated[
         str | None,
         Parameter(
-            "Heads trained for a torch target, which propose tokens from its last hidden state: a "
-            "folder, or hf:owner/repo, of Medusa, Hydra or EAGLE. See docs/methods.md.",
+            "Heads trained for the target, which propose tokens from its hidden states: for torch "
+            "a folder, or hf:owner/repo, of Medusa, Hydra or EAGLE; for llama.cpp a GGUF file of "
+            "EAGLE-3. See docs/methods.md.",
             "Models",
             metavar="MODEL",
         ),
@@ -249,6 +250,15 @@ class EngineConfig:
             ("--no-repack", "-nr"),
         ),
     ] = False
+    mtp: Annotated[
+        str,
+        Parameter(
+            "Draft with the layer of multi-token prediction that a GGUF file brings, where it pays "
+            "(auto), or leave that layer out of memory (off).",
+            "Machine",
+            choices=("auto", "off"),
+        ),
+    ] = "auto"
     override_tensor: Annotated[
         tuple[str, ...],
         Parameter(

@@ -110,7 +110,9 @@ def load_target(
         from duodec.backends.llamacpp.load import load as load_llama
 
         path = vetted(target.file).path
-        loaded = load_llama(path, target.config, on_warning, taken_bytes=taken_bytes)
+        loaded = load_llama(
+            path, target.config, on_warning, taken_bytes=taken_bytes, heads_path=target.heads
+        )
     if (template := target.config.template_text) is not None:
         loaded.model.chat_template = template
     return loaded

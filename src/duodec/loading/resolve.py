@@ -41,6 +41,7 @@ _OF_LLAMA_CPP = {  # options that torch lacks, and their remedies
     "override_tensor": "leave it out",
     "cache_type_k": "leave it out",
     "cache_type_v": "leave it out",
+    "mtp": "leave it out",
 }
 
 
@@ -51,7 +52,7 @@ class ResolvedTarget:
     config: EngineConfig
     backend: str
     file: ModelFile
-    heads: Path | None = None  # the folder of those that were trained for it
+    heads: Path | None = None  # those that were trained for it: a folder, or a GGUF file
 
     def open_vocabulary(self) -> OpenVocabulary:
         """Its vocabulary without its weights; the caller closes it. Raises ModelUnreadable."""
@@ -93,7 +94,7 @@ class ResolvedPair(ResolvedTarget):
         settings = (
             config.threads, config.draft_threads, config.gpu_layers, config.rows, config.fast,
             config.no_repack, config.cpu_moe, config.n_cpu_moe, config.override_tensor,
-            config.cache_type_k, config.cache_type_v,
+            config.cache_type_k, config.cache_type_v, config.mtp,
             self.backend, config.dtype_name, config.device, self.file.num_bytes,
             config.heads,
         )  # fmt: skip
@@ -117,11 +118,9 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
     heads = None
     if config.heads is not None:
         if backend == LLAMA_CPP:
-            raise BadOption(
-                f"heads is {config.heads}, and only a torch target has heads of its own; use "
-                "`target_backend=torch`"
-            )
-        heads = resolve_heads(config.heads, offline=config.offline)
+            heads = resolve(config.heads, offline=config.offline).path
+        else:
+            heads = resolve_heads(config.heads, offline=config.offline)
     if is_gguf:
         file = resolve(config.target, offline=config.offline)
         return ResolvedTarget(config, backend, file, heads)

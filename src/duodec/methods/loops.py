@@ -7,6 +7,7 @@ runs until the text is full.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
@@ -22,7 +23,7 @@ from duodec.planning.planner import Planner
 from duodec.planning.sources import TextSources
 
 LIKELIEST = Likeliest(num_tokens=Planner.num_tokens)
-"""What a target's own heads propose; the planner decides how much of it is scored."""
+"""What a target's own heads propose; the planner decides how deep, and how much is scored."""
 Propose = Callable[[Request], Draft | Plan]
 """What to score after the text: a draft, or a plan for the draft model."""
 Learn = Callable[[Tokens, Draft, Scores], None]
@@ -87,7 +88,9 @@ def streaming(
         if is_early:
             sources = Sources.NONE
         offer = Offer()
-        heads = LIKELIEST if sources >= Sources.HEADS and request.traits.heads else None
+        heads = None
+        if sources >= Sources.HEADS and request.traits.heads:
+            heads = replace(LIKELIEST, least=planner.least_head)
         planner.heads_s = request.costs.heads_s() if heads else 0.0
         if sources != Sources.NONE:
             offer = yield from selector.best()

@@ -20,6 +20,7 @@ from duodec.methods.lookahead import Lookahead
 from duodec.methods.lookup import PromptLookup
 from duodec.methods.medusa import Medusa
 from duodec.methods.method import Method
+from duodec.methods.mtp import Eagle3, MultiTokenPrediction
 from duodec.methods.pearl import Pearl
 from duodec.methods.recycling import TokenRecycling
 from duodec.methods.rest import Rest
@@ -42,6 +43,8 @@ METHODS: dict[str, type[Method]] = {
         TokenRecycling,
         SuffixDecoding,
         Medusa,
+        MultiTokenPrediction,
+        Eagle3,
         Hydra,
         Eagle,
         Pearl,

@@ -19,6 +19,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 
+from duodec.core.protocols import Proposed
 from duodec.planning.batch_governor import BatchGovernor, level
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Sources
@@ -108,9 +109,9 @@ class BatchBudget:
             self._of_target(target).observe_forward(seconds, num_rows - 1)
         self._rows.update((slot, num) for slot, num in rows.items() if slot in self._rows)
 
-    def observe_heads(self, slot: int, seconds: float) -> None:
+    def observe_heads(self, slot: int, proposed: Proposed) -> None:
         """Add what the heads of the slot's target took, which is left out of the pass."""
-        self.alone(slot).observe_heads(seconds)
+        self.alone(slot).observe_heads(proposed.seconds, proposed.num_levels)
 
     def took(self, num_tokens: int) -> None:
         """Count the tokens that a forward pass gave a request."""
@@ -227,6 +228,9 @@ class _SlotCosts(Costs):
 
     def heads_s(self) -> float:
         return self._budget.alone(self._slot).heads_s()
+
+    def head_level_s(self) -> float:
+        return self._budget.alone(self._slot).head_level_s()
 
     def budget(self) -> int:
         return self._budget.alone(self._slot).budget()

@@ -69,6 +69,7 @@ class Costs:
     _step_leaves: _Recent = field(default_factory=_Recent)
     _root_s: _Recent = field(default_factory=_Recent)
     _heads_s: _Recent = field(default_factory=_Recent)
+    _head_level_s: _Recent = field(default_factory=_Recent)
     _lately: _Recent = field(default_factory=lambda: _Recent(_LATELY))  # without a draft
     # by number of draft tokens, in forward passes without a draft of that time: a machine that
     # warms up, or a text that grows, makes all widths faster or slower
@@ -82,6 +83,7 @@ class Costs:
         return replace(
             self, _forward_s=_Recent(), _by_width={}, _by_size={}, _curve=[], _leap=_Leap(),
             _lately=_Recent(_LATELY), _heads_s=_Recent(),
+            _head_level_s=_Recent(),
         )  # fmt: skip
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
@@ -250,14 +252,20 @@ class Costs:
         """Expected seconds until they are known, once the drafter sees the text."""
         return self._root_s.median if self._root_s else self.step_s()
 
-    def observe_heads(self, seconds: float) -> None:
-        """Add what the target's own heads took to propose a draft, in a forward pass that is not
-        counted with it."""
+    def observe_heads(self, seconds: float, num_levels: int) -> None:
+        """Add what the target's own heads took to propose a draft of so many levels, in a forward
+        pass that is not counted with it."""
         self._heads_s.observe(seconds)
+        if num_levels:
+            self._head_level_s.observe(seconds / num_levels)
 
     def heads_s(self) -> float:
         """Expected seconds that they add to a forward pass; 0 before the first one."""
         return self._heads_s.median if self._heads_s else 0.0
+
+    def head_level_s(self) -> float:
+        """Expected seconds of one level of their drafts; 0 before the first one."""
+        return self._head_level_s.median if self._head_level_s else 0.0
 
     def observe_draft(self, num_tokens: int, seconds: float) -> None:
         """Add drafted tokens and the seconds they took, without prefill."""

@@ -52,6 +52,12 @@ class Planner:
         grow(selection, num_tokens, depth, has_branches=self.has_branches, least=least)
         return selection
 
+    @property
+    def least_head(self) -> float:
+        """How likely a node that the target's heads propose must be for another level below it to
+        bring tokens faster than decoding does."""
+        return min(1.0, self.costs.head_level_s() * self._rate.value)
+
     def can_pay(self) -> bool:
         """Whether any draft would pay if all of its tokens were accepted."""
         plain_s = self.costs.forward_s(0)

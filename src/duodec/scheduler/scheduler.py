@@ -19,6 +19,7 @@ from time import perf_counter, process_time
 from duodec.core.protocols import (
     Drafted,
     Launched,
+    Proposed,
     Query,
     Scores,
     Target,
@@ -357,13 +358,13 @@ class Scheduler:
     def _take_scores(self, flight: _Flight, scores: Sequence[Scores], end_s: float) -> None:
         before = [entry.slot.known for entry in flight.entries]
         num_rows = [own.num_rows for own in scores]  # these end with the next forward pass
-        heads_s = {
-            query.slot: own.proposed().seconds
+        proposed = {
+            query.slot: own.proposed()
             for query, own in zip(flight.queries, scores, strict=True)
             if query.heads is not None
         }
         account = partial(
-            self._note_forward, flight, num_rows, heads_s, before, len(self.running), end_s
+            self._note_forward, flight, num_rows, proposed, before, len(self.running), end_s
         )
         self._accounts.append(account)
         if flight.is_here or len(self.running) > 1:  # nothing to gain, or to share by what it cost
@@ -410,22 +411,21 @@ class Scheduler:
         self,
         flight: _Flight,
         num_rows: Sequence[int],
-        heads_s: Mapping[int, float],
+        proposed: Mapping[int, Proposed],
         known: Sequence[Tokens],
         num_running: int,
         end_s: float,
     ) -> None:
         self.num_forwards += 1
-        for slot, seconds in heads_s.items():
-            self.budget.observe_heads(slot, seconds)
+        for slot, own in proposed.items():
+            self.budget.observe_heads(slot, own)
         parts = zip(flight.entries, flight.queries, known, strict=True)
         is_plain_work = not any(entry.has_prefill(query, text) for entry, query, text in parts)
         self.budget.ended(num_running, end_s, process_time(), is_plain_work=is_plain_work)
         if is_plain_work and not any(entry.request.is_contended for entry in flight.entries):
             by_slot = dict(zip([query.slot for query in flight.queries], num_rows, strict=True))
-            self.budget.observe(
-                by_slot, end_s - flight.start_s - sum(heads_s.values()), flight.caches
-            )
+            heads_s = sum(own.seconds for own in proposed.values())
+            self.budget.observe(by_slot, end_s - flight.start_s - heads_s, flight.caches)
 
     def _note_round(self, entry: ScheduledRequest, number: int, now_s: float) -> None:
         done = entry.request.rounds[number]

@@ -169,7 +169,7 @@ def test_states_and_snapshots_are_counted_before_loading(path: Path, model: Llam
     assert header is not None
     with closing(target_of(model)) as target:
         last_row(target, query(range(100, 140)))
-        own = model.lib.llama_state_seq_get_size_ext(target._handle, 0, 1)
+        own = model.lib.llama_state_seq_get_size_ext(target.handle, 0, 1)
     assert 0 <= own - header.state_bytes < 1000, "what llama.cpp writes, less its heading"
     assert header.kv_heads == (0, 0, 0, 1)
     footprint = Footprint.of(library.load(), header, CacheTypes(), num_slots=3)

@@ -20,6 +20,7 @@ import numpy as np
 from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.context import NO_CELLS, STOPPED, Batch, Threads, logits
 from duodec.backends.llamacpp.model import LlamaModel, open_context
+from duodec.backends.llamacpp.states import NoStates
 from duodec.backends.llamacpp.trees import MAX_WIDTH, LlamaScores
 from duodec.backends.placement import Placement
 from duodec.backends.tree_cache import Entry
@@ -122,7 +123,7 @@ class LlamaChains(Target):
         self._model = model
         self._lib = model.lib
         cells = -(-(num_context + MAX_WIDTH) // _PAD) * _PAD
-        self._handle = open_context(
+        self.handle = open_context(
             model,
             num_context=num_slots * cells,
             num_sequences=num_slots,
@@ -134,10 +135,11 @@ class LlamaChains(Target):
             num_snapshots=num_snapshots,
             uses_flash_attention=uses_flash_attention,
         )
-        self._memory = self._lib.llama_get_memory(self._handle)
-        self._threads = Threads(self._lib, self._handle)
+        self._memory = self._lib.llama_get_memory(self.handle)
+        self._threads = Threads(self._lib, self.handle)
         self._batch = Batch(self._lib, self._num_batch, 1)
         self._held: dict[int, Tokens] = {}  # by slot, the tokens in its cells
+        self.states = NoStates()  # who looks at those of every forward pass
 
     @property
     def traits(self) -> TargetTraits:
@@ -178,15 +180,15 @@ class LlamaChains(Target):
             num_rows += 1 + len(work.after)
 
         def read() -> dict[int, list[Row]]:
-            rows = logits(self._model, self._handle, num_rows)
+            rows = logits(self._model, self.handle, num_rows)
             return {slot: list(rows[place]) for slot, place in places.items()}
 
         return InFlight(queries, read)
 
     def close(self) -> None:
-        if self._handle:
-            self._lib.llama_free(self._handle)
-            self._handle = None
+        if self.handle:
+            self._lib.llama_free(self.handle)
+            self.handle = None
 
     # --- parts
 
@@ -229,10 +231,11 @@ class LlamaChains(Target):
             self._held[slot] = text[: work.begin]
 
     def _decode(self, entries: Sequence[Entry]) -> None:
+        self.states.take()  # those of the last pass are lost otherwise
         self._threads.use(self.num_threads)
         self._batch.fill(entries)
         with stoppable():
-            status = self._lib.llama_decode(self._handle, self._batch.struct)
+            status = self._lib.llama_decode(self.handle, self._batch.struct)
         if status == STOPPED:
             raise KeyboardInterrupt
         if status == NO_CELLS:
@@ -242,6 +245,7 @@ class LlamaChains(Target):
                 f"llama.cpp could not compute {self._model.path.name} (status {status}); memory "
                 "may be short: use a smaller `context`, or fewer `num_slots`"
             )
+        self.states.computed(entries)
 
 
 def chain_of(draft: Draft) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.model import LlamaModel, open_context
+from duodec.backends.llamacpp.states import NoStates
 from duodec.backends.tree_cache import Entry, Missing, OutOfSequences, SlotCache
 from duodec.core.protocols import RowQuery
 from duodec.core.rows import Row
@@ -54,9 +55,10 @@ class LlamaContext:
         self.num_context = num_context
         self.num_computed = 0  # tokens, of all forward passes so far
         self.on_chunk: Callable[[], None] = lambda: None
+        self.states = NoStates()  # who looks at those of every forward pass
         self._lib = model.lib
         self._num_batch = min(num_chunk, num_context)
-        self._handle = open_context(
+        self.handle = open_context(
             model,
             num_context=num_context,
             num_sequences=num_sequences,
@@ -66,17 +68,17 @@ class LlamaContext:
             is_width_exact=is_width_exact,
             uses_flash_attention=uses_flash_attention,
         )
-        self._memory = self._lib.llama_get_memory(self._handle)
-        self._threads = Threads(self._lib, self._handle)
+        self._memory = self._lib.llama_get_memory(self.handle)
+        self._threads = Threads(self._lib, self.handle)
         self._batch = Batch(self._lib, self._num_batch, num_sequences)
         self._free_ids = list(range(num_sequences))[::-1]
         self._is_ordered = is_width_exact
         self._slots: OrderedDict[int, SlotCache] = OrderedDict()  # least recently used first
 
     def close(self) -> None:
-        if self._handle:
-            self._lib.llama_free(self._handle)
-            self._handle = None
+        if self.handle:
+            self._lib.llama_free(self.handle)
+            self.handle = None
 
     def rows(self, queries: Sequence[RowQuery]) -> list[list[Row]]:
         """The logits wanted by each query, all of them in one forward where they fit.
@@ -221,7 +223,7 @@ class LlamaContext:
             self._slots[query.slot].add_text(missing.text)
             self._slots[query.slot].add_nodes(missing)
         num_rows = sum(entry.row is not None for entry in entries)
-        found = iter(logits(self.model, self._handle, num_rows))
+        found = iter(logits(self.model, self.handle, num_rows))
         answers = []
         for query, missing in zip(queries, plans, strict=True):
             order = [e.row for e in (*missing.text, *missing.nodes) if e.row is not None]
@@ -230,12 +232,14 @@ class LlamaContext:
         return answers
 
     def _decode(self, entries: Sequence[Entry], used: set[int]) -> None:
+        self.states.take()  # those of the last pass are lost otherwise
         self._batch.fill(entries)
         while True:
             with stoppable():
-                status = self._lib.llama_decode(self._handle, self._batch.struct)
+                status = self._lib.llama_decode(self.handle, self._batch.struct)
             if status == 0:
                 self.num_computed += len(entries)
+                self.states.computed(entries)
                 return
             if status == STOPPED:
                 for slot in used:
@@ -280,25 +284,29 @@ class Threads:
     """How many compute a context's forwards. The library is told of changes only."""
 
     def __init__(self, lib: object, handle: object) -> None:
-        self._lib, self._handle = lib, handle
+        self._lib, self.handle = lib, handle
         self._num: int | None = None
 
     def use(self, num: int) -> None:
         if num != self._num:
-            self._lib.llama_set_n_threads(self._handle, num, num)  # type: ignore[attr-defined]
+            self._lib.llama_set_n_threads(self.handle, num, num)  # type: ignore[attr-defined]
             self._num = num
 
 
 class Batch:
-    """A llama_batch whose arrays are NumPy's: filled by columns, not element by element."""
+    """A llama_batch whose arrays are NumPy's: filled by columns, not element by element. Each token
+    comes with a row of ``states`` of ``num_states`` numbers, if that is not 0."""
 
-    def __init__(self, lib: object, num_tokens: int, num_sequences: int) -> None:
+    def __init__(
+        self, lib: object, num_tokens: int, num_sequences: int, *, num_states: int = 0
+    ) -> None:
         self._lib = lib
         self._token = np.zeros(num_tokens, dtype=np.int32)
         self._position = np.zeros(num_tokens, dtype=np.int32)
         self._num_seqs = np.zeros(num_tokens, dtype=np.int32)
         self._seqs = np.zeros((num_tokens, num_sequences), dtype=np.int32)
         self._wanted = np.zeros(num_tokens, dtype=np.int8)
+        self.states = np.zeros((num_tokens, num_states), dtype=np.float32)
         row_bytes = self._seqs.strides[0]
         base = self._seqs.ctypes.data
         self._rows = np.arange(base, base + num_tokens * row_bytes, row_bytes, dtype=np.uintp)
@@ -311,6 +319,7 @@ class Batch:
             ("n_seq_id", self._num_seqs),
             ("seq_id", self._rows),
             ("logits", self._wanted),
+            *([("embd", self.states)] if num_states else ()),
         ):
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, fields[name]))
 

@@ -45,6 +45,7 @@ class Header:
     tensors: Mapping[str, int]
     state_numbers: int = 0  # of a recurrent layer
     types: Mapping[str, int] = field(default_factory=dict)  # of ggml, by tensor
+    num_heads: int = 0  # layers of multi-token prediction, behind the others
 
     @property
     def state_bytes(self) -> int:
@@ -91,6 +92,7 @@ class Header:
             kv_heads = [n if (i + 1) % interval == 0 else 0 for i, n in enumerate(kv_heads)]
         inner, state = number("ssm.inner_size"), number("ssm.state_size")
         window = max(0, number("ssm.conv_kernel") - 1)
+        num_heads = min(number("nextn_predict_layers"), len(kv_heads))
         return cls(
             architecture=name,
             num_vocab=file.length("tokenizer.ggml.tokens") or number("vocab_size"),
@@ -99,7 +101,8 @@ class Header:
                 number("attention.key_length", own),
                 number("attention.value_length", own),
             ),
-            kv_heads=tuple(kv_heads),
+            kv_heads=tuple(kv_heads[: len(kv_heads) - num_heads]),
+            num_heads=num_heads,
             tensors=tensors,
             state_numbers=state * inner + window * (inner + 2 * number("ssm.group_count") * state),
         )

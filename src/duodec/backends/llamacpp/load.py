@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from duodec.backends.llamacpp import devices, overrides
+from duodec.backends.llamacpp import devices, heads, overrides
 from duodec.backends.llamacpp.caches import CacheTypes
 from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint
 from duodec.backends.llamacpp.header import Header
@@ -63,6 +63,8 @@ class Options(Protocol):
     def cache_type_k(self) -> str: ...
     @property
     def cache_type_v(self) -> str: ...
+    @property
+    def mtp(self) -> str: ...
 
 
 def load(
@@ -71,29 +73,43 @@ def load(
     on_warning: Callable[[str], None] = warn,
     *,
     taken_bytes: int = 0,
+    heads_path: Path | None = None,
 ) -> LoadedTarget:
-    """Load a target's file. ``taken_bytes`` of the memory that looks free are not: other models'
+    """Load a target's file, and the EAGLE-3 head in ``heads_path``. ``taken_bytes`` of the memory
+    that looks free are not: other models'
     weights and the draft's. Raises what is wrong with the file or with the options."""
     spare = SpareCores(len(available_cores()))  # looks at the cores while the model loads
     layers = llama_layers(config)
     placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
     lib = load_llama()
     on = llama_devices(config)
-    footprint, num_context, packs = None, config.context, not config.no_repack
+    footprint, num_context, packs, has_mtp = None, config.context, not config.no_repack, False
     if header := Header.read(lib, path):  # otherwise loading reports what is wrong with the file
         overrides.check(placed, path, header)
         cache.check(lib, header)
         footprint, free, on = _memory(config, header, cache, layers, taken_bytes)
         num_context = llama_context(config.context, header, footprint, free, on_warning)
         packs = packs and _holds_packed(config, layers, header, footprint, taken_bytes, on_warning)
+        has_mtp = config.mtp == "auto" and heads_path is None and heads.has_mtp(header)
     model = LlamaModel(
         path, num_gpu_layers=layers, packs=packs, placed=placed, cache=cache, on=on,
-        is_mapped=not config.no_mmap,
+        is_mapped=not config.no_mmap, has_mtp=has_mtp,
     )  # fmt: skip
     placement = model.placement
     rows = padded_rows(config, model, on_warning)
 
     def start(num_context: int, plan: CorePlan) -> LlamaTarget:
+        sizes: Any = {
+            "num_slots": config.num_slots,
+            "num_context": num_context,
+            "num_threads": plan.target_alone,
+        }
+
+        def open_head(context: object) -> heads.LlamaHead:
+            if heads_path is None:
+                return heads.MtpHead(model, **sizes)
+            return heads.Eagle3Head(model, context, heads_path, num_gpu_layers=layers, **sizes)
+
         # llama.cpp looks at the cores that others leave free where nobody has said how many to use
         looks = plan.shares_cores and config.threads is None
         return LlamaTarget(
@@ -104,11 +120,16 @@ def load(
             num_rows=rows,
             is_width_exact=not config.fast,
             most_threads=spare if looks else None,
+            open_head=open_head if has_mtp or heads_path else None,
         )
 
     place = f"llama.cpp on {_where(model, layers)}, as quantised"
     if rows:
         place += f", {rows} rows a forward pass"
+    if has_mtp:
+        place += ", with its layer of multi-token prediction"
+    elif heads_path:
+        place += f", with the head {heads_path.name}"
     num_context = num_context or model.num_context_train
     return LoadedTarget(
         model, placement, num_context, start, place, num_padded=rows or 1, footprint=footprint

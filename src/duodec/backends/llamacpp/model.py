@@ -37,8 +37,8 @@ class LlamaModel:
     devices of their own; contexts keep keys and values in the formats of ``cache``; layers that a
     GPU computes lie ``on`` these devices, on all that there are by default. A file that
     ``is_mapped`` must stay as it is; another is read whole. A draft's ``head`` computes some of its
-    rows only. Raises ModelUnreadable, and BadOption
-    for a device that is not there.
+    rows only; ``has_mtp`` reads a layer of multi-token prediction, too. Raises ModelUnreadable, and
+    BadOption for a device that is not there.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class LlamaModel:
         on: Sequence[Device] = (),
         is_mapped: bool = True,
         head: Head | None = None,
+        has_mtp: bool = False,
     ) -> None:
         self.path, self.head = path, head
         self._is_mapped = is_mapped
@@ -62,6 +63,7 @@ class LlamaModel:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = num_gpu_layers
         params.vocab_only = vocabulary_only
+        params.load_mtp = has_mtp
         if not is_mapped:
             params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         if num_gpu_layers == 0:  # not even a context on the GPU: it is the target's
@@ -407,6 +409,8 @@ def open_context(
     is_unified: bool = True,
     uses_flash_attention: bool | None = None,
     num_snapshots: int = 0,
+    kind: int = 0,
+    other: object = None,
 ) -> Any:
     """A llama.cpp context with one unified cache, or with one a sequence, ``num_context`` being
     the cells of all of them. Raises ModelUnreadable when memory is short.
@@ -420,6 +424,7 @@ def open_context(
 
     ``uses_flash_attention`` of a context that need not be exact; None: llama.cpp's own choice.
     ``num_snapshots`` of each sequence's recurrent state are kept: tokens that can be taken back.
+    ``kind`` is llama.cpp's type of the context, ``other`` a context whose model lends it matrices.
     """
     lib = model.lib
     # a GPU's kernels are others, and computing a mixed cache there may not be possible
@@ -439,6 +444,7 @@ def open_context(
     params.swa_full = True  # or earlier positions could not be rolled back to
     params.n_rs_seq = num_snapshots
     params.no_perf = True
+    params.ctx_type, params.ctx_other = kind, other
     params.type_k, params.type_v = cache.numbers()
     if uses_flash_attention is not None:
         params.flash_attn_type = _FLASH_ATTENTION[uses_flash_attention]

@@ -93,7 +93,7 @@ class LlamaPadded(LlamaChains):
 
     def _rows(self, begun: _Pass) -> list[Row]:
         """Wait for a pass to end. The rows hold until the next one begins."""
-        found = logits(self._model, self._handle, self.num_rows)
+        found = logits(self._model, self.handle, self.num_rows)
         return list(found[begun.first_row : begun.first_row + 1 + begun.num_drafted])
 
     # --- prompts

@@ -83,7 +83,7 @@ class LlamaRecurrent(LlamaChains):
         self.num_computed = 0  # tokens
         self._num_chunk = num_chunk
         # none where llama.cpp takes no snapshots of this architecture
-        self.num_snapshots = int(self._lib.llama_n_rs_seq(self._handle))
+        self.num_snapshots = int(self._lib.llama_n_rs_seq(self.handle))
         self.on_chunk = on_chunk
         self._firm: dict[int, int] = {}  # by slot, tokens that no snapshot takes back
         self._checkpoints: dict[int, list[_Checkpoint]] = {}  # of prompts, ascending
@@ -208,7 +208,7 @@ class LlamaRecurrent(LlamaChains):
         """Whether a slot has this state again."""
         state = checkpoint.state
         size = self._lib.llama_state_seq_set_data_ext(
-            self._handle, state, len(state), slot, _PARTIAL
+            self.handle, state, len(state), slot, _PARTIAL
         )
         return int(size) == len(state)
 
@@ -258,10 +258,10 @@ class LlamaRecurrent(LlamaChains):
         self, slot: int, num_tokens: int, old: _Checkpoint | None = None
     ) -> _Checkpoint:
         """A slot's state now, in the memory of an older one."""
-        size = self._lib.llama_state_seq_get_size_ext(self._handle, slot, _PARTIAL)
+        size = self._lib.llama_state_seq_get_size_ext(self.handle, slot, _PARTIAL)
         fits = old is not None and len(old.state) == size
         state = old.state if old and fits else (ctypes.c_uint8 * size)()
-        self._lib.llama_state_seq_get_data_ext(self._handle, state, size, slot, _PARTIAL)
+        self._lib.llama_state_seq_get_data_ext(self.handle, state, size, slot, _PARTIAL)
         return _Checkpoint(num_tokens, state)
 
     def _compute_even(self, works: Sequence[Work]) -> None:
@@ -275,7 +275,7 @@ class LlamaRecurrent(LlamaChains):
     def _rows(self, works: Sequence[Work]) -> dict[int, list[Row]]:
         """The rows of each slot, whose chains were computed last."""
         num_rows = 1 + len(works[0].chain)
-        found = logits(self._model, self._handle, num_rows * len(works))
+        found = logits(self._model, self.handle, num_rows * len(works))
         return {
             work.query.slot: list(found[i * num_rows : (i + 1) * num_rows])
             for i, work in enumerate(works)

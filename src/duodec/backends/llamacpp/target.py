@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from duodec.backends.llamacpp.chains import LlamaChains
+from duodec.backends.llamacpp.heads import MOST_TOKENS, LlamaHead, Successors
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.padded import LlamaPadded
 from duodec.backends.llamacpp.recurrent import LlamaRecurrent
-from duodec.backends.llamacpp.trees import LlamaTrees
+from duodec.backends.llamacpp.trees import LlamaScores, LlamaTrees
 from duodec.core.protocols import InThisThread, Launched, Query, Scores, Target
 from duodec.core.sampling import Tokens
 from duodec.core.traits import TargetCache, TargetTraits
+from duodec.core.verify import Verdict, propose
 
 _CHAINS = 1  # the number of the cache for several slots
 
@@ -31,7 +33,8 @@ class LlamaTarget(Target):
     scored as trees, and so is one whose method needs branches, in a context of its slot's own,
     which is opened when it is first needed. ``is_width_exact``: no bit depends on what is drafted;
     on a device each text has passes of its own for that. ``most_threads`` tells how many threads
-    may compute now, if that changes.
+    may compute now, if that changes. ``open_head`` makes a head that proposes drafts, given one of
+    the target's contexts; it sees the states of all of them.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class LlamaTarget(Target):
         num_rows: int = 0,
         is_width_exact: bool = True,
         most_threads: Callable[[], int] | None = None,
+        open_head: Callable[[object], LlamaHead] | None = None,
     ) -> None:
         """Raises BadOption and ModelUnreadable."""
         self.on_chunk = lambda: None
@@ -52,6 +56,7 @@ class LlamaTarget(Target):
         self._most_threads = most_threads
         self._trees: dict[int, LlamaTrees] = {}  # by slot
         self._chains: LlamaChains | None = None
+        self._head: LlamaHead | None = None
         options: Any = {
             "num_slots": num_slots,
             "num_context": num_context,
@@ -75,6 +80,14 @@ class LlamaTarget(Target):
                 self._open_trees(0)
                 if num_slots > 1:
                     self._chains = LlamaChains(model, is_width_exact=is_width_exact, **options)
+            if open_head:
+                parts = [*(trees.context for trees in self._trees.values()), self._chains]
+                self._head = open_head(next(part.handle for part in parts if part))
+                for slot, trees in self._trees.items():
+                    self._show(trees, slot)
+                if self._chains:
+                    states = self._head.states(self._chains.handle, lambda entry: entry.seqs[0])
+                    self._chains.states = states
             # what a recurrent model can do is tried now, before there are texts
             only_chains = replace(self.traits, has_branches=False)
             self._caches = TargetCache(0, self.traits), TargetCache(_CHAINS, only_chains)
@@ -86,10 +99,17 @@ class LlamaTarget(Target):
     def traits(self) -> TargetTraits:
         traits = TargetTraits() if self._trees or not self._chains else self._chains.traits
         num_mapped = 0 if self._model.is_read else self._model.num_bytes
-        return replace(traits, reads_in_chunks=True, num_mapped_bytes=num_mapped)
+        traits = replace(traits, reads_in_chunks=True, num_mapped_bytes=num_mapped)
+        if self._head:
+            traits = replace(traits, heads=self._head.name, num_heads=MOST_TOKENS)
+        return traits
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         """Raises ContextExceeded and ComputeFailed."""
+        self._follow(queries)
+        return self.with_proposals(queries, self._score(queries))
+
+    def _score(self, queries: Sequence[Query]) -> list[Scores]:
         chained = [query for query in queries if self._is_chained(query)]
         found: dict[int, Scores] = {}
         if self._chains and chained:
@@ -103,7 +123,8 @@ class LlamaTarget(Target):
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         if self._chains and self.traits.launches:
-            return self._chains.launch(queries)
+            self._follow(queries)
+            return _InFlight(self, queries, self._chains.launch(queries))
         return InThisThread(self, queries)
 
     def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
@@ -125,8 +146,12 @@ class LlamaTarget(Target):
             self._set_threads(trees)
         if self._chains:
             self._chains.num_threads = num_threads
+        if self._head:
+            self._head.num_threads = num_threads
 
     def close(self) -> None:
+        if self._head:
+            self._head.close()
         for part in (*self._trees.values(), *([self._chains] if self._chains else ())):
             part.close()
 
@@ -135,7 +160,35 @@ class LlamaTarget(Target):
         slot = slot if self._num_slots > 1 else 0
         return self._trees.get(slot) or self._open_trees(slot)
 
+    def with_proposals(self, queries: Sequence[Query], scores: list[Scores]) -> list[Scores]:
+        """The scores of a pass that is over, with what the head proposes after them."""
+        head = self._head
+        if head is None or all(query.heads is None for query in queries):
+            return scores
+        for trees in self._trees.values():
+            trees.context.states.take()
+        if self._chains:
+            self._chains.states.take()
+        found: list[Scores] = []
+        for query, own in zip(queries, scores, strict=True):
+
+            def after(verdict: Verdict, query: Query = query) -> Successors:
+                return head.after(query, verdict.tokens)
+
+            assert isinstance(own, LlamaScores)
+            found.append(replace(own, own=propose(query, own, after, MOST_TOKENS)))
+        return found
+
     # --- parts
+
+    def _follow(self, queries: Sequence[Query]) -> None:
+        if self._head:
+            self._head.follow(queries)
+
+    def _show(self, trees: LlamaTrees, slot: int) -> None:
+        """Let the head see the states of a slot's trees."""
+        if self._head:
+            trees.context.states = self._head.states(trees.context.handle, lambda _: slot)
 
     def _is_chained(self, query: Query) -> bool:
         return not self._trees or query.cache == _CHAINS
@@ -148,6 +201,7 @@ class LlamaTarget(Target):
             is_width_exact=self._is_width_exact,
             on_chunk=self._look_up,
         )
+        self._show(trees, slot)
         if slot == 0:
             trees.context.most_threads = self._most_threads
         return trees
@@ -159,3 +213,19 @@ class LlamaTarget(Target):
 
     def _look_up(self) -> None:
         self.on_chunk()
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A forward pass that a device computes; a head goes on from its end."""
+
+    target: LlamaTarget
+    queries: Sequence[Query]
+    launched: Launched
+
+    @property
+    def due_s(self) -> float:
+        return self.launched.due_s
+
+    def result(self) -> list[Scores]:
+        return self.target.with_proposals(self.queries, self.launched.result())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.core.protocols import Candidates, Query, RowQuery, Scores
+from duodec.core.protocols import Candidates, Proposed, Query, RowQuery, Scores
 from duodec.core.rows import Row
 from duodec.core.sampling import Distribution, Draw
 
@@ -20,6 +20,7 @@ class LlamaScores(Scores):
 
     query: Query
     rows: list[Row]
+    own: Proposed = field(default_factory=Proposed)  # by the target's head
 
     @property
     def num_rows(self) -> int:
@@ -36,6 +37,9 @@ class LlamaScores(Scores):
 
     def row_logits(self, row: int) -> Row:
         return self.rows[row]
+
+    def proposed(self) -> Proposed:
+        return self.own
 
 
 class LlamaTrees:

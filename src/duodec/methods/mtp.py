@@ -1,0 +1,35 @@
+"""Decode with a layer behind the target that drafts one token after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from duodec.core.protocols import HeadPlan
+from duodec.drafting.heads import Likeliest
+from duodec.methods.heads import HeadsMethod
+
+
+@dataclass(frozen=True)
+class MultiTokenPrediction(HeadsMethod):
+    """2412.19437: a chain of ``num_tokens`` tokens from the target's own layer, which reads each
+    with the state that it had at the one before; llama.cpp's ``draft-mtp``."""
+
+    name = "mtp"
+    needs_heads = "mtp"
+    reads_off_path = False
+
+    tree: HeadPlan = field(init=False, repr=False)
+    num_tokens: int = 3
+
+    def __post_init__(self) -> None:
+        chain = Likeliest(num_leaves=1, num_candidates=1, depth=self.num_tokens)
+        object.__setattr__(self, "tree", chain)
+
+
+@dataclass(frozen=True)
+class Eagle3(MultiTokenPrediction):
+    """2503.01840 on llama.cpp: such a chain from a layer of its own file, which fuses states from
+    three depths of the target; llama.cpp's ``draft-eagle3``."""
+
+    name = "eagle3"
+    needs_heads = "eagle3"

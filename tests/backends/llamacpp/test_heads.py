@@ -1,0 +1,282 @@
+"""Layers that draft behind a target: what they read, what they keep, what they never change.
+
+The models are tiny and random. Where their layers add little, the next token follows from the last
+one, and so a layer that goes on from a token is often right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes.families import write_eagle3, write_family
+
+from duodec.backends.llamacpp import heads
+from duodec.backends.llamacpp.header import Header
+from duodec.backends.llamacpp.heads import MtpHead, State, has_mtp
+from duodec.backends.llamacpp.library import load as load_llama
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.core.draft import ROOT, Draft
+from duodec.core.protocols import Query
+from duodec.core.sampling import SamplingParams, Tokens
+from duodec.drafting.heads import Likeliest
+from duodec.errors import BadOption, ModelUnreadable
+from duodec.llm import load
+from duodec.loading.config import EngineConfig
+
+CHAINS, TREES = "Qwen 3.5", "GLM 4 MoE"  # a hybrid, and one that scores trees
+CALM = 0.03
+PROMPT = "one two three four one two three"
+CHAIN = Likeliest(num_leaves=1, num_candidates=1, depth=3)
+SIZES: Any = {"num_slots": 1, "num_context": 256, "num_threads": 1}
+
+
+class Counted(MtpHead):
+    """Counts the tokens that the layer computes, and keeps its logits."""
+
+    def __init__(self, *arguments: Any, **sizes: Any) -> None:
+        super().__init__(*arguments, **sizes)
+        self.computed: list[int] = []
+        self.rows: list[State] = []
+
+    def _decode(self, *arguments: Any) -> None:
+        super()._decode(*arguments)
+        self.computed.append(len(arguments[2]))
+
+    def _last(self, num_rows: int) -> tuple[State, State]:
+        row, state = super()._last(num_rows)
+        self.rows.append(row.copy())
+        return row, state
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module", params=[CHAINS, "Qwen 3.5 MoE", "Qwen 3 Next", TREES])
+def path(request: pytest.FixtureRequest, folder: Path) -> Path:
+    found = folder / f"{request.param}.gguf"
+    return write_family(found, request.param, loudness=CALM, num_heads=1)
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Iterator[LlamaModel]:
+    with closing(LlamaModel(path, num_gpu_layers=0, has_mtp=True)) as found:
+        yield found
+
+
+def target_of(model: LlamaModel, num_rows: int = 0, head: Any = Counted, **sizes: Any) -> Any:
+    sizes = {**SIZES, **sizes}
+    kinds = {"open_head": lambda _: head(model, **sizes)} if head else {}
+    return LlamaTarget(model, num_rows=num_rows, **sizes, **kinds)
+
+
+def rounds(target: LlamaTarget, text: Tokens, num_rounds: int) -> tuple[Tokens, int]:
+    """Decode with the head's own chains. Returns the text, and how many drafts came true."""
+    draft, num_accepted = Draft(), 0
+    for _ in range(num_rounds):
+        query = Query(0, text, draft, heads=CHAIN)
+        (scores,) = target.score([query])
+        node, tokens = ROOT, []
+        while True:
+            tokens.append(scores.draw(node + 1).token)
+            child = draft.child(node, tokens[-1])
+            if child is None or child + 1 >= scores.num_rows:
+                break
+            node = child
+        num_accepted += len(tokens) - 1
+        text = np.concatenate([text, np.array(tokens, dtype=np.int32)])
+        tree = scores.proposed().tree
+        draft = Draft(tuple(tree.tokens), tuple(tree.parents))
+    return text, num_accepted
+
+
+def test_a_head_keeps_what_it_has_read_and_takes_back_what_was_refused(
+    model: LlamaModel,
+) -> None:
+    """After many rounds it says what one says that reads the whole text at once."""
+    text = np.array([5, 9, 3, 17, 4], dtype=np.int32)
+    with closing(target_of(model)) as target:
+        for _ in range(4):
+            text, _ = rounds(target, text, 5)
+            (scores,) = target.score([Query(0, text[:-1], heads=CHAIN)])
+            assert len(scores.proposed().tree) == 3
+            assert target._head.computed[-3] <= 2  # the others were read in earlier rounds
+            with closing(target_of(model)) as other:
+                other.score([Query(0, text[:-1], heads=CHAIN)])
+                assert other._head.computed == [len(text) - 1, 1, 1, 1]
+                for ours, own in zip(target._head.rows[-3:], other._head.rows, strict=True):
+                    assert ours.tobytes() == own.tobytes()
+
+
+def test_what_follows_from_the_last_token_alone_is_drafted_rightly(folder: Path) -> None:
+    """Each token is given to the layer with its own position and the state before it: of a target
+    whose layers add nothing, every draft comes true."""
+    for family in (CHAINS, TREES):
+        path = write_family(folder / "still.gguf", family, loudness=0.0, num_heads=1)
+        with (
+            closing(LlamaModel(path, num_gpu_layers=0, has_mtp=True)) as model,
+            closing(target_of(model)) as target,
+        ):
+            _, num_accepted = rounds(target, np.array([5, 9, 3], dtype=np.int32), 8)
+            assert num_accepted == 7 * 3, family  # all but the first round's, which had none
+
+
+@pytest.mark.parametrize("num_rows", [0, 8])
+def test_no_bit_of_the_target_depends_on_a_head(model: LlamaModel, num_rows: int) -> None:
+    num_rows = 0 if model.is_recurrent else num_rows
+    rng = np.random.default_rng(7)
+    with (
+        closing(target_of(model, num_rows)) as target,
+        closing(target_of(model, num_rows, head=None)) as plain,
+    ):
+        text = rng.integers(0, 40, 30).astype(np.int32)
+        for number in range(12):
+            draft = Draft.chain(rng.integers(0, 40, int(rng.integers(0, 5))).tolist())
+            with_head, without = (
+                one.score([Query(0, text, draft, heads=plan)])[0]
+                for one, plan in ((target, CHAIN if number % 3 else None), (plain, None))
+            )
+            assert with_head.num_rows == without.num_rows
+            for row in range(without.num_rows):
+                ours, own = with_head.row_logits(row), without.row_logits(row)
+                assert ours.tobytes() == own.tobytes()
+            text = np.append(text, np.int32(rng.integers(0, 40)))
+
+
+def test_a_head_that_rests_computes_nothing(model: LlamaModel) -> None:
+    with closing(target_of(model)) as target:
+        text = np.arange(20, dtype=np.int32)
+        target.score([Query(0, text)])
+        assert not target._head.computed
+        (scores,) = target.score([Query(0, text, heads=CHAIN)])
+        assert len(scores.proposed().tree) > 0
+        assert scores.proposed().seconds > 0
+        assert target._head.computed == [20, 1, 1, 1]
+
+
+def test_a_head_goes_on_from_the_end_of_a_text_that_it_has_not_read(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are kept of so many tokens; what is older is never read."""
+    monkeypatch.setattr(heads, "_WINDOW", 16)
+    with closing(target_of(model)) as target:
+        text = np.resize(np.arange(20, dtype=np.int32), 100)
+        target.score([Query(0, text)])
+        text, _ = rounds(target, text, 4)
+        assert 16 <= target._head.computed[0] <= 33
+        assert len(target.score([Query(0, text, heads=CHAIN)])[0].proposed().tree) > 0
+
+
+def test_another_text_in_the_slot_is_drafted_for_anew(model: LlamaModel) -> None:
+    with closing(target_of(model)) as target, closing(target_of(model)) as other:
+        first, second = np.arange(9, dtype=np.int32), np.arange(9, dtype=np.int32)[::-1].copy()
+        for text in (first, second, first[:5], first):
+            (scores,) = target.score([Query(0, text, heads=CHAIN)])
+            known = scores.proposed().tree
+            other._head._texts.clear()
+            (anew,) = other.score([Query(0, text, heads=CHAIN)])
+            assert list(known.tokens) == list(anew.proposed().tree.tokens) or text is first
+
+
+def test_branches_are_proposed_beside_the_path(model: LlamaModel) -> None:
+    """A cache without branches: of several nodes the first is gone on from."""
+    with closing(target_of(model)) as target:
+        plan = Likeliest(num_leaves=4, num_candidates=3, depth=3)
+        (scores,) = target.score([Query(0, np.arange(5, dtype=np.int32), heads=plan)])
+        tree = scores.proposed().tree
+        assert len(tree) == 9
+        assert sorted(tree.ranks) == [0] * 3 + [1] * 3 + [2] * 3
+        assert {tree.ranks[parent] for parent in tree.parents if parent != ROOT} == {0}
+
+
+# --- which files
+
+
+def test_a_layer_is_asked_for_where_it_is_whole(folder: Path) -> None:
+    def found(family: str, num_heads: int = 1) -> Header:
+        path = write_family(folder / "header.gguf", family, num_heads=num_heads)
+        header = Header.read(load_llama(), path)
+        assert header is not None
+        return header
+
+    assert has_mtp(found(CHAINS))
+    assert found(CHAINS).kv_heads == found(CHAINS, 0).kv_heads
+    assert not has_mtp(found(CHAINS, 0))
+    assert not has_mtp(found(CHAINS, 2))  # llama.cpp's graph ends the process
+    assert has_mtp(found("DeepSeek 3"))
+    assert not has_mtp(found("DeepSeek 2"))  # and there, as it is stored the old way
+
+
+# --- through the library
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("family", "kind"), [(CHAINS, "mtp"), (TREES, "mtp"), ("Llama", "eagle3"), (CHAINS, "eagle3")]
+)
+def test_one_text_with_and_without_heads(
+    family: str, kind: str, temperature: float, folder: Path
+) -> None:
+    plain = write_family(folder / "plain.gguf", family, loudness=CALM)
+    if kind == "mtp":
+        target = write_family(folder / "heads.gguf", family, loudness=CALM, num_heads=1)
+        config = partial(EngineConfig, target=str(target))
+    else:
+        head = write_eagle3(folder / "eagle3.gguf")
+        config = partial(EngineConfig, target=str(plain), heads=str(head))
+    sizes: Any = {"draft": "none", "context": 256, "threads": 1, "num_slots": 3}
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
+    prompts = [PROMPT, "two three", "four four four one"]
+    with load(EngineConfig(target=str(plain), **sizes)) as llm:
+        expected = [one.tokens for one in llm.generate(prompts, params, method="ar")]
+        with pytest.raises(BadOption, match=f"needs {kind} heads"):
+            llm.generate(PROMPT, params, method=kind)
+    with load(config(**sizes)) as llm:
+        assert llm.target.traits.heads == kind
+        for method in ("ar", kind, f"{kind}:5", "auto", "lookup"):
+            done = llm.generate(prompts, params, method=method)
+            assert [one.tokens for one in done] == expected, method
+            (alone,) = llm.generate(prompts[:1], params, method=method)
+            assert alone.tokens == expected[0], method
+            if method in ("mtp", "eagle3"):
+                assert alone.stats.num_draft_tokens > 20
+            if method == "mtp" and not temperature:
+                assert alone.stats.num_accepted_tokens > 15
+
+
+def test_the_layer_stays_out_of_memory_on_request(folder: Path) -> None:
+    path = write_family(folder / "heads.gguf", CHAINS, num_heads=1)
+    config = EngineConfig(target=str(path), draft="none", context=256, threads=1, mtp="off")
+    with load(config) as llm:
+        assert not llm.target.traits.heads
+        with pytest.raises(BadOption, match="mtp heads"):
+            llm.generate(PROMPT, method="mtp")
+
+
+# --- EAGLE-3
+
+
+def test_eagle3_is_refused_for_another_target(folder: Path) -> None:
+    target = write_family(folder / "llama.gguf", "Llama")
+    other = write_family(folder / "olmo.gguf", "OLMo 2")
+    head = write_eagle3(folder / "eagle.gguf")
+    deep = write_eagle3(folder / "deep.gguf", layers=(1, 2, 9))
+    for path, wanted, words in (
+        (target, deep, "reads layers"),
+        (other, head, "shows no layers"),
+    ):
+        with (
+            closing(LlamaModel(path, num_gpu_layers=0)) as model,
+            pytest.raises(BadOption, match=words),
+        ):
+            heads.DraftLayer(wanted, model, num_gpu_layers=0)
+    with closing(LlamaModel(target, num_gpu_layers=0)) as model, pytest.raises(ModelUnreadable):
+        heads.DraftLayer(target, model, num_gpu_layers=0)
