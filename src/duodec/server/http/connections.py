@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -87,16 +89,12 @@ class Connections:
         return len(self._open) > self.settings.max_connections
 
 
+@dataclass(frozen=True)
 class _Writer:
-    """What uvicorn writes a response to, which closes the connection at its end where that is
-    agreed."""
+    """What uvicorn knows of the transport when it writes a response."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.write = connection.transport.write
-
-    def close(self) -> None:
-        self._connection.end()
+    write: Callable[[bytes], None]
+    close: Callable[[], None]  # after the response, where that is agreed
 
 
 class Connection(HttpToolsProtocol):
@@ -269,7 +267,7 @@ class Connection(HttpToolsProtocol):
         self._num_fed = self._num_payload = 0
         super().on_headers_complete()
         assert self.cycle is not None
-        self.cycle.transport = _Writer(self)  # type: ignore[assignment]
+        self.cycle.transport = _Writer(self._write, self._end)  # type: ignore[assignment]
         if not self.pipeline:
             self._running = self.cycle
 
@@ -279,7 +277,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
         is_answered = self._running is self.cycle and not self._is_answering
         if is_answered and self._num_payload > 2 * self._settings.max_body_bytes:
-            self.end()  # it goes on and on though it has its answer
+            self._end()  # it goes on and on though it has its answer
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:
@@ -354,7 +352,7 @@ class Connection(HttpToolsProtocol):
         if is_told:
             self._refuse(slow_head(self._settings.header_s))
         elif self._phase == "body":
-            self.end()
+            self._end()
         else:
             self.abandon()
 
@@ -383,9 +381,13 @@ class Connection(HttpToolsProtocol):
             }  # fmt: skip
             lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
             self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", data]))
-        self.end()
+        self._end()
 
-    def end(self) -> None:
+    def _write(self, data: bytes) -> None:
+        if not self._is_over:
+            self.transport.write(data)
+
+    def _end(self) -> None:
         """Close it. A client that is sending still would be reset, and might lose its response:
         it is told that nothing more comes, and what it sends is dropped for a while."""
         if self._is_over:
