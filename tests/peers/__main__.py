@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.models.weights import weights
 from tests.peers.fetching import LLAMA, PEERS, Peer
-from tests.peers.reasons import FAILURES, FILES, REFUSALS, UNSERVED_PATHS
+from tests.peers.reasons import FAILURES, FILES, IN_PROCESS, REFUSALS, UNSERVED_PATHS
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = Path(__file__).parent
@@ -54,7 +54,7 @@ def outcomes(peer: Peer, root: Path, file: Path) -> Iterator[tuple[str, str, str
         yield file.name, "n/a", why
         return
     if peer is not LLAMA and not re.search(_OVER_HTTP, file.read_text("utf-8")):
-        yield file.name, "n/a", "vLLM's own code, in one process"
+        yield file.name, "n/a", IN_PROCESS
         return
     for result in _run(peer, root, file):
         yield result["test"].partition("::")[2] or file.name, *judged(result)
@@ -67,20 +67,20 @@ def judged(result: dict[str, Any]) -> tuple[str, str]:
         return "passed", ""
     if result["outcome"] == "skipped":
         found = re.search(r"n/a: (.+?)['\"]\)?$", words.strip())
-        return "n/a", found[1] if found else f"skipped by itself: {words[-100:]}"
+        return "n/a", found[1] if found else "skipped by itself"
     for status, path, said in result["refusals"]:
         if status in (404, 405) and path in UNSERVED_PATHS:
             return "n/a", UNSERVED_PATHS[path]
         for pattern, why in REFUSALS.items():
-            if status == 400 and re.search(pattern, said):
-                return "n/a", why
-    if "Absent" in words:
-        return "n/a", "vLLM's own code, in one process"
+            if status == 400 and (refusal := re.search(pattern, said)):
+                return "n/a", refusal.expand(why)
     lines = [line for line in words.splitlines() if line.startswith("E ")]
     said = (lines or words.strip().splitlines() or [""])[-1].removeprefix("E").strip()[:160]
     for pattern, why in FAILURES.items():
-        if re.search(pattern, f"{result['test']} {said}"):
+        if re.search(pattern, f"{result['test']}: {said}"):
             return "n/a", why
+    if "Absent" in words:
+        return "n/a", IN_PROCESS
     return "failed", said
 
 
