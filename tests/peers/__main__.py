@@ -85,7 +85,7 @@ def judged(result: dict[str, Any]) -> tuple[str, str]:
 
 
 def report(name: str, found: list[tuple[str, str, str]]) -> int:
-    """Print a file's row of the table in docs/server.md, and its failures; the number of these."""
+    """Print a file's row of a table, and its failures; the number of these."""
     counts = Counter(outcome for _, outcome, _ in found)
     whys = Counter(why for _, outcome, why in found if outcome == "n/a")
     told = "; ".join(f"{count}: {why}" for why, count in whys.most_common())
