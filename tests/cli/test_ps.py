@@ -59,7 +59,12 @@ def _announce(folder: Path, model: str) -> subprocess.Popen[bytes]:
     """A process that says it serves a model."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     started_s = psutil.Process(process.pid).create_time()
-    record = {"model": model, "url": "http://x", "pid": process.pid, "started_s": started_s}
+    record = {
+        "model": model,
+        "url": f"http://{process.pid}",
+        "pid": process.pid,
+        "started_s": started_s,
+    }
     folder.mkdir(exist_ok=True)
     (folder / f"{process.pid}.json").write_text(json.dumps(record))
     return process
@@ -70,17 +75,28 @@ def test_a_server_is_stopped_by_its_models_name(
 ) -> None:
     assert app.run(["stop"]) == 2
     assert "no server of any model runs" in capsys.readouterr().err
-    one, other = _announce(folder, "one"), _announce(folder, "other")
+    names = ("one", "other", "twin", "twin")
+    one, other, twin, last = processes = [_announce(folder, name) for name in names]
     try:
         assert app.run(["stop"]) == 2
-        assert "several servers run" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert all(
+            f"{name} at http://{p.pid}" in said for name, p in zip(names, processes, strict=True)
+        )
+        assert app.run(["stop", "twin"]) == 2
+        said = capsys.readouterr().err
+        assert f"twin at http://{twin.pid}" in said
+        assert f"one at http://{one.pid}" not in said
+        assert app.run(["stop", f"http://{twin.pid}"]) == 0
+        assert not psutil.pid_exists(twin.pid)
         assert app.run(["stop", "third"]) == 2
         assert "no server of third runs" in capsys.readouterr().err
         assert app.run(["stop", "one"]) == 0
         assert "stopped one" in capsys.readouterr().err
         assert not psutil.pid_exists(one.pid)
         assert other.poll() is None
+        assert last.poll() is None
     finally:
-        for process in (one, other):
+        for process in processes:
             process.kill()
             process.wait()

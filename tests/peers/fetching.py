@@ -36,17 +36,17 @@ class Peer:
     package: str
     version: str
     root: str  # of what is extracted
-    suite: str  # below it, the tests
+    suites: tuple[str, ...]  # folders of tests below it
 
     def fetched(self, folder: Path) -> Path:
-        """The suite's folder below ``folder``, fetched once."""
+        """Its root below ``folder``, fetched once."""
         place = folder / f"{self.package}-{self.version}"
         if not place.exists():
             with TemporaryDirectory(dir=folder) as new:
                 self._extract(Path(new))
                 Path(new).rename(place)
                 Path(new).mkdir()  # for its own removal
-        return place / self.root / self.suite
+        return place / self.root
 
     def _extract(self, folder: Path) -> None:
         with TemporaryDirectory() as scratch:
@@ -75,7 +75,9 @@ class Peer:
 
 
 LLAMA = Peer(
-    "llama.cpp", "llama_cpp_python", "0.3.36", "vendor/llama.cpp/tools/server/tests", "unit"
+    "llama.cpp", "llama_cpp_python", "0.3.36", "vendor/llama.cpp/tools/server/tests", ("unit",)
 )
-VLLM = Peer("vllm", "vllm", "0.33.0", "tests/entrypoints", "openai")
+VLLM = Peer(
+    "vllm", "vllm", "0.33.0", "tests/entrypoints", ("openai", "anthropic", "serve/tokenize")
+)
 PEERS = {peer.name: peer for peer in (LLAMA, VLLM)}

@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
+import anthropic
 import httpx2 as httpx  # of the openai client
 import openai
 import pytest
@@ -136,6 +137,9 @@ class RemoteOpenAIServer:
 
     def get_async_client(self, **options: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(**self._client(options))
+
+    def get_async_client_anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(**self._client({"base_url": self.url_root, **options}))
 
     def _client(self, options: dict[str, Any]) -> dict[str, Any]:
         return {

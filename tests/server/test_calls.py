@@ -466,6 +466,9 @@ def test_smollm2_is_told_of_tools_in_its_messages() -> None:
     assert told[0]["content"].startswith("Be brief.\n\n")
     assert all(tool["function"]["name"] in told[0]["content"] for tool in TOOLS)
     assert with_tools(MESSAGES, []) == MESSAGES
+    for number in (1, 2, 3):  # the model does again what the last example does
+        last = with_tools(MESSAGES, (TOOLS * 2)[:number])[-len(MESSAGES) - 1]["content"]
+        assert last.startswith("<tool_call>"), number
     for odd in ({"enum": 3}, {"enum": []}, {"type": [[1]]}, {"type": {}}, {"const": None}, 3, None):
         parameters = {"type": "object", "properties": {"x": odd}}
         function = {"name": "f", "description": {"a": 1}, "parameters": parameters}

@@ -68,6 +68,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"ignore_eos": True, "guided_regex": "a"}, "ignore_eos"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"return_token_ids": True, "stream": True}, "return_token_ids"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream_options": {}, "stream": False}, "stream_options"),
+    ({"tool_choice": "required"}, "tool_choice"),  # and no tools
+    ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from select import select
 from threading import Event, Thread, current_thread
 from time import perf_counter, sleep
 from typing import Any
@@ -32,7 +33,7 @@ from duodec.errors import BadOption
 from duodec.machine.cores import CoreSharing
 from duodec.server import service
 from duodec.server.api.tools.chat_format import ChatFormat
-from duodec.server.http import json_limits
+from duodec.server.http import connections, json_limits
 from duodec.server.http.connections import allow_open_files
 from duodec.server.metrics import Watchdog
 from duodec.server.settings import Settings
@@ -163,6 +164,62 @@ def test_bodies_have_a_time() -> None:
                 said = answer(sock)
             assert b"408" in said[:20] or b"404" in said[:20]
         assert server.chat(max_tokens=3).status_code == 200
+
+
+_CHUNKED, _SIZED = b"Transfer-Encoding: chunked\r\n", b"Content-Length: 100000\r\n"
+_CLOSE = b"Connection: close\r\n"
+_PART = b"64\r\n" + b"x" * 100 + b"\r\n"
+
+
+_REFUSED = (
+    (_CHUNKED, b"", 413),
+    (_CHUNKED + _CLOSE, b"", 413),
+    (_SIZED, b"", 413),
+    (_SIZED + _CLOSE, b"", 413),
+    (_SIZED + b"Authorization: Bearer wrong\r\n" + _CLOSE, b"", 401),
+    (_CHUNKED + b"Host: two\r\n" + _CLOSE, b"", 400),
+    (_CHUNKED, b"ZZ\r\n", 400),
+    (_CHUNKED, b"1\r\n \r\n" * 20_000, 400),
+    (_CHUNKED + b"X: " + b"a" * 5000 + b"\r\n", b"", 431),
+    (_CHUNKED + b"a: b\r\n" * 101, b"", 431),
+)
+
+
+def test_who_is_refused_while_sending_may_send_on_and_is_told() -> None:
+    """Closed with bytes on their way, a connection is reset, and its response may be lost."""
+    limits = {"max_body_bytes": 1000, "max_header_bytes": 4096, "api_keys": ("right",)}
+    with running(**limits) as server:
+        for head, body, status in _REFUSED:
+            key = b"" if b"Authorization" in head else b"Authorization: Bearer right\r\n"
+            with connect(server) as sock:
+                sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + key + head)
+                sock.sendall(b"\r\n" + body)
+                while not select([sock], [], [], 0.001)[0]:  # until the server has said its word
+                    sock.sendall(_PART)
+                for _ in range(100):
+                    sock.sendall(_PART)
+                    sleep(0.0005)  # a reset comes before the last
+                sock.shutdown(socket.SHUT_WR)
+                error_of(answer(sock), status)
+        assert server.http.get("/health").status_code == 200
+
+
+def test_who_never_ends_though_it_is_refused_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_LINGER_S", 0.1)
+
+    def send_on(sock: socket.socket) -> None:
+        while True:
+            sock.sendall(_PART)
+            sleep(0.001)
+
+    with running(max_body_bytes=1000, max_connections=2) as server, ExitStack() as stack:
+        for _ in range(3):  # who lingers keeps nobody out
+            sock = stack.enter_context(connect(server))
+            sock.sendall(_POST.replace(_CHUNKED, _CHUNKED + _CLOSE) + _PART * 20)
+            error_of(answer(sock), 413)
+        with pytest.raises(ConnectionError):
+            send_on(sock)
+        assert server.http.get("/health").status_code == 200
 
 
 def test_connections_that_wait_keep_nobody_out() -> None:

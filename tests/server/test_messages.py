@@ -201,6 +201,7 @@ def test_a_call_that_is_required_is_made() -> None:
         ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools[0] is of type"),
         ({"tools": [{"input_schema": {}}]}, "tools[0] names no tool"),
         ({"tool_choice": {"type": "sometimes"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "any"}}, "none were sent"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "names no tool"),
         ({"thinking": {"type": "hard"}}, "thinking.type"),
         ({"stop_sequences": [""]}, "stop_sequences holds"),

@@ -374,3 +374,10 @@ def test_the_first_model_is_loading_until_it_is_loaded() -> None:
         props = server.http.get("/props").json()
         assert props["state"] == "loading"
         assert props["speculation"]["has_draft_model"] is None
+
+
+def test_a_slow_target_is_warm_after_a_few_forward_passes() -> None:
+    passes: list[Any] = []
+    engine = engine_on_tables()
+    with running(engine, Slowed(engine.target, 0.5, passes.append), method="ar"):
+        assert 3 <= len(passes) <= 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -286,10 +285,12 @@ def test_both_shapes_of_logprobs_are_read() -> None:
 def test_calls_are_held_to_the_schemas(call: Call, fault: str) -> None:
     from duodec.verify.checks import _valid
 
-    found = _valid(CASE, Answer(A, "alone", Reply("", (call,))), "auto")
-    assert fault in found.words
-    assert found.verdict == (WRONG if fault else SAME)
-    assert math.isfinite(len(found.words))
+    reply = Reply("", (call,))
+    others = (None, lambda: Answer(B, "alone", Reply("a text")), lambda: Answer(B, "alone", reply))
+    found = [_valid(CASE, Answer(A, "alone", reply), again) for again in others]
+    assert all(fault in one.words for one in found)
+    expected = [WRONG, WRONG, SAME] if fault else [SAME] * 3
+    assert [one.verdict for one in found] == expected  # what the model writes twice is its own
 
 
 def test_a_model_is_served_and_compared_with_itself_without_drafts(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from duodec.verify import prompts
@@ -120,13 +120,15 @@ def conversation(audit: Audit) -> Iterator[Finding]:
 
 
 def tools(audit: Audit) -> Iterator[Finding]:
-    """Calls of tools are valid, required ones always; and both servers call the same."""
+    """Required calls of tools are valid, and so are others, unless the model writes them so again;
+    and both servers call the same."""
     for choice in ("auto", "required"):
         for case in prompts.calls(audit.limits.max_tokens, tool_choice=choice):
             named = Case(f"{choice}: {case.name}", case.path, case.body)
             answers = [audit.alone(endpoint, named) for endpoint in audit.endpoints]
-            for answer in answers:
-                yield _valid(named, answer, choice)
+            for answer, other in zip(answers, reversed(answers), strict=True):
+                again = partial(_again, audit, named, answer, other)
+                yield _valid(named, answer, again if choice == "auto" else None)
             if len(answers) > 1:
                 yield audit.judged("tools", named, *answers)
 
@@ -150,6 +152,11 @@ def _anew(audit: Audit, endpoint: Endpoint, case: Case) -> Answer:
     return Answer(endpoint, "cold", audit.anew(endpoint, case))
 
 
+def _again(audit: Audit, case: Case, answer: Answer, other: Answer) -> Answer:
+    """The same by the other server; by the only one, computed anew."""
+    return _anew(audit, answer.endpoint, case) if other is answer else other
+
+
 def _equal(check: str, case: Case, left: Answer, right: Answer) -> Finding:
     """Of sampled texts, which logprobs cannot excuse: a seed gives one text, or it does not."""
     about = (check, case.name, left.name, right.name)
@@ -160,7 +167,8 @@ def _equal(check: str, case: Case, left: Answer, right: Answer) -> Finding:
     return Finding(*about, DIFFERS, "one seed gave two texts")
 
 
-def _valid(case: Case, answer: Answer, choice: str) -> Finding:
+def _valid(case: Case, answer: Answer, again: Callable[[], Answer] | None) -> Finding:
+    """``again`` for a request that requires no call: what is computed twice is the model's own."""
     about = ("tools", case.name, answer.name, "")
     if (none := missing("tools", case, answer)) is not None:
         return none
@@ -169,8 +177,10 @@ def _valid(case: Case, answer: Answer, choice: str) -> Finding:
     if reply.finish == "length":
         return Finding(*about, SAME, "cut off by the limit of tokens")
     faults = [fault for call in reply.calls for fault in _faults(call)]
-    if choice == "required" and not reply.calls:
+    if again is None and not reply.calls:
         return Finding(*about, NOT_SERVED, "a text came although a call is required", reply.text)
+    if faults and again is not None and again().reply == reply:
+        return Finding(*about, SAME, f"the model's own: {'; '.join(faults)}", reply.text)
     if faults:
         return Finding(*about, WRONG, "; ".join(faults), reply.text)
     words = f"{len(reply.calls)} valid calls" if reply.calls else "a text, no call"

@@ -20,7 +20,7 @@ from duodec.machine.files import cache_folder
 
 EPILOG = {
     "ps": "Examples:\nduodec ps\nduodec ps --json",
-    "stop": "Examples:\nduodec stop\nduodec stop smollm2",
+    "stop": "Examples:\nduodec stop\nduodec stop smollm2\nduodec stop http://127.0.0.1:8000",
 }
 
 _SCHEMA_VERSION = 1
@@ -126,18 +126,19 @@ def stop(
     *,
     model: Annotated[
         str | None,
-        typer.Argument(help="The name that it serves; needed if several servers run."),
+        typer.Argument(help="The model that it serves, or its URL; needed if several run."),
     ] = None,
 ) -> None:
     """Stop a server of `duodec serve` on this machine, as Ctrl-C does."""
     import psutil
 
-    found = [one for one in servers() if model in (None, one.model)]
-    names = ", ".join(one.model for one in servers())
+    running = servers()
+    found = [one for one in running if model in (None, one.model, one.url)]
+    listed = ", ".join(f"{one.model} at {one.url}" for one in found or running)
     if not found:
-        raise BadOption(f"no server of {model or 'any model'} runs; {names or 'none'} does")
+        raise BadOption(f"no server of {model or 'any model'} runs; {listed or 'none'} does")
     if len(found) > 1:
-        raise BadOption(f"several servers run: {names}; name one, or end its process (`duodec ps`)")
+        raise BadOption(f"several servers run: {listed}; name the model or the URL of one")
     process = psutil.Process(found[0].pid)
     process.terminate()
     try:

@@ -238,6 +238,15 @@ class Body(Sampling):
         )
 
 
+def _of_streams(value: Any, info: ValidationInfo) -> Any:
+    if not info.data.get("stream"):
+        raise refused("is for streams; leave it out, or send stream: true")
+    return value
+
+
+OF_STREAMS = AfterValidator(_of_streams)
+
+
 def formats_of(name: str, own: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
     """What OpenAI's format says. Raises ApiError."""
     schema = own.schema_
@@ -361,8 +370,13 @@ class Conversation(Body):
     def required(self) -> Sequence[Tool]:
         """The tools of which one must be called; none where the model decides. Raises ApiError."""
         choice = self.choice
-        if choice in (None, "auto") or not self.offered:
+        if choice in (None, "auto", "none"):
             return ()
+        if not self.tools:
+            raise bad_field(
+                "tool_choice", "tool_choice wants a call of tools, and none were sent; send tools, "
+                "or leave it out",
+            )  # fmt: skip
         if choice == "required":
             return self.tools
         function = choice.get("function") if isinstance(choice, dict) else None

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -44,6 +46,8 @@ _FRAMED = 1 + 1 / 16  # bytes of a body for each of its payload, besides those t
 _MOST_READS = 64  # of a message, however small; more must bring so many bytes each, or take so long
 _LEAST_READ = 256
 _REST_S = 0.05
+_LINGER_S = 5.0  # after its last response, for a client that is sending still
+_MOST_DROPPED = 1 << 20  # bytes that it may send meanwhile
 
 
 class Connections:
@@ -51,13 +55,25 @@ class Connections:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.num_open = 0
+        self._open: set[Connection] = set()
         self.turns = ReadingTurns()
         self._waiting: dict[Connection, None] = {}  # for their clients; the longest first
 
     @property
     def protocol(self) -> Any:
         return partial(Connection, self)
+
+    def join(self, connection: Connection) -> bool:
+        """It was just opened; makes room where others only wait. Whether there is room for it."""
+        self._open.add(connection)
+        if self._is_full and self._waiting:
+            next(iter(self._waiting)).abandon()
+        return not self._is_full
+
+    def leave(self, connection: Connection) -> None:
+        """It is open no longer."""
+        self._open.discard(connection)
+        self.forget(connection)
 
     def wait(self, connection: Connection) -> None:
         """It waits for its client from now on."""
@@ -68,12 +84,17 @@ class Connections:
         """It waits for its client no longer."""
         self._waiting.pop(connection, None)
 
-    def has_room(self) -> bool:
-        """For the connection that was just opened; makes room where others only wait."""
-        if self.num_open > self.settings.max_connections and self._waiting:
-            next(iter(self._waiting)).abandon()
-            return True
-        return self.num_open <= self.settings.max_connections
+    @property
+    def _is_full(self) -> bool:
+        return len(self._open) > self.settings.max_connections
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """What uvicorn knows of the transport when it writes a response."""
+
+    write: Callable[[bytes], None]
+    close: Callable[[], None]  # after the response, where that is agreed
 
 
 class Connection(HttpToolsProtocol):
@@ -105,7 +126,8 @@ class Connection(HttpToolsProtocol):
         self._num_fed = self._num_payload = 0  # bytes of the body in work
         self._is_in_head = True
         self._is_in_body = False
-        self._is_over = False
+        self._is_over = False  # nothing more is parsed or answered
+        self._num_dropped = 0  # bytes that came after that
         self._is_deaf = False  # closed after the answers that are under way
         self._error: ApiError | None = None  # why the parser was stopped
 
@@ -114,8 +136,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = Flow(transport, self._go_on)
-        self._connections.num_open += 1
-        if self._connections.has_room():
+        if self._connections.join(self):
             self._watch()
         else:
             self._refuse(unavailable("the server has no room for another connection; come back"))
@@ -123,13 +144,16 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
         self._unread.clear()
-        if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True  # uvicorn tells the last of a pipeline alone
-            self._running.message_event.set()
+        self._stop_running()  # uvicorn tells the last of a pipeline alone
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_over or self._is_deaf or self.parser is None:
+        if self._is_over:
+            self._num_dropped += len(data)
+            if self._num_dropped > _MOST_DROPPED:
+                self.abandon()
+            return
+        if self._is_deaf or self.parser is None:
             return
         self._unread += data
         self._num_reads += 1
@@ -242,6 +266,8 @@ class Connection(HttpToolsProtocol):
         self._is_in_head, self._is_in_body, self._num_head_bytes = False, True, 0
         self._num_fed = self._num_payload = 0
         super().on_headers_complete()
+        assert self.cycle is not None
+        self.cycle.transport = _Writer(self._write, self._end)  # type: ignore[assignment]
         if not self.pipeline:
             self._running = self.cycle
 
@@ -251,7 +277,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
         is_answered = self._running is self.cycle and not self._is_answering
         if is_answered and self._num_payload > 2 * self._settings.max_body_bytes:
-            self.abandon()  # it goes on and on though it has its answer
+            self._end()  # it goes on and on though it has its answer
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:
@@ -325,6 +351,8 @@ class Connection(HttpToolsProtocol):
         is_told = self._phase == "head" and self._num_head_bytes
         if is_told:
             self._refuse(slow_head(self._settings.header_s))
+        elif self._phase == "body":
+            self._end()
         else:
             self.abandon()
 
@@ -353,18 +381,47 @@ class Connection(HttpToolsProtocol):
             }  # fmt: skip
             lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
             self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", data]))
-        self._leave()
-        self.transport.close()
+        self._end()
+
+    def _write(self, data: bytes) -> None:
+        if not self._is_over:
+            self.transport.write(data)
+
+    def _end(self) -> None:
+        """Close it. A client that is sending still would be reset, and might lose its response:
+        it is told that nothing more comes, and what it sends is dropped for a while."""
+        if self._is_over:
+            return
+        is_sending = self._is_in_body or self._num_head_bytes or self._unread or self.cycle is None
+        if not is_sending:
+            self.transport.close()
+            return
+        self._is_over = True
+        self._unread.clear()
+        self._stop_timers()
+        self._stop_running()
+        self.transport.write_eof()
+        if self._is_stopped:
+            self.transport.resume_reading()
+        self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
+        self._connections.wait(self)
+
+    def _stop_running(self) -> None:
+        """Tell the application that nobody waits for its response any more."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def _leave(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._connections.num_open -= 1
-            self._connections.forget(self)
-            for timer in (self._timer, self._rest):
-                if timer is not None:
-                    timer.cancel()
-            self._timer = self._rest = None
+        self._is_over = True
+        self._connections.leave(self)
+        self._stop_timers()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._timer, self._rest):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._rest = None
 
 
 def allow_open_files(num_connections: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, replace
+from itertools import count
 from threading import Lock
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
@@ -28,6 +29,10 @@ from duodec.server.settings import Settings
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _WARM_TOKENS = 16
+_WARM_S, _WARM_PASSES = (
+    1.0,
+    3,
+)  # of a slow target: not all of those tokens, but a few forward passes
 UNLOADED: dict[str, Any] = {
     "total_slots": None, "n_ctx": None, "method": None, "chat_template": None,
     "speculation": {"has_draft_model": None, "shares_cores": None, "drafter_restarts": 0},
@@ -62,8 +67,14 @@ class LoadedModel:
         llm.scheduler.num_chunk = 128 if llm.shares_cores else 512
         tokens = llm.tokens_of([0])
         params = SamplingParams(logit_bias=_without_ends(llm), max_tokens=_WARM_TOKENS)
+        end_s, passes = monotonic() + _WARM_S, count(1)
+
+        def is_warm() -> bool:
+            return next(passes) >= _WARM_PASSES and monotonic() >= end_s
+
         with lock:
-            llm.generate([tokens], params, method=method)
+            for _ in llm.stream(tokens, params, method=method, should_stop=is_warm):
+                pass
         with suppress(BadOption):  # a model that has no grammars refuses them when one is asked for
             llm.check(tokens, SamplingParams(grammar=Grammar("regex", "warm")))
         tokens_of_vocabulary = range(llm.tokenizer.num_vocab)

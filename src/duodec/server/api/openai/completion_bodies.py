@@ -20,6 +20,7 @@ from duodec.server.api.bodies import (
     MAX_CHOICES,
     MAX_LOGPROBS,
     NEUTRAL,
+    OF_STREAMS,
     Body,
     ChatMessage,
     Choices,
@@ -52,7 +53,7 @@ class StreamOptions(Object):
 class CompletionsBody(Body):
     """What both kinds of completions have in common."""
 
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: Annotated[StreamOptions, OF_STREAMS] = StreamOptions()
     n: Annotated[Whole, between(1, MAX_CHOICES)] = 1
     response_format: ResponseFormat = ResponseFormat()
     timings_per_token: StrictBool = False

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, FailFast, Field, StrictBoo
 from duodec.chat.template import Message
 from duodec.server.api.bodies import (
     MAX_LOGPROBS,
+    OF_STREAMS,
     Body,
     ChatMessage,
     Conversation,
@@ -109,7 +110,7 @@ class ResponsesBody(Conversation):
     reasoning: Reasoning = Reasoning()
     background: Annotated[StrictBool, AfterValidator(_is_false)] = False
     metadata: dict[str, Any] = Field(default_factory=dict)
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: Annotated[StreamOptions, OF_STREAMS] = StreamOptions()
     include: list[Annotated[StrictStr, one_of(_INCLUDED)]] = Field(default_factory=list)
     top_logprobs: Annotated[Whole, between(0, MAX_LOGPROBS)] | None = None
 

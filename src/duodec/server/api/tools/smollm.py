@@ -34,8 +34,10 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Messa
     first = told.pop(0) if told and told[0]["role"] == "system" else None
     shown = _SHOWN.format("\n".join(json.dumps(tool["function"]) for tool in tools))
     own = f"{first['content']}\n\n{shown}" if first else shown
-    examples = [turn for tool in tools[:_MOST_EXAMPLES] for turn in _example(tool)]
-    return [{"role": "system", "content": own}, *examples[:2], *_IN_WORDS, *examples[2:], *told]
+    first_call, *calls = [_example(tool) for tool in tools[:_MOST_EXAMPLES]]
+    # the model does again what the last example does
+    examples = [first_call, _IN_WORDS, *calls] if calls else [_IN_WORDS, first_call]
+    return [{"role": "system", "content": own}, *(turn for one in examples for turn in one), *told]
 
 
 def _told(message: Message) -> Message:
