@@ -363,7 +363,7 @@ function end(message, failure, typedNode, typed) {
   if (!chat.nodes.length && failure) view.replaceChildren();
   if (!message.content && !failure && message.facts) put("facts", message.facts);
   if (failure) put("message error", failure.why || failure.message).setAttribute("role", "alert");
-  if (failure?.isGone) ready();
+  if (failure && !failure.why) ready();  // it may be gone
   keepAll();
 }
 function add(message, part) {
@@ -384,7 +384,7 @@ async function refusal(response) {
 /* A failure of the connection, in words that name the server. */
 function gone(error) {
   if (error.name === "AbortError") return error;
-  return Object.assign(new Error("the server at " + location.host + " does not answer"), { isGone: true });
+  return new Error("the server at " + location.host + " does not answer");
 }
 
 /* Accepted tokens of the draft model, of earlier text, and the target's own ones. */
@@ -396,7 +396,8 @@ function bySource(counts) {
 function verdict(counts, rate) {
   if (!counts.draft_n || !counts.plain_ms || !rate) return "";
   const gain = rate * counts.plain_ms / 1000;
-  return gain >= LEAST_GAIN ? gain.toFixed(1) + "× plain decoding" : "about as fast as plain decoding: drafts bring little here";
+  if (gain >= LEAST_GAIN) return gain.toFixed(1) + "× plain decoding";
+  return gain > 1 / LEAST_GAIN ? "about as fast as plain decoding: drafts bring little here" : gain.toFixed(2) + "× plain decoding: drafts do not pay here";
 }
 function live(counts, first) {
   const seconds = (performance.now() - first) / 1000, rate = seconds > 0.2 ? counts.predicted_n / seconds : 0;
