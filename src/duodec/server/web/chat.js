@@ -410,12 +410,11 @@ function live(counts, first) {
 }
 function facts(chunk, message) {
   const m = chunk.metrics, t = chunk.timings, own = chunk.duodec;
-  const words = [t.predicted_n + " tokens"];
+  const words = [(message.isCut ? "cut off by the limit of " : "") + t.predicted_n + " tokens"];
   if (m.tokens_per_second) words.push(m.tokens_per_second.toFixed(1) + " tokens/s");
   words.push("first after " + Math.round(m.time_to_first_token_ms) + " ms");
   words.push(t.draft_n ? t.draft_n_accepted + " of " + t.draft_n + " drafts accepted" : "no drafts: " + whyNone(own.method));
   words.push(own.method, "seed " + own.seed);
-  if (message.isCut) words.unshift("cut off by the limit of " + t.predicted_n + " tokens");
   return { verdict: verdict(t, m.tokens_per_second), sources: bySource(t), words: words.join(" · ") };
 }
 function whyNone(method) {
