@@ -69,13 +69,13 @@ def test_a_server_is_stopped_by_its_models_name(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.run(["stop"]) == 2
-    assert "no server of any model runs" in capsys.readouterr().err
+    assert "no server runs; start one with `duodec serve`" in capsys.readouterr().err
     one, other = _announce(folder, "one"), _announce(folder, "other")
     try:
         assert app.run(["stop"]) == 2
         assert "several servers run" in capsys.readouterr().err
         assert app.run(["stop", "third"]) == 2
-        assert "no server of third runs" in capsys.readouterr().err
+        assert "no server of third runs; `duodec ps` shows one, other" in capsys.readouterr().err
         assert app.run(["stop", "one"]) == 0
         assert "stopped one" in capsys.readouterr().err
         assert not psutil.pid_exists(one.pid)

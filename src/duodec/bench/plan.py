@@ -108,8 +108,8 @@ class BenchPlan:
         off_path = [e.label for e in self.entrants if e.new().reads_off_path]
         if self.replay_ms is not None and off_path:
             raise BadOption(
-                f"{', '.join(off_path)} read rows off the recorded text, which a replay does not "
-                "have; leave them out with --methods, or run all on virtual time with --simulate-ms"
+                f"a replay has no rows off the recorded text for {', '.join(off_path)}; name other "
+                "--methods, or run all on virtual time with --simulate-ms"
             )
 
     def _check_simulation(self) -> None:

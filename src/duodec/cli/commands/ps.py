@@ -135,7 +135,8 @@ def stop(
     found = [one for one in servers() if model in (None, one.model)]
     names = ", ".join(one.model for one in servers())
     if not found:
-        raise BadOption(f"no server of {model or 'any model'} runs; {names or 'none'} does")
+        others = f"`duodec ps` shows {names}" if names else "start one with `duodec serve`"
+        raise BadOption(f"no server {f'of {model} ' if model else ''}runs; {others}")
     if len(found) > 1:
         raise BadOption(f"several servers run: {names}; name one, or end its process (`duodec ps`)")
     process = psutil.Process(found[0].pid)
