@@ -21,7 +21,7 @@ from shutil import which
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 from rich.console import Console
 from rich.text import Text
 
@@ -30,6 +30,7 @@ DUODEC = (sys.executable, "-m", "duodec")
 PACE = ("--pace", "0.05")
 WIDE, PHONE = {"width": 1100, "height": 700}, {"width": 390, "height": 700}
 COLUMNS = 100
+WAIT_MS = 60_000
 QUESTION = "Write a Python function that reverses a list, and explain it."
 _NUM_COLOURS = 128
 _TERMINAL = """<body style="margin: 0"><pre style="margin: 0; padding: 14px; width: max-content;
@@ -40,7 +41,6 @@ def main() -> None:
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport=WIDE)
-        page.set_default_timeout(120_000)
         with served() as url:
             chat(page, url)
         terminal(page, "gallery-run", "run", "smollm2", QUESTION, "-n", "120", "--show-draft",
@@ -53,11 +53,12 @@ def main() -> None:
 def chat(page: Page, url: str) -> None:
     """While an answer streams, and when it is there; on a phone, in the dark."""
     page.goto(url)
-    page.get_by_text("show drafts").click()
+    expect(page.locator("#model")).to_contain_text("with a draft model", timeout=WAIT_MS)
+    page.locator("#tint").check()
     page.get_by_text(QUESTION).click()
-    page.wait_for_function("document.getElementById('live').textContent.match(/[5-9]\\d tokens/)")
+    expect(page.locator("#live")).to_contain_text(re.compile(r"\d\d tokens"), timeout=WAIT_MS)
     shot(page, "gallery-streams")
-    page.wait_for_function("document.getElementById('send').textContent === 'Send'")
+    expect(page.locator("#send")).to_have_text("Send", timeout=WAIT_MS)
     shot(page, "gallery-page")
     page.set_viewport_size(PHONE)
     page.emulate_media(color_scheme="dark")
@@ -81,7 +82,7 @@ def report(page: Page) -> None:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [*DUODEC, "bench", "--methods", "ar,sps:4,lookup,duo,auto", "--tasks",
-             "humaneval,summarization", "--limit", "5", "-n", "48", "--simulate-ms",
+             "humaneval", "--limit", "5", "-n", "48", "--simulate-ms",
              "rtx4090-8b-bf16", "--draft-ms", "1:1.4,2:1.6,4:1.9,8:2.9,16:5.1,32:10,64:20.5",
              "--host-us", "copy:8,draw:120,candidates:60,selection:40", "--output", folder],
             check=True,
