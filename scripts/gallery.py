@@ -33,6 +33,7 @@ COLUMNS = 100
 WAIT_MS = 60_000
 QUESTION = "Write a Python function that reverses a list, and explain it."
 _NUM_COLOURS = 128
+_SPINS = re.compile("[\u2800-\u28ff] ")  # what a terminal erases again
 _TERMINAL = """<body style="margin: 0"><pre style="margin: 0; padding: 14px; width: max-content;
 font: 14px/1.4 monospace; background: {background}; color: {foreground}">{code}</pre></body>"""
 
@@ -56,11 +57,12 @@ def chat(page: Page, url: str) -> None:
     expect(page.locator("#model")).to_contain_text("with a draft model", timeout=WAIT_MS)
     page.locator("#tint").check()
     page.get_by_text(QUESTION).click()
-    expect(page.locator("#live")).to_contain_text(re.compile(r"\d\d tokens"), timeout=WAIT_MS)
+    expect(page.locator("#live")).to_contain_text(re.compile(r"\d\d tokens ·"), timeout=WAIT_MS)
     shot(page, "gallery-streams")
     expect(page.locator("#send")).to_have_text("Send", timeout=WAIT_MS)
     shot(page, "gallery-page")
     page.set_viewport_size(PHONE)
+    page.evaluate("document.getElementById('chat').scrollTop = 1e6")
     page.emulate_media(color_scheme="dark")
     shot(page, "gallery-phone")
     page.set_viewport_size(WIDE)
@@ -112,7 +114,12 @@ def served() -> Iterator[str]:
 def typed(*command: str) -> str:
     """What a command writes, standard error too, to a terminal of so many columns."""
     ours, its = pty.openpty()
-    env = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    env = {
+        **os.environ,
+        "COLUMNS": str(COLUMNS),
+        "TERM": "xterm-256color",
+        "COLORTERM": "truecolor",
+    }
     process = subprocess.Popen([*DUODEC, *command], stdin=its, stdout=its, stderr=its, env=env)
     os.close(its)
     text = b""
@@ -124,7 +131,8 @@ def typed(*command: str) -> str:
     if process.wait():
         sys.exit(f"{command[0]} failed: {text.decode()}")
     lines = re.split(r"\r*\n", re.sub(r"\x1b\[[\d?]*[A-HJKlhf]", "", text.decode()))
-    return "\n".join(line.rpartition("\r")[2] for line in lines).strip()
+    kept = (line.rpartition("\r")[2] for line in lines if not _SPINS.search(line))
+    return "\n".join(kept).strip()
 
 
 def shot(place: Any, name: str) -> None:

@@ -28,7 +28,9 @@ axe = pytest.importorskip(
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt install chromium"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium on this machine: apt install chromium"
+    ),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]
 SIZES = ((1280, 800), (768, 1024), (390, 780))

@@ -235,9 +235,9 @@ class BenchPlan:
         curve = self.curve
         if self.simulate_ms is not None and curve:
             note = (
-                f"Simulated on a virtual clock, at {curve.words} a forward pass of the target, in "
-                f"passes of {self.latency.shape.words}. Rows and drafts are computed; their time "
-                "is from tables (draft_ms, host_us)."
+                f"Simulated on a virtual clock: {curve.words} a forward pass of the target "
+                f"({self.latency.shape.words}). Rows and drafts are computed; their time is from "
+                "tables (draft_ms, host_us)."
             )
             if self.draft_speed != 1:
                 note += f" Draft steps take 1/{self.draft_speed:g} of the table."

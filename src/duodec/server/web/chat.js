@@ -399,9 +399,10 @@ function verdict(counts, rate) {
   if (gain >= LEAST_GAIN) return gain.toFixed(1) + "× plain decoding";
   return gain > 1 / LEAST_GAIN ? "about as fast as plain decoding: drafts bring little here" : gain.toFixed(2) + "× plain decoding: drafts do not pay here";
 }
+function numTokens({ predicted_n }) { return predicted_n + (predicted_n === 1 ? " token" : " tokens"); }
 function live(counts, first) {
   const seconds = (performance.now() - first) / 1000, rate = seconds > 0.2 ? counts.predicted_n / seconds : 0;
-  const words = [counts.predicted_n + " tokens"];
+  const words = [numTokens(counts)];
   if (rate) words.push(rate.toFixed(1) + " tokens/s");
   if (counts.draft_n) words.push(Math.round(100 * counts.draft_n_accepted / counts.draft_n) + "% of " + counts.draft_n + " drafts accepted");
   if (counts.rounds) words.push((counts.predicted_n / counts.rounds).toFixed(2) + " tokens a forward pass");
@@ -410,7 +411,7 @@ function live(counts, first) {
 }
 function facts(chunk, message) {
   const m = chunk.metrics, t = chunk.timings, own = chunk.duodec;
-  const words = [(message.isCut ? "cut off by the limit of " : "") + t.predicted_n + " tokens"];
+  const words = [(message.isCut ? "cut off by the limit of " : "") + numTokens(t)];
   if (m.tokens_per_second) words.push(m.tokens_per_second.toFixed(1) + " tokens/s");
   words.push("first after " + Math.round(m.time_to_first_token_ms) + " ms");
   words.push(t.draft_n ? t.draft_n_accepted + " of " + t.draft_n + " drafts accepted" : "no drafts: " + whyNone(own.method));
