@@ -33,7 +33,7 @@ COLUMNS = 100
 WAIT_MS = 60_000
 QUESTION = "Write a Python function that reverses a list, and explain it."
 _NUM_COLOURS = 128
-_SPINS = re.compile("[\u2800-\u28ff] ")  # what a terminal erases again
+_SPINS = re.compile("[\u2800-\u28ff]")  # what a terminal erases again
 _TERMINAL = """<body style="margin: 0"><pre style="margin: 0; padding: 14px; width: max-content;
 font: 14px/1.4 monospace; background: {background}; color: {foreground}">{code}</pre></body>"""
 
