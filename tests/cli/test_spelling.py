@@ -54,6 +54,7 @@ FOREIGN = (
     ("run -hf o/r hi", "-hf: the model comes first, without an option: duodec run MODEL"),
     ("run -m smollm2 hi", "-m: the model comes first, without an option: duodec run MODEL"),
     ("run --model=smollm2 hi", "--model: the model comes first"),
+    (f"verify smollm2 --output {__file__}", f"--output {__file__} is a file; name a folder"),
     ("verify smollm2 --prompts 0", "--prompts is '0'; use 1 or more"),
     ("bench --limit -1", "limit is -1; use 1 or more"),
     ("generate hi --metrics", "No such option: --metrics"),

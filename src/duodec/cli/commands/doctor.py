@@ -248,4 +248,4 @@ def _show(checks: list[Check]) -> None:
         head = f"{coloured(check.verdict, 4)}  {check.name:<{width}}  "
         put_beside(head, width + 8, check.words)
         if check.remedy:
-            put_beside(" " * (width + 8), width + 8, f"remedy: {check.remedy}")
+            put(f"{'':6}{'':<{width}}  remedy: {check.remedy}\n")  # whole, to be copied
