@@ -8,7 +8,7 @@ BIN = .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help bench-aiperf setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all \
-	test-torch test-vllm test-gpu test-peers test-clients lint docs wheel clean
+	test-torch test-vllm test-gpu test-page test-peers test-clients lint docs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ test-gpu: setup  ## run the tests of llama.cpp on a device: a GPU, or the softwa
 	@$(BIN)/python -c "import gguf" 2>/dev/null || $(BIN)/python -m pip install --quiet gguf  # writes models
 	@if [ -f $(SOFTWARE)/environment ]; then . ./$(SOFTWARE)/environment; fi; \
 		$(BIN)/python -m pytest -m device tests/backends/llamacpp
+
+test-page: setup  ## run the tests of the chat page in Chromium, and axe on each of its states
+	@$(BIN)/python -c "import axe_playwright_python" 2>/dev/null || $(BIN)/python -m pip install --quiet axe-playwright-python
+	@$(BIN)/python -m pytest tests/server/test_page.py
 
 test-peers: setup  ## run the server tests of llama.cpp and vLLM against ours (fetches both)
 	@[ -x .venv-peers/bin/pytest ] || { $(BIN)/python -m venv .venv-peers && \

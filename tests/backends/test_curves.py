@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +48,7 @@ def test_what_is_published_has_a_source_and_the_figures_of_the_threads() -> None
         assert CostCurve.parse(name) is curve
         assert curve.text == name
         assert "github.com/" in curve.origin
+        assert re.fullmatch(rf"{name} \(measured to \d+ rows\)", curve.words)
         assert curve.points[0][0] == 1
     ratio = {name: published()[name].seconds(8) / published()[name].forward_s for name in wanted}
     assert ratio["rtx3090-8b-q4_0"] == pytest.approx(2.15, abs=0.01)

@@ -372,7 +372,10 @@ def test_an_enforced_target_draws_the_given_text_and_thinks_its_own() -> None:
         ({"simulate_ms": -1.0}, "simulate-ms is -1"),
         ({"simulate_ms": float("inf")}, "simulate-ms is inf"),
         ({"simulate_ms": 1.0, "replay_ms": 1.0}, "replay-ms and simulate-ms"),
-        ({"methods": ("ar", "recycling"), "replay_ms": 1.0}, "recycling read rows off"),
+        (
+            {"methods": ("ar", "recycling"), "replay_ms": 1.0},
+            "a replay has no rows off the recorded text for recycling",
+        ),
         ({"draft_ms": "1:2"}, "--simulate-ms"),
         ({"draft_ms": "1:2", "replay_ms": 1.0}, "--simulate-ms"),
         ({"draft_ms": "1:x", "simulate_ms": 1.0}, "'1:x'"),

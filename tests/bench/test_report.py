@@ -22,7 +22,8 @@ from duodec.bench.report import write_comparison, write_report
 from duodec.bench.results import Generation, Results
 from duodec.bench.sentences import cautions, failures, verdict
 from duodec.bench.statistics import Ratio
-from duodec.bench.tables import cost_table, markdown, paper_table, task_tables
+from duodec.bench.tables import ALL, Cell, Table, cost_table, markdown, paper_table, task_tables
+from duodec.bench.tasks import TASKS as ALL_TASKS
 from duodec.bench.timeline import timeline
 from duodec.cli import output
 from duodec.cli.commands import report
@@ -512,6 +513,20 @@ def test_a_terminal_gets_a_table_that_needs_no_colour(
     out, _ = capsys.readouterr()
     assert "|" not in out
     assert len(re.findall(r"0\.\d\dx slower", out)) == 3
+
+
+def test_tasks_are_named_without_a_break_at_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+    row = (Cell("lookahead"), *[Cell("1.00x", "1.00")] * (len(ALL_TASKS) + 1))
+    for columns, wanted in ((80, "transl. summar. math"), (100, "translation summarization")):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        output.put_rich_table(Table("Speed-up", ("method", *ALL_TASKS, ALL), (row,)))
+        out, _ = capsys.readouterr()
+        words = set(re.findall(r"[\w.]+", out))
+        assert words >= {"mt_bench", "qa", "rag", *wanted.split()}, out
+        assert all(len(line) <= columns for line in out.splitlines())
 
 
 def test_as_json_it_is_one_object(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -793,6 +793,7 @@ def test_no_table_is_wider_than_a_terminal_but_for_its_names(
     monkeypatch.setattr(output, "is_terminal", lambda stream: stream is sys.stdout)
     monkeypatch.setenv("COLUMNS", str(columns))
     output.put_table(("NAME", "SIZE", "HERE"), [("x" * 60, "1 MB", "no: fetch it")])
+    output.put_beside("ok    target  ", 14, "llama, " * 40)
     _, out, _ = cli("list")
     assert all(len(line) <= columns or " " not in line for line in out.splitlines())
 

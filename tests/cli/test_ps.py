@@ -74,7 +74,7 @@ def test_a_server_is_stopped_by_its_models_name(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.run(["stop"]) == 2
-    assert "no server of any model runs" in capsys.readouterr().err
+    assert "no server runs; start one with `duodec serve`" in capsys.readouterr().err
     names = ("one", "other", "twin", "twin")
     one, other, twin, last = processes = [_announce(folder, name) for name in names]
     try:
@@ -90,7 +90,7 @@ def test_a_server_is_stopped_by_its_models_name(
         assert app.run(["stop", f"http://{twin.pid}"]) == 0
         assert not psutil.pid_exists(twin.pid)
         assert app.run(["stop", "third"]) == 2
-        assert "no server of third runs" in capsys.readouterr().err
+        assert "no server of third runs; one at http://" in capsys.readouterr().err
         assert app.run(["stop", "one"]) == 0
         assert "stopped one" in capsys.readouterr().err
         assert not psutil.pid_exists(one.pid)

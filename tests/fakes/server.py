@@ -95,7 +95,7 @@ def running(
     sources: Mapping[str, Source] | None = None, **settings: Any,
 ) -> Iterator[Running]:  # fmt: skip
     """A server over an engine; with ``is_loaded=False`` one that never comes to an end of it."""
-    service = Service(Settings(MODEL, port=0, **settings), sources)
+    service = Service(Settings(MODEL, **{"port": 0, **settings}), sources)
     sock = listen(service.settings)
     host, port = sock.getsockname()[:2]
     server = Server(service)

@@ -156,6 +156,8 @@ const tests = {
     assert(fast.includes("2.1× plain decoding"), fast);
     for (const words of ["25 draft model", "15 earlier text", "20 the target's own"]) assert(fast.includes(words), fast);
     assert((await shown(end(50, 20.4))).includes("drafts bring little here"));
+    const slow = await shown(end(50, 14));
+    assert(slow.includes("0.70× plain decoding: drafts do not pay here"), slow);
     const unmeasured = await shown(end(null, 42));
     assert(!/plain decoding|little/.test(unmeasured), unmeasured);
     const plain = await shown(end(50, 20, { draft_n: 0, draft_n_accepted: 0, draft_n_accepted_from_model: 0 }));

@@ -25,6 +25,7 @@ from duodec.errors import BadOption
 
 FLAT_ROWS = 81  # of a flat curve: a token and 80 draft tokens; beyond, in proportion
 _ROOFLINE, _FILE = "roofline:", ".json"
+_SOURCE = ": github.com/"
 _BITS = 4.5  # of a weight (Q4_0), unless said: the fewer, the dearer is a row for its bytes
 _SPEED = re.compile(r"([0-9.]+)([MGT]B)/s")
 _ARITHMETIC = re.compile(r"([0-9.]+)([GTP])FLOP(?:S|/s)")
@@ -104,9 +105,9 @@ class CostCurve:
 
     @property
     def words(self) -> str:
-        """For people: what was given and what it is worth."""
+        """For people: what was given and what it is worth; a record has its source, too."""
         unit = " ms" if re.fullmatch(r"[0-9.e+-]+", self.text) else ""
-        return f"{self.text}{unit} ({self.origin})"
+        return f"{self.text}{unit} ({self.origin.partition(_SOURCE)[0]})"
 
     def as_json(self) -> dict[str, Any]:
         """For a record: its points hold whatever is published later under its name."""

@@ -108,8 +108,8 @@ class BenchPlan:
         off_path = [e.label for e in self.entrants if e.new().reads_off_path]
         if self.replay_ms is not None and off_path:
             raise BadOption(
-                f"{', '.join(off_path)} read rows off the recorded text, which a replay does not "
-                "have; leave them out with --methods, or run all on virtual time with --simulate-ms"
+                f"a replay has no rows off the recorded text for {', '.join(off_path)}; name other "
+                "--methods, or run all on virtual time with --simulate-ms"
             )
 
     def _check_simulation(self) -> None:
@@ -236,21 +236,18 @@ class BenchPlan:
         curve = self.curve
         if self.simulate_ms is not None and curve:
             note = (
-                f"Simulated: a forward pass of the target takes {curve.words} on a virtual clock, "
-                "one of the draft model the time in the cost table (draft_ms), and the host's work "
-                "on rows and drafts what it is priced (host_us). The target's passes are those of "
-                f"{self.latency.shape.words}. Rows and drafts are computed for real, and nothing "
-                "waits. The text is the target's own, recorded first."
+                f"Simulated on a virtual clock: {curve.words} a forward pass of the target "
+                f"({self.latency.shape.words}). Rows and drafts are computed; their time is from "
+                "tables (draft_ms, host_us)."
             )
             if self.draft_speed != 1:
                 note += f" Draft steps take 1/{self.draft_speed:g} of the table."
             notes.append(note)
         if self.replay_ms is not None and curve:
             notes.append(
-                f"The target was replayed at {curve.words} a forward pass: its plain text was "
-                "recorded first, and waiting stands in for its arithmetic. Drafts, the drafter's "
-                "process and all clocks are real; a replay enforces the text, so it proves nothing "
-                "about exactness."
+                f"Replayed at {curve.words} a forward pass of the target: waiting stands in for "
+                "its arithmetic, and its recorded text is enforced, which proves nothing about "
+                "exactness. Drafts, the drafter's process and all clocks are real."
             )
         if self.paper:
             notes.append(

@@ -45,6 +45,13 @@ def _words(error: DuodecError, arguments: Sequence[str]) -> str:
     return words
 
 
+_REMEDIES = {  # of what the parser says
+    "Input should be a valid integer": "write a whole number",
+    "Input should be a valid number": "write a number",
+    r"Input should be greater than or equal to (\S+)": r"use \1 or more",
+}
+
+
 def _usage_words(error: Exception, arguments: Sequence[str], commands: Collection[str]) -> str:
     """The parser's message, with options as they were typed and the value."""
     context = getattr(error, "ctx", None)
@@ -53,10 +60,9 @@ def _usage_words(error: Exception, arguments: Sequence[str], commands: Collectio
     words = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
     found = typed(getattr(getattr(error, "param", None), "opts", ()), arguments)
     if found and (hint := re.match(r"Invalid value for [^:]*: (.*)", words, re.DOTALL)):
-        number = re.match(r"Input should be a valid (integer|number)", hint[1])
-        kind = {"integer": "a whole number", "number": "a number"}.get(number[1] if number else "")
-        if kind:
-            return f"{found[0]} is {found[1]!r}; write {kind}"
+        for pattern, remedy in _REMEDIES.items():
+            if told := re.match(pattern, hint[1]):
+                return f"{found[0]} is {found[1]!r}; {told.expand(remedy)}"
         words = f"{found[0]} is {found[1]!r}: {hint[1]}"
     return f"{as_typed(words, arguments)}; see {command} --help"
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import termios
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _RESET = "\x1b[0m"
 _DIM, _UNDERLINE, _GREEN_UNDERLINE = "\x1b[2m", "\x1b[4m", "\x1b[4;32m"
 _COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
+
+
+_LEAST_BESIDE = 20  # columns; in fewer the terminal breaks the lines
 
 
 class OutputClosed(Exception):
@@ -56,6 +60,15 @@ def coloured(verdict: str, width: int) -> str:
     """A verdict (ok, warn, fail) for stdout, padded to ``width``."""
     padded = f"{verdict:<{width}}"
     return f"{_COLOURS[verdict]}{padded}{_RESET}" if has_colour(sys.stdout) else padded
+
+
+def put_beside(head: str, width: int, text: str) -> None:
+    """Text to stdout right of a head that takes ``width`` columns; on a terminal its lines stay
+    right of it. Raises OutputClosed."""
+    left = shutil.get_terminal_size().columns - width
+    lines = textwrap.wrap(text, left, break_long_words=False, break_on_hyphens=False)
+    is_wrapped = is_terminal(sys.stdout) and left > _LEAST_BESIDE
+    put(head + f"\n{'':{width}}".join(lines if is_wrapped else [text]) + "\n")
 
 
 def put(text: str) -> None:
@@ -139,6 +152,14 @@ def size(num_bytes: int) -> str:
 
 _STYLES = {"slower": "bold red", "failed": "bold red", "faster": "green"}
 _LONG_HEAD = 8
+_UNBOUNDED = 10_000  # columns
+_NARROW_HEADS = {
+    "translation": "transl.",
+    "summarization": "summar.",
+    "math_reasoning": "math",
+    "humaneval": "human\neval",
+    "all tasks": "all\ntasks",
+}
 
 
 def one_line(text: str) -> str:
@@ -177,6 +198,8 @@ def _drawn(table: Table) -> str:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    console = Console(file=sys.stdout, highlight=False)
+    heads = list(map(one_line, table.head))
     drawn = RichTable(
         title=Text(one_line(table.caption), style="bold"),
         title_justify="left",
@@ -184,17 +207,20 @@ def _drawn(table: Table) -> str:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    for name in table.head:
-        is_first = not drawn.columns
+    for place, name in enumerate(heads):
         drawn.add_column(
-            Text(_broken(one_line(name))),
-            justify="left" if is_first else "right",
-            no_wrap=is_first,
+            Text(_broken(name)),
+            justify="right" if place else "left",
+            no_wrap=not place,
             overflow="fold",
         )
     for row in table.rows:
         drawn.add_row(*map(_text, row))
-    console = Console(file=sys.stdout, highlight=False)
+    if console.measure(drawn, options=console.options.update(max_width=_UNBOUNDED)).maximum > (
+        console.width
+    ):
+        for column, name in zip(drawn.columns, heads, strict=True):
+            column.header = Text(_NARROW_HEADS.get(name, _broken(name)))
     with console.capture() as capture:
         console.print(drawn if table.rows else drawn.title)
         for note in table.notes:

@@ -174,6 +174,9 @@ def _why_not(name: str, command: str, own: Container[str]) -> str | None:
     """Why this is no option of a command; None if it is none at all, or the parser tells."""
     if name in _REFUSED:
         return f"{name}: {_REFUSED[name]}"
+    is_target = name == "-m" or "--target" in (_ours(name), _REPOSITORIES.get(name))
+    if is_target and "target" in own:  # an argument
+        return f"{name}: the model comes first, without an option: duodec {command} MODEL"
     if command == "serve" and _ours(name)[2:] in _SAMPLING:
         return f"{name}: each request names its own; without one, {_SAMPLING[_ours(name)[2:]]}"
     if re.match(r"-[A-Za-z]{2}", name):

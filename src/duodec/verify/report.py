@@ -33,12 +33,13 @@ def summary(report: Report) -> Table:
 
 def verdict(report: Report) -> str:
     """The result in one sentence."""
-    compared = sum(finding.verdict != NOT_SERVED for finding in report.findings)
+    num_compared = sum(finding.verdict != NOT_SERVED for finding in report.findings)
+    compared = f"{num_compared} comparison{'s' if num_compared != 1 else ''}"
     faults = len(report.faults)
     ties = sum(finding.verdict == NEAR_TIE for finding in report.findings)
     if faults:
-        return f"{faults} of {compared} comparisons found a fault; {ties} are near ties."
-    return f"No fault in {compared} comparisons; {ties} are near ties."
+        return f"{faults} of {compared} found a fault; {ties} are near ties."
+    return f"No fault in {compared}; {ties} are near ties."
 
 
 def write(report: Report, folder: Path) -> None:

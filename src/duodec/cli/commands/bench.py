@@ -213,6 +213,8 @@ def bench(
     if paper is not None:
         own = ("ar",) if methods == _ALL else _methods(methods, config, target or [], replay_ms)
         plan = _with_datastore(paper_plan(paper, replace(plan, methods=own), _chosen(invocation)))
+    elif methods == _ALL:
+        _say_left_out(plan)
     folder = output or Path(datetime.now().strftime("bench-%Y%m%d-%H%M%S"))
     _measure(plan, folder, is_resumed=resume, is_quiet=quiet)
 
@@ -239,6 +241,7 @@ def _measure(plan: BenchPlan, folder: Path, *, is_resumed: bool, is_quiet: bool)
     _exit_status(results)
 
 
+_NO_DATASTORE = "without `rest`: no datastore is loaded; see `duodec datastore build`"
 _FIELDS = {"target": "targets", "draft": "drafts"}  # of the plan, where they differ
 
 
@@ -258,7 +261,7 @@ def _with_datastore(plan: BenchPlan) -> BenchPlan:
         return plan
     if all(_has_datastore(replace(plan.config, target=target)) for target in plan.targets):
         return plan
-    say_dim("without `rest`: no datastore is loaded; see `duodec datastore build`")
+    say_dim(_NO_DATASTORE)
     return replace(plan, methods=tuple(name for name in plan.methods if name != "rest"))
 
 
@@ -281,13 +284,19 @@ def _methods(
         return tuple(name.strip() for name in names.split(",") if name.strip())
     chosen = [name for name, kind in METHODS.items() if name != "sps-rejection"]
     if replay_ms is not None:
-        off_path = [name for name in chosen if METHODS[name].reads_off_path]
-        chosen = [name for name in chosen if name not in off_path]
-        say_dim(f"without {', '.join(off_path)}: a replay has no rows off the recorded text")
+        chosen = [name for name in chosen if not METHODS[name].reads_off_path]
     if not all(_has_datastore(replace(config, target=t)) for t in targets or [config.target]):
-        say_dim("without `rest`: no datastore is loaded; see `duodec datastore build`")
         chosen.remove("rest")
     return tuple(chosen)
+
+
+def _say_left_out(plan: BenchPlan) -> None:
+    """Which of all methods cannot run here."""
+    if plan.replay_ms is not None:
+        off_path = [name for name, kind in METHODS.items() if kind.reads_off_path]
+        say_dim(f"without {', '.join(off_path)}: a replay has no rows off the recorded text")
+    if "rest" not in plan.methods:
+        say_dim(_NO_DATASTORE)
 
 
 def _has_datastore(config: EngineConfig) -> bool:

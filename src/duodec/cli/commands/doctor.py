@@ -12,7 +12,7 @@ import typer
 
 from duodec.cli import options
 from duodec.cli.checks import Check, failed, machine, pair
-from duodec.cli.output import coloured, put, status
+from duodec.cli.output import coloured, put, put_beside, status
 from duodec.errors import DuodecError
 from duodec.loading.config import EngineConfig
 
@@ -253,6 +253,7 @@ def _show(checks: list[Check]) -> None:
     """One line a check, and one more for its remedy."""
     width = max(len(check.name) for check in checks)
     for check in checks:
-        put(f"{coloured(check.verdict, 4)}  {check.name:<{width}}  {check.words}\n")
+        head = f"{coloured(check.verdict, 4)}  {check.name:<{width}}  "
+        put_beside(head, width + 8, check.words)
         if check.remedy:
-            put(f"{'':6}{'':<{width}}  remedy: {check.remedy}\n")
+            put(f"{'':6}{'':<{width}}  remedy: {check.remedy}\n")  # whole, to be copied

@@ -136,7 +136,8 @@ def stop(
     found = [one for one in running if model in (None, one.model, one.url)]
     listed = ", ".join(f"{one.model} at {one.url}" for one in found or running)
     if not found:
-        raise BadOption(f"no server of {model or 'any model'} runs; {listed or 'none'} does")
+        others = f"{listed} does" if running else "start one with `duodec serve`"
+        raise BadOption(f"no server {f'of {model} ' if model else ''}runs; {others}")
     if len(found) > 1:
         raise BadOption(f"several servers run: {listed}; name the model or the URL of one")
     process = psutil.Process(found[0].pid)

@@ -100,6 +100,8 @@ def verify(
     from duodec.verify.audit import Limits
 
     check_installed()
+    if output is not None and output.exists() and not output.is_dir():
+        raise BadOption(f"--output {output} is a file; name a folder")
     limits = Limits(prompts, max_tokens, concurrency, tolerance, budget)
     chosen = _checks(checks)
     are_urls = ["://" in target for target in targets]

@@ -363,7 +363,7 @@ function end(message, failure, typedNode, typed) {
   if (!chat.nodes.length && failure) view.replaceChildren();
   if (!message.content && !failure && message.facts) put("facts", message.facts);
   if (failure) put("message error", failure.why || failure.message).setAttribute("role", "alert");
-  if (failure?.isGone) ready();
+  if (failure && !failure.why) ready();  // it may be gone
   keepAll();
 }
 function add(message, part) {
@@ -384,7 +384,7 @@ async function refusal(response) {
 /* A failure of the connection, in words that name the server. */
 function gone(error) {
   if (error.name === "AbortError") return error;
-  return Object.assign(new Error("the server at " + location.host + " does not answer"), { isGone: true });
+  return new Error("the server at " + location.host + " does not answer");
 }
 
 /* Accepted tokens of the draft model, of earlier text, and the target's own ones. */
@@ -396,11 +396,13 @@ function bySource(counts) {
 function verdict(counts, rate) {
   if (!counts.draft_n || !counts.plain_ms || !rate) return "";
   const gain = rate * counts.plain_ms / 1000;
-  return gain >= LEAST_GAIN ? gain.toFixed(1) + "× plain decoding" : "about as fast as plain decoding: drafts bring little here";
+  if (gain >= LEAST_GAIN) return gain.toFixed(1) + "× plain decoding";
+  return gain > 1 / LEAST_GAIN ? "about as fast as plain decoding: drafts bring little here" : gain.toFixed(2) + "× plain decoding: drafts do not pay here";
 }
+function numTokens({ predicted_n }) { return predicted_n + (predicted_n === 1 ? " token" : " tokens"); }
 function live(counts, first) {
   const seconds = (performance.now() - first) / 1000, rate = seconds > 0.2 ? counts.predicted_n / seconds : 0;
-  const words = [counts.predicted_n + " tokens"];
+  const words = [numTokens(counts)];
   if (rate) words.push(rate.toFixed(1) + " tokens/s");
   if (counts.draft_n) words.push(Math.round(100 * counts.draft_n_accepted / counts.draft_n) + "% of " + counts.draft_n + " drafts accepted");
   if (counts.rounds) words.push((counts.predicted_n / counts.rounds).toFixed(2) + " tokens a forward pass");
@@ -409,12 +411,11 @@ function live(counts, first) {
 }
 function facts(chunk, message) {
   const m = chunk.metrics, t = chunk.timings, own = chunk.duodec;
-  const words = [t.predicted_n + " tokens"];
+  const words = [(message.isCut ? "cut off by the limit of " : "") + numTokens(t)];
   if (m.tokens_per_second) words.push(m.tokens_per_second.toFixed(1) + " tokens/s");
   words.push("first after " + Math.round(m.time_to_first_token_ms) + " ms");
   words.push(t.draft_n ? t.draft_n_accepted + " of " + t.draft_n + " drafts accepted" : "no drafts: " + whyNone(own.method));
   words.push(own.method, "seed " + own.seed);
-  if (message.isCut) words.unshift("cut off by the limit of " + t.predicted_n + " tokens");
   return { verdict: verdict(t, m.tokens_per_second), sources: bySource(t), words: words.join(" · ") };
 }
 function whyNone(method) {
