@@ -30,6 +30,7 @@ from duodec.core.turns import InTurns
 from duodec.core.verify import rejection, verify
 from duodec.drafting import plans
 from duodec.drafting.growth import Tree
+from duodec.drafting.heads import Likeliest
 from duodec.drafting.inline import InlineDrafter
 from duodec.methods.registry import METHODS, Method
 from duodec.methods.request import NoDatastore, NoDrafter
@@ -299,6 +300,8 @@ def instance(name: str, dice: ScriptedDice) -> Method:
     names = {f.name for f in fields(method)}
     if "dice" in names:
         method = replace(method, dice=dice)
+    if "tree" in names:  # of the target's own heads
+        method = replace(method, tree=Likeliest(num_tokens=6, num_leaves=2, num_candidates=2))
     if "plan" in names:  # every position that is drafted for is thrown: few of them
         method = replace(method, plan=Tree(num_leaves=2, num_candidates=2, max_expanded=3, depth=3))
     return method

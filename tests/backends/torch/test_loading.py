@@ -45,11 +45,14 @@ from duodec.errors import (
     BackendUnavailable,
     BadOption,
     DuodecError,
+    ModelNotFound,
     ModelUnreadable,
 )
 from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from duodec.machine import busy
+from duodec.models import resolve_heads
+from duodec.models.hub import forget
 from duodec.models.vocabularies import difference
 
 
@@ -533,6 +536,51 @@ def test_a_gguf_draft_in_its_process_changes_no_text(
 ) -> None:
     sampling = {"temperature": temperature, "seed": 7}
     assert answer(engine, method, **sampling).tokens == answer(engine, "ar", **sampling).tokens
+
+
+# Heads of its own
+
+
+def test_heads_are_fetched_from_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeHub(tmp_path, ["README.md", "config.json", "medusa_lm_head.pt"])
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: fake)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fake.hf_hub_download)
+    assert resolve_heads("hf:o/heads") == tmp_path
+    assert fake.downloaded == ["config.json", "medusa_lm_head.pt"]
+    fake.files = ["config.json", "adapter.safetensors"]
+    forget()
+    with pytest.raises(ModelNotFound, match="o/heads holds no heads"):
+        resolve_heads("hf:o/heads")
+    with pytest.raises(ModelNotFound, match="no heads 'no/such/folder/'"):
+        resolve_heads("no/such/folder/")
+
+
+def test_heads_are_loaded_by_their_option(folder: Path, tmp_path: Path) -> None:
+    num_vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    torch.manual_seed(1)
+    weights = {
+        "0.0.linear.weight": torch.randn(64, 64),
+        "0.0.linear.bias": torch.randn(64),
+        "0.1.weight": torch.randn(num_vocab, 64),
+    }
+    torch.save(weights, tmp_path / "medusa_lm_head.pt")
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 1}')
+    config = EngineConfig(
+        target=str(folder), heads=str(tmp_path), draft=None, device="cpu", context=256
+    )
+    with load(config) as engine:
+        assert engine.target.traits.heads == "medusa"
+        assert 0 < engine.target.traits.heads_share < 2
+        found = answer(engine, "medusa")
+        assert sum(done.num_drafted for done in found.stats.rounds) > 100
+        assert found.tokens == answer(engine, "ar").tokens
+        with pytest.raises(BadOption, match="needs hydra heads of the target, which has medusa"):
+            engine.method("hydra")
+
+
+def test_llama_cpp_has_no_heads_of_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadOption, match="only a torch target has heads of its own"):
+        load(EngineConfig(target="smollm2-draft", heads=str(tmp_path), draft=None))
 
 
 def test_doctor_looks_at_a_folder(
