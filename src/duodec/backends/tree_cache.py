@@ -307,17 +307,11 @@ class SlotCache:
 
     def _keep(self, kept: set[_Node]) -> None:
         """Free all nodes except ``kept``, whose ancestors are kept too."""
-        is_all_kept = True  # some id ends at or below each node
         for seq, tip in self._tip.items():
-            end = tip
-            while end not in kept and end.parent is not None:
-                end = end.parent
+            end = next(node for node in tip.chain() if node in kept or node is self._root)
             if end is not tip:
                 self._cells.remove(seq, len(self.trunk) + len(end.chain()) - 1)
                 self._tip[seq] = end
-                is_all_kept = False
-        if is_all_kept:
-            return
         for node in (self._root, *kept):
             node.children = {t: child for t, child in node.children.items() if child in kept}
 
