@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, cast
@@ -167,7 +168,7 @@ def main(
             }
             for run in runs.values():
                 run.answer(conversation, known)
-        figures = {"prompts": len(prompts), **dict(stage.facts), **_figures(runs)}
+        figures = {"prompts": len(prompts), **dict(stage.facts), **_figures(runs, tasks.split(","))}
     for text, run in runs.items():
         curve = run.bed.curve
         console.print(f"\n{text} ({curve.shape.words}; {curve.forward.origin})", soft_wrap=True)
@@ -179,7 +180,7 @@ def main(
     return figures
 
 
-def _figures(runs: dict[str, Runs]) -> Figures:
+def _figures(runs: dict[str, Runs], tasks: Sequence[str]) -> Figures:
     found = {
         text: {
             method: {
@@ -189,7 +190,7 @@ def _figures(runs: dict[str, Runs]) -> Figures:
                     "tokens_per_forward": run.sums[method, task].num_tokens
                     / max(1, run.sums[method, task].num_forwards),
                 }
-                for task in (*TASKS, ALL)
+                for task in (*tasks, ALL)
             }
             for method in run.methods
         }
