@@ -27,7 +27,11 @@ from duodec.methods.registry import METHODS
 NUM_TOKENS = 200
 TEMPERATURES = (0.0, 0.8)
 PROMPTS = ("The cat sat on the mat", "One two three one two", "Why is it so?", "a b c a b c")
-KEYED = [name for name in METHODS if name not in ("ar", "sps-rejection", "rest")]
+KEYED = [
+    name
+    for name, kind in METHODS.items()
+    if name not in ("ar", "sps-rejection", "rest") and not kind.needs_heads
+]
 BRANCHED = ("lookahead", "recycling", "sps-rejection")
 TOGETHER = ("auto", "duo", "stream")
 

@@ -430,6 +430,8 @@ def open_context(
     # a GPU's kernels are others, and computing a mixed cache there may not be possible
     is_exact = is_width_exact and model.placement is Placement.CPU
     cache = model.cache.resolved(is_width_exact=is_exact)
+    if model.metadata(f"{model.architecture}.attention.key_length_mla"):
+        cache = CacheTypes(cache.keys, cache.keys)  # latent attention: its values are in the keys
     if cache.needs_flash_attention:
         if uses_flash_attention is False:
             raise BadOption(f"cache_type_v is {cache.values}, which needs flash attention; use f16")
