@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.decoding import LETTERS, Letters
+from fakes.decoding import LETTERS, WITHOUT_HEADS, Letters
 
 import duodec
 from duodec import LLM, Completion, SamplingParams
 from duodec.backends.table import TableModel, TableTarget
 from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption
-from duodec.methods.registry import METHODS
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2], [6]]
@@ -63,7 +62,7 @@ def test_they_are_the_rows_of_decoding(num_slots: int, num_chunk: int | None) ->
         assert completion.prompt_logprobs is None
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "rest"])
+@pytest.mark.parametrize("name", [name for name in WITHOUT_HEADS if name != "rest"])
 def test_what_follows_is_the_same_with_them(name: str) -> None:
     (plain,) = llm().generate([PROMPTS[0]], PARAMS, method=name)
     both = replace(PARAMS, prompt_logprobs=0)

@@ -16,6 +16,7 @@ import pytest
 from fakes.decoding import (
     LETTERS,
     PROMPT,
+    WITHOUT_HEADS,
     DyingDrafter,
     FakeDatastore,
     Letters,
@@ -44,7 +45,7 @@ from duodec.drafting.plans import Chain
 from duodec.errors import BadOption, GrammarsFull
 from duodec.methods.registry import METHODS
 
-KEYED = [name for name in METHODS if name != "sps-rejection"]
+KEYED = [name for name in WITHOUT_HEADS if name != "sps-rejection"]
 
 # --- masks
 

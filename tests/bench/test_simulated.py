@@ -450,7 +450,8 @@ def simulated(
     text, clock = recorded(params, num_tokens), VirtualClock()
     heads = draft if METHODS[name].needs_heads else None
     simulated_target = SimulatedTarget(
-        target or TableTarget(MODEL, heads, METHODS[name].needs_heads),  # type: ignore[arg-type]
+        target  # type: ignore[arg-type]
+        or TableTarget(MODEL, heads=heads, kind_of_heads=METHODS[name].needs_heads),
         text,
         LatencyCurve(CostCurve.flat(FORWARD_S)),
         clock,
@@ -492,7 +493,7 @@ def test_the_same_table_gives_the_same_figures_however_long_it_takes(name: str) 
             return super().score(queries)
 
     kind = METHODS[name].needs_heads
-    slow_target = Slow(MODEL, DRAFT if kind else None, kind)
+    slow_target = Slow(MODEL, heads=DRAFT if kind else None, kind_of_heads=kind)
     _, rounds = simulated(name, WARM)
     again, same = simulated(name, WARM)
     late, slow = simulated(name, WARM, target=slow_target, draft=replace(DRAFT, seconds=0.0005))
@@ -663,7 +664,7 @@ def test_one_command_plans(capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(said.out.split())
     assert "stream" in out
     assert "recycling" in out
-    assert f"a forward pass of the target takes {CostCurve.parse('20').words}" in out
+    assert f"{CostCurve.parse('20').words} a forward pass of the target" in out
     assert "1/4 of the table" in out
     assert "the same costs again: --draft-ms 1:" in said.err
     assert "--host-us copy:" in said.err

@@ -422,7 +422,7 @@ class Company:
         self.methods: dict[str, Method] = {
             name: kind(plan=_FEW) if name in ("stream", "auto") else kind()
             for name, kind in METHODS.items()
-            if name == "auto" or not kind.needs_draft_model or not self._is_without_drafter
+            if not ((kind.needs_draft_model and self._is_without_drafter) or kind.needs_heads)
         }
         some = chance.choice([list(self.methods), ["auto"], ["auto", "stream"]])  # the usual ones
         self.usual = [name for name in [*self.methods, *some] if name in self.methods]

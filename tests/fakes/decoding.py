@@ -27,7 +27,7 @@ from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.core.special_tokens import NO_TOKENS
 from duodec.drafting.inline import InlineDrafter
 from duodec.methods.method import Method
-from duodec.methods.registry import method
+from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Request, Wait
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
@@ -41,6 +41,9 @@ from duodec.scheduler.warm_up import WarmUp
 proven = settings(
     derandomize=True, deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow]
 )
+
+WITHOUT_HEADS = [name for name, kind in METHODS.items() if not kind.needs_heads]
+"""Methods that any target decodes with."""
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3)
 

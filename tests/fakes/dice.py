@@ -254,7 +254,7 @@ class WitnessTarget(TableTarget):
     """A target that remembers how many drafts had been asked for at each forward pass."""
 
     def __init__(self, model, heads, drafter: WitnessDrafter) -> None:
-        super().__init__(model, heads)
+        super().__init__(model, heads=heads)
         self._drafter = drafter
         self.num_drafts: list[int] = []
 

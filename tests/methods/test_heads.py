@@ -46,7 +46,7 @@ TEXT = np.array(PROMPT, np.int32)
 def target_for(name: str, heads: TableModel = HEADS) -> TableTarget:
     if issubclass(METHODS[name], MultiTokenPrediction) and heads is HEADS:
         heads = replace(HEADS, noise=0.2)  # a chain has no second chance
-    return TableTarget(MODEL, heads, METHODS[name].needs_heads or "medusa")
+    return TableTarget(MODEL, heads=heads, kind_of_heads=METHODS[name].needs_heads or "medusa")
 
 
 def decoded(name: str, params: SamplingParams, **options: object) -> list[Round]:
@@ -88,7 +88,7 @@ def test_three_requests_draft_with_heads_at_once(name: str) -> None:
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
     model, heads = (replace(table, num_vocab=28) for table in (MODEL, HEADS))
     kind = METHODS[name].needs_heads or "medusa"
-    llm = LLM(TableTarget(model, heads, kind), Letters(), 200, num_slots=3)
+    llm = LLM(TableTarget(model, heads=heads, kind_of_heads=kind), Letters(), 200, num_slots=3)
     params = replace(WARM, max_tokens=20)
     found = llm.generate(prompts, params, method=name)
     alone = [llm.generate([prompt], params, method="ar")[0] for prompt in prompts]
@@ -100,7 +100,7 @@ def test_a_method_names_the_heads_that_a_target_lacks(name: str) -> None:
     llm = LLM(TableTarget(MODEL), Letters(), 200)
     with pytest.raises(BadOption, match=f"'{name}' needs {METHODS[name].needs_heads} heads"):
         llm.method(name)
-    other = LLM(TableTarget(MODEL, HEADS, "others"), Letters(), 200)
+    other = LLM(TableTarget(MODEL, heads=HEADS, kind_of_heads="others"), Letters(), 200)
     with pytest.raises(BadOption, match="has others"):
         other.method(name)
 
@@ -110,7 +110,7 @@ def test_a_method_names_the_heads_that_a_target_lacks(name: str) -> None:
 
 def proposed(plan: HeadPlan | None, draft: Draft | None = None) -> tuple[Scores, CandidateTree]:
     query = Query(0, TEXT, draft or Draft(), Sampler(GREEDY), heads=plan)
-    (scores,) = TableTarget(MODEL, HEADS).score([query])
+    (scores,) = TableTarget(MODEL, heads=HEADS).score([query])
     return scores, scores.proposed().tree
 
 
@@ -197,7 +197,7 @@ class Priced(TableTarget):
     seconds: float = 0.0
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
-        return [_Priced(self.model, q, self.heads, self.seconds) for q in queries]
+        return [_Priced(self.model, q, self.seconds, heads=self.heads) for q in queries]
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def test_the_time_of_heads_is_no_part_of_the_targets() -> None:
     def costs_with(seconds: float) -> Costs:
         clock, costs = count(), Costs()
         session = Session(
-            target=Priced(MODEL, HEADS, seconds=seconds),
+            target=Priced(MODEL, heads=HEADS, seconds=seconds),
             prompt=PROMPT,
             capacity=len(PROMPT) + 20,
             sampler=Sampler(GREEDY),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from fakes.beds import ClockedTarget
-from fakes.decoding import PROMPT, Letters, decode, known_texts, plain_text
+from fakes.decoding import PROMPT, WITHOUT_HEADS, Letters, decode, known_texts, plain_text
 from fakes.targets import Chains
 
 from duodec.backends.curves import CostCurve
@@ -23,7 +23,7 @@ from duodec.errors import ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS
 
-EXACT = [name for name in METHODS if name != "sps-rejection"]
+EXACT = [name for name in WITHOUT_HEADS if name != "sps-rejection"]
 NUM_TOKENS = 40
 SOUND = TableModel(num_vocab=64, seed=7)
 ODD = {

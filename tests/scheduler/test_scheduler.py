@@ -13,7 +13,7 @@ from time import sleep
 
 import numpy as np
 import pytest
-from fakes.decoding import FakeClock, FakeTokenizer, plain_text
+from fakes.decoding import WITHOUT_HEADS, FakeClock, FakeTokenizer, plain_text
 from fakes.targets import Caches, Chains, Stale
 
 from duodec.backends.drafter.process import ProcessDrafter
@@ -201,7 +201,7 @@ def test_a_long_prompt_is_read_in_parts_by_who_is_alone_too() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", [name for name in METHODS if name not in ("rest", "sps-rejection")]
+    "method", [name for name in WITHOUT_HEADS if name not in ("rest", "sps-rejection")]
 )
 def test_eight_at_once_say_what_each_says_alone(method: str) -> None:
     engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))
@@ -496,7 +496,7 @@ def test_a_conversation_comes_back_to_the_slot_that_knows_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", [name for name in METHODS if name not in ("rest", "sps-rejection")]
+    "method", [name for name in WITHOUT_HEADS if name not in ("rest", "sps-rejection")]
 )
 def test_a_target_may_leave_out_branches(method: str) -> None:
     engine = engine_of(InlineDrafter(replace(TABLE, noise=0.3).load()))

@@ -7,7 +7,7 @@ or weights. A table's logits are a pure function of the last tokens of the text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from time import sleep
 
@@ -70,7 +70,7 @@ class TableScores(Scores):
 
     model: TableModel
     query: Query
-    heads: TableModel | None = None
+    heads: TableModel | None = field(default=None, kw_only=True)
 
     @property
     def num_rows(self) -> int:
@@ -123,8 +123,8 @@ class TableTarget(Target):
     """A target that reads a table; its ``heads``, if it has any, read another one."""
 
     model: TableModel
-    heads: TableModel | None = None
-    kind_of_heads: str = "medusa"
+    heads: TableModel | None = field(default=None, kw_only=True)
+    kind_of_heads: str = field(default="medusa", kw_only=True)
 
     @property
     def traits(self) -> TargetTraits:
@@ -133,7 +133,7 @@ class TableTarget(Target):
     def score(self, queries: Sequence[Query]) -> list[Scores]:
         if self.model.seconds:
             sleep(self.model.seconds)
-        return [TableScores(self.model, query, self.heads) for query in queries]
+        return [TableScores(self.model, query, heads=self.heads) for query in queries]
 
 
 @dataclass(frozen=True)
