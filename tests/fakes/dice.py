@@ -297,7 +297,7 @@ class Witness:
 def instance(name: str, dice: ScriptedDice) -> Method:
     """The method of that name; its dice, if it has any, are ``dice``."""
     method = METHODS[name]()
-    names = {f.name for f in fields(method)}
+    names = {f.name for f in fields(method) if f.init}
     if "dice" in names:
         method = replace(method, dice=dice)
     if "tree" in names:  # of the target's own heads
