@@ -51,9 +51,6 @@ def use(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "grow", grow)
 
 
-BESIDE_CHAIN = 16  # nodes that are looked at besides those of a chain
-
-
 def grow(
     selection: Selection,
     num_tokens: int,
@@ -64,9 +61,6 @@ def grow(
 ) -> None:
     """`duodec.planning.compiled.grow`, of whatever sources."""
     selection.depth, selection.least = depth if num_tokens else 0, least
-    deepest, most = selection.depth, num_tokens
-    if num_tokens and not has_branches:
-        deepest, most = min(depth, num_tokens), num_tokens + BESIDE_CHAIN
     sources, values = selection.sources, selection.values
     tokens, parents = selection.tokens, selection.parents
     num_right, num_seen = selection.agreement.num_right, selection.agreement.num_seen
@@ -78,7 +72,7 @@ def grow(
     all_states = [states]  # of the root, then of each node
     node, value, deep, order = ROOT, 1.0, 0, 0
     while True:
-        if deep < deepest:
+        if deep < selection.depth:
             asked, total = selection._asked(states, value), 0.0
             if len(asked) == 1:
                 i, known = asked[0]
@@ -106,9 +100,11 @@ def grow(
                         heappush(edge, (-own, order, node, token, -1, below, deep + 1))
             if node == ROOT:
                 selection.reach = min(1.0, total)
-        if not edge or len(tokens) >= most:
-            break
+        if not edge or len(tokens) >= num_tokens:
+            return
         negative, _, parent, token, i, state, deep = heappop(edge)
+        if not has_branches:
+            edge.clear()
         if i < 0:
             states = state
         else:
@@ -123,23 +119,6 @@ def grow(
         parents.append(parent)
         values.append(value)
         all_states.append(states)
-    if not has_branches:
-        _keep_best_path(selection)
-
-
-def _keep_best_path(selection: Selection) -> None:
-    """Keep the path of which the most tokens are expected to be right."""
-    sums: list[float] = []
-    for value, parent in zip(selection.values, selection.parents, strict=True):
-        sums.append(value + (0.0 if parent == ROOT else sums[parent]))
-    path, node = [], sums.index(max(sums)) if sums else ROOT
-    while node != ROOT:
-        path.append(node)
-        node = selection.parents[node]
-    path.reverse()
-    selection.tokens = [selection.tokens[node] for node in path]
-    selection.values = [selection.values[node] for node in path]
-    selection.parents = list(range(-1, len(path) - 1))
 
 
 class PythonSuffixes:

@@ -11,7 +11,6 @@ namespace {
 
 constexpr int64_t ROOT = -1, NOWHERE = -2;
 constexpr int NUM_LENGTHS = 5, MAX_TEXTS = 4;
-constexpr int64_t BESIDE_CHAIN = 16;  // nodes that are looked at besides those of a chain
 constexpr int DRAFT = 0, ROWS = 1, TEXTS = 2, NUM_SOURCES = TEXTS + MAX_TEXTS;
 enum Pattern { ALONE, UNLIKE_DRAFT, DRAFT_ALONE, TOGETHER };  // who proposes a token
 
@@ -89,11 +88,6 @@ struct Edge {
     }
 };
 
-struct Node {
-    int32_t token, parent;
-    double value;
-};
-
 struct Merged {
     int32_t token;
     double none = 1.0;  // likelihood that no source is right
@@ -121,8 +115,6 @@ struct Workspace {  // kept between calls, so that none allocates
     std::vector<int32_t> depths[MAX_TEXTS];
     std::vector<State> states;  // of the root, then of each node
     std::vector<Edge> edges;    // a heap
-    std::vector<Node> nodes;    // in the order of their values
-    std::vector<double> sums;   // of the values from the root's successor to each node
     std::vector<Successor> found[NUM_SOURCES];
     std::vector<Merged> merged;
 };
@@ -135,7 +127,6 @@ class Growth : Workspace {
         order = 0;
         states.clear();
         edges.clear();
-        nodes.clear();
         tree.build(r.parents, r.num_nodes);
         for (int64_t i = 0; i < r.num_texts; ++i) {
             texts[i].build(r.texts[i].parents, r.texts[i].num);
@@ -145,8 +136,7 @@ class Growth : Workspace {
                 depths[i][node] = parent == ROOT ? 1 : depths[i][parent] + 1;
             }
         }
-        int64_t depth = r.num_tokens ? r.depth : 0, most = r.num_tokens;
-        if (!r.has_branches && most) depth = std::min(depth, most), most += BESIDE_CHAIN;
+        const int64_t depth = r.num_tokens ? r.depth : 0;
         State state;
         std::fill_n(state.at, NUM_SOURCES, int32_t(NOWHERE));
         state.at[DRAFT] = int32_t(r.root);
@@ -155,28 +145,28 @@ class Growth : Workspace {
         states.push_back(state);
         int32_t node = ROOT, deep = 0;
         double value = 1.0, reach = 0.0;
+        int64_t count = 0;
         while (true) {
             if (deep < depth) {
                 double sum = expand(state, node, value, deep);
                 if (node == ROOT) reach = std::min(1.0, sum);
             }
-            if (edges.empty() || int64_t(nodes.size()) >= most) break;
+            if (edges.empty() || count >= r.num_tokens) break;
             std::pop_heap(edges.begin(), edges.end());
             Edge edge = edges.back();
             edges.pop_back();
+            if (!r.has_branches) edges.clear();
             state.context = states[edge.parent + 1].context;
             state.context.push(edge.token);
             std::copy_n(edge.at, NUM_SOURCES, state.at);
             states.push_back(state);
-            node = int32_t(nodes.size());
+            node = int32_t(count++);
             value = edge.value;
             deep = edge.depth;
-            nodes.push_back({edge.token, edge.parent, value});
+            tokens[node] = edge.token;
+            parents[node] = edge.parent;
+            values[node] = value;
         }
-        if (!r.has_branches) keep_best_path();
-        const int64_t count = int64_t(nodes.size());
-        for (int64_t i = 0; i < count; ++i)
-            tokens[i] = nodes[i].token, parents[i] = nodes[i].parent, values[i] = nodes[i].value;
         values[count] = reach;
         return count;
     }
@@ -184,20 +174,6 @@ class Growth : Workspace {
   private:
     double estimate(const Table &table, double confidence, int64_t rank) const {
         return table.estimate(*r.constants, confidence, rank);
-    }
-
-    // Keeps the path of which the most tokens are expected to be right.
-    void keep_best_path() {
-        sums.clear();
-        int32_t best = ROOT;
-        for (const Node &one : nodes) {
-            sums.push_back(one.value + (one.parent == ROOT ? 0.0 : sums[one.parent]));
-            if (best == ROOT || sums.back() > sums[best]) best = int32_t(sums.size()) - 1;
-        }
-        int64_t first = int64_t(nodes.size());
-        for (int32_t node = best; node != ROOT; node = nodes[node].parent) nodes[--first] = nodes[node];
-        nodes.erase(nodes.begin(), nodes.begin() + first);
-        for (size_t i = 0; i < nodes.size(); ++i) nodes[i].parent = int32_t(i) - 1;
     }
 
     // Returns the likelihood that the next token is among a node's successors.
