@@ -320,7 +320,12 @@ MUTANTS = [
     Mutant(
         "an old text is scored",
         Request.query,
-        (("Query(A, P0.text, B, C, D)", "Query(A, P0.text[: -P0.num_rounds or None], B, C, D)"),),
+        (
+            (
+                "Query(A, P0.text, B, C, D, E)",
+                "Query(A, P0.text[: -P0.num_rounds or None], B, C, D, E)",
+            ),
+        ),
         (*KEYED_DISTRIBUTIONS, exact_distributions("ar"), REJECTION_DISTRIBUTION, *TWO_LOOPS),
     ),
     Mutant(
@@ -344,8 +349,8 @@ MUTANTS = [
     ),
     Mutant(
         "a node's successors are those of its parent",
-        growth._Growth.successors,
-        (("tuple(A[B] + 1 for B in C)", "tuple(A[B] for B in C) if ROOT not in C else (0,)"),),
+        growth._Growth.expand,
+        (("[P0._place[A] + 1 for A in B]", "[max(0, P0._place[A]) for A in B]"),),
         (trees_are_fresh,),
     ),
     # --- the tree
