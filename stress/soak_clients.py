@@ -43,7 +43,7 @@ class Case:
         return {
             "prompt": self.prompt, "max_tokens": self.max_tokens, "seed": self.sampling.seed,
             "temperature": self.sampling.temperature, "speculation": {"method": method},
-            "stream": is_streamed, "stream_options": {"include_usage": True},
+            **({"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}),
         }  # fmt: skip
 
 

@@ -20,10 +20,9 @@ from duodec.bench.results import (
     Results,
     generations_of,
     pairs_of,
-    ratio_to,
     succeeded,
 )
-from duodec.bench.statistics import Ratio
+from duodec.bench.statistics import Ratio, ratio_of_rates
 
 Number = TypeVar("Number", int, float)
 
@@ -204,3 +203,17 @@ def _total(values: Iterable[float | None]) -> float | None:
 
 def _divided(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
+
+
+def ratio_to(ours: Iterable[Generation], theirs: Iterable[Generation]) -> Ratio | None:
+    """Our rate over theirs, on the prompts, turns and repeats that both measured. None if there are
+    none."""
+    answers = {(g.prompt_key, g.repeat): g.rate for g in theirs}
+    our_rates, their_rates, prompts = [], [], []
+    for g in ours:
+        our, their = g.rate, answers.get((g.prompt_key, g.repeat))
+        if our and their and our[0] > 0 and their[0] > 0:
+            our_rates.append(our)
+            their_rates.append(their)
+            prompts.append((g.task, g.prompt_id))
+    return ratio_of_rates(our_rates, their_rates, prompts) if prompts else None

@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from duodec.bench.statistics import Ratio, ratio_of_rates
 from duodec.errors import ResultsUnreadable
 from duodec.machine.files import replacing
 
@@ -196,17 +195,3 @@ def generations_of(results: Results, pair: Pair) -> list[Generation]:
 def succeeded(generations: Iterable[Generation]) -> list[Generation]:
     """The generations without an error. A failed one is a missing value: it enters no figure."""
     return [g for g in generations if not g.error]
-
-
-def ratio_to(ours: Iterable[Generation], theirs: Iterable[Generation]) -> Ratio | None:
-    """Our rate over theirs, on the prompts, turns and repeats that both measured. None if there are
-    none."""
-    answers = {(g.prompt_key, g.repeat): g.rate for g in theirs}
-    our_rates, their_rates, prompts = [], [], []
-    for g in ours:
-        our, their = g.rate, answers.get((g.prompt_key, g.repeat))
-        if our and their and our[0] > 0 and their[0] > 0:
-            our_rates.append(our)
-            their_rates.append(their)
-            prompts.append((g.task, g.prompt_id))
-    return ratio_of_rates(our_rates, their_rates, prompts) if prompts else None

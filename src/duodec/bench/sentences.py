@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from duodec.bench.measures import PairMeasures, measure
-from duodec.bench.results import Generation, Results, generations_of, ratio_to, succeeded
+from duodec.bench.measures import PairMeasures, measure, ratio_to
+from duodec.bench.results import Generation, Results, generations_of, succeeded
 from duodec.bench.statistics import FEWEST_FOR_A_MARK, Ratio, slow_outliers
 
 _IDLE_LOAD = 0.5  # cores

@@ -116,11 +116,15 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
     if backend == "auto":
         backend = LLAMA_CPP if is_gguf else TORCH
     heads = None
-    if config.heads is not None:
-        if backend == LLAMA_CPP:
-            heads = resolve(config.heads, offline=config.offline).path
-        else:
-            heads = resolve_heads(config.heads, offline=config.offline)
+    if config.heads is not None and backend == LLAMA_CPP:
+        if Path(config.heads).is_dir():
+            raise BadOption(
+                f"heads is {config.heads}, a folder, which only targets on torch read; with "
+                "llama.cpp name the GGUF file of an EAGLE-3 head, or set target_backend=torch"
+            )
+        heads = resolve(config.heads, offline=config.offline).path
+    elif config.heads is not None:
+        heads = resolve_heads(config.heads, offline=config.offline)
     if is_gguf:
         file = resolve(config.target, offline=config.offline)
         return ResolvedTarget(config, backend, file, heads)

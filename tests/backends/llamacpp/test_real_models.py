@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.decoding import FakeDatastore
+from fakes.decoding import WITHOUT_HEADS, FakeDatastore
 
 from duodec import LLM, Delta, Finished, Grammar, SamplingParams
 from duodec.backends.curves import CostCurve
@@ -42,7 +42,7 @@ QUESTIONS = (
     "Write a Python function that reverses a list, and explain each line.",
     "List five rivers and the seas they run into.",
 )
-KEYED = [name for name in METHODS if name != "sps-rejection"]
+KEYED = [name for name in WITHOUT_HEADS if name != "sps-rejection"]
 
 
 @pytest.fixture(scope="module")

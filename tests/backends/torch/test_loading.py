@@ -579,7 +579,7 @@ def test_heads_are_loaded_by_their_option(folder: Path, tmp_path: Path) -> None:
 
 
 def test_llama_cpp_has_no_heads_of_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(BadOption, match="only a torch target has heads of its own"):
+    with pytest.raises(BadOption, match="a folder, which only targets on torch read"):
         load(EngineConfig(target="smollm2-draft", heads=str(tmp_path), draft=None))
 
 

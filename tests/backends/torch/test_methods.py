@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
 
 import torch
-from fakes.decoding import FakeDatastore, FixedBudget, Session, decode_rounds
+from fakes.decoding import WITHOUT_HEADS, FakeDatastore, FixedBudget, Session, decode_rounds
 from fakes.torch_models import KINDS, NUM_VOCAB, WINDOWED, build, random_text, target_of
 
 from duodec.backends.llamacpp.draft import LlamaDraftModel
@@ -27,10 +27,10 @@ from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Draw, Sampler, SamplingParams
 from duodec.drafting.inline import InlineDrafter
-from duodec.methods.registry import METHODS, method
+from duodec.methods.registry import method
 from duodec.models import resolve
 
-KEYED = [name for name in METHODS if name != "sps-rejection"]
+KEYED = [name for name in WITHOUT_HEADS if name != "sps-rejection"]
 NUM_TOKENS = 48
 PROMPT = tuple(random_text(40, 9))
 SAMPLINGS = {
@@ -229,7 +229,7 @@ def test_smollm2_says_what_transformers_says_by_every_method() -> None:
     target = TorchTarget(Network(model), num_context=128, num_rows=8, num_chunk=16)
     prompt = tokens[0].tolist()
     draft = LlamaModel(resolve("smollm2-draft").path)
-    for name in METHODS:
+    for name in WITHOUT_HEADS:
         session = Session(
             target,
             prompt,

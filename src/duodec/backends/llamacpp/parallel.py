@@ -41,6 +41,6 @@ def parallel(lib: Any, path: Path, num_tokens: int | None) -> Parallel | None:
     if num_tokens is not None:
         raise BadOption(
             f"draft_parallel is {num_tokens}, and {path.name} was not trained with mask tokens; "
-            "leave it out, or make a draft that is: duodec distill --draft-parallel"
+            "leave it out, or distill a draft that is"
         )
     return None

@@ -400,7 +400,11 @@ class Connection(HttpToolsProtocol):
         self._unread.clear()
         self._stop_timers()
         self._stop_running()
-        self.transport.write_eof()
+        try:
+            self.transport.write_eof()
+        except OSError:  # it is gone
+            self.transport.close()
+            return
         if self._is_stopped:
             self.transport.resume_reading()
         self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
