@@ -16,10 +16,8 @@ from urllib.error import HTTPError
 from urllib.request import Request as WebRequest
 from urllib.request import urlopen
 
-from duodec.bench.measures import measure
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Render, Turns
-from duodec.bench.results import Results
 from duodec.bench.tasks import Prompt
 from duodec.errors import BadOption, CacheUnwritable, ChecksumMismatch, DownloadFailed
 from duodec.loading.config import TORCH
@@ -189,28 +187,3 @@ def _kept(path: Path, is_right: Callable[[bytes], bool], *, offline: bool, remed
             f"cannot write {path} ({error.strerror}); set DUODEC_CACHE to a folder of your own"
         ) from error
     return path
-
-
-CLAIMED_SPEEDUP = 2.61  # over plain decoding, at most
-CLAIMED_TTFT = 0.83  # of speculative sampling's
-
-
-def claims(results: Results) -> list[str]:
-    """What the paper claims, and what was measured, a line each."""
-    lines = []
-    for measures in measure(results):
-        speeds = {m: r.value for m in measures.methods if (r := measures.of(m).ratio)}
-        lines += [
-            f"{method}: {speeds[method]:.2f} times plain decoding here; the paper's DuoDecoding: "
-            f"{CLAIMED_SPEEDUP} at most"
-            for method in ("duo", "auto")
-            if method in speeds
-        ]
-        first = {m: ttft for m in measures.methods if (ttft := measures.of(m).ttft_s)}
-        sps = next((m for m in first if m.startswith("sps")), None)
-        if sps and "duo" in first:
-            lines.append(
-                f"duo: first token at {first['duo'] / first[sps]:.0%} of {sps}'s here; the paper: "
-                f"{CLAIMED_TTFT:.0%}"
-            )
-    return lines

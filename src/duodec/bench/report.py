@@ -8,12 +8,12 @@ from typing import Any
 
 import jinja2
 
+from duodec.bench.claims import claims
 from duodec.bench.comparison import compare, flat, headline
 from duodec.bench.figures.acceptance import acceptance_figure
 from duodec.bench.figures.speed import speed_figures
 from duodec.bench.figures.timeline import timeline_figure
 from duodec.bench.measures import PairMeasures, measure
-from duodec.bench.paper import claims
 from duodec.bench.results import RESULTS, Results, generations_of
 from duodec.bench.sentences import cautions, failures, verdict
 from duodec.bench.statistics import FEWEST_FOR_A_MARK
