@@ -1,4 +1,4 @@
-"""Decode with a layer behind the target that drafts one token after the other."""
+"""Decode with multi-token prediction: the target's own last layer drafts a chain of tokens."""
 
 from __future__ import annotations
 
@@ -24,12 +24,3 @@ class MultiTokenPrediction(HeadsMethod):
     def __post_init__(self) -> None:
         chain = Likeliest(num_leaves=1, num_candidates=1, depth=self.num_tokens)
         object.__setattr__(self, "tree", chain)
-
-
-@dataclass(frozen=True)
-class Eagle3(MultiTokenPrediction):
-    """2503.01840 on llama.cpp: such a chain from a layer of its own file, which fuses states from
-    three depths of the target; llama.cpp's ``draft-eagle3``."""
-
-    name = "eagle3"
-    needs_heads = "eagle3"

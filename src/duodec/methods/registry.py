@@ -15,12 +15,13 @@ from duodec.methods.ar import Autoregressive
 from duodec.methods.auto import Auto
 from duodec.methods.duo import DuoDecoding
 from duodec.methods.eagle import Eagle
+from duodec.methods.eagle3 import Eagle3
 from duodec.methods.hydra import Hydra
 from duodec.methods.lookahead import Lookahead
 from duodec.methods.lookup import PromptLookup
 from duodec.methods.medusa import Medusa
 from duodec.methods.method import Method
-from duodec.methods.mtp import Eagle3, MultiTokenPrediction
+from duodec.methods.mtp import MultiTokenPrediction
 from duodec.methods.pearl import Pearl
 from duodec.methods.recycling import TokenRecycling
 from duodec.methods.rest import Rest
@@ -117,7 +118,7 @@ def check_usable(
     if method.needs_heads and method.needs_heads != traits.heads:
         raise BadOption(
             f"method '{method.name}' needs {method.needs_heads} heads of the target, which has "
-            f"{traits.heads or 'none'}; name their folder with `heads`"
+            f"{traits.heads or 'none'}; name them with `heads`, or take a file that brings them"
         )
     if method.needs_datastore and not has_datastore:
         raise BadOption(

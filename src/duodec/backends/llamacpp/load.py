@@ -76,8 +76,8 @@ def load(
     heads_path: Path | None = None,
 ) -> LoadedTarget:
     """Load a target's file, and the EAGLE-3 head in ``heads_path``. ``taken_bytes`` of the memory
-    that looks free are not: other models'
-    weights and the draft's. Raises what is wrong with the file or with the options."""
+    that looks free are not: other models' weights and the draft's. Raises what is wrong with the
+    file or with the options."""
     spare = SpareCores(len(available_cores()))  # looks at the cores while the model loads
     layers = llama_layers(config)
     placed, cache = placed_tensors(config), CacheTypes(config.cache_type_k, config.cache_type_v)
