@@ -22,7 +22,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from duodec.backends.torch import attention, kernels, layer_kernels
-from duodec.backends.torch.pick_kernel import fused_pick
+from duodec.backends.torch.summaries import NUM_COLUMNS
+from duodec.backends.torch.summary_kernel import fused_summarise
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 FOUND: dict[str, dict[str, Any]] = {}
@@ -80,18 +81,23 @@ def compile_on(capability: int) -> None:
 
 
 def shared_bytes(capability: int) -> dict[str, int]:
-    """What attention takes of shared memory at most, by the numbers of a head and their type."""
+    """What attention and draws take of shared memory at most, by the numbers of a head and their
+    type, and by the tokens of a vocabulary."""
     compile_on(capability)
     found = {}
     for dtype in (torch.bfloat16, torch.float32):
         for size in (64, 80, 128, 192, 256):
-            inputs = torch.zeros(32, 85, dtype=torch.int64)
+            inputs = torch.zeros(32, 87, dtype=torch.int64)
             query = torch.zeros(4, 4, 32, size, dtype=dtype)
             cache = torch.zeros(2, 4, 4 * kernels.SPLIT, size, dtype=dtype)
-            plan = kernels.Splits(4).plan(kernels.Rows(inputs[:, 1], inputs[:, 3], inputs[:, 5:]))
+            plan = kernels.Splits(4).plan(kernels.Rows(inputs[:, 1], inputs[:, 3], inputs[:, 7:]))
             plan.attend(query, *cache, attention.Scoring(size**-0.5))
             found[f"{dtype} {size}"] = max(SHARED.values())
             SHARED.clear()
+    for num_vocab in (32_000, 128_256, 151_936, 262_144):
+        summarise(num_vocab)
+        found[f"draws {num_vocab}"] = max(SHARED.values())
+        SHARED.clear()
     return found
 
 
@@ -103,21 +109,27 @@ def compile_for(capability: int, shape: tuple[int, int, int, int]) -> dict[str, 
     compile_on(capability)
     like = {"dtype": torch.bfloat16}
     num_rows, num_cells, num_heads = 32, 4 * kernels.SPLIT, num_kv_heads * group
-    inputs = torch.zeros(num_rows, 85, dtype=torch.int64)
+    inputs = torch.zeros(num_rows, 87, dtype=torch.int64)
     cache = torch.zeros(2, num_kv_heads, num_cells, size, **like)
     rows = torch.zeros(num_rows, (num_heads + 2 * num_kv_heads) * size, **like)
     turn, norm = torch.zeros(num_rows, size, **like), torch.zeros(size, **like)
     norms = (norm, norm, 1e-6)
     query = layer_kernels.placed(rows, turn, turn, inputs[:, 2], *cache, norms)
     by_group = query.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
-    plan = kernels.Splits(4).plan(kernels.Rows(inputs[:, 1], inputs[:, 3], inputs[:, 5:]))
+    plan = kernels.Splits(4).plan(kernels.Rows(inputs[:, 1], inputs[:, 3], inputs[:, 7:]))
     plan.attend(by_group, *cache, attention.Scoring(size**-0.5))
     stream = torch.zeros(num_rows, width, **like)
     layer_kernels.normed(stream, stream[0], 1e-6)
     layer_kernels.gated(stream)
-    halves = torch.zeros(num_rows, 1, dtype=torch.int64)
-    fused_pick(torch.zeros(num_rows, 32_000), torch.zeros(num_rows, 1), halves, halves)
+    summarise(151_936)
     return dict(FOUND)
+
+
+def summarise(num_vocab: int) -> None:
+    """Launched as in a target's forward pass."""
+    lines = torch.zeros(32, 87, dtype=torch.int64)
+    summaries = torch.zeros(32, NUM_COLUMNS, dtype=torch.float64)
+    fused_summarise(torch.zeros(32, num_vocab), lines[:, 4:7], summaries)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="triton is not installed: it comes with tor
 
 # KiB of shared memory that a program may take: A100, RTX 30, RTX 40, H100, RTX 50
 SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "120": 99}
-KERNELS = ["_gate", "_norm", "_pick", "_place", "_split", "_tail"]
+KERNELS = ["_gate", "_merge", "_norm", "_part", "_place", "_split", "_tail"]
 
 
 def output(*arguments: str) -> Any:
@@ -50,7 +50,7 @@ def test_kernels_compile(which: str) -> None:
 @pytest.mark.parametrize("which", ["qwen:89", "qwen:120"])
 def test_no_product_of_a_draw_is_fused_with_a_sum(which: str) -> None:
     """One rounding in place of two, and a token would be another than NumPy's."""
-    assert compiled(which)["_pick"]["fused"] == 0
+    assert compiled(which)["_part"]["fused"] == 0
 
 
 def test_keys_are_loaded_wide_and_ahead() -> None:
@@ -64,8 +64,8 @@ def test_keys_are_loaded_wide_and_ahead() -> None:
     "capability",
     [c if c == "89" else pytest.param(c, marks=pytest.mark.slow) for c in SHARED],
 )
-def test_attention_fits_the_shared_memory_of_every_gpu(capability: str) -> None:
+def test_kernels_fit_the_shared_memory_of_every_gpu(capability: str) -> None:
     """A kernel that does not fit cannot be launched, and decoding would be slower."""
     found = output("--shared", capability)
-    assert len(found) == 10
+    assert len(found) == 14
     assert max(found.values()) <= SHARED[capability] << 10, found

@@ -14,8 +14,8 @@ from fakes.torch_models import LARGE, NUM_VOCAB, build, logits, query_of, random
 from duodec.backends.torch.draws import draw
 from duodec.backends.torch.graphs import Queue
 from duodec.backends.torch.network import Network
-from duodec.backends.torch.picking import pick, picker
 from duodec.backends.torch.spreading import blocks
+from duodec.backends.torch.summaries import Drawers, drawers
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
@@ -96,7 +96,7 @@ def test_draws_are_numpys(sampling: object) -> None:
     queue, warnings = Queue(torch.device("cuda")), list[str]()
     with queue.scope():
         logits = torch.as_tensor(rows).cuda()
-        ways = (pick, picker(torch.device("cuda"), warnings.append))
+        ways = (Drawers(), drawers(torch.device("cuda"), rows.shape[1], warnings.append))
         answers = [draw(logits, [query], queue.to_host, way) for way in ways]
     assert warnings == []
     for found in answers:
@@ -119,7 +119,7 @@ def test_half_precision_is_close_to_the_models_own() -> None:
 def test_nothing_is_compiled_after_the_start() -> None:
     """Neither for several slots, nor for other texts or draws: a target must not stop in the
     middle."""
-    from duodec.backends.torch import kernels, layer_kernels, pick_kernel
+    from duodec.backends.torch import kernels, layer_kernels, summary_kernel
 
     target, _ = target_on_gpu(num_slots=2)
 
@@ -130,13 +130,14 @@ def test_nothing_is_compiled_after_the_start() -> None:
             layer_kernels._norm_kernel,
             layer_kernels._place_kernel,
             layer_kernels._gate_kernel,
-            pick_kernel._pick_kernel,
+            summary_kernel._part_kernel,
+            summary_kernel._merge_kernel,
         )
         caches = [kernel.device_caches for kernel in launched]
         return sum(len(cache[0]) for by_device in caches for cache in by_device.values())
 
     num_binaries = binaries()
-    assert num_binaries >= 6
+    assert num_binaries >= 7
     rng = np.random.default_rng(0)
     for lengths in ((30,), (600,), (30, 900), (1, 1100)):
         queries = [

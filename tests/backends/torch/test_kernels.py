@@ -27,12 +27,14 @@ from fakes.torch_models import (
     target_of,
 )
 
-from duodec.backends.torch import kernels, layouts, pick_kernel, picking
+from duodec.backends.torch import draws, kernels, layouts, summaries, summary_kernel
 from duodec.backends.torch.attention import Scoring
 from duodec.backends.torch.draws import draw
-from duodec.backends.torch.pick_kernel import fused_pick
+from duodec.backends.torch.summaries import Drawers
+from duodec.backends.torch.summary_kernel import fused_pick, fused_summarise
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
+from duodec.core.rows import top
 from duodec.core.sampling import Sampler, SamplingParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -52,7 +54,7 @@ def _on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def _products(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter lacks what CUDA's library has."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(pick_kernel, "mul_rn", lambda a, b: a * b)
+        monkeypatch.setattr(summary_kernel, "mul_rn", lambda a, b: a * b)
 
 
 @pytest.fixture
@@ -166,57 +168,188 @@ def test_kernels_that_cannot_be_used_cost_one_warning(monkeypatch: pytest.Monkey
 
 # --- draws
 
+FUSED = Drawers(fused_pick, fused_summarise)
+# of one token, fewer than are listed, around a program's part, and of models: GPT-2's is odd
+SIZES = [1, 2, 7, 8, 9, 2047, 2048, 2049, 6143, 50_257]
 
-def some_rows(num_rows: int, num_vocab: int) -> tuple[torch.Tensor, ...]:
+
+def some_rows(num_rows: int, num_vocab: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits, some of them equal, some rows with few that are not banned; and how to draw them."""
-    maker = torch.Generator().manual_seed(num_vocab)
+    maker = torch.Generator().manual_seed(1000 * num_vocab + seed)
     logits = 4 * torch.randn((num_rows, num_vocab), generator=maker)
-    logits[1::4] = logits[1::4].half().float()
-    logits[2::4, :-2] = -torch.inf
-    logits[3::4] = 0
-    inverse = 0.3 + 2 * torch.rand((num_rows, 1), generator=maker)
-    halves = [torch.randint(1 << 32, (num_rows, 1), generator=maker) for _ in range(2)]
-    return tuple(part.to(DEVICE) for part in (logits, inverse, *halves))
+    logits[1::5] = logits[1::5].half().float()
+    logits[2::5, :-2] = -torch.inf
+    logits[3::5] = -0.0
+    logits[4::5] = logits[4::5].round()  # with zeros of both signs
+    inverse = 0.3 + 2 * torch.rand(num_rows, generator=maker)
+    inverse[torch.rand(num_rows, generator=maker) < 0.4] = summaries.GREEDY
+    inverse[:2] = 1
+    halves = torch.randint(1 << 32, (num_rows, 2), generator=maker)
+    ways = torch.cat([inverse.view(torch.int32).long()[:, None], halves], -1)
+    return logits.to(DEVICE), ways.to(DEVICE)
 
 
-@pytest.mark.parametrize(("num_rows", "num_vocab"), [(5, 1), (4, 2047), (4, 2048), (8, 50_000)])
-def test_the_draws_kernel_has_the_bits_of_its_oracle(num_rows: int, num_vocab: int) -> None:
-    asked = some_rows(num_rows, num_vocab)
-    tokens, margins = picking.pick(*asked)
-    found, found_margins = fused_pick(*asked)
-    assert torch.equal(found, tokens)
-    assert torch.equal(found_margins, margins)
+def both(logits: torch.Tensor, ways: torch.Tensor) -> list[torch.Tensor]:
+    """The summaries by the oracle and by the kernels."""
+    found = []
+    for way in (summaries.summarise, fused_summarise):
+        out = torch.zeros((len(logits), summaries.NUM_COLUMNS), dtype=torch.float64, device=DEVICE)
+        way(logits, ways, out)
+        num_top = min(summaries.NUM_TOP, logits.shape[-1])
+        found.append(
+            torch.cat(
+                [out[:, : summaries.TOP + num_top], out[:, -summaries.NUM_TOP :][:, :num_top]], 1
+            )
+        )
+    return found
 
 
-def test_draws_through_the_kernel_are_numpys() -> None:
+@pytest.mark.parametrize("num_vocab", SIZES)
+def test_summaries_by_the_kernels_have_the_bits_of_their_oracle(num_vocab: int) -> None:
+    expected, found = both(*some_rows(10 if num_vocab < 9000 else 5, num_vocab))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_many_draws_by_the_kernels_are_their_oracles(seed: int) -> None:
+    expected, found = both(*some_rows(16, 257 + 101 * seed, seed))
+    assert torch.equal(found, expected)
+
+
+def test_summaries_are_read_and_written_where_the_target_has_them() -> None:
+    """Rows of buffers that are wider, and do not begin where memory is aligned."""
+    logits, ways = some_rows(6, 2051)
+    wide = torch.zeros((7, 2053), device=DEVICE)
+    wide[1:, 1:-1] = logits
+    lines = torch.full((7, 87), -5, device=DEVICE)
+    lines[1:, 4:7] = ways
+    out = torch.full((7, summaries.NUM_COLUMNS), -1.0, dtype=torch.float64, device=DEVICE)
+    fused_summarise(wide[1:, 1:-1], lines[1:, 4:7], out[1:])
+    expected = torch.zeros_like(out[1:])
+    summaries.summarise(logits, ways, expected)
+    assert torch.equal(out[1:], expected)
+    assert (out[0] == -1).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NumPy, the interpreter
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 2047, 4999])
+def test_a_row_of_no_numbers_is_noticed_by_the_kernels(value: float, place: int) -> None:
+    logits, ways = some_rows(5, 5000)
+    logits[0, place] = logits[4, place] = value
+    logits[1] = value
+    expected, found = both(logits, ways)
+    for way in (expected, found):
+        largest = way[:, summaries.LARGEST].isfinite().tolist()
+        assert largest == [value < 0, False, True, True, value < 0]
+    kept = [0, 2, 3, 4] if value < 0 else [2, 3]
+    assert torch.equal(found[kept], expected[kept])
+
+
+@pytest.mark.parametrize("num_vocab", [5, 2049])
+def test_draws_through_the_kernels_are_numpys(num_vocab: int) -> None:
     rng = np.random.default_rng(3)
-    rows = rng.normal(-2, 2.2, (4, 30_000)).astype(np.float32)
-    for params in (
-        SamplingParams(temperature=0.8, seed=5),
-        SamplingParams(temperature=1.3, min_p=0.02, seed=6),
-        SamplingParams(temperature=0.7, presence_penalty=0.5, logit_bias={7: 30.0}, seed=7),
-    ):
-        query = Query(0, np.array([5], dtype=np.int32), Draft.chain([5, 6, 5]), Sampler(params))
-        logits = torch.as_tensor(rows.copy()).to(DEVICE)
-        found = draw(logits, [query], lambda tensor: tensor.cpu().numpy(), fused_pick)
-        for row in range(4):
-            wanted = query.sampler.draw(rows[row].copy(), query.context(row))
-            assert (found.tokens[row], found.margins[row]) == (wanted.token, wanted.margin)
+    rows = rng.normal(-2, 2.2, (4 * len(SAMPLINGS), num_vocab)).astype(np.float32)
+    text = np.array([1], dtype=np.int32)
+    queries = [
+        Query(slot, text, Draft.chain([1, 2, 1]), Sampler(params), slot)
+        for slot, params in enumerate(SAMPLINGS)
+    ]
+    logits = torch.as_tensor(rows.copy()).to(DEVICE)
+    found = draw(logits, queries, lambda tensor: tensor.cpu().numpy(), FUSED)
+    for at, own in enumerate(rows):
+        query, row = queries[at // 4], at % 4
+        wanted = query.sampler.draw(own.copy(), query.context(row))
+        assert (found.tokens[at], found.margins[at]) == (wanted.token, wanted.margin)
+        best = top(own, query.num_candidates)
+        assert found.candidates[at, : len(best)].tolist() == best.tolist()
+        assert found.likely[at, : len(best)].tolist() == own[best].tolist()
 
 
-def test_a_draws_kernel_that_is_wrong_costs_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.8, seed=5),
+    SamplingParams(temperature=1.3, min_p=0.02, seed=6),
+    SamplingParams(temperature=0.7, presence_penalty=0.5, logit_bias={4: 30.0}, seed=7),
+    SamplingParams(temperature=0.7, top_p=0.9, top_k=40, seed=8),
+    SamplingParams(repetition_penalty=1.3),
+    SamplingParams(temperature=1e30, seed=9),
+)
+
+
+def test_rows_that_are_drawn_in_the_forward_pass_are_not_sorted_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _draw_by(monkeypatch, FUSED)
+    for name in ("top", "best"):
+        monkeypatch.setattr(draws, name, lambda *_: pytest.fail("a pass over the rows"))
+    target = target_of("llama", num_rows=8)
+    for params in (SamplingParams(), SamplingParams(temperature=1.0)):
+        sampler = Sampler(params, num_prompt_tokens=5)
+        text = np.array(random_text(5), dtype=np.int32)
+        (scores,) = target.score([Query(0, text, Draft.chain([1, 2]), sampler, 8)])
+        assert len(scores.candidates(2).tokens) == 8
+
+
+def _draw_by(monkeypatch: pytest.MonkeyPatch, way: Drawers) -> None:
+    monkeypatch.setattr("duodec.backends.torch.target.drawers", lambda *_: way)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_what_a_target_draws_in_its_forward_passes_is_numpys(
+    monkeypatch: pytest.MonkeyPatch, num_slots: int
+) -> None:
+    """Prompts that end in a chunk, trees over several passes, all ways to draw."""
+    _draw_by(monkeypatch, FUSED)
+    target = target_of("llama", num_rows=8, num_slots=num_slots)
+    rng = np.random.default_rng(num_slots)
+    for number, params in enumerate(SAMPLINGS):
+        queries = []
+        for slot in range(num_slots):
+            text = np.array(random_text(20 + 13 * slot + number), dtype=np.int32)
+            sampler = Sampler(params, num_prompt_tokens=len(text) - (number % 3))
+            queries.append(Query(slot, text, random_tree(rng, 5, 4), sampler, 8))
+        for scores, query in zip(target.score(queries), queries, strict=True):
+            for row in range(len(query.draft) + 1):
+                own = scores.row_logits(row)
+                assert scores.draw(row) == query.sampler.draw(own, query.context(row))
+                assert list(scores.candidates(row).tokens) == top(own, 8).tolist()
+
+
+def test_draws_kernels_that_are_wrong_cost_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnGpu:
         type = "cuda"
 
+    device: Any = OnGpu()
     for agreement in (lambda *_: False, lambda *_: 1 / 0):
         warnings: list[str] = []
-        monkeypatch.setattr(picking, "_agree", agreement)
-        assert picking.picker(OnGpu(), warnings.append) is picking.pick  # type: ignore[arg-type]
+        monkeypatch.setattr(summaries, "_agree", agreement)
+        assert summaries.drawers(device, 96, warnings.append) == Drawers()
         assert [line.startswith("Triton's draw is off") for line in warnings] == [True]
-    monkeypatch.setattr(picking, "_agree", lambda *_: True)
-    assert picking.picker(OnGpu(), warnings.append) is fused_pick  # type: ignore[arg-type]
+    monkeypatch.setattr(summaries, "_agree", lambda *_: True)
+    assert summaries.drawers(device, 96, warnings.append) == FUSED
 
 
-def test_the_check_of_the_draws_kernel_can_fail() -> None:
-    assert picking._agree(fused_pick, DEVICE)
-    assert not picking._agree(lambda x, t, low, high: fused_pick(x, t, high, low), DEVICE)
+@pytest.mark.parametrize("num_vocab", [3, 96, 5000])
+def test_the_check_of_the_draws_kernels_can_fail(num_vocab: int) -> None:
+    assert summaries._agree(fused_summarise, DEVICE, num_vocab)
+
+    def other_way(logits: torch.Tensor, ways: torch.Tensor, out: torch.Tensor) -> None:
+        fused_summarise(logits, ways[:, [0, 2, 1]], out)
+
+    def other_column(column: int) -> Any:
+        def wrong(logits: torch.Tensor, ways: torch.Tensor, out: torch.Tensor) -> None:
+            fused_summarise(logits, ways, out)
+            out[:-1, column] += 1
+
+        return wrong
+
+    assert not summaries._agree(other_way, DEVICE, num_vocab)
+    for column in (summaries.TOP, summaries.TOP + summaries.NUM_TOP, summaries.LARGEST):
+        assert not summaries._agree(other_column(column), DEVICE, num_vocab)
+
+    def deaf(logits: torch.Tensor, ways: torch.Tensor, out: torch.Tensor) -> None:
+        fused_summarise(logits, ways, out)
+        out[-1, summaries.LARGEST] = 0
+
+    assert not summaries._agree(deaf, DEVICE, num_vocab), "it misses what is no number"

@@ -1,6 +1,7 @@
 """Draw all rows of a round in one batched step on the device; the host gets a few numbers a row.
 
-Given the same row of logits, the token and the margin are those of `Sampler.draw`: every step is
+Rows that no sampler changes or cuts may have been drawn by their forward pass already. Given the
+same row of logits, the token and the margin are those of `Sampler.draw`: every step is
 a comparison, a fixed-order fp32 operation or a sum of whole numbers. Top-k and top-p need a sorted
 row: its best tokens are examined first. The samplers keep a prefix of them, and if no other token
 can win whatever its noise, the row is settled. Otherwise it is drawn again from its whole sorted
@@ -20,15 +21,23 @@ from numpy.typing import NDArray
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.noise import exp_mass, gumbel, halves
 from duodec.backends.torch.penalties import adjust, adjusts
-from duodec.backends.torch.picking import Pick, pick
 from duodec.backends.torch.rows import best, top
+from duodec.backends.torch.summaries import (
+    GREEDY,
+    IS_SETTLED,
+    LARGEST,
+    NUM_COLUMNS,
+    NUM_TOP,
+    TOP,
+    Drawers,
+    Pick,
+)
 from duodec.backends.torch.uploads import upload
 from duodec.core.noise import GUMBEL_MAX
 from duodec.core.protocols import Query
 
 HEAD = 1024  # tokens of a row that are examined first
 _MASS_FLOOR = float(np.float32(-25 * math.log(2)))  # below it, a mass rounds to 0
-_GREEDY = -1.0  # in place of an inverse temperature
 
 ToHost = Callable[[torch.Tensor], NDArray[np.float64]]
 Copied = Callable[[torch.Tensor], Callable[[], NDArray[np.float64]]]
@@ -49,73 +58,104 @@ class Drawing:
     """Draws of a round that the device was told to make."""
 
     def __init__(
-        self, logits: torch.Tensor, queries: Sequence[Query], copied: Copied, pick: Pick
+        self,
+        logits: torch.Tensor,
+        queries: Sequence[Query],
+        params: RowParams,
+        copied: Copied,
+        pick: Pick,
+        summaries: torch.Tensor | None = None,
     ) -> None:
-        """See `draw`; ``copied`` begins to copy a small tensor, and returns what waits for it."""
-        self._copied, self._pick = copied, pick
-        lengths = [len(query.draft) + 1 for query in queries]
-        self._scores = _adjusted(logits, queries, lengths)
-        self._params = _RowParams.of(queries, lengths)
-        tokens, margins, is_settled = _first_look(self._scores, self._params, pick)
-        largest = logits.amax(dim=-1)  # of NaN and a number, NaN
-        parts = [tokens[:, None], margins[:, None], is_settled[:, None], largest[:, None]]
+        """See `draw`; ``copied`` begins to copy a small tensor, and returns what waits for it.
+        ``summaries`` are of rows that were drawn already, as ``params.ways`` tell; those that are
+        not plain are drawn here."""
+        self._copied, self._pick, self._params = copied, pick, params
+        self._scores = _adjusted(logits, queries)
         most = max(query.num_candidates for query in queries)
         self._num_candidates = min(most, logits.shape[-1])
+        if summaries is not None and most <= NUM_TOP:
+            self._redraw(summaries)
+        else:
+            summaries = self._summaries(logits)
+        self._found = copied(summaries)
+
+    def _summaries(self, logits: torch.Tensor) -> torch.Tensor:
+        drawn = _first_look(self._scores, self._params, self._pick)
+        parts = [part[:, None] for part in (*drawn, logits.amax(dim=-1))]  # with a NaN, NaN
         if self._num_candidates:
             values, tops = top(logits, self._num_candidates)
             parts += [tops, values]
-        self._found = copied(torch.cat([part.double() for part in parts], dim=-1))
+        return torch.cat([part.double() for part in parts], dim=-1)
+
+    def _redraw(self, summaries: torch.Tensor) -> None:
+        rows = np.flatnonzero(~self._params.is_plain)
+        if len(rows):
+            at = upload(rows, summaries.device)
+            drawn = _first_look(self._scores[at], self._params.only(rows), self._pick)
+            summaries[at, :LARGEST] = torch.stack([part.double() for part in drawn], dim=-1)
 
     def result(self) -> Drawn:
         """Wait for them."""
         found, wanted = self._found(), self._num_candidates
-        open_rows = np.flatnonzero(found[:, 2] == 0)
+        open_rows = np.flatnonzero(found[:, IS_SETTLED] == 0)
         if len(open_rows):
             rows = self._scores[upload(open_rows, self._scores.device)]
             settled = _sampled(rows, self._params.only(open_rows), rows.shape[-1], self._pick)
             again = self._copied(torch.stack([part.double() for part in settled], dim=-1))()
             found = found.copy()
             found[open_rows, :2] = again[:, :2]
-        candidates, likely = found[:, 4 : 4 + wanted], found[:, 4 + wanted :]
-        return Drawn(found[:, 0], found[:, 1], found[:, 3], candidates, likely)
+        tokens, likely = np.split(found[:, TOP:], 2, axis=1)
+        return Drawn(
+            found[:, 0], found[:, 1], found[:, LARGEST], tokens[:, :wanted], likely[:, :wanted]
+        )
 
 
 def draw(
-    logits: torch.Tensor, queries: Sequence[Query], to_host: ToHost, pick: Pick = pick
+    logits: torch.Tensor,
+    queries: Sequence[Query],
+    to_host: ToHost,
+    drawers: Drawers = Drawers(),  # noqa: B008  # it has no state
 ) -> Drawn:
-    """Draw every row of ``queries``, concatenated in ``logits``: (rows, vocab) fp32. ``pick`` draws
-    those that are not cut.
+    """Draw every row of ``queries``, concatenated in ``logits``: (rows, vocab) fp32. ``drawers``
+    draw those that are not cut.
 
     ``to_host`` copies a small tensor and waits for it: once, twice if a row was not settled.
     """
-    return Drawing(logits, queries, lambda tensor: partial(to_host, tensor), pick).result()
+    params, summaries = RowParams.of(queries), None
+    if drawers.summarise is not None:
+        summaries = logits.new_empty((len(logits), NUM_COLUMNS), dtype=torch.float64)
+        drawers.summarise(logits, upload(params.ways, logits.device), summaries)
+    copied = lambda tensor: partial(to_host, tensor)  # noqa: E731
+    return Drawing(logits, queries, params, copied, drawers.pick, summaries).result()
 
 
-def _adjusted(
-    logits: torch.Tensor, queries: Sequence[Query], lengths: Sequence[int]
-) -> torch.Tensor:
+def _adjusted(logits: torch.Tensor, queries: Sequence[Query]) -> torch.Tensor:
     """The logits with bias and penalties; ``logits`` itself if nothing changes them."""
     if not any(adjusts(query.sampler.params) for query in queries):
         return logits
     scores = logits.clone()
-    for rows, query in zip(torch.split(scores, list(lengths)), queries, strict=True):
+    lengths = [len(query.draft) + 1 for query in queries]
+    for rows, query in zip(torch.split(scores, lengths), queries, strict=True):
         adjust(rows, query)
     return scores
 
 
 @dataclass(frozen=True)
-class _RowParams:
+class RowParams:
     """The samplers' parameters, one line a row."""
 
     values: NDArray[np.float64]  # (rows, 7), all exact in float64
+    is_plain: NDArray[np.bool_]  # (rows,) neither adjusted nor cut
 
     @classmethod
-    def of(cls, queries: Sequence[Query], lengths: Sequence[int]) -> _RowParams:
-        lines = []
-        for query, length in zip(queries, lengths, strict=True):
-            p = query.sampler.params
+    def of(cls, queries: Sequence[Query]) -> RowParams:
+        lines, is_plain = [], list[bool]()
+        for query in queries:
+            p, length = query.sampler.params, len(query.draft) + 1
+            is_cut = not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
+            is_plain += [not (is_cut or adjusts(p))] * length
             if p.is_greedy:
-                lines += [[_GREEDY] * 7] * length
+                lines += [[GREEDY] * 7] * length
                 continue
             common = [
                 float(np.float32(1 / p.temperature)), p.top_k, p.top_p, p.min_p > 0,
@@ -124,10 +164,19 @@ class _RowParams:
             depths = [0, *query.draft.depths()]
             keys = {d: halves(query.sampler.key(len(query.text) + d)) for d in set(depths)}
             lines += [[*common, *keys[depth]] for depth in depths]
-        return cls(np.array(lines, dtype=np.float64))
+        return cls(np.array(lines, dtype=np.float64), np.array(is_plain))
 
-    def only(self, rows: NDArray[np.int64]) -> _RowParams:
-        return _RowParams(self.values[rows])
+    def only(self, rows: NDArray[np.int64]) -> RowParams:
+        return RowParams(self.values[rows], self.is_plain[rows])
+
+    @property
+    def ways(self) -> NDArray[np.int64]:
+        """How `Summarise` draws each row, (rows, 3); those that are not plain are drawn again, and
+        here the fastest way."""
+        ways = self.values[:, 4:].astype(np.int64)
+        inverse = np.where(self.is_plain, self.values[:, 0], GREEDY).astype(np.float32)
+        ways[:, 0] = inverse.view(np.int32)
+        return ways
 
     @property
     def is_cut(self) -> bool:
@@ -136,14 +185,14 @@ class _RowParams:
 
     @property
     def is_greedy(self) -> NDArray[np.bool_]:
-        greedy: NDArray[np.bool_] = self.values[:, 0] == _GREEDY
+        greedy: NDArray[np.bool_] = self.values[:, 0] == GREEDY
         return greedy
 
 
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, margins, whether settled
 
 
-def _first_look(scores: torch.Tensor, params: _RowParams, pick: Pick) -> _Three:
+def _first_look(scores: torch.Tensor, params: RowParams, pick: Pick) -> _Three:
     is_greedy = params.is_greedy
     if not is_greedy.any():
         return _sampled(scores, params, HEAD, pick)
@@ -157,7 +206,7 @@ def _first_look(scores: torch.Tensor, params: _RowParams, pick: Pick) -> _Three:
     return tokens, margins, is_settled
 
 
-def _sampled(logits: torch.Tensor, params: _RowParams, num_head: int, pick: Pick) -> _Three:
+def _sampled(logits: torch.Tensor, params: RowParams, num_head: int, pick: Pick) -> _Three:
     """Draw rows whose temperature is above 0."""
     lines = upload(params.values, logits.device)
     inverse = lines[:, 0:1].float()
@@ -177,7 +226,7 @@ def _keys(lines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _sampled_in_order(
-    scores: torch.Tensor, params: _RowParams, lines: torch.Tensor, num_head: int
+    scores: torch.Tensor, params: RowParams, lines: torch.Tensor, num_head: int
 ) -> _Three:
     """Draw from the best ``num_head`` tokens of each row."""
     device, num_vocab = scores.device, scores.shape[-1]
@@ -200,7 +249,7 @@ def _sampled_in_order(
 
 
 def _num_kept(
-    scores: torch.Tensor, values: torch.Tensor, params: _RowParams, lines: torch.Tensor
+    scores: torch.Tensor, values: torch.Tensor, params: RowParams, lines: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """How many of each row's best tokens survive top-k, top-p and min-p, more than there are in
     ``values`` if unknown; and whether these already decide what survives."""

@@ -15,14 +15,17 @@ from duodec.backends.torch.graphs import Graphs, Queue
 from duodec.backends.torch.heads import States
 from duodec.backends.torch.library import first_line, torch
 from duodec.backends.torch.network import Network
+from duodec.backends.torch.summaries import GREEDY, NUM_COLUMNS, Summarise
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import ROOT
 from duodec.core.protocols import Query
 from duodec.errors import ComputeFailed
 
 _Result = TypeVar("_Result")
-_TOKEN, _POSITION, _CELL, _BASE, _TAIL = range(5)  # columns of a row; its tail from the last on
-_NUM_COLUMNS = _TAIL + TAIL
+# columns of a row; how it is drawn takes three, and its tail is from the last on
+_TOKEN, _POSITION, _CELL, _BASE, _WAY, _, _, _TAIL = range(8)
+_WIDTH = _TAIL + TAIL
+_GREEDY = int(np.float32(GREEDY).view(np.int32))
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,13 @@ class Lines:
     @classmethod
     def of_text(cls, query: Query, base: int, begin: int, end: int) -> Lines:
         """Positions ``begin`` .. ``end - 1`` of the query's text."""
-        values = np.empty((end - begin, _NUM_COLUMNS), dtype=np.int64)
+        values = np.empty((end - begin, _WIDTH), dtype=np.int64)
         positions = np.arange(begin, end)
         values[:, _TOKEN] = query.text[begin:end]
         values[:, _POSITION] = positions
         values[:, _CELL] = base + positions
         values[:, _BASE] = base
+        values[:, _WAY:_TAIL] = _GREEDY
         # places before the text are masked, and may be anything
         places = positions[:, None] + np.arange(1 - TAIL, 1)
         values[:, _TAIL:] = base + np.maximum(places, 0)
@@ -49,17 +53,22 @@ class Lines:
     def of_draft(cls, query: Query, base: int) -> Lines:
         """The draft's nodes, in cells after the text in their own order."""
         draft, end = query.draft, len(query.text)
-        values = np.empty((len(draft), _NUM_COLUMNS), dtype=np.int64)
+        values = np.empty((len(draft), _WIDTH), dtype=np.int64)
         values[:, _TOKEN] = draft.tokens
         values[:, _POSITION] = end - 1 + np.array(draft.depths(), dtype=np.int64)
         values[:, _CELL] = base + end + np.arange(len(draft))
         values[:, _BASE] = base
+        values[:, _WAY:_TAIL] = _GREEDY
         tails = values[:, _TAIL:]
         root = base + np.maximum(np.arange(end - TAIL, end), 0)
         for node, parent in enumerate(draft.parents):
             tails[node, :-1] = (root if parent == ROOT else tails[parent])[1:]
             tails[node, -1] = values[node, _CELL]
         return cls(values)
+
+    def draw(self, rows: NDArray[np.int64], ways: NDArray[np.int64]) -> None:
+        """Say how these rows are drawn, as `Summarise` takes it; all others are greedy."""
+        self.values[rows, _WAY:_TAIL] = ways
 
     def __len__(self) -> int:
         return len(self.values)
@@ -85,7 +94,8 @@ class Lines:
 
 
 class Forwards:
-    """Runs a network over rows. Logits are in a buffer that the next forward pass overwrites.
+    """Runs a network over rows. Logits, and the summaries of rows where they are made, are in
+    buffers that the next forward pass overwrites.
 
     Rows that only pad a forward pass write to their own cells at the end of the cache, and see one
     cell of an active slot; their results are dropped.
@@ -101,19 +111,25 @@ class Forwards:
         max_logits: int,
         on_warning: Callable[[str], None],
         states: States | None = None,
+        summarise: Summarise | None = None,
     ) -> None:
         """With ``states``, each row's last hidden state goes to its cell there."""
-        self._states = states
+        self._states, self._summarise = states, summarise
         self._network, self._cache, self._queue = network, cache, queue
         self._graphs = Graphs(queue, on_warning)
         if queue.is_cuda and len(network.devices) > 1:
             self._graphs.give_up(f"the model is spread over {len(network.devices)} GPUs")
         self._pad_cell = cache.num_cells - max_rows
-        shape = (max_rows, _NUM_COLUMNS)
+        shape = (max_rows, _WIDTH)
         self._host = torch.zeros(shape, dtype=torch.int64, pin_memory=queue.is_cuda)
         self._inputs = torch.zeros(shape, dtype=torch.int64, device=network.device)
         self._logits = torch.zeros(
             (max_logits, network.num_vocab), dtype=torch.float32, device=network.device
+        )
+        self._summaries = torch.zeros(
+            (max_logits if summarise else 0, NUM_COLUMNS),
+            dtype=torch.float64,
+            device=network.device,
         )
         self._copied = torch.cuda.Event() if queue.is_cuda else None
 
@@ -126,17 +142,22 @@ class Forwards:
 
     def score(
         self, lines: Lines, num_rows: int, layout: Layout, *, can_repeat: bool
-    ) -> torch.Tensor:
-        """Compute ``lines`` padded to ``num_rows``: their logits, (rows, vocab) fp32. Forward
-        passes that can repeat, with the same layout, use a graph. Raises ComputeFailed."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute ``lines`` padded to ``num_rows``: their logits, (rows, vocab) fp32, and their
+        summaries, none if these are not made. Forward passes that can repeat, with the same layout,
+        use a graph. Raises ComputeFailed."""
         self._send(lines, num_rows)
 
         def body() -> None:
-            self._logits[:num_rows].copy_(self._compute(num_rows, layout, None))
+            logits = self._logits[:num_rows]
+            logits.copy_(self._compute(num_rows, layout, None))
+            if self._summarise is not None:
+                ways = self._inputs[:num_rows, _WAY:_TAIL]
+                self._summarise(logits, ways, self._summaries[:num_rows])
 
         run = self._graphs.run if can_repeat else _run
         self._guarded(lambda: run((num_rows, layout), body))
-        return self._logits[: len(lines)]
+        return self._logits[: len(lines)], self._summaries[: len(lines)]
 
     def _send(self, lines: Lines, num_rows: int) -> None:
         """Put the rows in the static inputs: one copy."""
@@ -150,6 +171,7 @@ class Forwards:
         values[num_lines:, _CELL] = self._pad_cell + np.arange(num_rows - num_lines)
         base = lines.values[0, _BASE]
         values[num_lines:, _BASE] = base
+        values[num_lines:, _WAY:_TAIL] = _GREEDY
         values[num_lines:, _TAIL:] = base
         self._inputs[:num_rows].copy_(host, non_blocking=True)
         if self._copied is not None:

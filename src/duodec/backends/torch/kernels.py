@@ -256,10 +256,10 @@ def check(
     query = random(num_rows, num_kv_heads, group, size).permute(1, 2, 0, 3)
     keys, values = random(num_kv_heads, num_cells, size), random(num_kv_heads, num_cells, size)
     edges = [min(edge, num_cells - 1) for edge in (0, 50, TAIL, SPLIT + 9, num_cells)]
-    lines = torch.zeros(num_rows, 5 + TAIL, dtype=torch.int64, device=device)  # as in `Forwards`
+    lines = torch.zeros(num_rows, 7 + TAIL, dtype=torch.int64, device=device)  # as in `Forwards`
     lines[:, 1] = torch.tensor([edges[i % len(edges)] for i in range(num_rows)], device=device)
-    lines[:, 5:] = (lines[:, 1:2] + torch.arange(1 - TAIL, 1, device=device)).clamp(min=0)
-    rows = Rows(lines[:, 1], lines[:, 3], lines[:, 5:])
+    lines[:, 7:] = (lines[:, 1:2] + torch.arange(1 - TAIL, 1, device=device)).clamp(min=0)
+    rows = Rows(lines[:, 1], lines[:, 3], lines[:, 7:])
     oracle = Rowwise(rows, tuple(range(0, num_cells, SPLIT)))
     plan, offs = Splits(num_splits).plan(rows), []
     for scoring in scorings or [Scoring(size**-0.5)]:

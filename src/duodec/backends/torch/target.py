@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.backends.torch.attention import TAIL
-from duodec.backends.torch.draws import Drawing, Drawn, draw
+from duodec.backends.torch.draws import Drawing, Drawn, RowParams, draw
 from duodec.backends.torch.forwards import Forwards, Lines, failure
 from duodec.backends.torch.graphs import Queue
 from duodec.backends.torch.heads import HeadModel, StatedText, States
@@ -22,7 +22,7 @@ from duodec.backends.torch.library import torch
 from duodec.backends.torch.memo import SlotMemo, Slots
 from duodec.backends.torch.memory import Extent
 from duodec.backends.torch.network import Network
-from duodec.backends.torch.picking import picker
+from duodec.backends.torch.summaries import NUM_COLUMNS, drawers
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import Draft
 from duodec.core.protocols import (
@@ -158,7 +158,7 @@ class TorchTarget(Target):
             else WindowLayouts(self.num_slots, self._num_region)
         )
         self._recurring = self._layouts.recurring()
-        self._pick = picker(self._network.device, on_warning)
+        self._drawers = drawers(self._network.device, self._network.num_vocab, on_warning)
         num_cells = self.num_slots * self._num_region + max_rows
         self._cache = self._network.cache(num_cells)
         self._states: States | None = None
@@ -173,6 +173,7 @@ class TorchTarget(Target):
             max_logits=self._widths[-1],
             on_warning=on_warning,
             states=self._states,
+            summarise=self._drawers.summarise,
         )
         if self._queue.is_cuda:
             self._warm_up()
@@ -214,17 +215,16 @@ class TorchTarget(Target):
         self._check(queries)
         firsts = np.cumsum([0, *(len(query.draft) + 1 for query in queries)]).tolist()
         memos = self._slots.of([query.slot for query in queries])
+        params = RowParams.of(queries)
         with self._queue.scope(), _blamed(memos):
-            logits = torch.empty(
-                (firsts[-1], self._network.num_vocab),
-                dtype=torch.float32,
-                device=self._network.device,
-            )
+            rows = _Rows.empty(self._network, params, self._drawers.summarise is not None)
             self._follow(queries, memos)
             for query, memo, first in zip(queries, memos, firsts, strict=False):
-                self._read(query, memo, logits[first : first + 1])
-            self._continue(queries, memos, firsts, logits)
-            drawing = Drawing(logits, queries, self._queue.copied, self._pick)
+                self._read(query, memo, first, rows)
+            self._continue(queries, memos, firsts, rows)
+            logits, copied = rows.logits, self._queue.copied
+            pick, summaries = self._drawers.pick, rows.summaries
+            drawing = Drawing(logits, queries, params, copied, pick, summaries)
         return _Queued(self, self._queue, memos, queries, firsts, logits, drawing)
 
     def propose(self, scores: TorchScores, memo: SlotMemo) -> Proposed:
@@ -277,9 +277,9 @@ class TorchTarget(Target):
 
     # --- forwards
 
-    def _read(self, query: Query, memo: SlotMemo, logits: torch.Tensor) -> None:
-        """Read what is missing of the prompt; the row that follows it, if it ends the text, goes
-        to ``logits``."""
+    def _read(self, query: Query, memo: SlotMemo, first: int, rows: _Rows) -> None:
+        """Read what is missing of the prompt; the row that follows it, if it ends the text, is the
+        ``first`` of the query's ``rows``."""
         end = self._end_of_reading(query, len(memo.trunk))
         if end <= len(memo.trunk):
             return
@@ -298,7 +298,11 @@ class TorchTarget(Target):
                 break
             self.on_chunk()
         if end == len(query.text):
-            logits.copy_(found)
+            row = slice(first, first + 1)
+            rows.logits[row].copy_(found)
+            if self._drawers.summarise is not None and rows.summaries is not None:
+                ways = upload(rows.params.ways[row], found.device)
+                self._drawers.summarise(rows.logits[row], ways, rows.summaries[row])
 
     def _ways(self, query: Query) -> NDArray[np.int32]:
         """Rows of the pass that reads each token of a text; 0 for those that continue it."""
@@ -322,7 +326,7 @@ class TorchTarget(Target):
         queries: Sequence[Query],
         memos: Sequence[SlotMemo],
         firsts: Sequence[int],
-        logits: torch.Tensor,
+        rows: _Rows,
     ) -> None:
         """The rest of the texts, and the drafts, of all queries together."""
         parts, places = [], []
@@ -334,22 +338,26 @@ class TorchTarget(Target):
             places += range(first + 1, first + 1 + len(query.draft))
         lines = sum(parts[1:], parts[0])
         wanted = np.array(places, dtype=np.int64)
+        is_row = np.flatnonzero(wanted >= 0)
+        lines.draw(is_row, rows.params.ways[wanted[is_row]])
         step = self._widths[-1]
         for begin in range(0, len(lines), step):
             part = slice(begin, begin + step)
-            self._score_part(lines[part], wanted[part], logits)
+            self._score_part(lines[part], wanted[part], rows)
         for query, memo in zip(queries, memos, strict=True):
             memo.extend(query.text[len(memo.trunk) :])
             memo.tree = query.draft
 
-    def _score_part(self, lines: Lines, wanted: np.ndarray[Any, Any], logits: torch.Tensor) -> None:
+    def _score_part(self, lines: Lines, wanted: np.ndarray[Any, Any], rows: _Rows) -> None:
         num_rows = next(width for width in self._widths if width >= len(lines))
         layout = self._layouts.of(lines)
         can_repeat = len(lines.bases) == 1 or layout in self._recurring
-        found = self._forwards.score(lines, num_rows, layout, can_repeat=can_repeat)
-        rows = np.flatnonzero(wanted >= 0)
-        source, target = upload(np.stack([rows, wanted[rows]]), logits.device)
-        logits.index_copy_(0, target, found.index_select(0, source))
+        logits, summaries = self._forwards.score(lines, num_rows, layout, can_repeat=can_repeat)
+        is_row = np.flatnonzero(wanted >= 0)
+        source, target = upload(np.stack([is_row, wanted[is_row]]), logits.device)
+        rows.logits.index_copy_(0, target, logits.index_select(0, source))
+        if rows.summaries is not None:
+            rows.summaries.index_copy_(0, target, summaries.index_select(0, source))
 
     def _warm_up(self) -> None:
         """Run one forward of each kind that comes again and again, so that nothing is planned,
@@ -364,7 +372,24 @@ class TorchTarget(Target):
         logits = torch.zeros((1, self._network.num_vocab), device=self._network.device)
         for params in _DRAWN_FIRST:
             query = Query(0, np.zeros(1, dtype=np.int32), Draft(), Sampler(params), 1)
-            draw(logits, [query], self._queue.to_host, self._pick)
+            draw(logits, [query], self._queue.to_host, self._drawers)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a call's queries, on the device."""
+
+    params: RowParams
+    logits: torch.Tensor  # (rows, vocab) fp32
+    summaries: torch.Tensor | None  # (rows, NUM_COLUMNS) float64, where forward passes make them
+
+    @classmethod
+    def empty(cls, network: Network, params: RowParams, has_summaries: bool) -> _Rows:
+        num_rows, on = len(params.values), {"device": network.device}
+        logits = torch.empty((num_rows, network.num_vocab), dtype=torch.float32, **on)
+        if not has_summaries:
+            return cls(params, logits, None)
+        return cls(params, logits, torch.empty((num_rows, NUM_COLUMNS), dtype=torch.float64, **on))
 
 
 @dataclass(frozen=True)
