@@ -20,8 +20,8 @@ import numpy as np
 from safetensors.torch import save_file
 
 from duodec.backends.torch.blueprint import Blueprint
-from duodec.backends.torch.hydra import HydraModule
-from duodec.backends.torch.medusa import MedusaModule
+from duodec.backends.torch.heads.hydra import HydraModule
+from duodec.backends.torch.heads.medusa import MedusaModule
 from duodec.backends.torch.model import TorchModel
 from duodec.distill.batches import MAX_LENGTH
 from duodec.distill.library import torch
@@ -37,6 +37,7 @@ NUM_LAYERS = 1  # of a head, before its matrix
 POSITIONS = 512  # of a step: each is a row of logits for every head
 _NUM_OTHERS = 2048  # tokens of a step's sample
 _FADE = 0.8  # how much less each next head's loss weighs, as in the paper
+_MEASURING_PART, _STATES_PART = 0.1, 0.4  # of the time after recording, at most
 _LAST_RATE = 0.05  # of the learning rate
 _LEAST_TOKENS = 2  # after a position: the target's own head guesses the first
 
@@ -127,16 +128,24 @@ class HeadTraining:
     def positions(
         self,
         samples: Sequence[Sample],
+        *,
+        most_s: float = math.inf,
         on_part: Callable[[int, int], None] = lambda done, total: None,
     ) -> Positions:
-        """Every place of these samples' completions. They stay on the host, states in bfloat16."""
-        states, tokens = [], []
-        for begin in range(0, len(samples), self.settings.batch):
-            part = self._part(samples[begin : begin + self.settings.batch])
-            states.append(part.states)
-            tokens.append(part.tokens)
-            on_part(min(len(samples), begin + self.settings.batch), len(samples))
-        return Positions(torch.cat(states), torch.cat(tokens))
+        """The places of these samples' completions, of the shortest texts first: as many as can be
+        read in so many seconds. They stay on the host, states in bfloat16."""
+        begin_s, batch = self.clock(), self.settings.batch
+        ordered = sorted(samples, key=lambda sample: len(sample.tokens))  # little is padding
+        parts: list[Positions] = []
+        while batch * len(parts) < len(ordered):
+            begin = batch * len(parts)
+            parts.append(self._part(ordered[begin : begin + batch]))
+            on_part(min(len(ordered), begin + batch), len(ordered))
+            if (self.clock() - begin_s) * (1 + 1 / len(parts)) > most_s:
+                break
+        return Positions(
+            torch.cat([part.states for part in parts]), torch.cat([part.tokens for part in parts])
+        )
 
     def run(
         self,
@@ -265,15 +274,17 @@ class HeadDistillation(Work):
             model.causal_lm, kind, self.settings.num_heads, self.settings, self.seed
         )
         begin_s = training.clock()
-        held_out = training.positions(recording.held_out)
+        left_s = 60 * self.settings.minutes - min(recording.seconds, self.recording_s)
+        held_out = training.positions(recording.held_out, most_s=_MEASURING_PART * left_s)
         known = training.positions(
-            recording.training, lambda done, total: self.on_progress("reading back", done, total)
+            recording.training,
+            most_s=_STATES_PART * left_s,
+            on_part=lambda done, total: self.on_progress("computing states", done, total),
         )
         before = training.accuracy(held_out)
-        spent_s = min(recording.seconds, self.recording_s) + training.clock() - begin_s
         training.run(
             known,
-            most_s=max(1.0, 60 * self.settings.minutes - spent_s),
+            most_s=max(1.0, left_s - (training.clock() - begin_s)),
             on_step=lambda step, share, loss: self.on_progress(
                 f"training, loss {loss:.3f}", step, max(step, round(step / share))
             ),
