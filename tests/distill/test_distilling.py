@@ -47,7 +47,12 @@ def work(
 ) -> Distillation:
     config = EngineConfig(target=str(models["target"]), threads=1)
     done = Distillation(
-        config, str(models["draft"]), output, settings, params, on_progress=on_progress
+        config=config,
+        origin=str(models["draft"]),
+        output=output,
+        settings=settings,
+        params=params,
+        on_progress=on_progress,
     )
     done.check()
     return done

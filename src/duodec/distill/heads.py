@@ -1,6 +1,9 @@
 """Train heads for a target on what it says; its own weights stay as they are.
 
 As Medusa-1 (2401.10774) and Hydra (2402.05109) are trained: cross entropy on the text that goes on.
+What a head computes before its matrix is trained; the matrix stays the target's own, as in EAGLE
+(2401.15077). So the target's states are computed once, and a step computes logits of the tokens
+that the texts have and of a sample of all others (1412.2007).
 """
 
 from __future__ import annotations
@@ -8,8 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,34 +20,26 @@ import numpy as np
 from safetensors.torch import save_file
 
 from duodec.backends.torch.blueprint import Blueprint
-from duodec.backends.torch.hydra import HydraModule
-from duodec.backends.torch.medusa import MedusaModule
+from duodec.backends.torch.heads.hydra import HydraModule
+from duodec.backends.torch.heads.medusa import MedusaModule
 from duodec.backends.torch.model import TorchModel
-from duodec.core.sampling import SamplingParams
-from duodec.distill import recording as recordings
-from duodec.distill.batches import MAX_LENGTH, step_of
-from duodec.distill.files import Folder
+from duodec.distill.batches import MAX_LENGTH
 from duodec.distill.library import torch
-from duodec.distill.prompts import collect
 from duodec.distill.recording import Sample
 from duodec.distill.settings import DistillSettings
 from duodec.distill.student import hidden
 from duodec.distill.training import deterministic, has_bfloat16
-from duodec.errors import BadOption, ComputeFailed, warn
-from duodec.llm import load
-from duodec.loading.config import EngineConfig
-from duodec.loading.resolve import ResolvedPair, resolve_target
-from duodec.machine.cores import available_cores
+from duodec.distill.work import Work
+from duodec.errors import ComputeFailed
 
 MODULES = {"medusa": MedusaModule, "hydra": HydraModule}
 NUM_LAYERS = 1  # of a head, before its matrix
 POSITIONS = 512  # of a step: each is a row of logits for every head
+_NUM_OTHERS = 2048  # tokens of a step's sample
 _FADE = 0.8  # how much less each next head's loss weighs, as in the paper
-_RECORDING_PART = 0.4  # of the minutes, at most
+_MEASURING_PART, _STATES_PART = 0.1, 0.4  # of the time after recording, at most
 _LAST_RATE = 0.05  # of the learning rate
 _LEAST_TOKENS = 2  # after a position: the target's own head guesses the first
-
-OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -65,6 +59,44 @@ class Trained:
         return {"schema_version": 1, **asdict(self), "path": str(self.path)}
 
 
+@dataclass(frozen=True)
+class Positions:
+    """Places in completions: the target's states, (positions, width), and the tokens after each,
+    (positions, 1 + heads), -1 where a text has ended."""
+
+    states: Any
+    tokens: Any
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def at(self, rows: Any) -> Positions:
+        """Some of them."""
+        return Positions(self.states[rows], self.tokens[rows])
+
+
+class Shown:
+    """The rows of the target's matrix whose logits a step computes: those of tokens that the texts
+    have, and a sample of all others, each of which stands for many."""
+
+    def __init__(self, tokens: Any, num_vocab: int) -> None:
+        known = torch.zeros(num_vocab, dtype=torch.bool)
+        known[tokens[tokens >= 0]] = True
+        self.known, self.others = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
+        self._columns = known.cumsum(0) - 1
+
+    def column(self, tokens: Any) -> Any:
+        """Where logits have these tokens."""
+        return self._columns[tokens]
+
+    def sample(self, dice: np.random.Generator) -> tuple[Any, Any]:
+        """The rows of a step, and what is added to their logits."""
+        drawn = self.others[torch.from_numpy(dice.permutation(len(self.others))[:_NUM_OTHERS])]
+        rows, shift = torch.cat([self.known, drawn]), torch.zeros(len(self.known) + len(drawn))
+        shift[len(self.known) :] = math.log(max(1, len(self.others)) / max(1, len(drawn)))
+        return rows, shift
+
+
 @dataclass
 class HeadTraining:
     """Heads on a causal language model of transformers, and how far they have come."""
@@ -80,20 +112,44 @@ class HeadTraining:
 
     def __post_init__(self) -> None:
         self.causal_lm.requires_grad_(False).eval()
-        weight = self.causal_lm.get_output_embeddings().weight
-        num_vocab, width = weight.shape
-        torch.manual_seed(self.seed)
+        self._matrix = self.causal_lm.get_output_embeddings().weight
+        num_vocab, width = self._matrix.shape
         self.heads = MODULES[self.kind](self.num_heads, NUM_LAYERS, width, num_vocab)
-        with torch.no_grad():
-            self.heads.begin_as(weight)
-        self.heads.to(weight.device).train()
+        self.heads.begin_as_target()
+        for own in self.heads.matrices:
+            own.weight = self._matrix
+            own.requires_grad_(False)
+        self.heads.to(self._matrix.device).train()
+        self._trained = [weight for weight in self.heads.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(
-            self.heads.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0
+            self._trained, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0
+        )
+
+    def positions(
+        self,
+        samples: Sequence[Sample],
+        *,
+        most_s: float = math.inf,
+        on_part: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Positions:
+        """The places of these samples' completions, of the shortest texts first: as many as can be
+        read in so many seconds. They stay on the host, states in bfloat16."""
+        begin_s, batch = self.clock(), self.settings.batch
+        ordered = sorted(samples, key=lambda sample: len(sample.tokens))  # little is padding
+        parts: list[Positions] = []
+        while batch * len(parts) < len(ordered):
+            begin = batch * len(parts)
+            parts.append(self._part(ordered[begin : begin + batch]))
+            on_part(min(len(ordered), begin + batch), len(ordered))
+            if (self.clock() - begin_s) * (1 + 1 / len(parts)) > most_s:
+                break
+        return Positions(
+            torch.cat([part.states for part in parts]), torch.cat([part.tokens for part in parts])
         )
 
     def run(
         self,
-        samples: Sequence[Sample],
+        known: Positions,
         *,
         most_s: float = math.inf,
         on_step: Callable[[int, float, float], None] = lambda step, share, loss: None,
@@ -102,32 +158,33 @@ class HeadTraining:
         number of steps, how much of them that is, and the loss. Raises ComputeFailed if that is no
         number."""
         begin_s, share = self.clock(), 0.0
+        shown = Shown(known.tokens[:, 1:], len(self._matrix))
         with deterministic():
             while share < 1:
-                chosen = step_of(samples, self.settings.batch, self.step, self.seed)
                 rate = 0.5 * (1 + math.cos(math.pi * share))
-                loss = self._one_step(chosen, _LAST_RATE + (1 - _LAST_RATE) * rate)
+                loss = self._one_step(known, shown, _LAST_RATE + (1 - _LAST_RATE) * rate)
                 self.step += 1
                 spent = (self.clock() - begin_s) / most_s
                 share = self.step / self.settings.steps if self.settings.steps else spent
                 on_step(self.step, min(1.0, share), loss)
 
-    def accuracy(self, samples: Sequence[Sample]) -> tuple[float, ...]:
+    def accuracy(self, known: Positions) -> tuple[float, ...]:
         """How often each head's first guess is the text's token."""
         right, num = np.zeros(self.num_heads), np.zeros(self.num_heads)
         with torch.inference_mode():
-            for sample in samples:
-                states, tokens = self._states([sample], POSITIONS)
-                for i, logits, wanted in self._guesses(states, tokens):
-                    right[i] += int((logits.argmax(-1) == wanted).sum())
+            for begin in range(0, len(known), POSITIONS):
+                part = known.at(slice(begin, begin + POSITIONS))
+                for i, states, wanted in self._states(part):
+                    guesses = self.heads.matrices[i](states).argmax(-1).cpu()
+                    right[i] += int((guesses == wanted).sum())
                     num[i] += len(wanted)
         return tuple((right / np.maximum(1, num)).tolist())
 
     def save(self, path: Path, base: str) -> None:
-        """Write a folder as such heads are published."""
+        """Write a folder as such heads are published: each has a copy of the matrix."""
         path.mkdir(parents=True, exist_ok=True)
         weights = {
-            name: weight.detach().to("cpu", torch.bfloat16).contiguous()
+            name: weight.detach().to("cpu", torch.bfloat16, copy=True).contiguous()
             for name, weight in self.heads.state_dict().items()
         }
         save_file(weights, path / f"{self.kind}_lm_head.safetensors")
@@ -139,14 +196,19 @@ class HeadTraining:
         }
         (path / "config.json").write_text(f"{json.dumps(config, indent=1)}\n", "utf-8")
 
-    def _one_step(self, samples: Sequence[Sample], rate: float) -> float:
+    def _one_step(self, known: Positions, shown: Shown, rate: float) -> float:
         self._optimizer.zero_grad()
-        states, tokens = self._states(samples, POSITIONS)
+        dice = np.random.default_rng([self.seed, self.step])
+        some = known.at(torch.from_numpy(dice.permutation(len(known))[:POSITIONS]))
+        rows, shift = (one.to(self._matrix.device) for one in shown.sample(dice))
+        matrix = self._matrix[rows]
         total = 0.0
-        kind = states.device.type
+        kind = matrix.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=has_bfloat16(kind)):
-            for i, logits, wanted in self._guesses(states, tokens):
-                loss = _FADE**i * torch.nn.functional.cross_entropy(logits.float(), wanted)
+            for i, states, tokens in self._states(some):
+                logits = torch.nn.functional.linear(states, matrix).float() + shift
+                wanted = shown.column(tokens).to(matrix.device)
+                loss = _FADE**i * torch.nn.functional.cross_entropy(logits, wanted)
                 loss.backward()
                 total += float(loss.detach())
         if not math.isfinite(total):
@@ -154,16 +216,14 @@ class HeadTraining:
                 f"the loss of step {self.step} is no number; use a lower --learning-rate than "
                 f"{self.settings.learning_rate:g}"
             )
-        torch.nn.utils.clip_grad_norm_(self.heads.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self._trained, 1.0)
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * rate
         self._optimizer.step()
         return total
 
-    def _states(self, samples: Sequence[Sample], most: int) -> tuple[Any, Any]:
-        """States of positions of the completions, (positions, width), and the tokens after each,
-        (positions, 1 + heads); -1 where a text has ended."""
-        device = self.causal_lm.device
+    def _part(self, samples: Sequence[Sample]) -> Positions:
+        """The places of samples that are computed at once."""
         shown = [sample.tokens[-MAX_LENGTH:] for sample in samples]
         padded = np.zeros((len(shown), max(map(len, shown))), dtype=np.int64)
         places, following = [], []
@@ -175,95 +235,70 @@ class HeadTraining:
                 places.append(row * padded.shape[1] + place)
                 following.append(ended[place + 1 : place + 2 + self.num_heads])
         with torch.no_grad():
-            states = hidden(self.causal_lm, torch.from_numpy(padded).to(device)).flatten(0, 1)
-        dice = np.random.default_rng([self.seed, self.step])
-        kept = np.sort(dice.permutation(len(places))[:most])
-        at = torch.from_numpy(np.array(places)[kept]).to(device)
-        return states[at].clone(), torch.from_numpy(np.array(following)[kept]).long().to(device)
+            tokens = torch.from_numpy(padded).to(self.causal_lm.device)
+            states = hidden(self.causal_lm, tokens).flatten(0, 1)[places]
+        known = np.array(following, np.int64).reshape(-1, 1 + self.num_heads)
+        return Positions(states.to("cpu", torch.bfloat16), torch.from_numpy(known))
 
-    def _guesses(self, states: Any, tokens: Any) -> Iterator[tuple[int, Any, Any]]:
-        """Each head's logits where the text goes on, and the tokens that it should have guessed."""
+    def _states(self, some: Positions) -> Iterator[tuple[int, Any, Any]]:
+        """What each head's matrix reads where the text goes on, and the tokens, on the host, that
+        it should have guessed."""
         embedding = self.causal_lm.get_input_embeddings()
         for i in range(self.num_heads):
-            known = tokens[:, i + 1] >= 0
-            if bool(known.any()):
-                following = embedding(tokens[known, : i + 1])
-                yield i, self.heads.logits(i, states[known], following), tokens[known, i + 1]
+            part = some.at(some.tokens[:, i + 1] >= 0)
+            if len(part):
+                own = part.states.to(self._matrix)
+                following = embedding(part.tokens[:, : i + 1].to(own.device))
+                yield i, self.heads.state(i, own, following), part.tokens[:, i + 1]
 
 
 @dataclass
-class HeadDistillation:
+class HeadDistillation(Work):
     """A target, and the folder that its heads are written to. `check` computes nothing that takes
     long and raises whatever can be known at the start."""
 
-    config: EngineConfig
-    output: Path
-    settings: DistillSettings
-    params: SamplingParams
-    files: tuple[Path, ...] = ()
-    on_progress: OnProgress = lambda words, done, total: None
-    on_warning: Callable[[str], None] = warn
-
-    @property
-    def seed(self) -> int:
-        return self.params.seed or 0
-
     def check(self) -> None:
         """Raises BadOption, ModelNotFound, ModelUnreadable or BackendUnavailable."""
-        self.prompts = collect(self.files, self.settings.num_prompts, self.seed)
-        self.target = resolve_target(self.config)
-        with closing(self.target.open_vocabulary()) as vocabulary:
-            if vocabulary.chat_template is None:
-                raise BadOption(
-                    f"{self.config.target} has no chat template, and prompts are chats; distil for "
-                    "a model that was trained to chat"
-                )
-        if self.output.exists():
-            raise BadOption(f"{self.output} exists; name another --output, or delete it")
-        self.folder = Folder.beside(self.output)
+        self.check_target()
+        self.claim_folder()
 
     def run(self) -> Trained:
         """Record, train and write. What was recorded stays beside the output, and is used again.
         Raises what the steps raise."""
-        recorded_s = _RECORDING_PART * 60 * self.settings.minutes
-        params = replace(self.params, max_tokens=self.settings.max_tokens, logprobs=1)
-        config = replace(self.config, draft=None, num_slots=self.settings.parallel)
-        with load(
-            ResolvedPair(config, self.target.backend, self.target.file), on_warning=self.on_warning
-        ) as llm:
-            recordings.check_fits(self.prompts, llm, params)
-            recordings.record(
-                llm,
-                self.prompts,
-                params,
-                self.folder,
-                most_s=recorded_s,
-                on_progress=self.on_progress,
-            )
-        known = recordings.read(self.folder, self.prompts)
-        if not known.held_out or not known.training:
-            raise BadOption("no completion was recorded that measures, or none that trains")
-        device = "cuda" if torch.cuda.is_available() and self.config.device != "cpu" else "cpu"
-        torch.set_num_threads(self.config.threads or len(available_cores()))
-        path = self.target.file.path
-        model = TorchModel(Blueprint.of(path, dtype="float32", device=device))
-        assert self.settings.heads is not None
+        recording = self.record(num_tops=1)
+        device = self.use_device()
+        model = TorchModel(Blueprint.of(self.target.file.path, dtype="float32", device=device))
+        kind = self.settings.heads
+        assert kind is not None
         training = HeadTraining(
-            model.causal_lm, self.settings.heads, self.settings.num_heads, self.settings, self.seed
+            model.causal_lm, kind, self.settings.num_heads, self.settings, self.seed
         )
-        before = training.accuracy(known.held_out)
         begin_s = training.clock()
+        left_s = 60 * self.settings.minutes - min(recording.seconds, self.recording_s)
+        held_out = training.positions(recording.held_out, most_s=_MEASURING_PART * left_s)
+        known = training.positions(
+            recording.training,
+            most_s=_STATES_PART * left_s,
+            on_part=lambda done, total: self.on_progress("computing states", done, total),
+        )
+        before = training.accuracy(held_out)
         training.run(
-            known.training,
-            most_s=60 * self.settings.minutes - min(known.seconds, recorded_s),
+            known,
+            most_s=max(1.0, left_s - (training.clock() - begin_s)),
             on_step=lambda step, share, loss: self.on_progress(
                 f"training, loss {loss:.3f}", step, max(step, round(step / share))
             ),
         )
         seconds = training.clock() - begin_s
         training.save(self.output, self.config.target)
-        after = training.accuracy(known.held_out)
+        after = training.accuracy(held_out)
         model.close()
         return Trained(
-            self.output, before, after, known.num_tokens, training.step, known.seconds, seconds
+            self.output,
+            before,
+            after,
+            recording.num_tokens,
+            training.step,
+            recording.seconds,
+            seconds,
         )

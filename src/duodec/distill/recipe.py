@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from duodec.core.sampling import SamplingParams
 from duodec.core.traits import Parallel
-from duodec.distill import recording as recordings
 from duodec.distill.files import Folder, read_json, write_json
 from duodec.distill.judging import Verdict, judged
 from duodec.distill.library import torch
 from duodec.distill.needs import Needs
-from duodec.distill.prompts import Prompts, collect
 from duodec.distill.recording import Recording
-from duodec.distill.settings import NUM_TOPS, DistillSettings
+from duodec.distill.settings import NUM_TOPS
 from duodec.distill.source import SourceFile
 from duodec.distill.student import open_student, transplant
 from duodec.distill.training import Measure, Training, most_steps
+from duodec.distill.work import Work, identity
 from duodec.distill.writing import write_gguf
-from duodec.errors import BadOption, DuodecError, warn
-from duodec.llm import LLM, load
-from duodec.loading.config import LLAMA_CPP, EngineConfig
-from duodec.loading.resolve import ResolvedPair, ResolvedTarget, draft_for, resolve_target
+from duodec.errors import BadOption, DuodecError
+from duodec.loading.config import LLAMA_CPP
+from duodec.loading.resolve import ResolvedTarget, draft_for
 from duodec.loading.vetting import vetted
-from duodec.machine.cores import available_cores
 from duodec.machine.memory import available_bytes
 from duodec.models import resolve
 from duodec.models.vocabularies import difference
 
 _VERSION = 1
-_FOLDER_VERSION = 2  # of the shards in it
-_RECORDING_PART = 0.4  # of the minutes, at most
 _LEAST_STEPS = 10
-
-OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -60,32 +51,18 @@ class Result:
         return {"schema_version": _VERSION, **asdict(self), "path": str(self.path)}
 
 
-@dataclass
-class Distillation:
+@dataclass(kw_only=True)
+class Distillation(Work):
     """A target, the file that its draft is copied from, and the folder of the work.
 
     `check` computes nothing that takes long and raises whatever can be known at the start.
     """
 
-    config: EngineConfig
-    origin: str | None  # the draft's reference; None: the one known for the target, or itself
-    output: Path
-    settings: DistillSettings
-    params: SamplingParams
-    files: tuple[Path, ...] = ()
-    on_progress: OnProgress = lambda words, done, total: None
-    on_warning: Callable[[str], None] = warn
-
-    @property
-    def seed(self) -> int:
-        """Of the sampling, of the order of the prompts and of the training; 0 by default, so that
-        the work can be repeated."""
-        return self.params.seed or 0
+    origin: str | None = None  # the draft's reference: the one known for the target, or itself
 
     def check(self) -> None:
         """Raises BadOption, ModelNotFound, ModelUnreadable or BackendUnavailable."""
-        self.prompts: Prompts = collect(self.files, self.settings.num_prompts, self.seed)
-        self.target = resolve_target(self.config)
+        self.check_target()
         path = self.target.file.path
         self.before = self._known_draft()
         reference = self.origin or self.before or self.config.target
@@ -95,15 +72,11 @@ class Distillation:
         if self.before is not None and file.path == path:
             self.before = draft_for(replace(self.config, draft="auto"))
         self.layers = self.settings.layers_of(self.source.num_layers)
-        with closing(self.target.open_vocabulary()) as vocabulary:
-            num_vocab = vocabulary.num_vocab
-            if vocabulary.chat_template is None:
-                raise BadOption(
-                    f"{self.config.target} has no chat template, and prompts are chats; distil for "
-                    "a model that was trained to chat"
-                )
-            with closing(self.teacher.open_vocabulary()) as own:
-                self.is_transplanted = difference(vocabulary, own) is not None
+        with (
+            closing(self.target.open_vocabulary()) as vocabulary,
+            closing(self.teacher.open_vocabulary()) as own,
+        ):
+            self.is_transplanted = difference(vocabulary, own) is not None
         if self.is_transplanted and not path.is_file():
             raise BadOption(
                 f"{self.config.target} is a folder, and {reference} has another vocabulary: a "
@@ -114,25 +87,19 @@ class Distillation:
         if self.settings.draft_parallel > 1:
             words = SourceFile(path) if self.is_transplanted else self.source
             self.parallel = Parallel(words.mask_token, self.settings.draft_parallel)
-        needs = Needs.of(self.source, self.layers, num_vocab, self.prompts, self.settings)
-        self.folder = Folder.beside(self.output)
+        needs = Needs.of(self.source, self.layers, self.num_vocab, self.prompts, self.settings)
+        folder = Folder.beside(self.output)
         try:
-            needs.check(self.folder, available_bytes())
-            self._check_manifest()
+            needs.check(folder, available_bytes())
+            self.claim_folder()
         except DuodecError:
-            self.folder.leave_if_empty()
+            folder.leave_if_empty()
             raise
 
     def run(self) -> Result:
         """Record, train, write and judge, from where an earlier run was interrupted. Raises what
         the steps raise; what was done stays in the folder."""
-        self._record()
-        recording = recordings.read(self.folder, self.prompts)
-        if not recording.held_out or not recording.training:
-            raise BadOption(
-                "no completion was recorded that measures, or none that trains; use shorter "
-                "prompts or a larger --context"
-            )
+        recording = self.record(NUM_TOPS)
         training = self._train(recording)
         write_gguf(
             training.student,
@@ -168,33 +135,8 @@ class Distillation:
 
     # --- the steps
 
-    def _record(self) -> None:
-        manifest = read_json(self.folder.manifest) or {}
-        if "recorded" in manifest:
-            return
-        params = replace(self.params, max_tokens=self.settings.max_tokens, logprobs=NUM_TOPS)
-        with self._llm() as llm:
-            recordings.check_fits(self.prompts, llm, params)
-            recordings.record(
-                llm,
-                self.prompts,
-                params,
-                self.folder,
-                most_s=_RECORDING_PART * 60 * self.settings.minutes,
-                on_progress=self.on_progress,
-            )
-        found = recordings.read(self.folder, self.prompts)
-        write_json(self.folder.manifest, {**manifest, "recorded": found.num_conversations})
-
-    def _llm(self) -> LLM:
-        """The target, which records."""
-        config = replace(self.config, draft=None, num_slots=self.settings.parallel)
-        pair = ResolvedPair(config, self.target.backend, self.target.file)
-        return load(pair, on_warning=self.on_warning)
-
     def _train(self, recording: Recording) -> Training:
-        device = "cuda" if torch.cuda.is_available() and self.config.device != "cpu" else "cpu"
-        torch.set_num_threads(self.config.threads or len(available_cores()))
+        device = self.use_device()
         torch.manual_seed(self.seed)
         student = open_student(self.source, self.layers, device)
         if self.is_transplanted:
@@ -262,37 +204,10 @@ class Distillation:
             return draft_for(replace(self.config, draft="auto"))
         return None
 
-    def _check_manifest(self) -> None:
-        """Raises BadOption if the folder holds another distillation, or the output is taken."""
-        wanted = self._manifest()
-        found = read_json(self.folder.manifest)
-        if found is None:
-            if self.output.exists():
-                raise BadOption(f"{self.output} exists; name another --output, or delete it")
-            write_json(self.folder.manifest, wanted)
-            return
-        for key, value in wanted.items():
-            if found.get(key) != value:
-                raise BadOption(
-                    f"{self.folder.path} holds a distillation with another {key} "
-                    f"({found.get(key)} in place of {value}); name another --output, or delete "
-                    "that folder"
-                )
-
-    def _manifest(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, Any]:
         """What decides the recording and the weights."""
         return {
-            "version": _FOLDER_VERSION,
-            "target": _identity(self.target.file.path),
-            "from": _identity(self.source.path),
-            "prompts": self.prompts.digest,
-            "seed": self.seed,
-            "temperature": self.params.temperature,
-            "max_tokens": self.settings.max_tokens,
+            **super().manifest(),
+            "from": identity(self.source.path),
             **self.settings.of_training(),
         }
-
-
-def _identity(path: Path) -> str:
-    """A file by name and size; a folder by name."""
-    return f"{path.name}, {path.stat().st_size} bytes" if path.is_file() else path.name

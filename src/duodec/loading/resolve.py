@@ -132,7 +132,7 @@ def resolve_target(config: EngineConfig) -> ResolvedTarget:
     from duodec.backends.torch.load import blueprint
 
     file = resolve_folder(
-        config.target, offline=config.offline, check=lambda folder: blueprint(folder, config)
+        config.target, offline=config.offline, check=lambda folder: blueprint(folder, config, heads)
     )
     return ResolvedTarget(config, backend, file, heads)
 

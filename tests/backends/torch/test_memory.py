@@ -119,6 +119,18 @@ def test_beside_weights_that_are_loaded_only_the_rest_is_asked_for(
     assert 4096 < int(found[1]) < 16384
 
 
+def test_heads_take_their_weights_and_a_state_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_memory(monkeypatch, cuda_0=17.5)
+    with_heads = replace(NEED, num_head_params=1_500_000_000)
+    assert NEED.layout(ONE)
+    assert not with_heads.layout(ONE)
+    words = with_heads.complaint(ONE)
+    assert " 3.06 GB for its heads, " in words  # 2 bytes each, and of 3,584 of some 8,800 cells
+    assert words.endswith("use no heads")
+    free_memory(monkeypatch, cuda_0=21)
+    assert with_heads.layout(ONE)
+
+
 @pytest.mark.parametrize("what", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}])
 def test_draws_take_no_more_than_is_set_aside(what: dict[str, float]) -> None:
     num_rows, num_vocab = 8, 20_000

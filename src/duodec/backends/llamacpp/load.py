@@ -88,6 +88,7 @@ def load(
         overrides.check(placed, path, header)
         cache.check(lib, header)
         footprint, free, on = _memory(config, header, cache, layers, taken_bytes)
+        free -= heads_path.stat().st_size if heads_path else 0
         num_context = llama_context(config.context, header, footprint, free, on_warning)
         packs = packs and _holds_packed(config, layers, header, footprint, taken_bytes, on_warning)
         has_mtp = config.mtp == "auto" and heads_path is None and heads.has_mtp(header)

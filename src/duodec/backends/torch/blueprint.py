@@ -36,10 +36,11 @@ class Blueprint:
         device: str = "auto",
         num_context: int = 0,
         num_slots: int = 1,
+        num_head_params: int = 0,
     ) -> Blueprint:
         """Read config.json, or a GGUF file. ``dtype`` and ``device`` are names or auto: on a GPU
         bfloat16, on the CPU the files' own or float32; caches of ``num_slots`` texts of
-        ``num_context`` tokens must fit next to the weights.
+        ``num_context`` tokens must fit next to the weights, and to those of heads.
 
         Raises ModelUnreadable for a model that cannot be computed or does not fit,
         BackendUnavailable and BadOption for a device or dtype.
@@ -56,6 +57,7 @@ class Blueprint:
             sizes_of(config.get_text_config(decoder=True), blocks(outlined)),
             min(num_context, num_context_train(config)),
             num_slots,
+            num_head_params,
         )
         place, layout = need.settle(places)
         return cls(source, config, need, place, layout)

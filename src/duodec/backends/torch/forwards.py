@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from duodec.backends.torch.attention import TAIL, Layout, PerDevice, Rows
 from duodec.backends.torch.cache import CellCache
 from duodec.backends.torch.graphs import Graphs, Queue
-from duodec.backends.torch.heads import States
+from duodec.backends.torch.heads.states import States
 from duodec.backends.torch.library import first_line, torch
 from duodec.backends.torch.network import Network
 from duodec.backends.torch.summaries import GREEDY, NUM_COLUMNS, Summarise

@@ -11,10 +11,11 @@ import duodec.backends.torch.library  # noqa: F401  says what to do where there 
 from duodec.backends.loaded import LoadedTarget, RunningTarget, checked_context
 from duodec.backends.placement import Placement
 from duodec.backends.torch.blueprint import Blueprint
-from duodec.backends.torch.eagle import Eagle
-from duodec.backends.torch.heads import HeadFiles, HeadModel
-from duodec.backends.torch.hydra import Hydra
-from duodec.backends.torch.medusa import Medusa
+from duodec.backends.torch.heads.eagle import Eagle
+from duodec.backends.torch.heads.files import HeadFiles
+from duodec.backends.torch.heads.hydra import Hydra
+from duodec.backends.torch.heads.medusa import Medusa
+from duodec.backends.torch.heads.states import HeadModel
 from duodec.backends.torch.memory import Extent
 from duodec.backends.torch.model import TorchModel
 from duodec.backends.torch.network import Network, check_rowwise
@@ -46,14 +47,16 @@ class Options(Protocol):
     def dtype_name(self) -> str: ...
 
 
-def blueprint(path: Path, config: Options) -> Blueprint:
-    """The plan of a model, without its weights. Raises what is wrong with it."""
+def blueprint(path: Path, config: Options, heads: Path | None = None) -> Blueprint:
+    """The plan of a model and of the folder of its heads, without their weights. Raises what is
+    wrong with it."""
     found = Blueprint.of(
         path,
         dtype=config.dtype_name,
         device=config.device,
         num_context=config.context or DEFAULT_CONTEXT,
         num_slots=config.num_slots,
+        num_head_params=HeadFiles.of(heads).num_params if heads else 0,
     )
     if not config.fast:
         check_rowwise(found.config)
@@ -86,7 +89,7 @@ def load(
 ) -> LoadedTarget:
     """Load a target's files, and the folder of its heads. Raises what is wrong with them or with
     the options."""
-    model = TorchModel(blueprint(path, config))
+    model = TorchModel(blueprint(path, config, heads))
 
     def start(num_context: int, plan: CorePlan) -> RunningTarget:
         try:

@@ -71,6 +71,7 @@ class Need:
     sizes: Sizes
     num_context: int
     num_slots: int = 1
+    num_head_params: int = 0  # of heads that draft, which are where the output matrix is
 
     def settle(
         self, places: Sequence[DevicePlacement]
@@ -99,9 +100,12 @@ class Need:
         cache = self.sizes.num_layers * self._layer_cache_bytes(place)
         slots = f" in each of {self.num_slots} slots" if self.num_slots > 1 else ""
         loaded = f"{size_words(weights)} for its weights in {place.dtype_name}, " if weights else ""
+        heads = self._head_bytes(place)
+        drafting = f"{size_words(heads)} for its heads, " if heads else ""
+        computing = self._draw_bytes(place) + self._work_bytes(place)
         return (
-            f"{self.name} needs {loaded}{size_words(cache)} for {self.num_context} tokens of "
-            f"context{slots} and {size_words(self._draw_bytes(place) + self._work_bytes(place))} "
+            f"{self.name} needs {loaded}{drafting}{size_words(cache)} for "
+            f"{self.num_context} tokens of context{slots} and {size_words(computing)} "
             f"to compute, and {place.words} has {size_words(sum(place.free_bytes))} free; "
             f"{self._remedy(place)}"
         )
@@ -131,6 +135,8 @@ class Need:
             yield f"`context={num_context}` or less{and_alone}", smaller, place
         if place.dtype.itemsize > torch.bfloat16.itemsize:
             yield "`dtype=bfloat16`", alone, replace(place, dtype=torch.bfloat16)
+        if self.num_head_params:
+            yield "no heads", replace(alone, num_head_params=0), place
 
     # --- bytes
 
@@ -142,9 +148,10 @@ class Need:
     def _block_bytes(self, place: DevicePlacement) -> Iterator[int]:
         blocks, itemsize = self.sizes.blocks, place.dtype.itemsize
         for i, block in enumerate(blocks):
-            draws = self._draw_bytes(place) if i == len(blocks) - 1 else 0
+            is_last = i == len(blocks) - 1
+            last = self._draw_bytes(place) + self._head_bytes(place) if is_last else 0
             cache = block.num_layers * self._layer_cache_bytes(place)
-            yield block.num_params * itemsize + cache + draws
+            yield block.num_params * itemsize + cache + last
 
     def _weight_bytes(self, place: DevicePlacement) -> int:
         return int(self.sizes.num_params * place.dtype.itemsize)
@@ -152,10 +159,19 @@ class Need:
     def _extent(self, place: DevicePlacement) -> Extent:
         return Extent.on(place.devices[0].partition(":")[0], self.num_context, self.num_slots)
 
-    def _layer_cache_bytes(self, place: DevicePlacement) -> int:
+    def _num_cells(self, place: DevicePlacement) -> int:
         extent = self._extent(place)
-        num_cells = self.num_slots * extent.num_region + extent.num_chunk
-        return int(num_cells * self.sizes.cached * place.dtype.itemsize)
+        return self.num_slots * extent.num_region + extent.num_chunk
+
+    def _layer_cache_bytes(self, place: DevicePlacement) -> int:
+        return int(self._num_cells(place) * self.sizes.cached * place.dtype.itemsize)
+
+    def _head_bytes(self, place: DevicePlacement) -> int:
+        """The weights of heads, and the state of each cell's token."""
+        if not self.num_head_params:
+            return 0
+        states = self._num_cells(place) * self.sizes.width
+        return int((self.num_head_params + states) * place.dtype.itemsize)
 
     def _draw_bytes(self, place: DevicePlacement) -> int:
         """The logits of a full forward pass of each slot, and the tensors of their draws."""

@@ -16,7 +16,7 @@ from duodec.backends.torch.attention import TAIL
 from duodec.backends.torch.draws import Drawing, Drawn, RowParams, draw
 from duodec.backends.torch.forwards import Forwards, Lines, failure
 from duodec.backends.torch.graphs import Queue
-from duodec.backends.torch.heads import HeadModel, StatedText, States
+from duodec.backends.torch.heads.states import HeadModel, StatedText, States
 from duodec.backends.torch.layouts import Layouts, Readings, WindowLayouts, exact_layouts
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.memo import SlotMemo, Slots

@@ -117,12 +117,12 @@ def distill(
         path = output or Path(f"{_stem(target)}-{settings.heads}")
         with progress_bar(is_quiet=quiet) as on_progress, _one_line_for_its_end(path):
             training = HeadDistillation(
-                replace(config, target=target),
-                path,
-                settings,
-                sampling,
-                tuple(prompts or ()),
-                _throttled(on_progress),
+                config=replace(config, target=target),
+                output=path,
+                settings=settings,
+                params=sampling,
+                files=tuple(prompts or ()),
+                on_progress=_throttled(on_progress),
             )
             training.check()
             trained = training.run()
@@ -136,13 +136,13 @@ def distill(
     path = output or Path(f"{_stem(target)}-draft.gguf")
     with progress_bar(is_quiet=quiet) as on_progress:
         work = Distillation(
-            replace(config, target=target),
-            origin,
-            path,
-            settings,
-            sampling,
-            tuple(prompts or ()),
-            _throttled(on_progress),
+            config=replace(config, target=target),
+            origin=origin,
+            output=path,
+            settings=settings,
+            params=sampling,
+            files=tuple(prompts or ()),
+            on_progress=_throttled(on_progress),
         )
         with _one_line_for_its_end(path):
             work.check()

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from duodec.backends.torch.heads import HeadFiles, StatedText, fitting, number
+from duodec.backends.torch.heads.files import HeadFiles, fitting, number
+from duodec.backends.torch.heads.medusa import ResBlock
+from duodec.backends.torch.heads.states import StatedText
 from duodec.backends.torch.library import torch
-from duodec.backends.torch.medusa import ResBlock
 from duodec.backends.torch.network import Network, num_params
 from duodec.backends.torch.uploads import upload
 from duodec.core.candidates import CandidateTree
@@ -46,20 +47,28 @@ class HydraModule(torch.nn.Module):  # type: ignore[misc]
             torch.nn.Linear(width, num_vocab) for _ in range(num_heads)
         )
 
-    def begin_as(self, output: torch.Tensor) -> None:
-        """Make every head the target's own, whose matrix this is: it passes the state on."""
-        width = output.shape[-1]
+    @property
+    def matrices(self) -> list[torch.nn.Linear]:
+        """The heads' last layers."""
+        return list(self.hydra_lm_head)
+
+    def begin_as_target(self) -> None:
+        """Have every head pass the state on."""
         for blocks, matrix in zip(self.hydra_mlp, self.hydra_lm_head, strict=True):
             for weight in (*blocks.parameters(), matrix.bias):
                 torch.nn.init.zeros_(weight)
-            torch.nn.init.eye_(blocks[0].res_connection.weight[:, :width])
-            matrix.weight.data.copy_(output)
+            identity = blocks[0].res_connection.weight
+            torch.nn.init.eye_(identity[:, : len(identity)])
+
+    def state(self, i: int, states: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        """What the matrix of head i reads, (rows, width), after the tokens whose embeddings
+        ``following`` are: (rows, 1 + i, width)."""
+        found: torch.Tensor = self.hydra_mlp[i](torch.cat([states, following.flatten(1)], dim=-1))
+        return found
 
     def logits(self, i: int, states: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-        """Those of head i, (rows, vocab), after the tokens whose embeddings ``following`` are:
-        (rows, 1 + i, width)."""
-        joined = torch.cat([states, following.flatten(1)], dim=-1)
-        found: torch.Tensor = self.hydra_lm_head[i](self.hydra_mlp[i](joined))
+        """Those of head i, likewise: (rows, vocab)."""
+        found: torch.Tensor = self.hydra_lm_head[i](self.state(i, states, following))
         return found
 
 

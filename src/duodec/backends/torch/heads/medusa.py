@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from duodec.backends.torch.heads import Guesses, HeadFiles, StatedText, fitting, number
+from duodec.backends.torch.heads.files import HeadFiles, fitting, number
+from duodec.backends.torch.heads.states import Guesses, StatedText
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.network import Network, num_params
 from duodec.core.candidates import CandidateTree
@@ -38,18 +39,22 @@ class MedusaModule(torch.nn.ModuleList):  # type: ignore[misc]
             for _ in range(num_heads)
         )
 
-    def begin_as(self, output: torch.Tensor) -> None:
-        """Make every head the target's own, whose matrix this is."""
-        for *blocks, matrix in self:
+    @property
+    def matrices(self) -> list[torch.nn.Linear]:
+        """The heads' last layers."""
+        return [head[-1] for head in self]
+
+    def begin_as_target(self) -> None:
+        """Have every head pass the state on."""
+        for *blocks, _ in self:
             for block in blocks:
                 torch.nn.init.zeros_(block.linear.weight)
                 torch.nn.init.zeros_(block.linear.bias)
-            matrix.weight.data.copy_(output)
 
-    def logits(self, i: int, states: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-        """Those of head i: (rows, vocab). ``following`` are the embeddings of the tokens that come
-        between, (rows, 1 + i, width), and tell it nothing."""
-        found: torch.Tensor = self[i](states)
+    def state(self, i: int, states: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        """What the matrix of head i reads: (rows, width). ``following`` are the embeddings of the
+        tokens that come between, (rows, 1 + i, width), and tell it nothing."""
+        found: torch.Tensor = self[i][:-1](states)
         return found
 
 

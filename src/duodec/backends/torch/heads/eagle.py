@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.torch.heads import HeadFiles, StatedText, fitting, number
+from duodec.backends.torch.heads.files import TARGETS_OWN, HeadFiles, fitting, number
+from duodec.backends.torch.heads.states import StatedText
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.network import Network, num_params
 from duodec.backends.torch.uploads import upload
@@ -125,7 +126,7 @@ class Eagle:
 
     def __init__(self, files: HeadFiles, network: Network) -> None:
         weights = files.weights("model", "pytorch_model")
-        weights.pop("embed_tokens.weight", None)  # the target's
+        weights.pop(TARGETS_OWN, None)
         self.embedding, self.output = network.embedding, network.output
         width = self.embedding.weight.shape[-1]
         if number(files, "hidden_size") != width:

@@ -6,24 +6,21 @@ Once the draws are on the host, the heads get the states of the text that the pa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from duodec.backends.torch.graphs import Queue
-from duodec.backends.torch.library import first_line, torch
+from duodec.backends.torch.library import torch
 from duodec.backends.torch.penalties import adjusts
 from duodec.backends.torch.rows import top
 from duodec.core import noise
 from duodec.core.protocols import Candidates, Heads, Query
 from duodec.core.rows import descending
 from duodec.core.sampling import Context
-from duodec.errors import ModelUnreadable
 
 _FIRST = 128  # tokens of a row that come to the host
 
@@ -124,68 +121,3 @@ class HeadModel(Protocol):
 
     def at(self, text: StatedText) -> Heads:
         """The heads at the end of a text."""
-
-
-# --- their files
-
-
-@dataclass(frozen=True)
-class HeadFiles:
-    """A folder of heads: config.json, and weights as safetensors or as tensors that torch pickled,
-    of which no code is run."""
-
-    path: Path
-    config: dict[str, Any] = field(repr=False)
-
-    @classmethod
-    def of(cls, path: Path) -> HeadFiles:
-        """Raises ModelUnreadable."""
-        try:
-            return cls(path, dict(json.loads((path / "config.json").read_text("utf-8"))))
-        except (OSError, ValueError) as error:
-            raise ModelUnreadable(
-                f"{path} is no folder of heads ({first_line(error)}); name one with config.json "
-                "and the weights of Medusa, Hydra or EAGLE"
-            ) from error
-
-    def weights(self, *stems: str) -> dict[str, torch.Tensor]:
-        """The tensors of the first of these files that there is, on the CPU. Raises
-        ModelUnreadable."""
-        names = [stem + end for stem in stems for end in (".safetensors", ".pt", ".bin")]
-        path = next((self.path / name for name in names if (self.path / name).is_file()), None)
-        if path is None:
-            raise ModelUnreadable(f"{self.path} holds none of {', '.join(names)}; fetch it again")
-        try:
-            if path.suffix == ".safetensors":
-                from safetensors.torch import load_file
-
-                return dict(load_file(path))
-            return dict(torch.load(path, map_location="cpu", weights_only=True))
-        except Exception as error:  # of a damaged file, or a pickle with more than tensors
-            raise ModelUnreadable(
-                f"{path} cannot be read ({first_line(error)}); fetch it again"
-            ) from error
-
-
-def number(files: HeadFiles, name: str) -> int:
-    """A number of 1 or more in their config.json. Raises ModelUnreadable."""
-    found = files.config.get(name, 1)
-    if not isinstance(found, int) or found < 1:
-        raise ModelUnreadable(f"{files.path}/config.json says {name} is {found}; fetch it again")
-    return found
-
-
-def fitting(
-    module: torch.nn.Module, weights: dict[str, torch.Tensor], files: HeadFiles, like: torch.Tensor
-) -> None:
-    """Give a module its weights, on the device and in the number format of a target's. Raises
-    ModelUnreadable for weights of other names or shapes, as those of another target have."""
-    try:
-        module.load_state_dict(weights, assign=True)
-    except RuntimeError as error:
-        line = str(error).strip().splitlines()[-1].strip()
-        raise ModelUnreadable(
-            f"{files.path} holds no heads for this target ({line}); name heads that were trained "
-            "for it"
-        ) from error
-    module.to(device=like.device, dtype=like.dtype).requires_grad_(False).eval()
