@@ -6,7 +6,10 @@ ceiling is `auto` with a draft model that takes no time.
 
     python -m benchmarks simulated --data FOLDER --limit 5 --max-tokens 48
 
-A curve is written CURVE@SHAPE, as in `--simulate-ms` and `--simulate-as`; several by semicolons.
+A curve is written CURVE@SHAPE@BANDWIDTH, the first two as in `--simulate-ms` and `--simulate-as`;
+several by semicolons. `sps:4@gpu` is what users have today: the same draft model on the target's
+card, by turns with the target, in passes of as many rows as are wanted. Its step takes the time to
+read its file once at that bandwidth, and `--launch-ms`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -27,28 +30,36 @@ from duodec.bench.beds.simulated import SimulatedBed, simulated_stage
 from duodec.bench.beds.virtual import PricedModel, RowKey, StepTable
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Conversation, record
+from duodec.bench.statistics import Rate, Ratio, ratio_of_rates
+from duodec.bench.tables import interval_of
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.protocols import Candidates
 from duodec.core.round import Stats
+from duodec.core.sampling import SamplingParams
 from duodec.loading.config import EngineConfig
+from duodec.loading.resolve import resolve_pair
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.planning.costs import Costs
 
 ALL = "all tasks"
 CEILING = "ceiling"
+ON_GPU = "@gpu"
 _DRAFT_MS = "1:1.4,2:1.6,4:1.9,8:2.9,16:5.1,32:10,64:20.5"  # one core of the development machine
 _HOST_US = "copy:8,draw:120,candidates:60,selection:40"  # its host, loaded
-_METHODS = "ar,lookup,recycling,sps:2,pearl,duo,auto"
+_LAUNCH_MS = 0.3  # six layers at 0.03 ms (docs/evaluation.md), and a token drawn on the host
+_METHODS = (
+    "ar,lookup,recycling,sps:2,sps:1@gpu,sps:2@gpu,sps:3@gpu,sps:4@gpu,sps:6@gpu,pearl,duo,auto"
+)
 _CURVES = ";".join(
     (
-        "rtx3090-8b-q4_0@llama.cpp",
-        "rtx4090-8b-q4_0@llama.cpp",
-        "rtx4090-8b-bf16@torch",
-        "mi50-27b-q8_0@llama.cpp",
-        "roofline:1008GB/s,165TFLOPS,4.0GB@llama.cpp",  # a 7B of 4.5 bits, a consumer's card
-        "roofline:3350GB/s,989TFLOPS,13.5GB,16bit@torch",  # of 16 bits, a data centre's
-        "25@tree",  # the limit
+        "rtx3090-8b-q4_0@llama.cpp@936GB/s",
+        "rtx4090-8b-q4_0@llama.cpp@1008GB/s",
+        "rtx4090-8b-bf16@torch@1008GB/s",
+        "mi50-27b-q8_0@llama.cpp@1024GB/s",
+        "roofline:1008GB/s,165TFLOPS,4.0GB@llama.cpp@1008GB/s",  # 7B, 4.5 bits, a consumer's card
+        "roofline:3350GB/s,989TFLOPS,13.5GB,16bit@torch@3350GB/s",  # of 16 bits, a data centre's
+        "25@tree@1008GB/s",  # the limit
     )
 )
 
@@ -66,45 +77,64 @@ class Sum:
         self.num_forwards += len(stats.rounds) - 1
         self.seconds += stats.decode_s
 
-    @property
-    def rate(self) -> float:
-        return self.num_tokens / self.seconds if self.seconds else math.nan
-
 
 @dataclass
 class Runs:
-    """One curve: its bed, each method with what it learns, and its sums by method and task."""
+    """One curve: its bed and those of other drafts, each method with what it learns, and its sums
+    by method and prompt."""
 
     bed: SimulatedBed
     free: SimulatedBed
+    on_gpu: SimulatedBed
     methods: dict[str, Method]
     costs: dict[str, Costs]
-    sums: dict[tuple[str, str], Sum]
+    sums: dict[str, dict[tuple[str, str], Sum]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(Sum))
+    )
 
-    def speedup(self, method: str, task: str) -> float:
+    def of(self, method: str, task: str) -> dict[tuple[str, str], Sum]:
+        """The sums by prompt."""
+        return {key: one for key, one in self.sums[method].items() if task in (ALL, key[0])}
+
+    def rates(self, method: str, task: str) -> list[Rate]:
+        return [(one.num_tokens, one.seconds) for one in self.of(method, task).values()]
+
+    def speedup(self, method: str, task: str) -> Ratio:
         """Tokens a second over those of plain decoding in passes of one row, as it is without us:
         ours are padded where a row's bits need it, and `ar` too."""
-        curve, plain = self.bed.curve, self.sums["ar", task]
+        curve, plain = self.bed.curve, self.of("ar", task)
         num_padded = curve.shape.num_computed(1) - 1
         excess_s = curve.forward_s - curve.forward.seconds(1)
         if not curve.shape.draws_on_device:
             excess_s += self.bed.host.copy * num_padded
-        alone_s = plain.seconds - plain.num_forwards * excess_s
-        return self.sums[method, task].rate * alone_s / plain.num_tokens
+        alone = [
+            (one.num_tokens, one.seconds - one.num_forwards * excess_s) for one in plain.values()
+        ]
+        return ratio_of_rates(self.rates(method, task), alone, list(plain))
+
+    def default_over(self, method: str, task: str) -> Ratio:
+        """Tokens a second of `auto` over another method's."""
+        prompts = list(self.of(method, task))
+        return ratio_of_rates(self.rates("auto", task), self.rates(method, task), prompts)
 
     def answer(
         self, conversation: Conversation, known: dict[tuple[int, ...], dict[RowKey, Candidates]]
     ) -> None:
+        prompt = conversation.prompt
         for name, method in self.methods.items():
-            bed = self.free if name == CEILING else self.bed
+            bed = self._bed(name)
             bed.forget()
             for turn in conversation.turns:
                 key = turn.prompt_tokens + turn.answer
                 bed.known = {key: known[key]}
                 answer = bed.answer(method, turn, self.costs[name])
                 assert answer.tokens == turn.answer, f"{name} gives another text"
-                for task in (conversation.prompt.task, ALL):
-                    self.sums[name, task].add(answer.stats)
+                self.sums[name][prompt.task, prompt.prompt_id].add(answer.stats)
+
+    def _bed(self, name: str) -> SimulatedBed:
+        if name.endswith(ON_GPU):
+            return self.on_gpu
+        return self.free if name == CEILING else self.bed
 
 
 def main(
@@ -115,20 +145,26 @@ def main(
     skip: Annotated[int, typer.Option(help="Leave out so many: held-out prompts.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="Of a completion.")] = 64,
     methods: Annotated[str, typer.Option(help="Methods, comma-separated.")] = _METHODS,
-    curves: Annotated[str, typer.Option(help="CURVE@SHAPE, by semicolons.")] = _CURVES,
+    curves: Annotated[str, typer.Option(help="CURVE@SHAPE@BANDWIDTH, by ;.")] = _CURVES,
     draft_ms: Annotated[str | None, typer.Option(help="The draft's costs.")] = _DRAFT_MS,
+    launch_ms: Annotated[float, typer.Option(help="Of a draft step on the GPU.")] = _LAUNCH_MS,
     host_us: Annotated[str | None, typer.Option(help="The host's prices.")] = _HOST_US,
     target: Annotated[str, typer.Option()] = "smollm2",
     draft: Annotated[str, typer.Option(help="A name or a file.")] = "auto",
     datastore: Annotated[str, typer.Option(help="For rest.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Of the target's rows.")] = None,
     exact: Annotated[bool, typer.Option(help="The target's rows, bit for bit.")] = False,
+    temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
 ) -> Figures:
-    """Each method's speed over plain decoding's in passes of one row, by task."""
+    """Each method's speed over plain decoding's in passes of one row, by task, with intervals over
+    prompts."""
     console = Console()
     names = tuple(methods.split(","))
+    entrants = {name: name.removesuffix(ON_GPU) for name in names}
+    if ceiling:
+        entrants[CEILING] = "auto"
     plan = BenchPlan(
-        methods=names,
+        methods=tuple(entrants.values()),
         targets=(target,),
         data=data,
         limit=limit,
@@ -138,6 +174,7 @@ def main(
         host_us=host_us,
         drafts=(draft,),
         config=EngineConfig(datastore=datastore, threads=threads, exact=exact),
+        sampling=SamplingParams(temperature=temperature),
     )
     by_task = [read_prompts(data, [task], None) for task in tasks.split(",")]
     prompts = [
@@ -145,21 +182,27 @@ def main(
     ]
     with simulated_stage(plan.pairs()[0], plan, needs_model=True) as stage:
         base = cast(SimulatedBed, stage.bed_for(method_named("ar")))
+        pair = resolve_pair(plan.pairs()[0])
         assert base.model is not None
+        assert pair.draft is not None
+        num_bytes = pair.draft.path.stat().st_size
         runs: dict[str, Runs] = {}
         for text in curves.split(";"):
-            given, _, shape = text.partition("@")
+            given, shape, bandwidth = (*text.split("@"), "", "")[:3]
             curve = replace(plan, simulate_ms=given, simulate_as=shape or "tree").latency
-            free = PricedModel(base.model.model, StepTable(((1, 0.0),)))
-            entrants = {name: method_named(name) for name in names}
-            if ceiling:
-                entrants[CEILING] = method_named("auto")
+            step_s = num_bytes / _bytes_a_second(bandwidth) + launch_ms / 1e3
+            as_wanted = replace(curve.shape, name="chain", num_rows=None, has_branches=False)
             runs[text] = Runs(
-                replace(base, curve=curve),
-                replace(base, curve=curve, model=free),
-                entrants,
-                {name: Costs() for name in entrants},
-                defaultdict(Sum),
+                bed=replace(base, curve=curve),
+                free=replace(base, curve=curve, model=_priced(base.model, 0.0)),
+                on_gpu=replace(
+                    base,
+                    curve=replace(curve, shape=as_wanted),
+                    model=_priced(base.model, step_s),
+                    handover_s=0.0,
+                ),
+                methods={label: method_named(name) for label, name in entrants.items()},
+                costs={label: Costs() for label in entrants},
             )
         conversations = record(stage.recorder, prompts, plan.sampling, max_tokens)
         for conversation in track(conversations, total=len(prompts), console=console):
@@ -174,30 +217,55 @@ def main(
         console.print(f"\n{text} ({curve.shape.words}; {curve.forward.origin})", soft_wrap=True)
         for method in run.methods:
             cells = [
-                f"{task[:8]} {run.speedup(method, task):.2f}" for task in (*tasks.split(","), ALL)
+                f"{task[:8]} {run.speedup(method, task).value:.2f}"
+                for task in (*tasks.split(","), ALL)
             ]
+            total = run.speedup(method, ALL)
+            cells.append(interval_of(total))
             console.print(f"{method:>10}  " + "  ".join(cells), soft_wrap=True)
     return figures
+
+
+def _priced(model: PricedModel, step_s: float) -> PricedModel:
+    """The draft model with steps of this time, whatever their width."""
+    return PricedModel(model.model, StepTable(((1, step_s), (2, step_s))))
+
+
+def _bytes_a_second(bandwidth: str) -> float:
+    """Of ``1008GB/s``; without one no time is taken to read."""
+    return float(bandwidth.removesuffix("GB/s")) * 1e9 if bandwidth else math.inf
 
 
 def _figures(runs: dict[str, Runs], tasks: Sequence[str]) -> Figures:
     found = {
         text: {
-            method: {
-                task: {
-                    "speedup": run.speedup(method, task),
-                    "tokens_per_second": run.sums[method, task].rate,
-                    "tokens_per_forward": run.sums[method, task].num_tokens
-                    / max(1, run.sums[method, task].num_forwards),
-                }
-                for task in (*tasks, ALL)
-            }
+            method: {task: _figures_of(run, method, task) for task in (*tasks, ALL)}
             for method in run.methods
         }
         for text, run in runs.items()
     }
     beds = {
-        text: {"shape": run.bed.curve.shape.words, "curve": run.bed.curve.forward.as_json()}
+        text: {
+            "shape": run.bed.curve.shape.words,
+            "curve": run.bed.curve.forward.as_json(),
+            "draft_ms_on_gpu": str(cast(PricedModel, run.on_gpu.model).table),
+        }
         for text, run in runs.items()
     }
     return {"beds": beds, "curves": found}
+
+
+def _figures_of(run: Runs, method: str, task: str) -> Figures:
+    sums = run.of(method, task).values()
+    num_tokens = sum(one.num_tokens for one in sums)
+    speedup = run.speedup(method, task)
+    figures = {
+        "speedup": speedup.value,
+        "interval": [speedup.low, speedup.high],
+        "tokens_per_second": num_tokens / sum(one.seconds for one in sums),
+        "tokens_per_forward": num_tokens / max(1, sum(one.num_forwards for one in sums)),
+    }
+    if "auto" not in run.methods or method in ("auto", CEILING):
+        return figures
+    ratio = run.default_over(method, task)
+    return {**figures, "auto_over": ratio.value, "auto_over_interval": [ratio.low, ratio.high]}

@@ -248,6 +248,14 @@ def test_a_step_is_seen_after_it_has_travelled_and_not_before() -> None:
     assert len(drafter.poll(0).draft) == 1
 
 
+def test_a_draft_model_beside_the_target_gets_no_messages() -> None:
+    clock = VirtualClock()
+    drafter = SimulatedDrafter(PricedModel(DRAFT.load(), TABLE), clock, handover_s=0.0)
+    drafter.submit(DraftRequest(0, TEXT, Chain(3), Sampler()))
+    assert len(drafter.poll(0, wait_s=1.0).draft) == 3
+    assert clock() == pytest.approx(3 * STEP_S, rel=1e-12)
+
+
 def test_a_wait_ends_with_the_next_candidates() -> None:
     drafter, clock = drafter_of()
     drafter.submit(DraftRequest(0, TEXT, Tree(num_leaves=2), Sampler()))

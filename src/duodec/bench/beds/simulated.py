@@ -21,6 +21,7 @@ from duodec.bench.beds.host import HostPrices
 from duodec.bench.beds.host import measured as measured_host
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.virtual import (
+    HANDOVER_S,
     PricedModel,
     RowKey,
     SimulatedDrafter,
@@ -64,6 +65,8 @@ class SimulatedBed:
     known: dict[tuple[int, ...], dict[RowKey, Candidates]] = field(default_factory=dict)
     """Rows off the recorded texts, by the tokens of the text; of the latest turn only."""
     name: str = "simulated"
+    handover_s: float = HANDOVER_S
+    """For a message to the drafter's process, and for one back."""
     _models: dict[int, tuple[Costs, PricedModel]] = field(default_factory=dict, init=False)
     """By costs: what the draft model measures of itself is one method's own, as its costs are."""
 
@@ -74,7 +77,7 @@ class SimulatedBed:
     def answer(self, method: Method, turn: Turn, costs: Costs) -> Finished:
         clock = VirtualClock()
         model = self._model(costs)
-        drafter = SimulatedDrafter(model, clock) if model else None
+        drafter = SimulatedDrafter(model, clock, self.handover_s) if model else None
         key = turn.prompt_tokens + turn.answer
         if key not in self.known:
             self.known = {key: {}}

@@ -114,7 +114,7 @@ class PricedModel(DraftModel):
 
     def __init__(self, model: DraftModel, table: StepTable) -> None:
         self.model = model
-        self._table = table
+        self.table = table
         self._meter = _Meter(innermost(model), table)
         self._metered = _over(model, self._meter)
 
@@ -131,7 +131,7 @@ class PricedModel(DraftModel):
 
     def anew(self) -> PricedModel:
         """The same model and table, for drafts of which nothing has been measured yet."""
-        return PricedModel(_over(self.model, innermost(self.model).anew()), self._table)
+        return PricedModel(_over(self.model, innermost(self.model).anew()), self.table)
 
     def rows(self, query: RowQuery) -> list[Row]:
         return self._metered.rows(query)
@@ -325,11 +325,15 @@ class _SimulatedScores(Scores):
 
 class SimulatedDrafter:
     """A drafter that works concurrently with the caller, on a virtual clock: at any moment it has
-    made the steps that fit in before. A step is computed when it is needed."""
+    made the steps that fit in before. A step is computed when it is needed. ``handover_s`` is for
+    a message to it, and for one back."""
 
-    def __init__(self, model: PricedModel, clock: VirtualClock) -> None:
+    def __init__(
+        self, model: PricedModel, clock: VirtualClock, handover_s: float = HANDOVER_S
+    ) -> None:
         self._model = model
         self._clock = clock
+        self._handover_s = handover_s
         self._free_s = 0.0  # when the current step ends
         self._steps: Iterator[Draft | CandidateTree] = iter(())
         self._made: Draft | CandidateTree = Draft()  # the last step, and how long it takes
@@ -346,7 +350,7 @@ class SimulatedDrafter:
         now_s = self._clock()
         self._catch_up(now_s)
         # the current step is finished first, then the new request is seen
-        self._free_s = max(self._free_s, now_s + HANDOVER_S / 2)
+        self._free_s = max(self._free_s, now_s + self._handover_s / 2)
         self._drafted = Drafted(is_complete=False, busy_s=self._drafted.busy_s)
         self._slot, self._is_over = request.slot, False
         self._steps = request.plan.grow(self._model, request)
@@ -357,7 +361,7 @@ class SimulatedDrafter:
         self._catch_up(now_s)
         end_s = now_s + wait_s
         while wait_s and not self._is_over and not _is_enough(self._drafted, beyond):
-            moment_s = self._free_s + HANDOVER_S / 2
+            moment_s = self._free_s + self._handover_s / 2
             if moment_s > end_s:
                 self._clock.advance(max(0.0, end_s - self._clock()))
                 break
@@ -386,7 +390,7 @@ class SimulatedDrafter:
 
     def _catch_up(self, now_s: float) -> None:
         """Deliver all steps that have arrived by now; then prefill text as time allows."""
-        while not self._is_over and self._free_s + HANDOVER_S / 2 <= now_s:
+        while not self._is_over and self._free_s + self._handover_s / 2 <= now_s:
             self._drafted = self._after_step()
             self._widen(is_idle=False)
             self._prepare()

@@ -1,0 +1,87 @@
+"""The experiment on curves: whose bed a method gets, and what its ratios are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fakes.decoding import FakeTokenizer
+
+from benchmarks.decoding.simulated import ALL, ON_GPU, Runs, _bytes_a_second
+from duodec.backends.curves import CostCurve
+from duodec.backends.table import TableModel, TableTarget
+from duodec.bench.beds import Parts
+from duodec.bench.beds.host import HostPrices
+from duodec.bench.beds.latency import LatencyCurve
+from duodec.bench.beds.shapes import Shape
+from duodec.bench.beds.simulated import SimulatedBed
+from duodec.bench.beds.virtual import PricedModel, StepTable
+from duodec.bench.recording import Conversation, record
+from duodec.bench.tasks import Prompt
+from duodec.core.sampling import SamplingParams
+from duodec.llm import LLM
+from duodec.methods.registry import method
+from duodec.planning.costs import Costs
+
+CURVE = CostCurve.parse("1:8,2:10,3:13,4:16")
+STEP_S = 0.5e-3
+HOST = HostPrices(copy=1e-3)
+MODEL = TableModel(num_vocab=128, order=1, seed=3)
+NAMES = ("ar", "sps:2@gpu", "auto")
+
+
+def answered(sampling: SamplingParams) -> tuple[Runs, list[Conversation]]:
+    """Two prompts on a target that is padded to two rows, with a draft as good as it."""
+    tokenizer = FakeTokenizer(tuple(bytes([i]) for i in range(128)), chat_template="{{ messages }}")
+    parts = Parts(tokenizer, 2000, None, None, sampling, ())
+    slow = PricedModel(MODEL.load(), StepTable(((1, 1.0), (2, 1.0))))
+    padded = LatencyCurve(CURVE, 0.0, Shape("llama.cpp:2", 2, has_branches=False))
+    bed = SimulatedBed(parts, TableTarget(MODEL), slow, padded, HOST)
+    on_gpu = replace(
+        bed,
+        curve=LatencyCurve(CURVE, 0.0, Shape("chain", has_branches=False)),
+        model=PricedModel(MODEL.load(), StepTable(((1, STEP_S), (2, STEP_S)))),
+        handover_s=0.0,
+    )
+    runs = Runs(
+        bed, bed, on_gpu,
+        {name: method(name.removesuffix(ON_GPU)) for name in NAMES},
+        {name: Costs() for name in NAMES},
+    )  # fmt: skip
+    engine = LLM(TableTarget(MODEL), tokenizer, 2000)
+    prompts = [Prompt("qa", str(i), (f"qa {i}?", "and?"), None, None) for i in range(2)]
+    found = list(record(engine, prompts, sampling, 25))
+    for one in found:
+        runs.answer(one, {turn.prompt_tokens + turn.answer: {} for turn in one.turns})
+    return runs, found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_draft_on_the_gpu_has_its_own_price_and_waits_for_no_padding(temperature: float) -> None:
+    runs, found = answered(SamplingParams(temperature=temperature, seed=1))
+    num_tokens = sum(len(turn.answer) - 1 for one in found for turn in one.turns)
+    alone_s = num_tokens * (CURVE.seconds(1) + HOST.copy)
+    sums = runs.of("sps:2@gpu", ALL).values()
+    assert sum(one.num_tokens for one in sums) == num_tokens
+    # every draft is right: 24 tokens after the first are 8 rounds of three
+    seconds = num_tokens / 3 * (CURVE.seconds(3) + 3 * HOST.copy + 2 * STEP_S)
+    assert sum(one.seconds for one in sums) == pytest.approx(seconds, rel=1e-9)
+    speedup = runs.speedup("sps:2@gpu", ALL)
+    assert speedup.value == pytest.approx(alone_s / seconds, rel=1e-9)
+    assert speedup.num_prompts == 2  # its turns stay together
+    assert speedup.low == pytest.approx(speedup.high, rel=1e-9)
+
+
+def test_plain_decoding_without_us_is_not_padded() -> None:
+    runs, _ = answered(SamplingParams(seed=1))
+    alone_s = CURVE.seconds(1) + HOST.copy
+    padded_s = CURVE.seconds(2) + 2 * HOST.copy
+    assert runs.speedup("ar", "qa").value == pytest.approx(alone_s / padded_s, rel=1e-9)
+    over = runs.default_over("ar", ALL)
+    rates = [runs.speedup(name, ALL).value for name in ("auto", "ar")]
+    assert over.value == pytest.approx(rates[0] / rates[1], rel=1e-9)
+
+
+def test_a_bandwidth_is_read_as_it_is_written() -> None:
+    assert _bytes_a_second("936GB/s") == 936e9
+    assert 1 / _bytes_a_second("") == 0.0
