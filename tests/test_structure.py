@@ -66,7 +66,7 @@ HOMES = {
     "triton": (
         "backends/torch/kernels",
         "backends/torch/layer_kernels",
-        "backends/torch/pick_kernel",
+        "backends/torch/summary_kernel",
     ),
     "safetensors": ("backends/torch/heads", "distill/heads"),
     "accelerate": ("backends/torch", "backends/transformers"),

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from duodec.backends.torch.library import torch
+from duodec.core.protocols import NUM_CANDIDATES
 
+TOKEN, MARGIN, IS_SETTLED, LARGEST, TOP = range(5)  # columns of a row's summary
+NUM_TOP = NUM_CANDIDATES  # tokens from `TOP` on, their logits after them
+NUM_COLUMNS = TOP + 2 * NUM_TOP
 _LOW = 0xFFFFFFFF
 
 

@@ -13,12 +13,15 @@ from typing import NamedTuple
 
 from duodec.backends.torch.library import first_line, torch
 from duodec.backends.torch.noise import gumbel
+from duodec.backends.torch.rows import IS_SETTLED as IS_SETTLED
+from duodec.backends.torch.rows import LARGEST as LARGEST
+from duodec.backends.torch.rows import MARGIN as MARGIN
+from duodec.backends.torch.rows import NUM_COLUMNS as NUM_COLUMNS
+from duodec.backends.torch.rows import NUM_TOP as NUM_TOP
+from duodec.backends.torch.rows import TOKEN as TOKEN
+from duodec.backends.torch.rows import TOP as TOP
 from duodec.backends.torch.rows import best, top
-from duodec.core.protocols import NUM_CANDIDATES
 
-TOKEN, MARGIN, IS_SETTLED, LARGEST, TOP = range(5)  # columns of a summary
-NUM_TOP = NUM_CANDIDATES  # tokens from `TOP` on, their logits after them
-NUM_COLUMNS = TOP + 2 * NUM_TOP
 GREEDY = -1.0  # in place of an inverse temperature
 
 Two = tuple[torch.Tensor, torch.Tensor]  # tokens, margins

@@ -19,7 +19,7 @@ from triton.language.extra.libdevice import (  # type: ignore[import-not-found, 
 
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.noise import LN2_HIGH, LN2_LOW, LOG_COEFFICIENTS, SQRT_HALF
-from duodec.backends.torch.summaries import (
+from duodec.backends.torch.rows import (
     IS_SETTLED,
     LARGEST,
     MARGIN,
