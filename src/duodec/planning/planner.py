@@ -21,6 +21,7 @@ _FADE = 0.9  # of earlier rounds in the running rate
 _SLOW_FADE = 0.98
 _CAUTION = 0.35  # more that a draft must promise for each forward pass lost
 _BET = 0.25  # of the tokens that a draft promises, in forward passes
+_MOST_LOST = 2.0  # forward passes: what one draft may lose of the allowance, and for its promise
 _PRIOR_TRUST = 2.0  # tokens that count as promised and come
 
 
@@ -139,15 +140,17 @@ def best_width(
 
     ``trust`` is the share of what values promised that came true. ``allowance`` is what may be
     lost, in forward passes without a draft: the less is left, the more a draft must promise, and
-    the less it may cost beyond a quarter of what it promises. A forward pass takes ``more_s``
-    longer, whatever its width.
+    the less it may cost beyond a quarter of what it promises. Whatever was gained and whatever it
+    promises, one draft costs no more than five such passes, so that no text pays for another's. A
+    forward pass takes ``more_s`` longer, whatever its width.
     """
     seconds = costs.curve(len(values))
     plain_s = max(_TICK_S, seconds[0] + more_s)
     best, num_best, promised = _caution(allowance) / plain_s, 0, 0.0
     for num, value in enumerate(values, 1):
         promised += trust * value
-        if costs.worst_s(num) + more_s > plain_s * (1.0 + max(0.0, allowance) + _BET * promised):
+        lost = min(_MOST_LOST, max(0.0, allowance)) + min(_MOST_LOST, _BET * promised)
+        if costs.worst_s(num) + more_s > plain_s * (1.0 + lost):
             continue
         rate = (1.0 + promised) / (seconds[num] + more_s or _TICK_S)
         if rate > best:
