@@ -100,7 +100,8 @@ def test_nvcc_is_found_off_the_path_and_named_to_cmake(programs: Path, tmp_path:
     cards = "-DCMAKE_CUDA_ARCHITECTURES=89;90"
     for home in ("cuda-11.8", "cuda-12.4", "cuda-12.10"):  # the newest of them
         nvcc = add_toolkit(tmp_path / "local" / home, home.partition("-")[2])
-        found = f"-DGGML_CUDA=on -DCMAKE_CUDA_COMPILER={nvcc} {cards}"
+        root = f"-DCUDAToolkit_ROOT={nvcc.parents[1]}"  # or CMake takes another one's libraries
+        found = f"-DGGML_CUDA=on -DCMAKE_CUDA_COMPILER={nvcc} {root} {cards}"
         assert cuda_args(tmp_path) == found
     nvcc = add_toolkit(tmp_path / "local" / "cuda")  # which the system chose
     assert f"-DCMAKE_CUDA_COMPILER={nvcc} " in cuda_args(tmp_path)
@@ -289,7 +290,8 @@ def test_setup_for_a_gpu_builds_checks_and_names_the_device(
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert run(["setup", "--gpu", "cuda"]) == 0
     cards = "-DCMAKE_CUDA_ARCHITECTURES=89;90"
-    assert built == [f"-DGGML_CUDA=on -DCMAKE_CUDA_COMPILER={nvcc} {cards}"]
+    root = f"-DCUDAToolkit_ROOT={nvcc.parents[1]}"
+    assert built == [f"-DGGML_CUDA=on -DCMAKE_CUDA_COMPILER={nvcc} {root} {cards}"]
     assert pips == [["nvidia-cuda-runtime"]], "the library is in no wheel and not in the system"
     assert "it computes on CUDA0 (a GPU)" in capsys.readouterr().err
     seen.clear()

@@ -127,9 +127,12 @@ def _cuda(told: str) -> str:
     if words := old_driver():
         raise ToolchainMissing(words)
     options = ["-DGGML_CUDA=on"]
-    # CMake looks on PATH and in the environment only
+    # CMake looks for a compiler on PATH and in the environment only, and for its libraries at
+    # /usr/local/cuda, too, where those of another toolkit may lie
     if "CMAKE_CUDA_COMPILER" not in told and shutil.which("nvcc") != str(nvcc):
         options.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")
+        if not any(name in told for name in _PLACES_OF_CUDA):
+            options.append(f"-DCUDAToolkit_ROOT={nvcc.resolve().parent.parent}")
     if "CMAKE_CUDA_ARCHITECTURES" not in told and "CUDAARCHS" not in os.environ:
         options.append(f"-DCMAKE_CUDA_ARCHITECTURES={_architectures_for(nvcc)}")
     if not any(name in told for name in _PLACES_OF_CUDA):
