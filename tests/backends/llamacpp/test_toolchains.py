@@ -52,11 +52,12 @@ def add_program(folder: Path, name: str, text: str = "#!/bin/sh\n") -> None:
 
 def add_toolkit(home: Path, version: str = "12.4") -> Path:
     """A CUDA toolkit with cuBLAS; its nvcc."""
-    for folder in ("bin", "include", "lib64"):
+    for folder in ("bin", "include", "lib64/stubs"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     add_program(home / "bin", "nvcc", NVCC.format(version=version))
     (home / "include" / "cublas_v2.h").touch()
     (home / "lib64" / "libcublas.so").touch()
+    (home / "lib64" / "stubs" / "libcuda.so").touch()
     return home / "bin" / "nvcc"
 
 
@@ -256,6 +257,78 @@ def test_a_wheel_is_taken_from_the_first_index_that_has_one(
     asked = (tmp_path / "asked").read_text().split()
     assert asked == indices[:3]
     assert native.fetch(pip, indices[:1], print) is None
+
+
+@pytest.mark.parametrize(
+    ("runs", "below"),
+    [("", "13.1"), ("12.9", ""), ("13.0", "13.1"), ("13.2", "13.3"), ("14.1", "14")],
+)
+def test_packages_have_a_compiler_that_the_driver_knows(
+    runs: str, below: str, programs: Path
+) -> None:
+    """NVIDIA's packages have had a whole one since CUDA 13."""
+    if runs:
+        add_program(programs, "nvidia-smi", SMI.replace("12.4", runs))
+    wanted = toolchains.packaged_toolkit()
+    assert bool(wanted) == bool(below)
+    assert all(f">=13,<{below}" in one for one in wanted if "cublas" not in one)
+
+
+PIP = """import sys
+from pathlib import Path
+words = sys.argv
+if {is_offline}: sys.exit('no index can be reached')
+home = Path(words[words.index('--target') + 1]) / 'nvidia' / 'cu13'
+for name in ('bin/nvcc', 'include/cublas_v2.h', 'lib/libcublas.so.13', 'lib/libcudart.so.13'):
+    (home / name).parent.mkdir(parents=True, exist_ok=True)
+    (home / name).touch(0o755)
+print('fetched', *words[-1:])
+"""
+
+
+def test_without_a_compiler_setup_takes_that_of_the_package_index(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CMAKE_ARGS", "-DCMAKE_CUDA_ARCHITECTURES=90")
+    add_program(programs, "nvidia-smi", SMI.replace("12.4", "13.0"))
+    fake, built = tmp_path / "pip.py", []
+
+    def build(pip: object, cpu: str, args: str, say: object) -> Path:
+        built.append(args)
+        return tmp_path
+
+    @contextmanager
+    def fake_pip():  # type: ignore[no-untyped-def]
+        yield [sys.executable, str(fake)]
+
+    monkeypatch.setattr("duodec.machine.install.pip_command", fake_pip)
+    monkeypatch.setattr(native, "fetch", lambda *_: None)
+    monkeypatch.setattr(native, "find_or_build", build)
+    monkeypatch.setattr(native, "install", lambda *_: None)
+    monkeypatch.setattr(cuda_runtime, "linked", list)
+    monkeypatch.setattr(self_test, "check", lambda: None)
+    monkeypatch.setattr(devices, "every", lambda lib: [Device("CUDA0", "a GPU", 1 << 30)])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+
+    fake.write_text(PIP.format(is_offline=True))
+    assert run(["setup", "--gpu", "cuda"]) == 2
+    said = capsys.readouterr().err
+    assert "no index can be reached" in said
+    assert "install the CUDA toolkit" in said
+    assert not list((tmp_path / "cache" / "cuda").iterdir()), "nothing is left of the attempt"
+
+    fake.write_text(PIP.format(is_offline=False))
+    for is_fetched in (True, False):  # the second time it is kept
+        monkeypatch.delenv("CUDACXX", raising=False)
+        assert run(["setup", "--gpu", "cuda"]) == 0
+        assert ("fetching NVIDIA's CUDA compiler" in capsys.readouterr().err) == is_fetched
+    (home,) = tmp_path.glob("cache/cuda/*/nvidia/cu13")
+    assert (home / "lib" / "libcublas.so").resolve().name == "libcublas.so.13"
+    args = f"-DCMAKE_CUDA_COMPILER={home / 'bin' / 'nvcc'} -DCUDAToolkit_ROOT={home}"
+    no_driver = "-DGGML_CUDA_NO_VMM=ON"  # there is no library of it to link to
+    assert built == [f"-DGGML_CUDA=on {args} {no_driver} -DCMAKE_CUDA_ARCHITECTURES=90"] * 2
 
 
 def wheel_is_there(folder: Path) -> bool:

@@ -142,6 +142,31 @@ def fetch(pip: Sequence[str], indices: Sequence[str], say: Callable[[str], None]
     return None
 
 
+def fetch_toolkit(pip: Sequence[str], say: Callable[[str], None]) -> Path | None:
+    """NVIDIA's CUDA compiler from the package index, kept in the cache; None where it has none for
+    this machine's driver, or cannot be reached. Raises BuildFailed where others may change it."""
+    if not (wanted := toolchains.packaged_toolkit()):
+        return None
+    named = hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:8]
+    folder = cache_folder() / "cuda" / named
+    if (nvcc := toolchains.packaged_nvcc(folder)) is None:
+        say("fetching NVIDIA's CUDA compiler and cuBLAS, once; some 600 MB")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=str(folder.parent)))
+        try:
+            install_packages(["--target", str(scratch), *wanted], pip)
+            toolchains.complete_toolkit(scratch)
+            scratch.rename(folder)  # at once: there is never half a toolkit
+        except BuildFailed as error:
+            say(str(error))
+        finally:
+            shutil.rmtree(str(scratch), ignore_errors=True)
+        nvcc = toolchains.packaged_nvcc(folder)
+    if nvcc is not None:
+        _check_owned(nvcc)
+    return nvcc
+
+
 def forget(cpu: str, cmake_args: str) -> None:
     """Remove the kept build, so that the next `find_or_build` builds."""
     shutil.rmtree(cache_folder() / "wheels" / wheel_key(cpu, cmake_args), ignore_errors=True)

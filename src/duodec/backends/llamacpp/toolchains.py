@@ -25,9 +25,14 @@ GPUS = tuple(DRIVERS)
 OWN_HEADERS = "vulkan-headers/usr"  # in duodec's cache, where make setup-vulkan-software put them
 WHEELS = "https://abetlen.github.io/llama-cpp-python/whl/cu{}"  # of llama-cpp-python, by CUDA
 _OLDEST_WHEELS, _MOST_TRIED = (12, 1), 6
+_PACKAGED = 13  # the CUDA whose compiler NVIDIA's packages have whole
 _LEAST_VULKAN = 272  # of 1.3: the first headers with VK_EXT_layer_settings
 _CUDA_HOMES, _ROCM_HOME = Path("/usr/local"), Path("/opt/rocm")
 _SYSTEM = Path("/usr")  # where Debian's CUDA toolkit lies
+_COMPILER = ("nvvm", "cuda-crt", "cuda-cccl", "cuda-runtime", "cuda-nvcc")  # of one release
+_INCLUDES = ("include", "targets/*/include")
+_LIBRARIES = ("lib64", "lib", "lib/*-linux-gnu", "targets/*/lib")
+_STUBS = tuple(f"{place}/stubs" for place in _LIBRARIES)
 _NAMED_CARDS = "86: RTX 30, 89: RTX 40, 90: H100 and H200, 120: RTX 50"
 _PLACES_OF_CUDA = ("CUDAToolkit_ROOT", "CMAKE_PREFIX_PATH", "CMAKE_LIBRARY_PATH", "CUDA_cublas")
 
@@ -118,6 +123,30 @@ def cuda_wheels() -> list[str]:
     return [WHEELS.format(f"{a}{b}") for a, b in versions]
 
 
+def packaged_toolkit() -> list[str]:
+    """The packages, as pip takes them, that have a CUDA compiler whose programs the driver runs;
+    without a driver those of the oldest. None where the driver is older than all of them."""
+    found = driver()
+    major, minor = found[1] if found else (_PACKAGED, 0)
+    if major < _PACKAGED:
+        return []
+    below = f"{_PACKAGED}.{minor + 1}" if major == _PACKAGED else str(_PACKAGED + 1)
+    compiler = [f"nvidia-{name}>={_PACKAGED},<{below}" for name in _COMPILER]
+    return [f"nvidia-cublas>={_PACKAGED},<{_PACKAGED + 1}", *compiler]
+
+
+def complete_toolkit(folder: Path) -> None:
+    """Give the libraries of `packaged_toolkit`, installed in a folder, the names that a linker
+    looks for."""
+    for library in folder.glob("nvidia/*/lib/lib*.so.*"):
+        library.with_name(f"{library.name.partition('.so')[0]}.so").symlink_to(library.name)
+
+
+def packaged_nvcc(folder: Path) -> Path | None:
+    """The compiler in such a folder."""
+    return next(folder.glob("nvidia/*/bin/nvcc"), None)
+
+
 def _cuda(told: str) -> str:
     if (nvcc := find_nvcc()) is None:
         raise ToolchainMissing(
@@ -133,6 +162,10 @@ def _cuda(told: str) -> str:
         options.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")
         if not any(name in told for name in _PLACES_OF_CUDA):
             options.append(f"-DCUDAToolkit_ROOT={nvcc.resolve().parent.parent}")
+    if "GGML_CUDA_NO_VMM" not in told and not _is_below(
+        nvcc.resolve().parent.parent, *(f"{place}/libcuda.so" for place in (*_STUBS, *_LIBRARIES))
+    ):
+        options.append("-DGGML_CUDA_NO_VMM=ON")  # else the driver's library is linked to
     if "CMAKE_CUDA_ARCHITECTURES" not in told and "CUDAARCHS" not in os.environ:
         options.append(f"-DCMAKE_CUDA_ARCHITECTURES={_architectures_for(nvcc)}")
     if not any(name in told for name in _PLACES_OF_CUDA):
@@ -159,16 +192,18 @@ def _architectures_for(nvcc: Path) -> str:
 def _check_cublas(nvcc: Path) -> None:
     """Raises ToolchainMissing where its header or its library is missing."""
     home = nvcc.resolve().parent.parent
-    for name in ("cublas_v2.h", "libcublas.so"):
-        folders = ("include", "targets/*/include") if name.endswith(".h") else (
-            "lib64", "lib", "lib/*-linux-gnu", "targets/*/lib",
-        )  # fmt: skip
-        if not any(any(root.glob(f"{f}/{name}")) for root in (home, _SYSTEM) for f in folders):
+    for name, places in (("cublas_v2.h", _INCLUDES), ("libcublas.so", _LIBRARIES)):
+        if not _is_below(home, *(f"{place}/{name}" for place in places)):
             raise ToolchainMissing(
                 f"cuBLAS is not complete: {name} is not below {home}; install it (apt install "
                 "libcublas-dev, or the package libcublas-dev-* of NVIDIA's repository), or name "
                 "the toolkit that has it: CMAKE_ARGS=-DCUDAToolkit_ROOT=FOLDER"
             )
+
+
+def _is_below(home: Path, *patterns: str) -> bool:
+    """Whether a toolkit or the system has one of these files."""
+    return any(any(root.glob(pattern)) for root in (home, _SYSTEM) for pattern in patterns)
 
 
 def _number(path: Path) -> list[int]:

@@ -49,6 +49,8 @@ def setup(
             wheel = None
             if gpu == "cuda" and toolchains.find_nvcc() is None:
                 wheel = native.fetch(pip, toolchains.cuda_wheels(), warn)
+                if wheel is None and (nvcc := native.fetch_toolkit(pip, warn)):
+                    os.environ["CUDACXX"] = str(nvcc)
             if wheel is None:
                 if gpu:
                     headers = native.cache_folder() / toolchains.OWN_HEADERS
