@@ -37,6 +37,8 @@ _ALL = (
                "exactness.device_rows", "gpu.md"),
     Experiment("kernels", "How fast are forward passes on a CPU, with our kernels and llama.cpp's?",
                "kernels.kernels", "measurements.md"),
+    Experiment("draws", "What does the work on a row of logits cost, and are draws NumPy's?",
+               "decoding.draws", "measurements.md"),
     Experiment("faithfulness", "How far are our kernels, and llama.cpp's, from float32?",
                "kernels.faithfulness", "kernels.md"),
     Experiment("serving", "How fast is the server with many clients, beside llama.cpp's?",
