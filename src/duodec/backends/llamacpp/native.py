@@ -93,15 +93,7 @@ def find_or_build(
         return wheel
     folder = _folder(cpu, cmake_args)
     check_compiler(cmake_args)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _check_owned(folder.parent)
-        _remove_abandoned(folder.parent)
-        scratch = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=str(folder.parent)))
-    except OSError as error:
-        raise BuildFailed(
-            f"cannot write {folder.parent}: {error.strerror}; set DUODEC_CACHE to a folder"
-        ) from error
+    scratch = _scratch_beside(folder)
     try:
         log = folder.with_name(f"{folder.name}.log")
         try:
@@ -111,14 +103,32 @@ def find_or_build(
             say(f"our kernels do not compile here; please report it with {told}")
             say("building llama.cpp with its own kernels instead")
             _build(pip, scratch, log, f"{_WITHOUT_KERNELS} {cmake_args}".strip(), say)
-        try:
-            (scratch / "wheel").rename(folder)  # at once: there is never half a wheel
-        except OSError:
-            if not any(folder.glob("*.whl")):  # or else another build was quicker
-                raise
+        _keep(scratch / "wheel", folder)
     finally:
         shutil.rmtree(str(scratch), ignore_errors=True)
     return next(folder.glob("*.whl"))
+
+
+def _scratch_beside(folder: Path) -> Path:
+    """A new folder for what becomes ``folder``. Raises BuildFailed."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _check_owned(folder.parent)
+        _remove_abandoned(folder.parent)
+        return Path(tempfile.mkdtemp(prefix=_BUILDING, dir=str(folder.parent)))
+    except OSError as error:
+        raise BuildFailed(
+            f"cannot write {folder.parent}: {error.strerror}; set DUODEC_CACHE to a folder"
+        ) from error
+
+
+def _keep(made: Path, folder: Path) -> None:
+    """Move what is made to its place at once: there is never half of it."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not folder.exists():  # or else another process was quicker
+            raise
 
 
 def fetch(pip: Sequence[str], indices: Sequence[str], say: Callable[[str], None]) -> Path | None:
@@ -149,19 +159,18 @@ def fetch_toolkit(pip: Sequence[str], say: Callable[[str], None]) -> Path | None
         return None
     named = hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:8]
     folder = cache_folder() / "cuda" / named
-    if (nvcc := toolchains.packaged_nvcc(folder)) is None:
+    if toolchains.packaged_nvcc(folder) is None:
         say("fetching NVIDIA's CUDA compiler and cuBLAS, once; some 600 MB")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=str(folder.parent)))
+        scratch = _scratch_beside(folder)
         try:
             install_packages(["--target", str(scratch), *wanted], pip)
             toolchains.complete_toolkit(scratch)
-            scratch.rename(folder)  # at once: there is never half a toolkit
+            _keep(scratch, folder)
         except BuildFailed as error:
             say(str(error))
         finally:
             shutil.rmtree(str(scratch), ignore_errors=True)
-        nvcc = toolchains.packaged_nvcc(folder)
+    nvcc: Path | None = toolchains.packaged_nvcc(folder)
     if nvcc is not None:
         _check_owned(nvcc)
     return nvcc
