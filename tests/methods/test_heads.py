@@ -17,15 +17,33 @@ from fakes.decoding import (
     decode_rounds,
     plain_text,
 )
+from fakes.masks import MaskedModel
 
-from duodec.backends.table import NUM_HEADS, TableHeads, TableModel, TableScores, TableTarget
+from duodec.backends.table import (
+    NUM_HEADS,
+    TableHeads,
+    TableModel,
+    TableScores,
+    TableTarget,
+)
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.protocols import HeadPlan, Proposed, Query, Scores
+from duodec.core.protocols import (
+    DraftModel,
+    DraftRequest,
+    HeadPlan,
+    Proposed,
+    Query,
+    Scores,
+)
 from duodec.core.round import Round
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.core.traits import DraftTraits
+from duodec.core.turns import InTurns
 from duodec.core.verify import verify
+from duodec.drafting.growth import Tree
 from duodec.drafting.heads import Likeliest, Ranks
+from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.methods.medusa import TREE
@@ -225,3 +243,98 @@ def test_the_time_of_heads_is_no_part_of_the_targets() -> None:
 
     free, dear = costs_with(0.0), costs_with(0.75)
     assert dear.soonest_s(61) == free.soonest_s(61) - 0.75 > 0
+
+
+# --- the draft model grows its tree from what they propose
+
+
+SOWN = Tree(least_confidence=0.0, num_candidates=3, num_leaves=1)
+
+
+class Asked(MaskedModel):
+    """Keeps what it is asked for."""
+
+    traits = DraftTraits()
+
+
+class Unbranched(Asked):
+    traits = DraftTraits(has_branches=False)
+
+
+def sown(model: DraftModel, plan: Tree, *more: int, num_steps: int = 1) -> CandidateTree:
+    text = np.array([*PROMPT, *more], np.int32)
+    steps = plan.grow(model, DraftRequest(0, text, plan, Sampler(GREEDY)))
+    tree = next(steps)
+    for _ in range(num_steps):
+        tree = next(steps)
+    return tree
+
+
+def path(tree: CandidateTree, tokens: Sequence[int]) -> int:
+    node = ROOT
+    for token in tokens:
+        below = tree.child(node, token)
+        assert below is not None
+        node = below
+    return node
+
+
+def test_one_pass_of_the_draft_model_reads_a_whole_chain_of_theirs() -> None:
+    model, right = Asked(MODEL), plain_text(MODEL, GREEDY, 6)
+    plan = replace(SOWN, seed=tuple((token, 0.9) for token in right[:3]))
+    tree = sown(model, plan)
+    (query,) = model.queries
+    assert query.draft.tokens == tuple(right[:3])
+    assert query.rows == (0, 1, 2, 3)
+    slowly = sown(Asked(MODEL), SOWN, num_steps=60)  # each node on its own
+    for num in range(4):
+        node, other = path(tree, right[:num]), path(slowly, right[:num])
+        found = {tree.tokens[n]: tree.confidences[n] for n in tree.children(node)}
+        assert found == {slowly.tokens[n]: slowly.confidences[n] for n in slowly.children(other)}
+    assert sown(model, plan, *right[:2], num_steps=0).is_expanded(ROOT), "it is kept"
+    again = replace(SOWN, seed=((right[2], 0.9),))
+    model.queries.clear()
+    sown(model, again, *right[:2])
+    assert len(model.queries) == 1, "what is known is not computed twice"
+    assert model.queries[0].rows == (2,), "the step goes on below it"
+
+
+def test_the_tree_grows_on_where_heads_are_sure_and_the_draft_model_is_not() -> None:
+    rows = MODEL.logits(Context(TEXT))
+    unlikely = np.argsort(rows)[:2].tolist()  # the model has other candidates
+    model = Asked(MODEL)
+    tree = sown(model, replace(SOWN, seed=tuple((token, 1.0) for token in unlikely)), num_steps=4)
+    tip = path(tree, unlikely)
+    assert tree.confidences[tip] == SOWN.least_confidence, "the model does not vouch for them"
+    assert tree.is_expanded(tree.children(tip)[0])
+    unhinted = sown(Asked(MODEL), SOWN, num_steps=4)
+    assert unhinted.child(ROOT, unlikely[0]) is None
+
+
+def test_a_draft_model_without_branches_drafts_its_own_chain() -> None:
+    model = Unbranched(MODEL)
+    sown(model, replace(SOWN, seed=((5, 0.9), (6, 0.9))))
+    assert model.queries[0].draft == Draft()
+
+
+@pytest.mark.parametrize(("depth", "num_rows"), [(1, 1), (2, 2), (9, 4)])
+def test_a_chain_is_no_deeper_than_the_text_has_room(depth: int, num_rows: int) -> None:
+    model = Asked(MODEL)
+    plan = replace(SOWN, depth=depth, seed=((5, 0.9), (6, 0.9), (7, 0.9)))
+    sown(model, plan)
+    assert len(model.queries[0].rows) == num_rows
+
+
+def test_auto_sends_the_draft_model_what_heads_propose() -> None:
+    seeds: list[int] = []
+
+    class Told(InlineDrafter):
+        def submit(self, request: DraftRequest) -> None:
+            plan = request.plan.plan if isinstance(request.plan, InTurns) else request.plan
+            if isinstance(plan, Tree):
+                seeds.append(len(plan.seed))
+            super().submit(request)
+
+    rounds = decoded("stream", WARM, drafter=Told(HEADS.load()))
+    assert len(rounds) < 25
+    assert max(seeds) > 1

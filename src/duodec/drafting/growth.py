@@ -33,6 +33,10 @@ _FIRST_TRUST, _PRIOR_GUESSES, _NUM_GUESSES = 0.7, 4, 64  # of guesses by mask to
 _LEAST_VALUE = 1e-3  # a node less likely than that is not worth a forward pass
 
 
+Seed = tuple[tuple[int, float], ...]
+"""Tokens one after the other, and how likely each is, if it is so far."""
+
+
 @dataclass(frozen=True)
 class Tree:
     """A tree of candidates under the text, grown until no node is worth a forward pass."""
@@ -42,6 +46,9 @@ class Tree:
     least_confidence: float = 0.003
     max_expanded: int = 120  # each may be a leaf, and leaves cost sequence ids
     depth: int = 32
+    seed: Seed = ()
+    """What others propose under the text, such as heads of the target: computed at once, whatever
+    the model itself holds likely, and grown from."""
 
     @property
     def num_tokens(self) -> int:
@@ -51,6 +58,8 @@ class Tree:
         """What is left of the last tree, then the tree after each forward pass."""
         growth = _growth_of(model, request, self)
         yield growth.tree
+        if self.seed and model.traits.has_branches and growth.sow(model, request, self.seed):
+            yield growth.tree
         clock = model.clock if model.traits.has_clock else perf_counter  # a simulation's is virtual
         while growth.is_open:
             leaves, length = growth.next_step()
@@ -254,6 +263,53 @@ class _Growth:
         for nodes in new.values():
             self._open(nodes)
         return 1.0 + of_chains / max(of_leaves, _LEAST_VALUE)
+
+    def sow(self, model: DraftModel, request: DraftRequest, seed: Seed) -> bool:
+        """Compute a chain under the text in one forward pass, and open what the model holds likely
+        beside it and after it. False, and nothing is computed, where all of it is known."""
+        tree = self.tree
+        seed = seed[: max(0, min(self._plan.depth, self._room) - 1)]
+        node: int | None = ROOT
+        tokens, parents, places = self._tokens.copy(), self._parents.copy(), [ROOT]
+        asked = []  # by the tokens of the chain before them
+        for number, token in enumerate([None, *(token for token, _ in seed)]):
+            if token is not None:
+                node = None if node is None else tree.child(node, token)
+                if node in self._place:
+                    places.append(self._place[node])
+                else:
+                    parents.append(places[-1])
+                    places.append(len(tokens))
+                    tokens.append(token)
+            if node is None or node in self._guessed or not tree.is_expanded(node):
+                asked.append(number)
+        if not asked:
+            return False
+        draft, rows = Draft(tuple(tokens), tuple(parents)), tuple(places[n] + 1 for n in asked)
+        found = model.rows(RowQuery(request.slot, request.text, draft, rows))
+        by_number = dict(zip(asked, found, strict=True))
+        self._tokens, self._parents = tokens, parents
+
+        chain, new, value = [ROOT], list[int](), 1.0
+        for number in range(len(places)):
+            if number in by_number:
+                new += self._add(request, chain[-1], by_number[number])
+            if number == len(seed):
+                break
+            (token, likely), above = seed[number], chain[-1]
+            below = tree.child(above, token)
+            if below is None:  # the model itself would not have thought of it
+                below = len(tree)
+                tree.expand(above, [token], [self._plan.least_confidence])
+                self._know([below])
+            value *= likely
+            self._values[below] = max(value, self._values[below])
+            self._place[below] = places[number + 1]
+            chain.append(below)
+        self._edge = [entry for entry in self._edge if entry[1] not in chain]
+        heapq.heapify(self._edge)
+        self._open(node for node in new if node not in chain)
+        return True
 
     def _add(
         self, request: DraftRequest, node: int, row: Row, trust: float | None = None

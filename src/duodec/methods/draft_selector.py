@@ -19,7 +19,7 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Drafted, Scores
 from duodec.core.sampling import Tokens
 from duodec.core.turns import InTurns
-from duodec.drafting.growth import Tree
+from duodec.drafting.growth import Seed, Tree
 from duodec.drafting.recycling import MAX_ORDER
 from duodec.methods.request import PATIENCE, Need, Request
 from duodec.planning.planner import Planner
@@ -28,6 +28,7 @@ from duodec.planning.sources import HeadSource, Lesson, TextSources, TreeSource
 
 _LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held likely in its rows
 _NUM_REHEARSED = 2  # verdicts
+_MOST_SEED, _LEAST_SEED = 8, 0.1  # tokens of what heads propose, and how likely all are together
 _LEAST_TURN_S = 0.3  # for which a drafter on the target's cores is waited
 
 
@@ -185,9 +186,24 @@ class DraftSelector:
         self._is_asked = True
         request, plan = self._request, self._plan
         depth = min(plan.depth, request.remaining - 1)
-        plan = plan if depth == plan.depth else replace(plan, depth=depth)
+        if depth != plan.depth or len(self._proposed):
+            plan = replace(plan, depth=depth, seed=self._seed())
         request.submit(InTurns(plan, num_steps=1) if request.takes_turns else plan)
         self._busy_s = request.drafter.heard(request.slot).busy_s
+
+    def _seed(self) -> Seed:
+        """The likeliest chain that the target's heads propose, as far as it is worth a row of the
+        draft model."""
+        tree, judged = self._proposed, self._texts.memory.heads
+        seed: list[tuple[int, float]] = []
+        value = 1.0
+        for node in TreeCursor(tree).down(_MOST_SEED):
+            likely = judged.estimate(tree.confidences[node], tree.ranks[node])
+            value *= likely
+            if value < _LEAST_SEED:
+                break
+            seed.append((tree.tokens[node], likely))
+        return tuple(seed)
 
     def _learn(
         self, offer: Offer, cursor: TreeCursor, tokens: Sequence[int], lessons: Iterable[Lesson]
