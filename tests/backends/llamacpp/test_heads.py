@@ -24,7 +24,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target import LlamaTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import SamplingParams, Tokens
+from duodec.core.sampling import Sampler, SamplingParams, Tokens
 from duodec.drafting.heads import Likeliest
 from duodec.errors import BadOption, ModelUnreadable
 from duodec.llm import load
@@ -280,3 +280,60 @@ def test_eagle3_is_refused_for_another_target(folder: Path) -> None:
             heads.DraftLayer(wanted, model, num_gpu_layers=0)
     with closing(LlamaModel(target, num_gpu_layers=0)) as model, pytest.raises(ModelUnreadable):
         heads.DraftLayer(target, model, num_gpu_layers=0)
+
+
+# --- where a head computes
+
+
+def test_eagle3_is_kept_where_its_steps_cost_least(folder: Path) -> None:
+    head = write_eagle3(folder / "places.gguf")
+    closed: list[int] = []
+
+    class Placed(heads.Eagle3Head):
+        def __init__(self, context: object, number: int, seconds: float) -> None:
+            super().__init__(model, context, head, **SIZES)
+            self.number, self.seconds = number, seconds
+
+        def step_s(self) -> float:
+            assert super().step_s() > 0
+            return self.seconds
+
+        def close(self) -> None:
+            super().close()
+            closed.append(self.number)
+
+    def full() -> heads.LlamaHead:
+        raise ModelUnreadable("no room")
+
+    def opened(context: object) -> heads.LlamaHead:
+        with pytest.raises(ModelUnreadable, match="no room"):
+            heads.cheapest([full, full])
+        heads.cheapest([full, partial(Placed, context, 9, 1.0)]).close()
+        every = [partial(Placed, context, i, s) for i, s in enumerate((2.0, 1.0, 1.5))]
+        return heads.cheapest([full, *every, full])
+
+    target = write_family(folder / "places-target.gguf", "Llama")
+    with closing(LlamaModel(target, num_gpu_layers=0)) as model:
+        with closing(LlamaTarget(model, **SIZES, open_head=opened)):
+            assert closed == [9, 0, 2]
+        assert closed == [9, 0, 2, 1]
+
+
+def test_to_measure_a_head_changes_nothing_that_it_drafts(folder: Path) -> None:
+    target, head = write_family(folder / "measured.gguf", "Llama"), write_eagle3(folder / "m.gguf")
+    found = []
+    for is_measured in (False, True):
+        with closing(LlamaModel(target, num_gpu_layers=0)) as model:
+
+            def opened(context: object, model: LlamaModel = model) -> heads.LlamaHead:
+                own = heads.Eagle3Head(model, context, head, **SIZES)
+                if is_measured:  # noqa: B023  called at once
+                    own.step_s()
+                return own
+
+            with closing(LlamaTarget(model, **SIZES, open_head=opened)) as made:
+                text = np.arange(3, 20, dtype=np.int32)
+                query = Query(0, text, Draft(), Sampler(SamplingParams()), heads=CHAIN)
+                (scores,) = made.score([query])
+                found.append(list(scores.proposed().tree.tokens))
+    assert found[0] == found[1] != []

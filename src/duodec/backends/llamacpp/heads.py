@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 
@@ -29,12 +30,13 @@ from duodec.core.draft import ROOT
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Candidates, Query
 from duodec.core.sampling import Context, Sampler, Tokens
-from duodec.errors import BadOption, ComputeFailed, ModelUnreadable
+from duodec.errors import BadOption, ComputeFailed, DuodecError, ModelUnreadable
 
 MTP, EAGLE3 = "mtp", "eagle3"
 MOST_TOKENS = 8  # that a layer proposes after one verdict
 _WINDOW = 1024  # tokens at a text's end whose states are kept until the layer reads them
 _NUM_BATCH = 512
+_TRIED = 8  # steps, to know what one costs
 _ROWS = 8  # tokens of a text that are computed at once with the logits after each
 # whose graphs for one layer of multi-token prediction were tried, and tensors of that layer without
 # which they end the process
@@ -127,6 +129,8 @@ class LlamaHead(ABC):
         self._lib, self._handle, self._num_slots = target.lib, handle, num_slots
         self._target, self._model, self.num_threads = target, model, num_threads
         self.width = int(self._lib.llama_model_n_embd(model.handle))  # of the layer's states
+        own = int(self._lib.llama_model_n_embd(target.handle))
+        self.num_inputs = own * len(self.layers)  # numbers of the target's states that it reads
         self._staging = Staging(target.lib)
         self._staging.set_final(handle, True, True)
         self._memory = self._lib.llama_get_memory(handle)
@@ -173,6 +177,20 @@ class LlamaHead(ABC):
         text = np.concatenate([query.text, np.array(tokens, dtype=np.int32)])
         known.settle(text)
         return Successors(self, known, self._sequence(query.slot), text, query.sampler)
+
+    def step_s(self) -> float:
+        """Measure the least seconds that one token after a verdict takes. What was read is
+        forgotten."""
+        state = np.zeros((1, self.num_inputs), dtype=np.float32)
+        self._lib.llama_memory_clear(self._memory, True)
+        self._texts.clear()
+        taken = []
+        for position in range(1, 1 + _TRIED):
+            begin_s = perf_counter()
+            self.compute(0, position, 0, self.encoded(state)[0])
+            taken.append(perf_counter() - begin_s)
+        self._lib.llama_memory_clear(self._memory, True)
+        return min(taken)
 
     # --- for `Successors`
 
@@ -354,8 +372,7 @@ class Eagle3Head(LlamaHead):
             model, other, num_slots=num_slots, num_context=num_context, num_threads=num_threads
         )
         super().__init__(target, model, handle, num_slots=num_slots, num_threads=num_threads)
-        num_read = len(self.layers) * int(target.lib.llama_model_n_embd(target.handle))
-        self._features = Batch(self._lib, _NUM_BATCH, 1, num_states=num_read)
+        self._features = Batch(self._lib, _NUM_BATCH, 1, num_states=self.num_inputs)
         self._features.struct.token = self._features.struct.pos = None  # it counts on by itself
 
     def encoded(self, states: State) -> State:
@@ -373,6 +390,28 @@ class Eagle3Head(LlamaHead):
     def close(self) -> None:
         super().close()
         self._model.close()
+
+
+def cheapest(places: Sequence[Callable[[], LlamaHead]]) -> LlamaHead:
+    """Open a head in each of several places, and keep it where a step takes the least time. A place
+    that cannot hold it is left out. Raises BadOption, and what the last place raises where none can
+    hold it."""
+    opened: list[LlamaHead] = []
+    failure: DuodecError | None = None
+    for place in places:
+        try:
+            opened.append(place())
+        except BadOption:
+            raise
+        except DuodecError as error:
+            failure = error
+    if failure is not None and not opened:
+        raise failure
+    kept = min(opened, key=lambda head: head.step_s()) if len(opened) > 1 else opened[0]
+    for head in opened:
+        if head is not kept:
+            head.close()
+    return kept
 
 
 def _open(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,7 +110,9 @@ def load(
         def open_head(context: object) -> heads.LlamaHead:
             if heads_path is None:
                 return heads.MtpHead(model, **sizes)
-            return heads.Eagle3Head(model, context, heads_path, num_gpu_layers=layers, **sizes)
+            places = [layers] if placement is Placement.CPU else [layers, 0]  # 0: on the CPU
+            opened = partial(heads.Eagle3Head, model, context, heads_path, **sizes)
+            return heads.cheapest([partial(opened, num_gpu_layers=place) for place in places])
 
         # llama.cpp looks at the cores that others leave free where nobody has said how many to use
         looks = plan.shares_cores and config.threads is None
