@@ -106,6 +106,9 @@ def test_prices_are_read_as_they_are_written() -> None:
     assert str(prices) == "copy:8,draw:120,candidates:0,selection:0"
     assert HostPrices.parse(str(prices)) == prices
     assert HostPrices.parse("0") == HostPrices()
+    priced = HostPrices.parse("draw:1,heads:1500")
+    assert priced.heads == pytest.approx(0.0015)
+    assert HostPrices.parse(str(priced)) == priced
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
+from duodec.drafting.heads import Likeliest
 from duodec.drafting.plans import Chain
 from duodec.errors import BadOption
 from duodec.llm import LLM
@@ -477,6 +478,23 @@ def simulated(
     )
     rounds = list(decode_rounds(method(name), session))
     return session, rounds
+
+
+@pytest.mark.parametrize("price", [None, 0.25])
+def test_the_targets_own_heads_cost_what_is_given(price: float | None) -> None:
+    text, clock = recorded(SamplingParams(), 8), VirtualClock()
+    target = SimulatedTarget(
+        TableTarget(MODEL, heads=DRAFT),  # whose heads read nothing
+        text,
+        LatencyCurve(CostCurve.flat(FORWARD_S)),
+        clock,
+        host=HostPrices(heads=price),
+    )
+    for plan in (None, Likeliest()):
+        begin_s = clock()
+        target.score([Query(0, text[: len(PROMPT)], Draft(), Sampler(), heads=plan)])
+        extra_s = price if plan and price else 0.0
+        assert clock() - begin_s == pytest.approx(FORWARD_S + extra_s)
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), WARM], ids=["greedy", "warm"])

@@ -3,6 +3,9 @@
 copy:8,draw:120,candidates:60,selection:40     microseconds: of a row copied from the device, of
                                                a token drawn from a row, of a row searched for its
                                                likeliest tokens, of a draft selected
+heads:1500                                     of what the target's own heads propose after a
+                                               forward pass; else they cost what they read of its
+                                               weights
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class HostPrices:
     draw: float = 0.0
     candidates: float = 0.0
     selection: float = 0.0
+    heads: float | None = None  # None: by the weights that they read
 
     @classmethod
     def parse(cls, text: str, option: str = "host-us") -> HostPrices:
@@ -55,7 +59,9 @@ class HostPrices:
         return cls(**found)
 
     def __str__(self) -> str:
-        return ",".join(f"{f.name}:{getattr(self, f.name) * 1e6:.3g}" for f in fields(self))
+        prices = {field.name: getattr(self, field.name) for field in fields(self)}
+        known = {name: seconds for name, seconds in prices.items() if seconds is not None}
+        return ",".join(f"{name}:{seconds * 1e6:.3g}" for name, seconds in known.items())
 
 
 def measured(target: Target, num_vocab: int, select: Callable[[TreeCursor], object]) -> HostPrices:

@@ -228,6 +228,8 @@ class SimulatedTarget(Target):
     @property
     def heads_s(self) -> float:
         """What the target's own heads add to a forward pass: like that, they read weights."""
+        if self.host.heads is not None:
+            return self.host.heads
         return self.target.traits.heads_share * self.curve.forward_s
 
     def score(self, queries: Sequence[Query]) -> list[Scores]:
