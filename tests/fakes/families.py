@@ -367,9 +367,11 @@ def _add_field(writer: Any, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
 
 
-def write_eagle3(path: Path, *, layers: tuple[int, int, int] = (1, 2, 3)) -> Path:
+def write_eagle3(
+    path: Path, *, layers: tuple[int, int, int] = (1, 2, 3), own: tuple[str, ...] = ()
+) -> Path:
     """An EAGLE-3 head for these families, which reads the inputs of three layers and shares the
-    target's embeddings and output."""
+    target's embeddings and output, but for its ``own``: token_embd, output."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, "eagle3")
     fields: dict[str, Any] = {
@@ -387,6 +389,7 @@ def write_eagle3(path: Path, *, layers: tuple[int, int, int] = (1, 2, 3)) -> Pat
     layer = attention() | dense() | {"attn_norm_2": (WIDTH,)}
     layer |= {f"attn_{part}": (rows, 2 * WIDTH) for part, rows in _EAGLE_INPUTS.items()}
     shapes = {f"blk.0.{name}": shape for name, shape in layer.items()}
+    shapes |= dict.fromkeys(own, (VOCAB, WIDTH))
     for name, shape in {"fc": (WIDTH, 3 * WIDTH), **NORM, **shapes}.items():
         drawn = dice.normal(0, shape[-1] ** -0.5, shape).astype(np.float32)
         writer.add_tensor(f"{name}.weight", np.ones_like(drawn) if "norm" in name else drawn)

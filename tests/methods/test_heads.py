@@ -19,6 +19,8 @@ from fakes.decoding import (
 )
 from fakes.masks import MaskedModel
 
+from duodec.backends.drafter.channel import Kind, Progress
+from duodec.backends.drafter.requests import _Answer
 from duodec.backends.table import (
     NUM_HEADS,
     TableHeads,
@@ -311,18 +313,47 @@ def test_the_tree_grows_on_where_heads_are_sure_and_the_draft_model_is_not() -> 
     assert unhinted.child(ROOT, unlikely[0]) is None
 
 
+def test_what_heads_are_sure_of_is_grown_from_in_turns_too() -> None:
+    """Then the drafter is asked for one step at a time."""
+    unlikely = np.argsort(MODEL.logits(Context(TEXT)))[:2].tolist()
+    plan = replace(SOWN, seed=tuple((token, 1.0) for token in unlikely))
+    model = Asked(MODEL)
+    for _ in range(4):
+        *_, tree = InTurns(plan, 1).grow(model, DraftRequest(0, TEXT, plan, Sampler(GREEDY)))
+    at_once = sown(Asked(MODEL), plan, num_steps=4)
+    assert list(tree.tokens) == list(at_once.tokens)
+    assert len(model.queries) == 4
+
+
 def test_a_draft_model_without_branches_drafts_its_own_chain() -> None:
     model = Unbranched(MODEL)
     sown(model, replace(SOWN, seed=((5, 0.9), (6, 0.9))))
     assert model.queries[0].draft == Draft()
 
 
-@pytest.mark.parametrize(("depth", "num_rows"), [(1, 1), (2, 2), (9, 4)])
+@pytest.mark.parametrize(("depth", "num_rows"), [(0, 0), (1, 1), (2, 2), (9, 4)])
 def test_a_chain_is_no_deeper_than_the_text_has_room(depth: int, num_rows: int) -> None:
     model = Asked(MODEL)
     plan = replace(SOWN, depth=depth, seed=((5, 0.9), (6, 0.9), (7, 0.9)))
-    sown(model, plan)
-    assert len(model.queries[0].rows) == num_rows
+    for _ in zip(range(2), plan.grow(model, DraftRequest(0, TEXT, plan, Sampler())), strict=False):
+        pass
+    assert sum(len(query.rows) for query in model.queries) == num_rows
+
+
+def test_what_a_pass_over_a_chain_reads_is_no_measure_of_a_step() -> None:
+    plan = replace(SOWN, seed=tuple((token, 0.9) for token in plain_text(MODEL, GREEDY, 6)))
+    answer, num_sent = _Answer(1), 0
+    steps = plan.grow(Asked(MODEL), DraftRequest(0, TEXT, plan, Sampler(GREEDY)))
+    for number, tree in zip(range(4), steps, strict=False):
+        new = slice(num_sent, None)
+        parts = tree.tokens[new], tree.parents[new], None, tree.confidences[new]
+        answer.hear(Kind.NODES, Progress(*parts, draft_s=float(number)))
+        num_sent = len(tree)
+    drafted = answer.drafted(0.0)
+    assert drafted.tree is not None
+    assert drafted.tree.num_expanded == 7 + 2
+    assert drafted.step_leaves == 1.0
+    assert drafted.step_s == 1.0
 
 
 def test_auto_sends_the_draft_model_what_heads_propose() -> None:

@@ -58,7 +58,8 @@ class Tree:
         """What is left of the last tree, then the tree after each forward pass."""
         growth = _growth_of(model, request, self)
         yield growth.tree
-        if self.seed and model.traits.has_branches and growth.sow(model, request, self.seed):
+        can_sow = self.seed and self.depth and model.traits.has_branches
+        if can_sow and growth.sow(model, request, self.seed):
             yield growth.tree
         clock = model.clock if model.traits.has_clock else perf_counter  # a simulation's is virtual
         while growth.is_open:
@@ -265,8 +266,9 @@ class _Growth:
         return 1.0 + of_chains / max(of_leaves, _LEAST_VALUE)
 
     def sow(self, model: DraftModel, request: DraftRequest, seed: Seed) -> bool:
-        """Compute a chain under the text in one forward pass, and open what the model holds likely
-        beside it and after it. False, and nothing is computed, where all of it is known."""
+        """Compute a chain under the text in one forward pass, so that the tree has what the model
+        holds likely beside it and after it, and value its nodes as others do. False, and nothing is
+        computed, where all of it is known."""
         tree = self.tree
         seed = seed[: max(0, min(self._plan.depth, self._room) - 1)]
         node: int | None = ROOT
@@ -283,33 +285,38 @@ class _Growth:
                     tokens.append(token)
             if node is None or node in self._guessed or not tree.is_expanded(node):
                 asked.append(number)
-        if not asked:
-            return False
-        draft, rows = Draft(tuple(tokens), tuple(parents)), tuple(places[n] + 1 for n in asked)
-        found = model.rows(RowQuery(request.slot, request.text, draft, rows))
-        by_number = dict(zip(asked, found, strict=True))
-        self._tokens, self._parents = tokens, parents
+        found: dict[int, Row] = {}
+        if asked:
+            draft, rows = Draft(tuple(tokens), tuple(parents)), tuple(places[n] + 1 for n in asked)
+            computed = model.rows(RowQuery(request.slot, request.text, draft, rows))
+            found = dict(zip(asked, computed, strict=True))
+            self._tokens, self._parents = tokens, parents
 
-        chain, new, value = [ROOT], list[int](), 1.0
-        for number in range(len(places)):
-            if number in by_number:
-                new += self._add(request, chain[-1], by_number[number])
-            if number == len(seed):
-                break
-            (token, likely), above = seed[number], chain[-1]
-            below = tree.child(above, token)
-            if below is None:  # the model itself would not have thought of it
-                below = len(tree)
-                tree.expand(above, [token], [self._plan.least_confidence])
-                self._know([below])
-            value *= likely
-            self._values[below] = max(value, self._values[below])
-            self._place[below] = places[number + 1]
-            chain.append(below)
-        self._edge = [entry for entry in self._edge if entry[1] not in chain]
-        heapq.heapify(self._edge)
-        self._open(node for node in new if node not in chain)
-        return True
+        node, value = ROOT, 1.0
+        sown = {ROOT: value}
+        for number, place in enumerate(places):
+            if number:
+                token, likely = seed[number - 1]
+                below = tree.child(node, token)
+                if below is None:  # the model itself would not have thought of it
+                    below = len(tree)
+                    tree.expand(node, [token], [self._plan.least_confidence])
+                    self._know([below])
+                value *= likely
+                node, sown[below], self._place[below] = below, value, place
+            if number in found:
+                self._add(request, node, found[number])
+        self._revalue(sown)
+        return bool(asked)
+
+    def _revalue(self, sown: Mapping[int, float]) -> None:
+        """Value the tree anew, where others hold some nodes likelier than the model does."""
+        values, tree = self._values, self.tree
+        for node in range(len(tree)):
+            own = values[tree.parents[node]] * tree.confidences[node]
+            values[node] = max(own, sown.get(node, 0.0))
+        self._edge = []
+        self._open(node for node in range(len(tree)) if not tree.is_expanded(node))
 
     def _add(
         self, request: DraftRequest, node: int, row: Row, trust: float | None = None

@@ -26,7 +26,7 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler, SamplingParams, Tokens
 from duodec.drafting.heads import Likeliest
-from duodec.errors import BadOption, ModelUnreadable
+from duodec.errors import BadOption, ComputeFailed, ModelUnreadable
 from duodec.llm import load
 from duodec.loading.config import EngineConfig
 
@@ -319,21 +319,72 @@ def test_eagle3_is_kept_where_its_steps_cost_least(folder: Path) -> None:
         assert closed == [9, 0, 2, 1]
 
 
+@pytest.mark.parametrize(
+    ("own", "computes"),
+    [((), (False, False)), (("output",), (True, False)), (("token_embd", "output"), (True, True))],
+)
+def test_a_head_stays_on_the_device_with_what_it_shares(
+    own: tuple[str, ...], computes: tuple[bool, bool], folder: Path
+) -> None:
+    """llama.cpp ends the process where a CPU is to read a target's tensor on a device."""
+    header = Header.read(load_llama(), write_eagle3(folder / f"{len(own)}.gguf", own=own))
+    assert header is not None
+    found = [heads.computes_on_cpu(header, has_moved=moved) for moved in (False, True)]
+    assert found == list(computes)
+
+
+def test_a_place_that_cannot_compute_a_head_is_left_out() -> None:
+    closed: list[str] = []
+
+    class Fake:
+        def __init__(self, name: str, seconds: float) -> None:
+            self.name, self.seconds = name, seconds
+
+        def step_s(self) -> float:
+            if self.seconds < 0:
+                raise ComputeFailed(self.name)
+            return self.seconds
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    def wrong() -> Any:
+        raise BadOption("no head of this target")
+
+    made: Any = Fake
+    places = [partial(made, "broken", -1.0), partial(made, "slow", 2.0), partial(made, "quick", 1)]
+    assert heads.cheapest(places).step_s() == 1
+    assert closed == ["broken", "slow"]
+    with pytest.raises(ComputeFailed, match="broken"):
+        heads.cheapest(places[:1] * 2)
+    closed.clear()
+    with pytest.raises(BadOption):
+        heads.cheapest([places[1], wrong])
+    assert closed == ["slow"]
+
+
 def test_to_measure_a_head_changes_nothing_that_it_drafts(folder: Path) -> None:
+    """Even in the middle of a text that it has read."""
     target, head = write_family(folder / "measured.gguf", "Llama"), write_eagle3(folder / "m.gguf")
-    found = []
+    text, found = np.arange(3, 24, dtype=np.int32), []
     for is_measured in (False, True):
-        with closing(LlamaModel(target, num_gpu_layers=0)) as model:
+        opened: list[heads.LlamaHead] = []
 
-            def opened(context: object, model: LlamaModel = model) -> heads.LlamaHead:
-                own = heads.Eagle3Head(model, context, head, **SIZES)
-                if is_measured:  # noqa: B023  called at once
-                    own.step_s()
-                return own
+        def open_head(context: object, opened: Any = opened) -> heads.LlamaHead:
+            opened.append(heads.Eagle3Head(opened_for, context, head, **SIZES))
+            return opened[-1]
 
-            with closing(LlamaTarget(model, **SIZES, open_head=opened)) as made:
-                text = np.arange(3, 20, dtype=np.int32)
-                query = Query(0, text, Draft(), Sampler(SamplingParams()), heads=CHAIN)
+        with (
+            closing(LlamaModel(target, num_gpu_layers=0)) as opened_for,
+            closing(LlamaTarget(opened_for, **SIZES, open_head=open_head)) as made,
+        ):
+            own: list[int] = []
+            for length in (16, 17):
+                query = Query(0, text[:length], Draft(), Sampler(SamplingParams()), heads=CHAIN)
                 (scores,) = made.score([query])
-                found.append(list(scores.proposed().tree.tokens))
-    assert found[0] == found[1] != []
+                if is_measured:
+                    assert opened[0].step_s() > 0
+                own += scores.proposed().tree.tokens
+            found.append(own)
+    assert len(found[0]) > 3
+    assert found[0] == found[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -292,6 +293,8 @@ def test_without_a_compiler_setup_takes_that_of_the_package_index(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CMAKE_ARGS", "-DCMAKE_CUDA_ARCHITECTURES=90")
+    monkeypatch.setenv("CUDACXX", "")  # the command sets it
+    add_program(programs, "c++")
     add_program(programs, "nvidia-smi", SMI.replace("12.4", "13.0"))
     fake, built = tmp_path / "pip.py", []
 
@@ -321,7 +324,7 @@ def test_without_a_compiler_setup_takes_that_of_the_package_index(
 
     fake.write_text(PIP.format(is_offline=False))
     for is_fetched in (True, False):  # the second time it is kept
-        monkeypatch.delenv("CUDACXX", raising=False)
+        monkeypatch.setenv("CUDACXX", "")
         assert run(["setup", "--gpu", "cuda"]) == 0
         assert ("fetching NVIDIA's CUDA compiler" in capsys.readouterr().err) == is_fetched
     (home,) = tmp_path.glob("cache/cuda/*/nvidia/cu13")
@@ -329,6 +332,35 @@ def test_without_a_compiler_setup_takes_that_of_the_package_index(
     args = f"-DCMAKE_CUDA_COMPILER={home / 'bin' / 'nvcc'} -DCUDAToolkit_ROOT={home}"
     no_driver = "-DGGML_CUDA_NO_VMM=ON"  # there is no library of it to link to
     assert built == [f"-DGGML_CUDA=on {args} {no_driver} -DCMAKE_CUDA_ARCHITECTURES=90"] * 2
+
+    (home / "bin" / "nvcc").unlink()  # what is not whole any more is fetched anew
+    monkeypatch.setenv("CUDACXX", "")
+    assert run(["setup", "--gpu", "cuda"]) == 0
+    assert "fetching" in capsys.readouterr().err
+    assert (home / "bin" / "nvcc").exists()
+
+
+@pytest.mark.parametrize("lacks", ["cards", "c++", "a fitting driver", "a choice"])
+def test_nothing_is_fetched_for_a_build_that_cannot_be(
+    lacks: str, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "cache"))
+    told = "" if lacks == "cards" else "-DCMAKE_CUDA_ARCHITECTURES=90"
+    told += " -DCMAKE_CUDA_COMPILER=/opt/nvcc" if lacks == "a choice" else ""
+    if lacks == "a fitting driver":
+        add_program(programs, "nvidia-smi", SMI)
+    if lacks == "c++":
+        with pytest.raises(native.BuildFailed, match=r"no C\+\+ compiler"):
+            native.fetch_toolkit(["no pip"], told, print)
+        return
+    add_program(programs, "c++")
+    assert native.fetch_toolkit(["no pip"], told, print) is None
+
+
+def test_a_build_finds_a_toolkit_whose_path_has_a_space(programs: Path, tmp_path: Path) -> None:
+    add_program(programs, "nvidia-smi", SMI)
+    nvcc = add_toolkit(tmp_path / "local" / "cuda-12.4 of mine")
+    assert f"-DCMAKE_CUDA_COMPILER={nvcc}" in shlex.split(cuda_args(tmp_path))
 
 
 def wheel_is_there(folder: Path) -> bool:

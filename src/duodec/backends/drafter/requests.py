@@ -51,6 +51,7 @@ class _Answer:
                 self.num_kept = self.tree.num_expanded
             elif not self.num_kept and not self.root_s:
                 self.root_s = progress.draft_s
+                self.num_kept = self.tree.num_expanded - 1  # it may have read a seed, too
         self.read_s, self.draft_s = progress.read_s, progress.draft_s
         self.is_reading = kind == Kind.READING
         self.is_complete = kind == Kind.DONE

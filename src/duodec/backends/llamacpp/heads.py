@@ -9,6 +9,7 @@ target's last states are kept, and read when somebody does.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,15 @@ MTP_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
 EAGLE3_ARCHITECTURES = frozenset(
     {"llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss"}
 )
+
+
+def computes_on_cpu(header: Header, *, has_moved: bool) -> bool:
+    """Whether an EAGLE-3 head may be computed beside a target on a device: what it shares with that
+    must be in main memory. The target's output is not; its embeddings are, unless tensors of it
+    were moved."""
+    return "output.weight" in header.tensors and (
+        not has_moved or "token_embd.weight" in header.tensors
+    )
 
 
 def has_mtp(header: Header) -> bool:
@@ -179,11 +189,12 @@ class LlamaHead(ABC):
         return Successors(self, known, self._sequence(query.slot), text, query.sampler)
 
     def step_s(self) -> float:
-        """Measure the least seconds that one token after a verdict takes. What was read is
-        forgotten."""
+        """Measure the least seconds that one token after a verdict takes. Texts are read anew after
+        it."""
         state = np.zeros((1, self.num_inputs), dtype=np.float32)
         self._lib.llama_memory_clear(self._memory, True)
-        self._texts.clear()
+        for text in self._texts.values():
+            text.read = text.read[:0]
         taken = []
         for position in range(1, 1 + _TRIED):
             begin_s = perf_counter()
@@ -368,9 +379,13 @@ class Eagle3Head(LlamaHead):
         """``other`` is one of the target's contexts. Raises BadOption and ModelUnreadable."""
         model = DraftLayer(path, target, num_gpu_layers=num_gpu_layers)
         self.layers = model.layers
-        handle = _open(
-            model, other, num_slots=num_slots, num_context=num_context, num_threads=num_threads
-        )
+        try:
+            handle = _open(
+                model, other, num_slots=num_slots, num_context=num_context, num_threads=num_threads
+            )
+        except BaseException:
+            model.close()
+            raise
         super().__init__(target, model, handle, num_slots=num_slots, num_threads=num_threads)
         self._features = Batch(self._lib, _NUM_BATCH, 1, num_states=self.num_inputs)
         self._features.struct.token = self._features.struct.pos = None  # it counts on by itself
@@ -394,23 +409,32 @@ class Eagle3Head(LlamaHead):
 
 def cheapest(places: Sequence[Callable[[], LlamaHead]]) -> LlamaHead:
     """Open a head in each of several places, and keep it where a step takes the least time. A place
-    that cannot hold it is left out. Raises BadOption, and what the last place raises where none can
-    hold it."""
-    opened: list[LlamaHead] = []
-    failure: DuodecError | None = None
-    for place in places:
-        try:
-            opened.append(place())
-        except BadOption:
-            raise
-        except DuodecError as error:
-            failure = error
-    if failure is not None and not opened:
+    that cannot hold or compute it is left out. Raises what the last place raises where none can,
+    and BadOption."""
+    if len(places) == 1:
+        return places[0]()
+    kept: LlamaHead | None = None
+    least_s, failure = math.inf, DuodecError("there is no place for a head")
+    try:
+        for place in places:
+            head = None
+            try:
+                head = place()
+                taken_s = head.step_s()
+            except BadOption:
+                raise
+            except DuodecError as error:
+                failure, taken_s = error, math.inf
+            if head is not None and taken_s < least_s:
+                kept, head, least_s = head, kept, taken_s
+            if head is not None:
+                head.close()
+    except BaseException:
+        if kept is not None:
+            kept.close()
+        raise
+    if kept is None:
         raise failure
-    kept = min(opened, key=lambda head: head.step_s()) if len(opened) > 1 else opened[0]
-    for head in opened:
-        if head is not kept:
-            head.close()
     return kept
 
 

@@ -110,7 +110,10 @@ def load(
         def open_head(context: object) -> heads.LlamaHead:
             if heads_path is None:
                 return heads.MtpHead(model, **sizes)
-            places = [layers] if placement is Placement.CPU else [layers, 0]  # 0: on the CPU
+            own = None if placement is Placement.CPU else Header.read(lib, heads_path)
+            places = [layers]
+            if own is not None and heads.computes_on_cpu(own, has_moved=bool(placed)):
+                places.append(0)
             opened = partial(heads.Eagle3Head, model, context, heads_path, **sizes)
             return heads.cheapest([partial(opened, num_gpu_layers=place) for place in places])
 

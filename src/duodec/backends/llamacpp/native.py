@@ -103,7 +103,7 @@ def find_or_build(
             say(f"our kernels do not compile here; please report it with {told}")
             say("building llama.cpp with its own kernels instead")
             _build(pip, scratch, log, f"{_WITHOUT_KERNELS} {cmake_args}".strip(), say)
-        _keep(scratch / "wheel", folder)
+        _keep(scratch / "wheel", folder, "*.whl")
     finally:
         shutil.rmtree(str(scratch), ignore_errors=True)
     return next(folder.glob("*.whl"))
@@ -122,12 +122,15 @@ def _scratch_beside(folder: Path) -> Path:
         ) from error
 
 
-def _keep(made: Path, folder: Path) -> None:
-    """Move what is made to its place at once: there is never half of it."""
+def _keep(made: Path, folder: Path, wanted: str) -> None:
+    """Move what is made to its place at once, so that there is never half of it, in the place of
+    what has no file that is ``wanted``; nothing is moved where another process was quicker."""
+    if folder.exists() and not any(folder.glob(wanted)):
+        shutil.rmtree(str(folder))
     try:
         made.rename(folder)
     except OSError:
-        if not folder.exists():  # or else another process was quicker
+        if not any(folder.glob(wanted)):
             raise
 
 
@@ -152,22 +155,29 @@ def fetch(pip: Sequence[str], indices: Sequence[str], say: Callable[[str], None]
     return None
 
 
-def fetch_toolkit(pip: Sequence[str], say: Callable[[str], None]) -> Path | None:
-    """NVIDIA's CUDA compiler from the package index, kept in the cache; None where it has none for
-    this machine's driver, or cannot be reached. Raises BuildFailed where others may change it."""
-    if not (wanted := toolchains.packaged_toolkit()):
+def fetch_toolkit(pip: Sequence[str], cmake_args: str, say: Callable[[str], None]) -> Path | None:
+    """NVIDIA's CUDA compiler from the package index, kept in the cache, for a build with these
+    options; None where it is not wanted, where there is none for this machine's driver, or where it
+    cannot be fetched. Raises BuildFailed where there is no C++ compiler, or where others may change
+    what was kept."""
+    wanted = toolchains.packaged_toolkit()
+    if not wanted or not toolchains.can_build_cuda(cmake_args):
         return None
+    check_compiler("")
     named = hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:8]
     folder = cache_folder() / "cuda" / named
     if toolchains.packaged_nvcc(folder) is None:
         say("fetching NVIDIA's CUDA compiler and cuBLAS, once; some 600 MB")
         scratch = _scratch_beside(folder)
         try:
-            install_packages(["--target", str(scratch), *wanted], pip)
-            toolchains.complete_toolkit(scratch)
-            _keep(scratch, folder)
-        except BuildFailed as error:
-            say(str(error))
+            (scratch / "tmp").mkdir()
+            install_packages(
+                ["--target", str(scratch / "toolkit"), *wanted], pip, TMPDIR=str(scratch / "tmp")
+            )
+            toolchains.complete_toolkit(scratch / "toolkit")
+            _keep(scratch / "toolkit", folder, toolchains.PACKAGED_NVCC)
+        except (BuildFailed, OSError) as error:
+            say(f"it is not to be had: {error}")
         finally:
             shutil.rmtree(str(scratch), ignore_errors=True)
     nvcc: Path | None = toolchains.packaged_nvcc(folder)
@@ -197,11 +207,11 @@ def install(wheel: Path, pip: Sequence[str]) -> None:
     install_packages([str(wheel)], pip)  # what it depends on; nothing is replaced
 
 
-def install_packages(arguments: Sequence[str], pip: Sequence[str]) -> None:
+def install_packages(arguments: Sequence[str], pip: Sequence[str], **environment: str) -> None:
     """Install what is missing of these packages, or as pip's options say. Raises BuildFailed."""
     done = subprocess.run(
-        [*pip, "install", "-qq", *arguments], env=pip_environment(), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, check=False,
+        [*pip, "install", "-qq", *arguments], env=pip_environment() | environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     if done.returncode:
         words = " ".join(done.stdout.decode(errors="replace").split()) or "no reason given"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ GPUS = tuple(DRIVERS)
 OWN_HEADERS = "vulkan-headers/usr"  # in duodec's cache, where make setup-vulkan-software put them
 WHEELS = "https://abetlen.github.io/llama-cpp-python/whl/cu{}"  # of llama-cpp-python, by CUDA
 _OLDEST_WHEELS, _MOST_TRIED = (12, 1), 6
+PACKAGED_NVCC = "nvidia/*/bin/nvcc"
 _PACKAGED = 13  # the CUDA whose compiler NVIDIA's packages have whole
 _LEAST_VULKAN = 272  # of 1.3: the first headers with VK_EXT_layer_settings
 _CUDA_HOMES, _ROCM_HOME = Path("/usr/local"), Path("/opt/rocm")
@@ -125,7 +127,7 @@ def cuda_wheels() -> list[str]:
 
 def packaged_toolkit() -> list[str]:
     """The packages, as pip takes them, that have a CUDA compiler whose programs the driver runs;
-    without a driver those of the oldest. None where the driver is older than all of them."""
+    without a driver those of the oldest. Nothing where the driver is older than all of them."""
     found = driver()
     major, minor = found[1] if found else (_PACKAGED, 0)
     if major < _PACKAGED:
@@ -135,16 +137,24 @@ def packaged_toolkit() -> list[str]:
     return [f"nvidia-cublas>={_PACKAGED},<{_PACKAGED + 1}", *compiler]
 
 
+def can_build_cuda(told: str) -> bool:
+    """Whether a build needs nothing but a compiler: it is not named, and the cards are."""
+    knows_cards = "CMAKE_CUDA_ARCHITECTURES" in told or "CUDAARCHS" in os.environ
+    return "CMAKE_CUDA_COMPILER" not in told and (knows_cards or bool(architectures()))
+
+
 def complete_toolkit(folder: Path) -> None:
     """Give the libraries of `packaged_toolkit`, installed in a folder, the names that a linker
     looks for."""
-    for library in folder.glob("nvidia/*/lib/lib*.so.*"):
-        library.with_name(f"{library.name.partition('.so')[0]}.so").symlink_to(library.name)
+    for library in sorted(folder.glob("nvidia/*/lib/lib*.so.*")):
+        name = library.with_name(f"{library.name.partition('.so')[0]}.so")
+        if not name.is_symlink() and not name.exists():
+            name.symlink_to(library.name)
 
 
 def packaged_nvcc(folder: Path) -> Path | None:
     """The compiler in such a folder."""
-    return next(folder.glob("nvidia/*/bin/nvcc"), None)
+    return next(folder.glob(PACKAGED_NVCC), None)
 
 
 def _cuda(told: str) -> str:
@@ -155,21 +165,21 @@ def _cuda(told: str) -> str:
         )
     if words := old_driver():
         raise ToolchainMissing(words)
-    options = ["-DGGML_CUDA=on"]
+    options, home = ["-DGGML_CUDA=on"], nvcc.resolve().parent.parent
+    is_elsewhere = any(name in told for name in _PLACES_OF_CUDA)  # its libraries
     # CMake looks for a compiler on PATH and in the environment only, and for its libraries at
     # /usr/local/cuda, too, where those of another toolkit may lie
     if "CMAKE_CUDA_COMPILER" not in told and shutil.which("nvcc") != str(nvcc):
-        options.append(f"-DCMAKE_CUDA_COMPILER={nvcc}")
-        if not any(name in told for name in _PLACES_OF_CUDA):
-            options.append(f"-DCUDAToolkit_ROOT={nvcc.resolve().parent.parent}")
-    if "GGML_CUDA_NO_VMM" not in told and not _is_below(
-        nvcc.resolve().parent.parent, *(f"{place}/libcuda.so" for place in (*_STUBS, *_LIBRARIES))
-    ):
+        options.append(shlex.quote(f"-DCMAKE_CUDA_COMPILER={nvcc}"))
+        if not is_elsewhere:
+            options.append(shlex.quote(f"-DCUDAToolkit_ROOT={home}"))
+    places = [f"{place}/libcuda.so" for place in (*_STUBS, *_LIBRARIES)]
+    if "GGML_CUDA_NO_VMM" not in told and not is_elsewhere and not _is_below(home, *places):
         options.append("-DGGML_CUDA_NO_VMM=ON")  # else the driver's library is linked to
     if "CMAKE_CUDA_ARCHITECTURES" not in told and "CUDAARCHS" not in os.environ:
         options.append(f"-DCMAKE_CUDA_ARCHITECTURES={_architectures_for(nvcc)}")
-    if not any(name in told for name in _PLACES_OF_CUDA):
-        _check_cublas(nvcc)
+    if not is_elsewhere:
+        _check_cublas(home)
     return " ".join(options)
 
 
@@ -189,9 +199,8 @@ def _architectures_for(nvcc: Path) -> str:
     return ";".join(found)
 
 
-def _check_cublas(nvcc: Path) -> None:
+def _check_cublas(home: Path) -> None:
     """Raises ToolchainMissing where its header or its library is missing."""
-    home = nvcc.resolve().parent.parent
     for name, places in (("cublas_v2.h", _INCLUDES), ("libcublas.so", _LIBRARIES)):
         if not _is_below(home, *(f"{place}/{name}" for place in places)):
             raise ToolchainMissing(

@@ -424,7 +424,8 @@ class SimulatedDrafter:
         tree.extend(self._made.tokens[new], self._made.parents[new], self._made.confidences[new])
         if done.num_steps == 1:  # what is left of the last tree
             return replace(done, tree=tree)
-        num_leaves = before.num_leaves + tree.num_expanded - num_before
+        # the pass that made the root's successors known may have read a seed, too
+        num_leaves = before.num_leaves + (tree.num_expanded - num_before if num_before else 1)
         return replace(
             done, tree=tree, num_leaves=num_leaves, root_s=before.root_s if num_before else draft_s
         )

@@ -49,7 +49,7 @@ def setup(
             wheel = None
             if gpu == "cuda" and toolchains.find_nvcc() is None:
                 wheel = native.fetch(pip, toolchains.cuda_wheels(), warn)
-                if wheel is None and (nvcc := native.fetch_toolkit(pip, warn)):
+                if wheel is None and (nvcc := native.fetch_toolkit(pip, cmake_args, warn)):
                     os.environ["CUDACXX"] = str(nvcc)
             if wheel is None:
                 if gpu:
