@@ -279,7 +279,7 @@ PIP = """import sys
 from pathlib import Path
 words = sys.argv
 if {is_offline}: sys.exit('no index can be reached')
-home = Path(words[words.index('--target') + 1]) / 'nvidia' / 'cu13'
+home = Path(words[words.index('-t') + 1]) / 'nvidia' / 'cu13'
 for name in ('bin/nvcc', 'include/cublas_v2.h', 'lib/libcublas.so.13', 'lib/libcudart.so.13'):
     (home / name).parent.mkdir(parents=True, exist_ok=True)
     (home / name).touch(0o755)

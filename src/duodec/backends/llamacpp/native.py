@@ -172,7 +172,7 @@ def fetch_toolkit(pip: Sequence[str], cmake_args: str, say: Callable[[str], None
         try:
             (scratch / "tmp").mkdir()
             install_packages(
-                ["--target", str(scratch / "toolkit"), *wanted], pip, TMPDIR=str(scratch / "tmp")
+                ["-t", str(scratch / "toolkit"), *wanted], pip, TMPDIR=str(scratch / "tmp")
             )
             toolchains.complete_toolkit(scratch / "toolkit")
             _keep(scratch / "toolkit", folder, toolchains.PACKAGED_NVCC)
