@@ -195,4 +195,5 @@ def too_large(max_bytes: int) -> ApiError:
     return ApiError(
         413, f"the body is larger than the {max_bytes} bytes that this server takes; send less, "
         "or start it with a larger --max-body", code="body_too_large",
+        headers={"Connection": "close"},  # the rest of it is not read: no request can follow
     )  # fmt: skip
