@@ -28,7 +28,7 @@ from duodec.planning.sources import HeadSource, Lesson, TextSources, TreeSource
 
 _LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held likely in its rows
 _NUM_REHEARSED = 2  # verdicts
-_MOST_SEED, _LEAST_SEED = 8, 0.1  # tokens of what heads propose, and how likely all are together
+_MOST_SEED, _LEAST_SEED = 8, 0.5  # tokens of what heads propose, and how likely all are together
 _LEAST_TURN_S = 0.3  # for which a drafter on the target's cores is waited
 
 
