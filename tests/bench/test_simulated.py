@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from time import sleep
 
 import numpy as np
@@ -57,6 +58,7 @@ from duodec.drafting.plans import Chain
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS, method
+from duodec.methods.request import NoDrafter
 from duodec.planning.costs import Costs
 
 MODEL = TableModel(num_vocab=64, seed=3)
@@ -452,27 +454,34 @@ def simulated(
     params: SamplingParams,
     *,
     target: object = None,
+    kind: type[SimulatedTarget] = SimulatedTarget,
     draft: TableModel = DRAFT,
     num_tokens: int = 40,
+    host: HostPrices | None = None,
+    has_draft_model: bool = True,
+    datastore: FakeDatastore | None = None,
 ) -> tuple[Session, list[Round]]:
     """A method on the bed, with nothing shared with any other run."""
     text, clock = recorded(params, num_tokens), VirtualClock()
     heads = draft if METHODS[name].needs_heads else None
-    simulated_target = SimulatedTarget(
+    simulated_target = kind(
         target  # type: ignore[arg-type]
         or TableTarget(MODEL, heads=heads, kind_of_heads=METHODS[name].needs_heads),
         text,
         LatencyCurve(CostCurve.flat(FORWARD_S)),
         clock,
         own_candidates(text),
+        host=host or HostPrices(),
     )
     session = Session(
         simulated_target,
         PROMPT,
         len(text),
-        SimulatedDrafter(PricedModel(draft.load(), TABLE), clock),
+        SimulatedDrafter(PricedModel(draft.load(), TABLE), clock)
+        if has_draft_model
+        else NoDrafter(),
         Sampler(params, 0, len(PROMPT)),
-        datastore=FakeDatastore([text.tolist()]),
+        datastore=datastore if datastore is not None else FakeDatastore([text.tolist()]),
         clock=clock,
         costs=Costs(),
     )
@@ -495,6 +504,31 @@ def test_the_targets_own_heads_cost_what_is_given(price: float | None) -> None:
         target.score([Query(0, text[: len(PROMPT)], Draft(), Sampler(), heads=plan)])
         extra_s = price if plan and price else 0.0
         assert clock() - begin_s == pytest.approx(FORWARD_S + extra_s)
+
+
+@pytest.mark.parametrize("has_draft_model", [True, False])
+@pytest.mark.parametrize(("noise", "is_used"), [(0.2, True), (3.0, False)])
+def test_weak_heads_rest_and_good_ones_do_not(
+    noise: float, is_used: bool, has_draft_model: bool
+) -> None:
+    class Counted(SimulatedTarget):
+        def score(self, queries: Sequence[Query]) -> list[Scores]:
+            asked.extend(query.heads is not None for query in queries)
+            return super().score(queries)
+
+    asked: list[bool] = []
+    heads = replace(MODEL, noise=noise)
+    simulated(
+        "auto",
+        SamplingParams(),
+        target=TableTarget(MODEL, heads=heads, kind_of_heads="medusa"),
+        kind=Counted,
+        host=HostPrices(heads=0.1 * FORWARD_S),
+        has_draft_model=has_draft_model,
+        datastore=FakeDatastore([[0]]),
+        num_tokens=800,
+    )
+    assert (fmean(asked) > 0.6) == is_used, fmean(asked)
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), WARM], ids=["greedy", "warm"])

@@ -144,6 +144,16 @@ def test_two_that_agree_become_worth_more_than_one_as_sure() -> None:
     assert values_of(agreement, *apart)[5,] == after[6,]  # the draft model's own word
 
 
+def test_what_a_path_is_worth_without_a_source() -> None:
+    first = GivenSource({(): [(1, 0.5)], (1,): [(2, 0.5)], (1, 2): [(3, 0.5)]})
+    second = GivenSource({(): [(1, 0.5)], (1,): [(7, 0.5)], (1, 2): [(3, 0.75)]}, is_open=True)
+    selection = selected(first, second)
+    assert selection.without(second, [1, 2, 3, 4]) == [0.5, 0.25, 0.125]
+    assert selection.without(first, [1, 2, 3]) == [0.5]
+    assert selection.without(first, [1, 7]) == [0.5, 0.25]
+    assert selection.without(first, []) == []
+
+
 def test_where_the_draft_model_proposes_other_tokens_a_source_is_judged_apart() -> None:
     agreement = Acceptance()
     draft, other = GivenSource({(): [(5, 0.6)]}), GivenSource({(): [(6, 0.75)]})

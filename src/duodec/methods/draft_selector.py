@@ -63,6 +63,7 @@ class DraftSelector:
         self._busy_s = 0.0  # of the drafter, when that began
         self._rehearsed: dict[tuple[int, ...], Offer] = {}
         self._proposed = CandidateTree()  # by the target's heads, under the text
+        self._had_heads = self._with_heads = False  # in the forward pass before, and in this one
         self._nothing = Selection((), texts.memory.agreement)
 
     def draft_with_model(self, is_drafting: bool) -> None:
@@ -124,6 +125,7 @@ class DraftSelector:
         """A forward pass over an offer begins, after which the target's heads propose or rest."""
         request = self._request
         self._text = request.text
+        self._had_heads, self._with_heads = self._with_heads, with_heads
         rehearsed, self._rehearsed = self._rehearsed, {}
         request.defer(rehearsed.clear)  # to free so many nodes takes time
         request.is_contended = request.takes_turns and self._is_asked
@@ -165,6 +167,8 @@ class DraftSelector:
             lessons = self._lessons(self._text, offer.draft, scores, end)
             if not self._request.traits.has_ready_candidates:
                 lessons = list(lessons)  # the scores do not outlive the next forward pass
+        if self._had_heads:
+            self._request.defer(partial(self._judge_heads, offer, tokens))  # before others learn
         self._request.defer(partial(self._learn, offer, cursor, tokens, lessons))
 
     def _offer(self, cursor: TreeCursor, others: Sequence[Source], remaining: int) -> Offer:
@@ -217,6 +221,18 @@ class DraftSelector:
         planner.acceptance.learn(cursor.tree, tokens, cursor.node)
         self._texts.learn(lessons)
         self.can_pay = self._can_pay()
+
+    def _judge_heads(self, offer: Offer, tokens: Sequence[int]) -> None:
+        """Add the tokens that came by what the target's heads proposed: what other sources would
+        not have had scored, and all after it."""
+        selection, num_drafted, num_brought = offer.selection, len(offer.draft), 0
+        heads = next((one for one in offer.others if isinstance(one, HeadSource)), None)
+        if selection is not None and num_drafted and heads is not None:
+            accepted = tokens[:-1]
+            values, least = selection.without(heads, accepted), selection.values[num_drafted - 1]
+            num_brought = len(accepted) - sum(value >= least for value in values)
+        seconds = self._request.costs.heads_s()
+        self._texts.memory.beside_others.observe(num_brought, seconds, self._planner.rate)
 
     def _lessons(self, text: Tokens, draft: Draft, scores: Scores, end: int) -> Iterator[Lesson]:
         request = self._request

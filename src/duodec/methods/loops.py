@@ -89,7 +89,8 @@ def streaming(
             sources = Sources.NONE
         offer = Offer()
         heads = None
-        if sources >= Sources.HEADS and request.traits.heads:
+        has_heads = sources >= Sources.HEADS and request.traits.heads
+        if has_heads and texts.memory.beside_others.takes_part():
             heads = replace(LIKELIEST, least=planner.least_head)
         planner.heads_s = request.costs.heads_s() if heads else 0.0
         if sources != Sources.NONE:

@@ -54,10 +54,15 @@ class Planner:
         return selection
 
     @property
+    def rate(self) -> float:
+        """Tokens a second lately; 0 before the first round."""
+        return self._rate.value
+
+    @property
     def least_head(self) -> float:
         """How likely a node that the target's heads propose must be for another level below it to
         bring tokens faster than decoding does."""
-        return min(1.0, self.costs.head_level_s() * self._rate.value)
+        return min(1.0, self.costs.head_level_s() * self.rate)
 
     def can_pay(self) -> bool:
         """Whether any draft would pay if all of its tokens were accepted."""

@@ -134,9 +134,29 @@ class Selection:
                     source.observe(state, token)
             if (node, token) not in index or token not in found:  # others have taught meanwhile
                 return
-            below = found[token][2]
-            for i, source in enumerate(self.sources):
-                if source.is_open and below[i] is None and states[i] is not None:
-                    below[i] = source.follow(states[i], token)
-            states, node = below, index[node, token]
+            states, node = self._below(states, token, found), index[node, token]
             value = self.values[node]
+
+    def without(self, source: Source, tokens: Sequence[int]) -> list[float]:
+        """What the first of these tokens are worth to the other sources, one after the other, as
+        far as these propose them."""
+        states = [None if one is source else one.root() for one in self.sources]
+        values, value = list[float](), 1.0
+        for token in tokens:
+            asked = self._asked(states, value)
+            found, patterns = self._merged(asked) if asked else ({}, [])
+            if token not in found:
+                break
+            pattern = patterns[list(found).index(token)]
+            value *= self.agreement.estimate(1.0 - found[token][0], pattern)
+            values.append(value)
+            states = self._below(states, token, found)
+        return values
+
+    def _below(self, states: Sequence[State], token: int, found: _Merged) -> list[State]:
+        """Where a token that was found leads the sources."""
+        below: list[State] = found[token][2]
+        for i, source in enumerate(self.sources):
+            if source.is_open and below[i] is None and states[i] is not None:
+                below[i] = source.follow(states[i], token)
+        return below

@@ -19,6 +19,7 @@ from duodec.drafting.recycling import MAX_ORDER, RecycledRows
 from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.selection import ALONE, Source
+from duodec.planning.supplement import Supplement
 
 _MAX_DEPTH = 24
 _FACTOR = float(_MAX_DEPTH)  # draft tokens a matched token: their values say how many are scored
@@ -245,6 +246,7 @@ class TextMemory:
     )
     stored: Acceptance = field(default_factory=Acceptance)
     heads: Acceptance = field(default_factory=Acceptance)
+    beside_others: Supplement = field(default_factory=Supplement)  # the target's heads
     agreement: Acceptance = field(
         default_factory=lambda: Acceptance.doubting(_ALONE, below=_SURE, ranks=(ALONE,))
     )
