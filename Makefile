@@ -7,7 +7,7 @@ SOFTWARE = .vulkan-software
 BIN = .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-aiperf setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all \
+.PHONY: help bench-aiperf setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all test-soak \
 	test-torch test-vllm test-gpu test-page test-peers test-clients lint docs wheel clean
 
 help:  ## show this list
@@ -32,13 +32,16 @@ demo: setup-use  ## the same prompt plainly and with drafts, at the pace of a la
 	@$(BIN)/duodec demo
 
 test: setup  ## run the tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not soak"
 
 test-all: setup  ## run the tests, those that take long as well
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --durations 20
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --durations 20 -m "not soak"
+
+test-soak: setup  ## run the tests that try again and again what others try once
+	@$(BIN)/python -m pytest -n 2 --dist load -m soak
 
 test-torch: setup-torch  ## run the tests of targets on torch
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak" \
 		tests/backends/torch \
 		tests/distill \
 		tests/backends/llamacpp/test_recurrent.py \

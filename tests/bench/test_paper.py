@@ -161,8 +161,13 @@ def test_offline_one_line_says_what_is_missing(
     assert error.count("\n") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("llama-2-7b", marks=pytest.mark.slow),
+        pytest.param("vicuna-7b", marks=pytest.mark.soak),
+    ],
+)
 def test_the_whole_run_fills_every_row(name: str, tmp_path: Path) -> None:
     """On models that are here; the prompts are a folder's."""
     data, out = tmp_path / "data", tmp_path / "out"

@@ -24,7 +24,7 @@ from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from duodec.methods.registry import METHODS
 
-NUM_TOKENS = 200
+NUM_TOKENS = 120
 TEMPERATURES = (0.0, 0.8)
 PROMPTS = ("The cat sat on the mat", "One two three one two", "Why is it so?", "a b c a b c")
 KEYED = [

@@ -184,9 +184,14 @@ def hub(place: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("hub")
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("llama-2-7b", marks=pytest.mark.soak),
+        pytest.param("vicuna-7b", marks=pytest.mark.slow),
+    ],
+)
 def test_the_papers_pair_fills_every_row(name: str, place: Path, tmp_path: Path) -> None:
     chats, store, out = tmp_path / "chats.txt", tmp_path / "store", tmp_path / "out"
     chats.write_text(TEXT * 20)
