@@ -495,14 +495,20 @@ def hidden(name: str, other: str) -> Grammar:
 @pytest.mark.parametrize(
     "names",
     [
-        ("<[0]>", "<[1]>"), ("<[99]>", "<[256]>"), ("<|a|>", "<|b|>"), ("<[0-9]>", "<[1-9]>"),
-        ("<a>", "<b>"), ("<[*]>", "<[^1]>"), ("\\u003c[0]>", "<[1]>"), ("\n", "\\n"),
-        ("\u00e9", "e\u0301"), ("%json {}", "start:"), ("special token", "x"), ("a\x00", "a"),
+        ("<[0]>", "<[1]>"), ("\\u003c[0]>", "<[1]>"), ("\n", "\\n"),
+        *(
+            pytest.param(names, marks=pytest.mark.slow)
+            for names in (
+                ("<[99]>", "<[256]>"), ("<|a|>", "<|b|>"), ("<[0-9]>", "<[1-9]>"), ("<a>", "<b>"),
+                ("<[*]>", "<[^1]>"), ("\u00e9", "e\u0301"), ("%json {}", "start:"),
+                ("special token", "x"), ("a\x00", "a"),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_no_text_of_a_client_is_rewritten_in_a_trial(names: tuple[str, str]) -> None:
     """Placeholders, escapes and notation: each schema is tried as it is, the second time too."""
-    trial = GrammarTrial(0.2)
+    trial = GrammarTrial(0.1)
     for grammar in (hidden(*names), hidden(*names), hidden(*reversed(names))):
         with pytest.raises(BadOption, match=r"cannot be used|to compile"):
             trial(grammar, LETTERS_WORDS)

@@ -660,13 +660,12 @@ def traces(results: Results) -> list[object]:
     return [generation.as_json()["trace"] for generation in results.generations]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("curve", "shape"),
     [
-        ("mi50-27b-q8_0", "tree"),
-        ("rtx3090-8b-q4_0", "llama.cpp"),
-        ("roofline:3350GB/s,989TFLOPS,13.5GB,16bit", "torch"),
+        pytest.param("mi50-27b-q8_0", "tree", marks=pytest.mark.soak),
+        pytest.param("rtx3090-8b-q4_0", "llama.cpp", marks=pytest.mark.slow),
+        pytest.param("roofline:3350GB/s,989TFLOPS,13.5GB,16bit", "torch", marks=pytest.mark.soak),
     ],
 )
 def test_what_is_measured_at_the_start_gives_the_figures_again(

@@ -44,6 +44,11 @@ QUICK = (
 )  # fmt: skip
 LEARNING = [name for name in METHODS if METHODS[name]().learns]
 DRAFTING = [name for name in METHODS if name != "ar"]
+ALIKE = ("hydra", "eagle", "eagle3")  # all heads share a loop with medusa's and mtp's
+WITNESSED = [
+    pytest.param(name, marks=pytest.mark.slow) if name in (*ALIKE, "pearl") else name
+    for name in DRAFTING
+]
 CHAINED = ["sps", "pearl", "duo"]  # their only drafts are the draft model's first guesses
 
 # the cases are enumerated once for all tests of this file
@@ -56,11 +61,19 @@ def case_named(name: str) -> Case:
 
 # the quick cases are enumerated by `make test` too, by the tests of what they witness
 QUICK_CASES = [case_named(name) for name in QUICK]
+ENUMERATED = [
+    pytest.param(
+        name,
+        case,
+        id=f"{name}-{case.name}",
+        marks=pytest.mark.soak if name in ALIKE and case.name not in QUICK else pytest.mark.slow,
+    )
+    for name in METHODS
+    for case in ALL_CASES
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "case"), ENUMERATED)
 def test_first_tokens_follow_the_targets_product_distribution(name: str, case: Case) -> None:
     exact(name, case)
 
@@ -84,7 +97,7 @@ def test_what_earlier_completions_taught_is_scored_accepted_and_refused(name: st
     assert max(witness.longest for witness in witnesses) > 1
 
 
-@pytest.mark.parametrize("name", DRAFTING)
+@pytest.mark.parametrize("name", WITNESSED)
 def test_drafts_are_accepted_and_refused(name: str) -> None:
     cases = ALL_CASES if name in CHAINED else QUICK_CASES  # these are quick
     witnesses = [exact(name, case) for case in cases]
@@ -92,7 +105,7 @@ def test_drafts_are_accepted_and_refused(name: str) -> None:
     assert sum(witness.num_refused for witness in witnesses) > 100
 
 
-@pytest.mark.parametrize("name", DRAFTING)
+@pytest.mark.parametrize("name", WITNESSED)
 def test_drafts_longer_than_a_token_are_scored(name: str) -> None:
     assert max(exact(name, case).longest for case in QUICK_CASES) > 1
 

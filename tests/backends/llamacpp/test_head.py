@@ -132,7 +132,7 @@ def test_other_kernels_compute_all_rows(monkeypatch: pytest.MonkeyPatch) -> None
 # --- texts
 
 
-@pytest.fixture(scope="module", params=[40, 300])
+@pytest.fixture(scope="module", params=[40, pytest.param(300, marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest) -> Iterator[LLM]:
     needs_ordered_heads()
     with LLM.load(str(SHIPPED), draft=str(SHIPPED), draft_head=request.param) as engine:

@@ -500,12 +500,12 @@ def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signal
     with load(EngineConfig(pace=0.03), on_warning=warnings.append) as engine:
         drafter = engine.drafter
         assert isinstance(drafter, ProcessDrafter)
-        plain = answer(engine, chat(QUESTIONS[0]), "ar", n=120, seed=1, temperature=0.8)
+        plain = answer(engine, chat(QUESTIONS[0]), "ar", n=72, seed=1, temperature=0.8)
         num_deltas = 0
         last = None
         for event in engine.stream(
             chat(QUESTIONS[0]),
-            SamplingParams(seed=1, temperature=0.8, max_tokens=120),
+            SamplingParams(seed=1, temperature=0.8, max_tokens=72),
             method=method,
         ):
             num_deltas += isinstance(event, Delta)
@@ -516,10 +516,10 @@ def test_a_blow_to_the_drafter_changes_no_token(method: str, blow: signal.Signal
         assert isinstance(last, Finished)
         assert last.tokens == plain.tokens
         assert last.stats.drafter_restarts <= 1
-        again = answer(engine, chat(QUESTIONS[0]), method, n=120, seed=1, temperature=0.8)
+        again = answer(engine, chat(QUESTIONS[0]), method, n=72, seed=1, temperature=0.8)
         assert again.tokens == plain.tokens
         drafter.wait_ready()
-        resumed = answer(engine, chat(QUESTIONS[0]), method, n=60, seed=1, temperature=0.8)
+        resumed = answer(engine, chat(QUESTIONS[0]), method, n=40, seed=1, temperature=0.8)
         assert resumed.stats.num_draft_tokens > 0
         assert len(warnings) == 1, warnings
 
