@@ -62,7 +62,7 @@ def test_keys_are_loaded_wide_and_ahead() -> None:
 
 @pytest.mark.parametrize(
     "capability",
-    [c if c == "89" else pytest.param(c, marks=pytest.mark.slow) for c in SHARED],
+    ["89", *(pytest.param(c, marks=pytest.mark.soak) for c in SHARED if c != "89")],
 )
 def test_kernels_fit_the_shared_memory_of_every_gpu(capability: str) -> None:
     """A kernel that does not fit cannot be launched, and decoding would be slower."""

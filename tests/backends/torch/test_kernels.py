@@ -114,7 +114,7 @@ def test_rows_through_the_kernels_are_the_models(kind: str, length: int) -> None
     [
         ("llama", 30, False),
         ("llama", 334, True),
-        ("gemma2", 334, False),
+        pytest.param("gemma2", 334, False, marks=pytest.mark.soak),
         ("gemma3_text", 90, False),
     ],
 )
