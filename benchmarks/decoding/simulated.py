@@ -9,7 +9,8 @@ ceiling is `auto` with a draft model that takes no time.
 A curve is written CURVE@SHAPE@BANDWIDTH, the first two as in `--simulate-ms` and `--simulate-as`;
 several by semicolons. `sps:4@gpu` is what users have today: the same draft model on the target's
 card, by turns with the target, in passes of as many rows as are wanted. Its step takes the time to
-read its file once at that bandwidth, and `--launch-ms`.
+read its file once at that bandwidth, and `--launch-ms`. A target's own `--heads` (on torch) take
+`--heads-share` of a pass of one row: in a model so small they would weigh more than in a large one.
 """
 
 from __future__ import annotations
@@ -155,6 +156,8 @@ def main(
     threads: Annotated[int | None, typer.Option(help="Of the target's rows.")] = None,
     exact: Annotated[bool, typer.Option(help="The target's rows, bit for bit.")] = False,
     temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
+    heads: Annotated[str | None, typer.Option(help="A folder; the target is on torch.")] = None,
+    heads_share: Annotated[float, typer.Option(help="Of a pass, that they take.")] = 0.06,
 ) -> Figures:
     """Each method's speed over plain decoding's in passes of one row, by task, with intervals over
     prompts."""
@@ -173,7 +176,13 @@ def main(
         draft_ms=draft_ms,
         host_us=host_us,
         drafts=(draft,),
-        config=EngineConfig(datastore=datastore, threads=threads, exact=exact),
+        config=EngineConfig(
+            datastore=datastore,
+            threads=threads,
+            exact=exact,
+            heads=heads,
+            target_backend="torch" if heads else "auto",
+        ),
         sampling=SamplingParams(temperature=temperature),
     )
     by_task = [read_prompts(data, [task], None) for task in tasks.split(",")]
@@ -192,11 +201,13 @@ def main(
             curve = replace(plan, simulate_ms=given, simulate_as=shape or "tree").latency
             step_s = num_bytes / _bytes_a_second(bandwidth) + launch_ms / 1e3
             as_wanted = replace(curve.shape, name="chain", num_rows=None, has_branches=False)
+            heads_s = heads_share * curve.forward.seconds(1)
+            own = replace(base, curve=curve, host=replace(base.host, heads=heads_s))
             runs[text] = Runs(
-                bed=replace(base, curve=curve),
-                free=replace(base, curve=curve, model=_priced(base.model, 0.0)),
+                bed=own,
+                free=replace(own, model=_priced(base.model, 0.0)),
                 on_gpu=replace(
-                    base,
+                    own,
                     curve=replace(curve, shape=as_wanted),
                     model=_priced(base.model, step_s),
                     handover_s=0.0,
