@@ -167,7 +167,7 @@ def main(
     if ceiling:
         entrants[CEILING] = "auto"
     plan = BenchPlan(
-        methods=tuple(entrants.values()),
+        methods=(*entrants.values(), "auto"),  # so that there is a draft model, whoever drafts
         targets=(target,),
         data=data,
         limit=limit,
