@@ -34,6 +34,7 @@ KEYED = [
 ]
 BRANCHED = ("lookahead", "recycling", "sps-rejection")
 TOGETHER = ("auto", "duo", "stream")
+SOME = (*TOGETHER, "sps", "recycling")  # one of each loop, and rows off the text
 
 
 # a plain one, windows, compressed caches, sinks, a recurrent state, and one beside attention
@@ -94,7 +95,7 @@ def test_every_method_has_the_text_of_plain_decoding(
     num_saved = num_refused = 0
     most = getattr(llm.target, "max_draft", MAX_ROWS)
     differ = []
-    for name in KEYED:
+    for name in KEYED if family in QUICK else SOME:
         if name in BRANCHED and drafts != "trees":
             continue
         for t in TEMPERATURES if family in QUICK else TEMPERATURES[1:]:
@@ -110,7 +111,7 @@ def test_every_method_has_the_text_of_plain_decoding(
                     differ.append((name, t, len(PROMPTS)))
     assert not differ, "method, temperature and requests whose texts differ"
     assert num_saved > 0, "forward passes"
-    assert num_refused > NUM_TOKENS
+    assert num_refused > (NUM_TOKENS if family in QUICK else NUM_TOKENS // 3)
 
 
 def test_a_killed_drafter_changes_no_text(family: str, llm: LLM, expected: Texts) -> None:

@@ -223,7 +223,7 @@ def test_smollm2_says_what_transformers_says_by_every_method() -> None:
     tokens = torch.tensor([[504, 2365, 282, 4649, 314, 260, 253, 314, 260, 1789]])
     with torch.inference_mode():
         own = model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=8,
+            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=16,
             eos_token_id=None, pad_token_id=0,
         )[0, tokens.shape[1] :].tolist()  # fmt: skip
     target = TorchTarget(Network(model), num_context=128, num_rows=8, num_chunk=16)
@@ -233,7 +233,7 @@ def test_smollm2_says_what_transformers_says_by_every_method() -> None:
         session = Session(
             target,
             prompt,
-            len(prompt) + 8,
+            len(prompt) + 16,
             InlineDrafter(LlamaDraftModel(draft, num_context=256, num_threads=1)),
             Sampler(num_prompt_tokens=len(prompt)),
             datastore=FakeDatastore([prompt + own]),
