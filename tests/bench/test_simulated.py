@@ -506,10 +506,11 @@ def test_the_targets_own_heads_cost_what_is_given(price: float | None) -> None:
         assert clock() - begin_s == pytest.approx(FORWARD_S + extra_s)
 
 
+@pytest.mark.parametrize("params", [SamplingParams(), WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("has_draft_model", [True, False])
 @pytest.mark.parametrize(("noise", "is_used"), [(0.2, True), (3.0, False)])
 def test_weak_heads_rest_and_good_ones_do_not(
-    noise: float, is_used: bool, has_draft_model: bool
+    noise: float, is_used: bool, has_draft_model: bool, params: SamplingParams
 ) -> None:
     class Counted(SimulatedTarget):
         def score(self, queries: Sequence[Query]) -> list[Scores]:
@@ -518,9 +519,9 @@ def test_weak_heads_rest_and_good_ones_do_not(
 
     asked: list[bool] = []
     heads = replace(MODEL, noise=noise)
-    simulated(
+    session, _ = simulated(
         "auto",
-        SamplingParams(),
+        params,
         target=TableTarget(MODEL, heads=heads, kind_of_heads="medusa"),
         kind=Counted,
         host=HostPrices(heads=0.1 * FORWARD_S),
@@ -529,6 +530,7 @@ def test_weak_heads_rest_and_good_ones_do_not(
         num_tokens=800,
     )
     assert (fmean(asked) > 0.6) == is_used, fmean(asked)
+    assert np.array_equal(session.text, recorded(params, 800))
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), WARM], ids=["greedy", "warm"])

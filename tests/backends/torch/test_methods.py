@@ -212,7 +212,7 @@ def test_a_row_off_by_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of gguf and transformers while they load
-def test_smollm2_says_what_transformers_says_by_every_kind_of_method() -> None:
+def test_smollm2_says_what_transformers_says_by_every_method() -> None:
     pytest.importorskip("gguf", reason="gguf is not installed: make setup-torch")
     import transformers
 
@@ -229,7 +229,7 @@ def test_smollm2_says_what_transformers_says_by_every_kind_of_method() -> None:
     target = TorchTarget(Network(model), num_context=128, num_rows=8, num_chunk=16)
     prompt = tokens[0].tolist()
     draft = LlamaModel(resolve("smollm2-draft").path)
-    for name in ("ar", "lookup", "sps", "duo", "recycling", "auto"):
+    for name in WITHOUT_HEADS:
         session = Session(
             target,
             prompt,
