@@ -211,8 +211,10 @@ class _SlotCosts(Costs):
     def forward_s(self, num_tokens: int) -> float:
         return self._budget.forward_s(self._slot, num_tokens)
 
-    def curve(self, num_tokens: int) -> Sequence[float]:  # others change it: nothing is kept
-        return [self.forward_s(num) for num in range(num_tokens + 1)]
+    def curve(self, num_tokens: int) -> Sequence[float]:
+        if not self._budget.has_company(self._slot):
+            return self._budget.alone(self._slot).curve(num_tokens)
+        return [self.forward_s(num) for num in range(num_tokens + 1)]  # others change it
 
     @property
     def is_measured(self) -> bool:
