@@ -6,6 +6,9 @@ RUN_SETUP = $(or $(PYTHON),python3) scripts/setup.py $(if $(PYTHON),--this-pytho
 SOFTWARE = .vulkan-software
 BIN = .venv/bin
 
+# even where nothing else keeps compiled modules: each of a thousand processes would compile them anew
+export PYTHONDONTWRITEBYTECODE =
+
 .DEFAULT_GOAL := help
 .PHONY: help bench-aiperf setup setup-use setup-torch setup-vllm setup-vulkan-software demo test test-all test-soak \
 	test-torch test-vllm test-gpu test-page test-peers test-clients lint docs wheel clean
