@@ -91,8 +91,9 @@ def main(arguments: Sequence[str]) -> None:
     experiment = EXPERIMENTS[name]
     module = import_module(f"benchmarks.{experiment.module}")
     function = vars(module)[experiment.function]
-    sys.argv = [f"python -m benchmarks {name}", *options]
-    typer.run(recorded(experiment, function, command, result))
+    app = typer.Typer(add_completion=False)
+    app.command()(recorded(experiment, function, command, result))
+    app(options, prog_name=f"python -m benchmarks {name}")
 
 
 if __name__ == "__main__":

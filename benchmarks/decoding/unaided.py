@@ -6,6 +6,8 @@ others find it cached and give tokens a second. llama.cpp's server is that of th
 xllamacpp, from another environment:
 
     python -m benchmarks unaided --python OTHER/bin/python --data FOLDER --limit 5
+
+Ctrl-C ends it after the prompts that are done.
 """
 
 from __future__ import annotations
@@ -105,35 +107,49 @@ def main(
 ) -> Figures:  # fmt: skip
     """Tokens a second over plain decoding, by task and over all, and times to the first token."""
     path = resolve(target).path
-    rows = []
+    rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         settings = _settings(
             stack, python, path, None if draft == "none" else resolve(draft).path, context,
             [int(length) for length in draft_lengths.split(",")],
         )  # fmt: skip
         prompts = read_prompts(data, TASKS, limit)
-        for number, prompt in enumerate(track(prompts, description="prompts")):
-            first_s = {}
-            for setting in settings:  # their first request here: nothing of the prompt is cached
-                if setting.server.url not in first_s:
-                    first_s[setting.server.url] = completion(setting, prompt, 1, 0).ttft_s
-            for temperature in map(float, temperatures.split(",")):
-                shift = number % len(settings)
-                for setting in (*settings[shift:], *settings[:shift]):
-                    run = completion(setting, prompt, max_tokens, temperature)
-                    rows.append(
-                        {
-                            "task": prompt.task,
-                            "prompt": prompt.prompt_id,
-                            "setting": setting.name,
-                            "temperature": temperature,
-                            "cold_first_s": first_s[setting.server.url],
-                            "num_tokens": run.num_tokens,
-                            "rate": run.rate,
-                            "text": run.text,
-                        }
-                    )
+        try:
+            for number, prompt in enumerate(track(prompts, description="prompts")):
+                rows += _turns(settings, number, prompt, max_tokens, temperatures)
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            print(f"interrupted after {number} of {len(prompts)} prompts")
     return {"table": _table(rows), "rows": rows}
+
+
+def _turns(
+    settings: list[Setting], number: int, prompt: Prompt, max_tokens: int, temperatures: str
+) -> list[dict[str, Any]]:
+    """One prompt by all settings, which another one begins each time."""
+    first_s = {}
+    for setting in settings:  # their first request here: nothing of the prompt is cached
+        if setting.server.url not in first_s:
+            first_s[setting.server.url] = completion(setting, prompt, 1, 0).ttft_s
+    rows = []
+    for temperature in map(float, temperatures.split(",")):
+        shift = number % len(settings)
+        for setting in (*settings[shift:], *settings[:shift]):
+            run = completion(setting, prompt, max_tokens, temperature)
+            rows.append(
+                {
+                    "task": prompt.task,
+                    "prompt": prompt.prompt_id,
+                    "setting": setting.name,
+                    "temperature": temperature,
+                    "cold_first_s": first_s[setting.server.url],
+                    "num_tokens": run.num_tokens,
+                    "rate": run.rate,
+                    "text": run.text,
+                }
+            )
+    return rows
 
 
 def _table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
