@@ -40,6 +40,7 @@ _DRAFT = (
     + "params.speculative.draft.mparams.path = {!r}\n"
     + "params.speculative.draft.n_max = {}\n"
 )
+_HELLO = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def main(
     context: Annotated[int, typer.Option()] = 4096,
     draft_lengths: Annotated[str, typer.Option(help="Of llama.cpp's drafts.")] = "3",
 ) -> Figures:  # fmt: skip
-    """Tokens a second over plain decoding, by task and over all, and times to the first token."""
+    """Tokens a second and times to the first token over plain decoding, by task and over all."""
     path = resolve(target).path
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -114,6 +115,8 @@ def main(
             [int(length) for length in draft_lengths.split(",")],
         )  # fmt: skip
         prompts = read_prompts(data, TASKS, limit)
+        for setting in settings:  # what a process does once
+            asyncio.run(ask(setting.server, {**_HELLO, **setting.body}, "chat/completions"))
         try:
             for number, prompt in enumerate(track(prompts, description="prompts")):
                 rows += _turns(settings, number, prompt, max_tokens, temperatures)
@@ -153,8 +156,9 @@ def _turns(
 
 
 def _table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By temperature and setting; ratios to plain decoding are medians over prompts, of tasks'
-    medians the geometric mean. Prints it."""
+    """By temperature and setting; rates over plain decoding's are medians over prompts, of tasks'
+    medians the geometric mean, times to the first token over plain decoding's the geometric mean
+    over prompts. Prints it."""
     plain = {
         (row["task"], row["prompt"], row["temperature"]): row
         for row in rows
@@ -167,7 +171,7 @@ def _table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         key = row["temperature"], row["setting"]
         expected = plain[row["task"], row["prompt"], row["temperature"]]
         ratios[key][row["task"]].append(row["rate"] / expected["rate"])
-        firsts[key].append(row["cold_first_s"])
+        firsts[key].append(row["cold_first_s"] / expected["cold_first_s"])
         differing[key] += row["text"] != expected["text"]
     table = []
     for (temperature, name), by_task in ratios.items():
@@ -177,13 +181,13 @@ def _table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "setting": name,
             "over_plain": _geometric_mean(list(medians.values())),
             "by_task": medians,
-            "median_first_s": median(firsts[temperature, name]),
+            "first_over_plain": _geometric_mean(firsts[temperature, name]),
             "num_other_texts": differing[temperature, name],
         }
         table.append(found)
         print(
-            f"{temperature:3.1f} {name:<24} {found['over_plain']:5.2f}  first token "
-            f"{found['median_first_s']:5.2f} s, {found['num_other_texts']} other texts; "
+            f"{temperature:3.1f} {name:<24} {found['over_plain']:5.2f}  first token after "
+            f"{found['first_over_plain']:4.2f} of it, {found['num_other_texts']} other texts; "
             + ", ".join(f"{task} {ratio:.2f}" for task, ratio in medians.items())
         )
     return table

@@ -119,6 +119,7 @@ def test_leaving_clients_and_a_dying_drafter() -> None:
                 assert text in ("left", expected[number % 35])
             until(lambda: server.counter("duodec:num_requests_running") == 0)
             assert server.counter("duodec:num_requests_waiting") == 0
+            until(lambda: server.counter("duodec:request_success_total") >= NUM_REQUESTS)
             assert server.counter("duodec:request_success_total") == NUM_REQUESTS
             assert server.counter("duodec:drafter_restarts_total") == drafter.restarts > 0
             # threads of clients are gone, and no others came
