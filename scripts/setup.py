@@ -5,7 +5,7 @@ Standard library only, run by the system's Python. A second run is instant: a st
 torch and transformers, CMAKE_ARGS decides how llama.cpp is built, and a later run without them
 keeps both (an empty CMAKE_ARGS takes it back). `--vllm` makes another one, `.venv-vllm`, with
 vLLM's build for the CPU. The wheel of llama.cpp is built once per processor and kept:
-see `src/duodec/backends/llamacpp/native.py`.
+see `src/duodec/backends/llamacpp/build/native.py`.
 """
 
 import sys
@@ -48,8 +48,8 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-native = _module("backends/llamacpp/native")
-toolchains = _module("backends/llamacpp/toolchains")
+native = _module("backends/llamacpp/build/native")
+toolchains = _module("backends/llamacpp/build/toolchains")
 inner_loops = _module("native/build")
 USE_EXTRAS = "llama-cpp,server"  # to decode and to serve; the others are for work on duodec
 EXTRAS = "bench,datastore,dev,llama-cpp,server"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from duodec.backends.cpu import cpu_key
-from duodec.backends.llamacpp import native, toolchains
+from duodec.backends.llamacpp.build import native, toolchains
 from duodec.machine.install import pip_command
 
 PACKAGES = ("glslc", "mesa-vulkan-drivers", "libvulkan-dev", "spirv-headers")

@@ -34,7 +34,8 @@ from typing import IO, Any, NoReturn
 from unittest.mock import ANY
 
 from duodec.__main__ import main as _program
-from duodec.backends.llamacpp import library, load_probe
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.checks import load_probe
 from duodec.loading import vetting
 from duodec.models import resolve
 from stress.damaged_gguf import Map, map_of, mutated

@@ -25,9 +25,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from duodec.backends.grammar_child import _num_bytes as written_bytes
-from duodec.backends.grammar_trial import NUM_BYTES, SECONDS, GrammarTrial
-from duodec.backends.llguidance import Masks
+from duodec.backends.grammar.child import _num_bytes as written_bytes
+from duodec.backends.grammar.llguidance import Masks
+from duodec.backends.grammar.trial import NUM_BYTES, SECONDS, GrammarTrial
 from duodec.core.grammar import Grammar, Kind
 from duodec.errors import BadOption
 from stress.fuzzing import ended, keep, publish

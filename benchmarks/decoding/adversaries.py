@@ -21,13 +21,13 @@ from benchmarks import Figures
 from benchmarks.decoding.throttled import Throttled
 from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
+from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.table import TableModel
 from duodec.bench.beds import Parts, ReplayBed
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.recording import Conversation, record, shuffled
-from duodec.bench.statistics import ratio_of_rates
+from duodec.bench.reports.statistics import ratio_of_rates
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.sampling import SamplingParams
 from duodec.errors import warn

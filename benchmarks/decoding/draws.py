@@ -28,7 +28,7 @@ from benchmarks import Figures, Refuted
 from benchmarks.kernels.kernels import model_file, score
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core import noise
 from duodec.core.sampling import Context, Draw, Sampler, SamplingParams
 

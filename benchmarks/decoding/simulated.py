@@ -31,8 +31,8 @@ from duodec.bench.beds.simulated import SimulatedBed, simulated_stage
 from duodec.bench.beds.virtual import PricedModel, RowKey, StepTable
 from duodec.bench.plan import BenchPlan
 from duodec.bench.recording import Conversation, record
-from duodec.bench.statistics import Rate, Ratio, ratio_of_rates
-from duodec.bench.tables import interval_of
+from duodec.bench.reports.statistics import Rate, Ratio, ratio_of_rates
+from duodec.bench.reports.tables import interval_of
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.protocols import Candidates
 from duodec.core.round import Stats

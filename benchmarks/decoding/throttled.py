@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from time import sleep
 
-from duodec.backends.llamacpp.recipe import LlamaRecipe
+from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row
 

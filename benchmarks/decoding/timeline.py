@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from duodec.bench.figures.timeline import timeline_figure
-from duodec.bench.measures import measure
+from duodec.bench.reports.measures import measure
+from duodec.bench.reports.timeline import timeline
 from duodec.bench.results import Results, generations_of
-from duodec.bench.timeline import timeline
 
 _SHOWN = ("ar", "sps:4", "duo", "stream")
 _LINKS = 'xmlns:xlink="http://www.w3.org/1999/xlink" '

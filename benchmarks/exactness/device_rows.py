@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from benchmarks import Figures
 from duodec.backends.llamacpp import devices, library
-from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.padded import LlamaPadded
+from duodec.backends.llamacpp.target.context import LlamaContext
+from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.core.sampling import Sampler, Tokens

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import RESULTS, Figures, Refuted
-from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.llamacpp.target.target import LlamaTarget
+from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.draft import Draft
 from duodec.core.events import Finished

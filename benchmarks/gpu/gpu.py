@@ -249,8 +249,8 @@ def _llama_methods(bench: Bench, methods: list[str], note: Note) -> None:
 @contextmanager
 def _torch_model(bench: Bench) -> Iterator[tuple[Any, int]]:
     """A model of transformers, and the bytes of its weights that a row reads."""
-    from duodec.backends.torch.blueprint import Blueprint
-    from duodec.backends.torch.weights import read_weights
+    from duodec.backends.torch.checkpoint.blueprint import Blueprint
+    from duodec.backends.torch.checkpoint.weights import read_weights
 
     device = bench.device
     blueprint = Blueprint.of(bench.folder(), dtype="bfloat16", device=device, num_context=_CONTEXT)
@@ -262,7 +262,7 @@ def _torch_model(bench: Bench) -> Iterator[tuple[Any, int]]:
 
 @contextmanager
 def _torch_target(model: Any, **options: Any) -> Iterator[Any]:
-    from duodec.backends.torch.network import Network
+    from duodec.backends.torch.forward.network import Network
     from duodec.backends.torch.target import TorchTarget
 
     network = Network(model, WARNINGS.append)

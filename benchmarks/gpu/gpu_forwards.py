@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery, Scores, Target
 from duodec.core.sampling import Sampler, Tokens
@@ -178,7 +178,7 @@ def same_noise(device: str, num_tokens: int = 200_000) -> bool:
     """Whether the device computes NumPy's noise, bit by bit."""
     import torch
 
-    from duodec.backends.torch.noise import gumbel, halves
+    from duodec.backends.torch.sampling.noise import gumbel, halves
     from duodec.core import noise
 
     tokens = np.arange(num_tokens)

@@ -19,7 +19,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 from benchmarks.gpu.gpu_methods import record_texts
-from duodec.backends.llamacpp import native
+from duodec.backends.llamacpp.build import native
 from duodec.errors import BadOption
 from duodec.native.build import build as build_inner_loops
 

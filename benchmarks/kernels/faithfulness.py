@@ -31,11 +31,12 @@ from rich.console import Console
 
 from benchmarks import RESULTS, Figures
 from benchmarks.kernels.kernels import model_file, score
-from duodec.backends.llamacpp import library, self_test
-from duodec.backends.llamacpp.caches import CacheTypes
-from duodec.backends.llamacpp.header import ggml
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.checks import self_test
+from duodec.backends.llamacpp.gguf.header import ggml
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.target.caches import CacheTypes
+from duodec.backends.llamacpp.target.target import LlamaTarget
 
 Floats = NDArray[np.float32]
 

@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks import SCRATCH, Figures
-from duodec.backends.llamacpp import library, self_test
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.checks import self_test
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.llamacpp.target.target import LlamaTarget
+from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from tests.models.weights import weights

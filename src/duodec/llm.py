@@ -14,7 +14,7 @@ from os import PathLike, fspath
 from time import perf_counter
 from typing import Any, overload
 
-from duodec.backends.grammar_trial import GrammarCompiler, GrammarTrial
+from duodec.backends.grammar.trial import GrammarCompiler, GrammarTrial
 from duodec.chat.template import Message
 from duodec.core.events import Event, FinishReason, Started
 from duodec.core.grammar import Grammar, Mask

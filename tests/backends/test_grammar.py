@@ -29,11 +29,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec import LLM, Finished, SamplingParams
-from duodec.backends import grammar_trial, llguidance
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.grammar_library import Words
-from duodec.backends.grammar_trial import GrammarTrial
-from duodec.backends.llguidance import Masks
+from duodec.backends.grammar import llguidance
+from duodec.backends.grammar import trial as grammar_trial
+from duodec.backends.grammar.library import Words
+from duodec.backends.grammar.llguidance import Masks
+from duodec.backends.grammar.trial import GrammarTrial
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import Drafter, DraftRequest

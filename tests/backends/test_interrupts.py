@@ -17,8 +17,8 @@ import pytest
 from duodec.backends import interrupts
 from duodec.backends.interrupts import FLAG, interruptible, listen, stoppable
 from duodec.backends.llamacpp import library
-from duodec.backends.llamacpp.context import LlamaContext
 from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.core.draft import Draft
 from duodec.core.protocols import RowQuery
 from duodec.models import resolve
@@ -72,7 +72,7 @@ def test_while_a_library_loads(function: str, command: str) -> None:
 def test_while_a_grammar_is_compiled() -> None:
     program = """
 import ctypes, os, sys
-from duodec.backends.llguidance import Masks
+from duodec.backends.grammar.llguidance import Masks
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(256)
 def blocked(*_):
     os.write(1, b"blocked")

@@ -14,9 +14,9 @@ import pytest
 from fakes.runs import METHODS, TASKS, run
 
 from duodec.bench import provenance
-from duodec.bench.exports import csv_text, escaped, latex_text, write_figures
-from duodec.bench.measures import measure
-from duodec.bench.statistics import ratio_of_rates
+from duodec.bench.reports.exports import csv_text, escaped, latex_text, write_figures
+from duodec.bench.reports.measures import measure
+from duodec.bench.reports.statistics import ratio_of_rates
 from duodec.cli import app
 from duodec.loading.config import EngineConfig
 from duodec.models import resolve

@@ -15,16 +15,24 @@ from typing import Any
 import pytest
 from fakes.runs import FORWARD_S, METHODS, TASKS, Change, run
 
-from duodec.bench.comparison import changes, compare
 from duodec.bench.figures.speed import words_and_colour
-from duodec.bench.measures import PairMeasures, measure
-from duodec.bench.report import write_comparison, write_report
+from duodec.bench.reports.comparison import changes, compare
+from duodec.bench.reports.measures import PairMeasures, measure
+from duodec.bench.reports.report import write_comparison, write_report
+from duodec.bench.reports.sentences import cautions, failures, verdict
+from duodec.bench.reports.statistics import Ratio
+from duodec.bench.reports.tables import (
+    ALL,
+    Cell,
+    Table,
+    cost_table,
+    markdown,
+    paper_table,
+    task_tables,
+)
+from duodec.bench.reports.timeline import timeline
 from duodec.bench.results import Generation, Results
-from duodec.bench.sentences import cautions, failures, verdict
-from duodec.bench.statistics import Ratio
-from duodec.bench.tables import ALL, Cell, Table, cost_table, markdown, paper_table, task_tables
 from duodec.bench.tasks import TASKS as ALL_TASKS
-from duodec.bench.timeline import timeline
 from duodec.cli import output
 from duodec.cli.commands import report
 from duodec.errors import BackendUnavailable, BadOption, ResultsUnreadable

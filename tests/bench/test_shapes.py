@@ -7,7 +7,7 @@ import pytest
 from fakes.decoding import Session, decode_rounds, plain_text
 
 from duodec.backends.curves import CostCurve, published
-from duodec.backends.llamacpp.row_choice import WIDTHS, RowChoice
+from duodec.backends.llamacpp.target.row_choice import WIDTHS, RowChoice
 from duodec.backends.table import TableModel, TableTarget
 from duodec.bench.beds.host import HostPrices, measured
 from duodec.bench.beds.latency import LatencyCurve
@@ -57,7 +57,7 @@ def test_torch_takes_passes_of_one_number_of_rows() -> None:
 def test_the_rows_of_torch_are_those_of_the_backend() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from duodec.backends.torch import memory
+    from duodec.backends.torch.checkpoint import memory
 
     assert memory.Extent.on("cuda", 0).num_rows == TORCH_ROWS
 

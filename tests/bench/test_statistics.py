@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from duodec.bench.statistics import Rate, Ratio, ratio_of_rates, slow_outliers
+from duodec.bench.reports.statistics import Rate, Ratio, ratio_of_rates, slow_outliers
 
 
 def rates(seed: int, num_prompts: int, factor: float, spread: float = 0.1) -> list[Rate]:

@@ -89,8 +89,8 @@ def test_formats_are_mixed_as_in_files_of_llama_3(mix: str, gigabytes: float) ->
 def test_a_made_folder_is_read_by_the_torch_backend(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
     pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
-    from duodec.backends.torch.blueprint import Blueprint
-    from duodec.backends.torch.weights import read_weights
+    from duodec.backends.torch.checkpoint.blueprint import Blueprint
+    from duodec.backends.torch.checkpoint.weights import read_weights
 
     folder = write_folder(tmp_path / "made", TINY)
     model = read_weights(Blueprint.of(folder, device="cpu", dtype="bfloat16"))

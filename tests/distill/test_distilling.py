@@ -19,9 +19,9 @@ pytest.importorskip("gguf", reason="gguf is missing: make test-torch runs these"
 import torch
 
 from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.drafts.parallel import parallel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.parallel import parallel
-from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams
 from duodec.distill import recording
@@ -29,7 +29,7 @@ from duodec.distill.files import Folder
 from duodec.distill.recipe import Distillation, Result
 from duodec.distill.settings import NUM_TOPS, DistillSettings
 from duodec.distill.source import SourceFile
-from duodec.distill.student import hidden, open_student
+from duodec.distill.training.student import hidden, open_student
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 

@@ -14,13 +14,13 @@ pytest.importorskip("gguf", reason="gguf is not installed: make setup-torch")
 
 import torch
 
-from duodec.backends.torch.blueprint import Blueprint
+from duodec.backends.torch.checkpoint.blueprint import Blueprint
+from duodec.backends.torch.checkpoint.model import TorchModel
 from duodec.backends.torch.heads.files import HeadFiles
-from duodec.backends.torch.model import TorchModel
 from duodec.core.sampling import SamplingParams
-from duodec.distill.heads import HeadDistillation, HeadTraining, Shown
 from duodec.distill.recording import Sample
 from duodec.distill.settings import DistillSettings
+from duodec.distill.training.heads import HeadDistillation, HeadTraining, Shown
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 

@@ -16,19 +16,19 @@ pytest.importorskip("gguf", reason="gguf is missing: make test-torch runs these"
 import torch
 
 from duodec.backends.llamacpp import library
-from duodec.backends.llamacpp.head import frequency
+from duodec.backends.llamacpp.drafts.head import frequency
+from duodec.backends.llamacpp.drafts.parallel import parallel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.parallel import parallel
-from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.protocols import Query
 from duodec.core.traits import Parallel
-from duodec.distill.batches import Batch, step_of, steps_per_epoch
-from duodec.distill.losses import LOSSES, Known, acceptance, agreement, kl
 from duodec.distill.recording import NONE, Recording, Sample
-from duodec.distill.rounding import as_stored, rounded
 from duodec.distill.settings import FORMATS, NUM_TOPS
 from duodec.distill.source import SourceFile
-from duodec.distill.student import as_array, hidden, open_student, transplant
+from duodec.distill.training.batches import Batch, step_of, steps_per_epoch
+from duodec.distill.training.losses import LOSSES, Known, acceptance, agreement, kl
+from duodec.distill.training.rounding import as_stored, rounded
+from duodec.distill.training.student import as_array, hidden, open_student, transplant
 from duodec.distill.writing import write_gguf
 
 TEXT = [1, 40, 300, 41, 42, 43, 700, 9]

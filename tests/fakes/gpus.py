@@ -18,12 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import duodec.backends.torch
-from duodec.backends.torch import draws, forwards, penalties, spreading, target
-from duodec.backends.torch import network as networks
-from duodec.backends.torch.attention import PerDevice, Rows, TreeWindow
-from duodec.backends.torch.forwards import Forwards
-from duodec.backends.torch.graphs import Queue
-from duodec.backends.torch.network import Network
+from duodec.backends.torch import target
+from duodec.backends.torch.forward import forwards, spreading
+from duodec.backends.torch.forward import network as networks
+from duodec.backends.torch.forward.attention import PerDevice, Rows, TreeWindow
+from duodec.backends.torch.forward.forwards import Forwards
+from duodec.backends.torch.forward.graphs import Queue
+from duodec.backends.torch.forward.network import Network
+from duodec.backends.torch.sampling import draws, penalties
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler, SamplingParams
@@ -201,8 +203,8 @@ def main() -> None:
     _setup_privateuseone_for_python_backend("toy")
     Network._check_logits = lambda self, expected: None  # type: ignore[method-assign]  # no numbers
     torch.tensor = tensor  # type: ignore[assignment]
-    sys.modules["duodec.backends.torch.layer_kernels"] = Kernels  # type: ignore[assignment]
-    duodec.backends.torch.layer_kernels = Kernels
+    sys.modules["duodec.backends.torch.forward.layer_kernels"] = Kernels  # type: ignore[assignment]
+    duodec.backends.torch.forward.layer_kernels = Kernels
     with FakeTensorMode():
         found = {
             "forward": {

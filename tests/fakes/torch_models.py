@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import transformers
 
-from duodec.backends.torch.fusing import fuse
-from duodec.backends.torch.network import Network
+from duodec.backends.torch.forward.fusing import fuse
+from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query

@@ -20,8 +20,8 @@ from fakes.schemas import explosive
 from fakes.server import until
 
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.grammar_trial import GrammarTrial
-from duodec.backends.llguidance import Masks
+from duodec.backends.grammar.llguidance import Masks
+from duodec.backends.grammar.trial import GrammarTrial
 from duodec.backends.table import TableDraftModel, TableModel
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import DraftModel

@@ -13,14 +13,14 @@ import pytest
 
 from duodec.backends.llamacpp import devices, library
 from duodec.backends.llamacpp import load as llama
-from duodec.backends.llamacpp.caches import CACHE_TYPES, CacheTypes
 from duodec.backends.llamacpp.footprint import Footprint
-from duodec.backends.llamacpp.header import Header, ggml
+from duodec.backends.llamacpp.gguf.header import Header, ggml
+from duodec.backends.llamacpp.gguf.overrides import experts
 from duodec.backends.llamacpp.load import llama_context
 from duodec.backends.llamacpp.model import LlamaModel, open_context
-from duodec.backends.llamacpp.overrides import experts
-from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.llamacpp.target.caches import CACHE_TYPES, CacheTypes
+from duodec.backends.llamacpp.target.target import LlamaTarget
+from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.errors import BadOption, ContextExceeded

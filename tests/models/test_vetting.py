@@ -19,8 +19,8 @@ import pytest
 from fakes.decoding import FakeTokenizer
 
 from duodec import LLM
-from duodec.backends.llamacpp import self_test
-from duodec.backends.llamacpp.gguf_checks import check_header
+from duodec.backends.llamacpp.checks import self_test
+from duodec.backends.llamacpp.gguf.checks import check_header
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
 from duodec.core.rows import check_finite

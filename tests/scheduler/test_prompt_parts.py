@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.gpu.made_models import SHAPES, write_gguf
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.padded import LlamaPadded
-from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.target.padded import LlamaPadded
+from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.tree_cache import Entry
 from duodec.core.protocols import Target
 from duodec.core.sampling import SamplingParams

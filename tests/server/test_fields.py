@@ -15,7 +15,7 @@ from fakes.decoding import Letters
 from fakes.server import Running, engine_on_tables, running
 from fakes.tags import Tags, random_model
 
-from duodec.backends.llguidance import Masks
+from duodec.backends.grammar.llguidance import Masks
 from duodec.core.grammar import Grammar
 from duodec.core.sampling import SamplingParams
 from duodec.errors import BadOption

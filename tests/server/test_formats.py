@@ -15,8 +15,8 @@ from fakes.server import MODEL, Running, events, running
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duodec.backends.grammar_trial import GrammarTrial
-from duodec.backends.llguidance import Masks
+from duodec.backends.grammar.llguidance import Masks
+from duodec.backends.grammar.trial import GrammarTrial
 from duodec.backends.table import TableModel, TableTarget
 from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM

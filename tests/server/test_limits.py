@@ -24,9 +24,9 @@ from fakes.server import MODEL, Running, Slowed, engine_on_tables, running, unti
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duodec.backends.grammar_library import Words
-from duodec.backends.grammar_trial import GrammarTrial
-from duodec.backends.llguidance import Masks
+from duodec.backends.grammar.library import Words
+from duodec.backends.grammar.llguidance import Masks
+from duodec.backends.grammar.trial import GrammarTrial
 from duodec.core.grammar import Grammar
 from duodec.core.parameters import fields_of
 from duodec.errors import BadOption

@@ -14,10 +14,10 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from duodec.backends.llamacpp.chains import LlamaChains, chain_of
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.llamacpp.target.chains import LlamaChains, chain_of
+from duodec.backends.llamacpp.target.target import LlamaTarget
+from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import Draft
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import Query

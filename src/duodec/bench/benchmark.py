@@ -11,7 +11,7 @@ from duodec.bench.card import environment
 from duodec.bench.journal import Journal
 from duodec.bench.meters import EnergyMeter, peak_bytes
 from duodec.bench.plan import BenchPlan
-from duodec.bench.report import markdown_report, write_report
+from duodec.bench.reports.report import markdown_report, write_report
 from duodec.bench.results import RESULTS, Results
 from duodec.bench.run import OnProgress, Runner
 from duodec.bench.scoring import score_text, score_text_and_code

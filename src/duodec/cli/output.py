@@ -17,7 +17,7 @@ from duodec.core.events import Segment
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from duodec.bench.tables import Cell, Table
+    from duodec.bench.reports.tables import Cell, Table
 
 _RESET = "\x1b[0m"
 _DIM, _UNDERLINE, _GREEN_UNDERLINE = "\x1b[2m", "\x1b[4m", "\x1b[4;32m"
@@ -187,7 +187,7 @@ def unechoed_keys() -> Iterator[None]:
 
 def put_rich_table(table: Table) -> None:
     """Raises OutputClosed."""
-    from duodec.bench.tables import markdown
+    from duodec.bench.reports.tables import markdown
 
     put(f"{_drawn(table) if is_terminal(sys.stdout) else markdown(table)}\n")
 

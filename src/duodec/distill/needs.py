@@ -10,7 +10,7 @@ from duodec.distill.files import Folder
 from duodec.distill.prompts import Prompts
 from duodec.distill.settings import NUM_TOPS, DistillSettings
 from duodec.distill.source import SourceFile
-from duodec.distill.training import CHUNK
+from duodec.distill.training.loop import CHUNK
 from duodec.errors import BadOption
 
 _FIXED = 800 << 20  # torch itself, and what else a process has

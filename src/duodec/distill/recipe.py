@@ -15,8 +15,8 @@ from duodec.distill.needs import Needs
 from duodec.distill.recording import Recording
 from duodec.distill.settings import NUM_TOPS
 from duodec.distill.source import SourceFile
-from duodec.distill.student import open_student, transplant
-from duodec.distill.training import Measure, Training, most_steps
+from duodec.distill.training.loop import Measure, Training, most_steps
+from duodec.distill.training.student import open_student, transplant
 from duodec.distill.work import Work, identity
 from duodec.distill.writing import write_gguf
 from duodec.errors import BadOption, DuodecError

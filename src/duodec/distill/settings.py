@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from duodec.backends.llamacpp.parallel import MOST_PARALLEL
+from duodec.backends.llamacpp.drafts.parallel import MOST_PARALLEL
 from duodec.core.parameters import Parameter, check
 from duodec.errors import BadOption
 

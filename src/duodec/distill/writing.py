@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.llamacpp.head import FREQUENT
-from duodec.backends.llamacpp.parallel import MASK_TOKEN, NUM_PARALLEL
+from duodec.backends.llamacpp.drafts.head import FREQUENT
+from duodec.backends.llamacpp.drafts.parallel import MASK_TOKEN, NUM_PARALLEL
 from duodec.core.traits import Parallel
 from duodec.distill.library import gguf
-from duodec.distill.rounding import BLOCK
 from duodec.distill.source import PERMUTED, SourceFile
-from duodec.distill.student import as_array
+from duodec.distill.training.rounding import BLOCK
+from duodec.distill.training.student import as_array
 from duodec.machine.files import replacing
 
 _FILE_TYPES = {"q4_0": 2, "q8_0": 7, "f16": 1}  # general.file_type

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from duodec.backends import grammar_trial
 from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.window import DEFAULT_WINDOW, LEAST_WINDOW
-from duodec.backends.llamacpp.caches import CACHE_TYPES
-from duodec.backends.llamacpp.padded import MOST_ROWS
-from duodec.backends.llamacpp.parallel import MOST_PARALLEL
+from duodec.backends.grammar import trial
+from duodec.backends.llamacpp.drafts.parallel import MOST_PARALLEL
+from duodec.backends.llamacpp.target.caches import CACHE_TYPES
+from duodec.backends.llamacpp.target.padded import MOST_ROWS
 from duodec.core.parameters import Parameter, check, shown, whole
 from duodec.errors import BadOption
 from duodec.machine.cores import available_cores
@@ -319,7 +319,7 @@ class EngineConfig:
             ge=0.001,
             lt=math.inf,
         ),
-    ] = grammar_trial.SECONDS
+    ] = trial.SECONDS
     grammar_bytes: Annotated[
         int,
         Parameter(
@@ -328,7 +328,7 @@ class EngineConfig:
             ("--grammar-memory",),
             ge=1 << 20,
         ),
-    ] = grammar_trial.NUM_BYTES
+    ] = trial.NUM_BYTES
     num_slots: int = 1  # requests that share forward passes; --parallel of serve
 
     def __post_init__(self) -> None:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.drafter.window import DEFAULT_WINDOW
+from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.backends.translation.recipe import TranslatedRecipe, VocabularyRecipe
 from duodec.backends.translation.text import Frame
 from duodec.chat.frames import frames_of

@@ -57,7 +57,7 @@ class ResolvedTarget:
     def open_vocabulary(self) -> OpenVocabulary:
         """Its vocabulary without its weights; the caller closes it. Raises ModelUnreadable."""
         if self.file.path.is_dir():
-            from duodec.backends.torch.model import vocabulary_of
+            from duodec.backends.torch.checkpoint.model import vocabulary_of
 
             return vocabulary_of(self.file.path)
         path = vetted(self.file, vocabulary_only=True).path

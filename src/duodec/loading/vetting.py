@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from duodec import errors
-from duodec.backends.llamacpp.gguf_checks import check_header
-from duodec.backends.llamacpp.load_probe import REFUSED
+from duodec.backends.llamacpp.checks.load_probe import REFUSED
+from duodec.backends.llamacpp.gguf.checks import check_header
 from duodec.errors import DuodecError, ModelUnreadable
 from duodec.machine.processes import NO_GPU
 from duodec.models import ModelFile
@@ -30,7 +30,7 @@ _LEAST_S, _BYTES_PER_S = 15.0, 10e6  # the limit of a trial
 _BOOT = """\
 import sys
 arguments, sys.path[:] = sys.argv[1:4], sys.argv[4:]
-from duodec.backends.llamacpp.load_probe import main
+from duodec.backends.llamacpp.checks.load_probe import main
 main(*arguments)
 """
 _OF_HEADER, _REFUSAL = "gguf_init_from_reader: ", "error loading model: "  # in llama.cpp's log

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from duodec.bench.report import rendered, write_page
-from duodec.bench.tables import Cell, Table
+from duodec.bench.reports.report import rendered, write_page
+from duodec.bench.reports.tables import Cell, Table
 from duodec.verify.audit import PAGE, RESULTS, Report
 from duodec.verify.judging import DIFFERS, FAILED, FAULTS, NEAR_TIE, NOT_SERVED, SAME, WRONG
 

@@ -23,10 +23,12 @@ from fakes.tiny_models import write_dense
 
 from duodec import LLM, SamplingParams
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.llamacpp import devices, library, row_choice, row_trial
+from duodec.backends.llamacpp import devices, library
+from duodec.backends.llamacpp.checks import row_trial
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.padded import NUM_PIECE, LlamaPadded
-from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.target import row_choice
+from duodec.backends.llamacpp.target.padded import NUM_PIECE, LlamaPadded
+from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.placement import Placement
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query

@@ -16,8 +16,8 @@ from fakes.families import FAMILIES, write_family
 
 from duodec import LLM, SamplingParams
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.llamacpp.chains import MAX_ROWS
-from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
+from duodec.backends.llamacpp.target.chains import MAX_ROWS
+from duodec.backends.llamacpp.target.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
 from duodec.core.events import Finished
 from duodec.errors import BadOption
 from duodec.llm import load

@@ -13,11 +13,12 @@ import pytest
 import duodec
 from duodec import LLM, Delta, Finished, SamplingParams
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.llamacpp import head, library
-from duodec.backends.llamacpp.draft import LlamaDraftModel
-from duodec.backends.llamacpp.head import Frequency, Head, frequency
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.drafts import head
+from duodec.backends.llamacpp.drafts.draft import LlamaDraftModel
+from duodec.backends.llamacpp.drafts.head import Frequency, Head, frequency
+from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.recipe import LlamaRecipe
 from duodec.core.draft import Draft
 from duodec.core.protocols import RowQuery
 from duodec.errors import BadOption

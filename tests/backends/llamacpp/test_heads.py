@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from fakes.families import write_eagle3, write_family
 
-from duodec.backends.llamacpp import heads
-from duodec.backends.llamacpp.header import Header
-from duodec.backends.llamacpp.heads import MtpHead, State, has_mtp
+from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.target import heads
+from duodec.backends.llamacpp.target.heads import MtpHead, State, has_mtp
+from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler, SamplingParams, Tokens

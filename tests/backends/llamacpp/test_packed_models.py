@@ -13,8 +13,8 @@ from fakes.tiny_models import requantised, write_dense, write_mixture
 
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.llamacpp.target.target import LlamaTarget
+from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 

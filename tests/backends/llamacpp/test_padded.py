@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from fakes.tiny_models import write_dense
 
-from duodec.backends.llamacpp import row_choice
-from duodec.backends.llamacpp.chains import NUM_BATCH, LlamaChains
+from duodec.backends.llamacpp.checks.row_trial import RowTrial, try_rows
 from duodec.backends.llamacpp.load import padded_rows
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.padded import NUM_PIECE, LlamaPadded
-from duodec.backends.llamacpp.row_choice import WIDTHS, RowChoice, measure, most_rows
-from duodec.backends.llamacpp.row_trial import RowTrial, try_rows
-from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.llamacpp.target import row_choice
+from duodec.backends.llamacpp.target.chains import NUM_BATCH, LlamaChains
+from duodec.backends.llamacpp.target.padded import NUM_PIECE, LlamaPadded
+from duodec.backends.llamacpp.target.row_choice import WIDTHS, RowChoice, measure, most_rows
+from duodec.backends.llamacpp.target.target import LlamaTarget
+from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.backends.placement import Placement
 from duodec.cli.checks.pair import check_rows
 from duodec.core.draft import Draft

@@ -15,8 +15,13 @@ from fakes.tiny_models import write_dense
 from duodec import LLM, Delta, Finished, SamplingParams
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.llamacpp import library
-from duodec.backends.llamacpp.parallel import MASK_TOKEN, MOST_PARALLEL, NUM_PARALLEL, parallel
-from duodec.backends.llamacpp.recipe import LlamaRecipe
+from duodec.backends.llamacpp.drafts.parallel import (
+    MASK_TOKEN,
+    MOST_PARALLEL,
+    NUM_PARALLEL,
+    parallel,
+)
+from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.core.draft import Draft
 from duodec.core.protocols import RowQuery
 from duodec.core.traits import Parallel

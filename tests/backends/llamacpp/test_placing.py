@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from fakes.tiny_models import write_mixture
 
-from duodec.backends.llamacpp import library, overrides
-from duodec.backends.llamacpp.header import Header
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.gguf import overrides
+from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.load import placed_tensors
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.padded import MOST_ROWS, NUM_PIECE
-from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.llamacpp.target.padded import MOST_ROWS, NUM_PIECE
+from duodec.backends.llamacpp.target.target import LlamaTarget
+from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.backends.placement import Placement
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query

@@ -23,11 +23,11 @@ from duodec.backends.curves import CostCurve
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.drafter.window import NUM_FIRST
 from duodec.backends.llamacpp import library
-from duodec.backends.llamacpp.context import LlamaContext
-from duodec.backends.llamacpp.draft import LlamaDraftModel
+from duodec.backends.llamacpp.drafts.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.llamacpp.target.context import LlamaContext
+from duodec.backends.llamacpp.target.target import LlamaTarget
+from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.backends.paced import PacedTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery

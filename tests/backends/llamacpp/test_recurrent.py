@@ -16,16 +16,17 @@ import pytest
 from fakes.families import write_family
 from fakes.tiny_models import write_hybrid
 
-from duodec.backends.llamacpp import library, recurrent
-from duodec.backends.llamacpp.caches import CacheTypes
-from duodec.backends.llamacpp.draft import LlamaDraftModel
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.drafts.draft import LlamaDraftModel
+from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
+from duodec.backends.llamacpp.drafts.recurrent_draft import LlamaRecurrentDraft
 from duodec.backends.llamacpp.footprint import Footprint
-from duodec.backends.llamacpp.header import Header
+from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.recipe import LlamaRecipe
-from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
-from duodec.backends.llamacpp.recurrent_draft import LlamaRecurrentDraft
-from duodec.backends.llamacpp.trees import LlamaScores, LlamaTrees
+from duodec.backends.llamacpp.target import recurrent
+from duodec.backends.llamacpp.target.caches import CacheTypes
+from duodec.backends.llamacpp.target.recurrent import NUM_SNAPSHOTS, LlamaRecurrent
+from duodec.backends.llamacpp.target.trees import LlamaScores, LlamaTrees
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.events import Finished

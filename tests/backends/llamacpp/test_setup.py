@@ -16,7 +16,9 @@ import pytest
 from fakes import ROOT
 
 from duodec.backends.cpu import cpu_key
-from duodec.backends.llamacpp import build, native, self_test
+from duodec.backends.llamacpp.build import native
+from duodec.backends.llamacpp.build import processor as build
+from duodec.backends.llamacpp.checks import self_test
 from duodec.cli.app import run
 from duodec.errors import BackendUnavailable
 from duodec.machine.install import pip_command
@@ -232,7 +234,7 @@ def test_the_reference_is_that_of_the_draft_that_we_ship() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
     pytest.importorskip("transformers", reason="transformers is not installed: make setup-torch")
     from duodec.distill.source import SourceFile
-    from duodec.distill.student import open_student
+    from duodec.distill.training.student import open_student
 
     source = SourceFile(resolve("smollm2-draft").path)
     model = open_student(source, tuple(range(source.num_layers)), "cpu").eval()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.target import LlamaTarget
-from duodec.backends.llamacpp.trees import LlamaScores
+from duodec.backends.llamacpp.target.target import LlamaTarget
+from duodec.backends.llamacpp.target.trees import LlamaScores
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.traits import TargetCache

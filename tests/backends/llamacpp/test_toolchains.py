@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from duodec.backends.llamacpp import cuda_runtime, devices, native, self_test, toolchains
+from duodec.backends.llamacpp import devices
+from duodec.backends.llamacpp.build import cuda_runtime, native, toolchains
+from duodec.backends.llamacpp.checks import self_test
 from duodec.backends.llamacpp.devices import Device
 from duodec.backends.llamacpp.load import llama_devices
 from duodec.cli.app import run

@@ -16,10 +16,10 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 import torch
 from fakes.torch_models import LARGE
 
-from duodec.backends.torch import draws
-from duodec.backends.torch import noise as twin
-from duodec.backends.torch.draws import draw
-from duodec.backends.torch.rows import top
+from duodec.backends.torch.sampling import draws
+from duodec.backends.torch.sampling import noise as twin
+from duodec.backends.torch.sampling.draws import draw
+from duodec.backends.torch.sampling.rows import top
 from duodec.backends.torch.target import TorchScores
 from duodec.core import noise, rows
 from duodec.core.draft import Draft

@@ -13,9 +13,9 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 import torch
 from fakes.torch_models import build, random_text
 
-from duodec.backends.torch import fusing
-from duodec.backends.torch.fusing import fuse
-from duodec.backends.torch.network import Network
+from duodec.backends.torch.forward import fusing
+from duodec.backends.torch.forward.fusing import fuse
+from duodec.backends.torch.forward.network import Network
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
@@ -92,7 +92,9 @@ def test_a_network_fuses_and_notices_if_that_went_wrong(monkeypatch: pytest.Monk
     alone = build("qwen2")
     Network(alone).close()
     assert type(alone.model.layers[0].self_attn.q_proj) is torch.nn.Linear, "on a CPU"
-    monkeypatch.setattr("duodec.backends.torch.network.gains_by_fusing", lambda device: True)
+    monkeypatch.setattr(
+        "duodec.backends.torch.forward.network.gains_by_fusing", lambda device: True
+    )
     model = build("qwen2")
     Network(model).close()
     assert type(model.model.layers[0].self_attn.q_proj) is fusing._Slice

@@ -11,11 +11,11 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 import torch
 from fakes.torch_models import LARGE, NUM_VOCAB, build, logits, query_of, random_text, random_tree
 
-from duodec.backends.torch.draws import draw
-from duodec.backends.torch.graphs import Queue
-from duodec.backends.torch.network import Network
-from duodec.backends.torch.spreading import blocks
-from duodec.backends.torch.summaries import Drawers, drawers
+from duodec.backends.torch.forward.graphs import Queue
+from duodec.backends.torch.forward.network import Network
+from duodec.backends.torch.forward.spreading import blocks
+from duodec.backends.torch.sampling.draws import draw
+from duodec.backends.torch.sampling.summaries import Drawers, drawers
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
@@ -119,7 +119,8 @@ def test_half_precision_is_close_to_the_models_own() -> None:
 def test_nothing_is_compiled_after_the_start() -> None:
     """Neither for several slots, nor for other texts or draws: a target must not stop in the
     middle."""
-    from duodec.backends.torch import kernels, layer_kernels, summary_kernel
+    from duodec.backends.torch.forward import kernels, layer_kernels
+    from duodec.backends.torch.sampling import summary_kernel
 
     target, _ = target_on_gpu(num_slots=2)
 

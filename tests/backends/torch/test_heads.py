@@ -16,18 +16,18 @@ import torch
 from fakes.decoding import FixedBudget, Session, decode_rounds
 from fakes.torch_models import NUM_VOCAB, build, random_text
 
+from duodec.backends.torch.forward.network import Network, num_params
 from duodec.backends.torch.heads.eagle import Eagle, EagleModule
 from duodec.backends.torch.heads.files import HeadFiles
 from duodec.backends.torch.load import load_heads
-from duodec.backends.torch.network import Network, num_params
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.verify import verify
-from duodec.distill.heads import HeadTraining
 from duodec.distill.recording import Sample
 from duodec.distill.settings import DistillSettings
+from duodec.distill.training.heads import HeadTraining
 from duodec.drafting.heads import Likeliest
 from duodec.errors import ModelUnreadable
 from duodec.methods.registry import METHODS, method

@@ -27,11 +27,12 @@ from fakes.torch_models import (
     target_of,
 )
 
-from duodec.backends.torch import draws, kernels, layouts, summaries, summary_kernel
-from duodec.backends.torch.attention import Scoring
-from duodec.backends.torch.draws import draw
-from duodec.backends.torch.summaries import Drawers
-from duodec.backends.torch.summary_kernel import fused_pick, fused_summarise
+from duodec.backends.torch.forward import kernels, layouts
+from duodec.backends.torch.forward.attention import Scoring
+from duodec.backends.torch.sampling import draws, summaries, summary_kernel
+from duodec.backends.torch.sampling.draws import draw
+from duodec.backends.torch.sampling.summaries import Drawers
+from duodec.backends.torch.sampling.summary_kernel import fused_pick, fused_summarise
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.rows import top
@@ -121,7 +122,7 @@ def test_rows_through_the_kernels_are_the_models(kind: str, length: int) -> None
 def test_a_row_has_the_bits_of_plain_decoding(
     monkeypatch: pytest.MonkeyPatch, kind: str, length: int, has_own_layers: bool
 ) -> None:
-    name = "duodec.backends.torch.network.gains_by_fusing"
+    name = "duodec.backends.torch.forward.network.gains_by_fusing"
     monkeypatch.setattr(name, lambda device: not has_own_layers)
     target = target_of(kind, num_context=700, num_rows=8)
     text, draft = random_text(length), Draft.sequences([[1, 2, 3], [4, 5]])

@@ -22,9 +22,9 @@ pytest.importorskip("triton", reason="triton is not installed: it comes with tor
 from fakes.torch_models import build, logits, oracle_rows, query_of, random_text
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from duodec.backends.torch import layer_kernels, network
-from duodec.backends.torch.fusing import gains_by_fusing
-from duodec.backends.torch.network import Network
+from duodec.backends.torch.forward import layer_kernels, network
+from duodec.backends.torch.forward.fusing import gains_by_fusing
+from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import Draft
 
@@ -36,7 +36,9 @@ STEPS = {torch.float32: 2e-6, torch.float16: 2e-3}
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duodec.backends.torch.network.gains_by_fusing", lambda device: True)
+    monkeypatch.setattr(
+        "duodec.backends.torch.forward.network.gains_by_fusing", lambda device: True
+    )
 
 
 def random(*shape: int, like: torch.dtype, seed: int = 0) -> torch.Tensor:

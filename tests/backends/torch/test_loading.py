@@ -33,12 +33,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from duodec import LLM, Finished, SamplingParams
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.torch import placing
-from duodec.backends.torch.blueprint import Blueprint
-from duodec.backends.torch.model import TorchModel
-from duodec.backends.torch.placing import DevicePlacement, choose_places
-from duodec.backends.torch.rope import divisors
-from duodec.backends.torch.tokenizer import FolderTokenizer
+from duodec.backends.torch.checkpoint import placing
+from duodec.backends.torch.checkpoint.blueprint import Blueprint
+from duodec.backends.torch.checkpoint.model import TorchModel
+from duodec.backends.torch.checkpoint.placing import DevicePlacement, choose_places
+from duodec.backends.torch.checkpoint.rope import divisors
+from duodec.backends.torch.checkpoint.tokenizer import FolderTokenizer
 from duodec.chat.prompting import chat_tokens
 from duodec.cli.app import run
 from duodec.errors import (

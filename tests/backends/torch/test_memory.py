@@ -15,12 +15,12 @@ import torch
 from fakes.torch_models import build
 from fakes.torch_peak import peak_bytes
 
-from duodec.backends.torch.attention import Rows, Scoring, TextWindow
-from duodec.backends.torch.draws import draw
-from duodec.backends.torch.memory import Extent, Need, sizes_of
-from duodec.backends.torch.network import Network
-from duodec.backends.torch.placing import DevicePlacement
-from duodec.backends.torch.spreading import Block, blocks
+from duodec.backends.torch.checkpoint.memory import Extent, Need, sizes_of
+from duodec.backends.torch.checkpoint.placing import DevicePlacement
+from duodec.backends.torch.forward.attention import Rows, Scoring, TextWindow
+from duodec.backends.torch.forward.network import Network
+from duodec.backends.torch.forward.spreading import Block, blocks
+from duodec.backends.torch.sampling.draws import draw
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query

@@ -17,9 +17,9 @@ import torch
 from fakes.decoding import WITHOUT_HEADS, FakeDatastore, FixedBudget, Session, decode_rounds
 from fakes.torch_models import KINDS, NUM_VOCAB, WINDOWED, build, random_text, target_of
 
-from duodec.backends.llamacpp.draft import LlamaDraftModel
+from duodec.backends.llamacpp.drafts.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.torch.network import Network
+from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.target import TorchScores, TorchTarget
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import DraftModel, RowQuery

@@ -20,7 +20,7 @@ from fakes.torch_models import (
     random_tree,
 )
 
-from duodec.backends.torch.network import Network
+from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.target import TorchTarget
 from duodec.errors import BadOption, DuodecError, ModelUnreadable
 
@@ -120,7 +120,7 @@ def test_a_refused_model_keeps_its_own_attention(monkeypatch: pytest.MonkeyPatch
 
 def test_other_logits_than_the_models_own_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scaling that gets lost, say."""
-    from duodec.backends.torch import attention
+    from duodec.backends.torch.forward import attention
 
     right = attention.Masked.attend
     monkeypatch.setattr(

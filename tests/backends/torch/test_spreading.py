@@ -23,10 +23,10 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 import torch
 from fakes.torch_models import NUM_VOCAB, build
 
-from duodec.backends.torch.forwards import Forwards
-from duodec.backends.torch.graphs import Queue
-from duodec.backends.torch.network import Network
-from duodec.backends.torch.spreading import blocks, spread
+from duodec.backends.torch.forward.forwards import Forwards
+from duodec.backends.torch.forward.graphs import Queue
+from duodec.backends.torch.forward.network import Network
+from duodec.backends.torch.forward.spreading import blocks, spread
 
 # --- where layers go
 

@@ -32,12 +32,12 @@ from fakes.torch_models import (
     target_of,
 )
 
-from duodec.backends.torch.attention import Layout, TextWindow
-from duodec.backends.torch.forwards import Lines
-from duodec.backends.torch.graphs import Graphs, Queue
-from duodec.backends.torch.layouts import Readings
+from duodec.backends.torch.forward.attention import Layout, TextWindow
+from duodec.backends.torch.forward.forwards import Lines
+from duodec.backends.torch.forward.graphs import Graphs, Queue
+from duodec.backends.torch.forward.layouts import Readings
+from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.memo import SlotMemo
-from duodec.backends.torch.network import Network
 from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import ROOT, Draft

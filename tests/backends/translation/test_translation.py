@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duodec.backends.drafter.process import ProcessDrafter
-from duodec.backends.llguidance import Masks
+from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.translation.model import TranslatedModel
 from duodec.backends.translation.recipe import TranslatedRecipe

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.backends.llamacpp.header import ggml
+from duodec.backends.llamacpp.gguf.header import ggml
 from duodec.errors import BackendUnavailable, BadOption
 
 _INTEGRATED = 2  # ggml_backend_dev_type

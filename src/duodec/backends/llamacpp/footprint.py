@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from duodec.backends.llamacpp.caches import CacheTypes
-from duodec.backends.llamacpp.header import Header
-from duodec.backends.llamacpp.overrides import CPU, Override, device_of
-from duodec.backends.llamacpp.recurrent import NUM_SNAPSHOTS
+from duodec.backends.llamacpp.gguf.header import Header
+from duodec.backends.llamacpp.gguf.overrides import CPU, Override, device_of
+from duodec.backends.llamacpp.target.caches import CacheTypes
+from duodec.backends.llamacpp.target.recurrent import NUM_SNAPSHOTS
 
 UNKNOWN_CONTEXT = 2048  # tokens, for the few models that do not say
 _LEAST = 2048  # tokens; fewer are chosen by a user only

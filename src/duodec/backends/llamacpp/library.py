@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from duodec.backends.allocator import keep_freed_memory
-from duodec.backends.llamacpp import cuda_runtime, self_test
-from duodec.backends.llamacpp.build import check_build
+from duodec.backends.llamacpp.build import cuda_runtime
+from duodec.backends.llamacpp.build.processor import check_build
+from duodec.backends.llamacpp.checks import self_test
 from duodec.errors import BackendUnavailable
 
 _TILED = "GGML_CPU_TILED_MM"  # kernels of llama.cpp for many rows, which give other bits

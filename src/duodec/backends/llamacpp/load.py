@@ -7,14 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from duodec.backends.llamacpp import devices, heads, overrides
-from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.llamacpp import devices
 from duodec.backends.llamacpp.footprint import UNKNOWN_CONTEXT, Footprint
-from duodec.backends.llamacpp.header import Header
+from duodec.backends.llamacpp.gguf import overrides
+from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.library import load as load_llama
 from duodec.backends.llamacpp.model import LlamaModel
-from duodec.backends.llamacpp.row_choice import choice_for, most_rows
-from duodec.backends.llamacpp.target import LlamaTarget
+from duodec.backends.llamacpp.target import heads
+from duodec.backends.llamacpp.target.caches import CacheTypes
+from duodec.backends.llamacpp.target.row_choice import choice_for, most_rows
+from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.loaded import LoadedTarget, checked_context
 from duodec.backends.placement import Placement
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded, warn

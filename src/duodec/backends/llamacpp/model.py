@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from duodec.backends.interrupts import FLAG, callback, interruptible
-from duodec.backends.llamacpp import devices, library, overrides
-from duodec.backends.llamacpp.caches import CacheTypes
+from duodec.backends.llamacpp import devices, library
 from duodec.backends.llamacpp.devices import Device
-from duodec.backends.llamacpp.head import Head
-from duodec.backends.llamacpp.header import Header
+from duodec.backends.llamacpp.drafts.head import Head
+from duodec.backends.llamacpp.gguf import overrides
+from duodec.backends.llamacpp.gguf.header import Header
+from duodec.backends.llamacpp.target.caches import CacheTypes
 from duodec.backends.placement import Placement
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.errors import BadOption, ModelUnreadable

@@ -10,16 +10,16 @@ from typing import Protocol
 import duodec.backends.torch.library  # noqa: F401  says what to do where there is no torch
 from duodec.backends.loaded import LoadedTarget, RunningTarget, checked_context
 from duodec.backends.placement import Placement
-from duodec.backends.torch.blueprint import Blueprint
+from duodec.backends.torch.checkpoint.blueprint import Blueprint
+from duodec.backends.torch.checkpoint.memory import Extent
+from duodec.backends.torch.checkpoint.model import TorchModel
+from duodec.backends.torch.checkpoint.placing import choose_places, is_out_of_memory
+from duodec.backends.torch.forward.network import Network, check_rowwise
 from duodec.backends.torch.heads.eagle import Eagle
 from duodec.backends.torch.heads.files import HeadFiles
 from duodec.backends.torch.heads.hydra import Hydra
 from duodec.backends.torch.heads.medusa import Medusa
 from duodec.backends.torch.heads.states import HeadModel
-from duodec.backends.torch.memory import Extent
-from duodec.backends.torch.model import TorchModel
-from duodec.backends.torch.network import Network, check_rowwise
-from duodec.backends.torch.placing import choose_places, is_out_of_memory
 from duodec.backends.torch.target import TorchTarget
 from duodec.errors import ModelUnreadable, warn
 from duodec.machine.cores import CorePlan

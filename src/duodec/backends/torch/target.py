@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.backends.torch.attention import TAIL
-from duodec.backends.torch.draws import Drawing, Drawn, RowParams, draw
-from duodec.backends.torch.forwards import Forwards, Lines, failure
-from duodec.backends.torch.graphs import Queue
+from duodec.backends.torch.checkpoint.memory import Extent
+from duodec.backends.torch.forward.attention import TAIL
+from duodec.backends.torch.forward.forwards import Forwards, Lines, failure
+from duodec.backends.torch.forward.graphs import Queue
+from duodec.backends.torch.forward.layouts import Layouts, Readings, WindowLayouts, exact_layouts
+from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.heads.states import HeadModel, StatedText, States
-from duodec.backends.torch.layouts import Layouts, Readings, WindowLayouts, exact_layouts
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.memo import SlotMemo, Slots
-from duodec.backends.torch.memory import Extent
-from duodec.backends.torch.network import Network
-from duodec.backends.torch.summaries import NUM_COLUMNS, drawers
+from duodec.backends.torch.sampling.draws import Drawing, Drawn, RowParams, draw
+from duodec.backends.torch.sampling.summaries import NUM_COLUMNS, drawers
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import Draft
 from duodec.core.protocols import (

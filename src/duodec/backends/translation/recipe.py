@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from duodec.backends.drafter.process import Recipe
-from duodec.backends.llguidance import Masks
+from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.translation.model import TranslatedModel
 from duodec.backends.translation.renumbering import RenumberedModel
 from duodec.backends.translation.rows import Correspondence

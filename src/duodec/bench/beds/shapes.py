@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duodec.backends.curves import CostCurve
-from duodec.backends.llamacpp.chains import chain_of
-from duodec.backends.llamacpp.row_choice import WIDTHS, RowChoice
+from duodec.backends.llamacpp.target.chains import chain_of
+from duodec.backends.llamacpp.target.row_choice import WIDTHS, RowChoice
 from duodec.core.draft import Draft
 from duodec.errors import BadOption
 
-TORCH_ROWS = 32  # of a pass on a GPU; `duodec.backends.torch.memory` says the same
+TORCH_ROWS = 32  # of a pass on a GPU; `duodec.backends.torch.checkpoint.memory` says the same
 NAMES = ("tree", "chain", "torch", "llama.cpp")
 _FREE = ("tree", "chain")  # take no number of rows
 

@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from duodec.backends.llamacpp.recipe import LlamaRecipe
+from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.bench.beds import Parts, Stage, answered
 from duodec.bench.beds.host import HostPrices
 from duodec.bench.beds.host import measured as measured_host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from duodec.bench.figures.canvas import CHARACTER, COLOURS, Drawing, axes_with_margins, shortened
-from duodec.bench.measures import PairMeasures
+from duodec.bench.reports.measures import PairMeasures
 
 _MOST_POSITIONS = 16
 _SERIES = [COLOURS[f"s{i}"] for i in range(1, 9)]

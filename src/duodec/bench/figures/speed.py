@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from duodec.bench.figures.canvas import CHARACTER, COLOURS, Drawing, axes_with_margins, shortened
-from duodec.bench.measures import PairMeasures
-from duodec.bench.sentences import interval_words
-from duodec.bench.statistics import Ratio
-from duodec.bench.tables import ALL, mark_of
+from duodec.bench.reports.measures import PairMeasures
+from duodec.bench.reports.sentences import interval_words
+from duodec.bench.reports.statistics import Ratio
+from duodec.bench.reports.tables import ALL, mark_of
 
 _WIDTH, _BAR = 262, 20
 _VALUES = 52  # space for the values at the right

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from duodec.bench.figures.canvas import CHARACTER, COLOURS, Drawing, axes_with_margins, shortened
-from duodec.bench.timeline import Lane, Timeline
+from duodec.bench.reports.timeline import Lane, Timeline
 
 _WIDTH, _LANE, _GAP, _RIGHT = 1080, 17, 11, 84
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from duodec.backends.cpu import cpu_key
 from duodec.backends.llamacpp import library
-from duodec.backends.llamacpp.header import Header, ggml
+from duodec.backends.llamacpp.gguf.header import Header, ggml
 from duodec.cli.checks import Check
 from duodec.cli.spelling import as_options
 from duodec.errors import BackendUnavailable
@@ -82,7 +82,7 @@ def check_torch(backend: str, *, has_gpu: bool) -> Check:
     if backend != TORCH and not has_gpu:  # loading it would take seconds
         return Check(TORCH, "ok", f"{words}; not needed for this target")
     try:
-        from duodec.backends.torch.placing import gpu_words
+        from duodec.backends.torch.checkpoint.placing import gpu_words
     except BackendUnavailable as error:
         return Check(TORCH, "warn", words, as_options(str(error)))
     if (found := gpu_words()) is None:

@@ -15,7 +15,7 @@ from duodec.models import ModelFile
 from duodec.models.vocabularies import difference
 
 if TYPE_CHECKING:
-    from duodec.backends.llamacpp.row_trial import RowTrial
+    from duodec.backends.llamacpp.checks.row_trial import RowTrial
     from duodec.backends.loaded import LoadedTarget, TargetModel
 
 _TIGHT = 0.9  # share of the free memory above which a warning is due

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duodec.backends.llamacpp.recipe import LlamaRecipe
+from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.chat.prompting import chat_tokens
 from duodec.cli.checks import Check
 from duodec.cli.summary import rate, seconds

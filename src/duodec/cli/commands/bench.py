@@ -221,7 +221,7 @@ def bench(
 
 def _measure(plan: BenchPlan, folder: Path, *, is_resumed: bool, is_quiet: bool) -> None:
     from duodec.bench.benchmark import PAGE, TABLES, benchmark
-    from duodec.bench.claims import claims
+    from duodec.bench.reports.claims import claims
 
     command = shlex.join(["duodec", *sys.argv[1:]])
     try:

@@ -21,8 +21,8 @@ from duodec.loading.config import EngineConfig
 from duodec.machine.signals import INTERRUPTED
 
 if TYPE_CHECKING:
-    from duodec.distill.heads import Trained
     from duodec.distill.recipe import Result
+    from duodec.distill.training.heads import Trained
 
 EPILOG = """
 Examples:
@@ -112,7 +112,7 @@ def distill(
     Record what the target says, train a small model on that, judge it.
     """
     if settings.heads is not None:
-        from duodec.distill.heads import HeadDistillation
+        from duodec.distill.training.heads import HeadDistillation
 
         path = output or Path(f"{_stem(target)}-{settings.heads}")
         with progress_bar(is_quiet=quiet) as on_progress, _one_line_for_its_end(path):

@@ -208,8 +208,8 @@ def _check_use(
 def _check_rows(target: LoadedTarget, plan: CorePlan, *, is_fast: bool) -> list[Check]:
     """Whether drafts change a row's bits, tried where a device computes a GGUF target. Raises
     ModelUnreadable and ComputeFailed."""
+    from duodec.backends.llamacpp.checks.row_trial import try_rows
     from duodec.backends.llamacpp.model import LlamaModel
-    from duodec.backends.llamacpp.row_trial import try_rows
     from duodec.backends.placement import Placement
 
     model = target.model

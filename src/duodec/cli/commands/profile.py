@@ -134,8 +134,8 @@ def _attention(pair: ResolvedPair, found: Profile, on_progress: OnProgress) -> t
     a recurrent model, which drafts without it."""
     from contextlib import closing
 
+    from duodec.backends.llamacpp.drafts.steps import step_times
     from duodec.backends.llamacpp.model import LlamaModel
-    from duodec.backends.llamacpp.steps import step_times
     from duodec.loading import profile as profiling
 
     assert pair.draft is not None, "there is a drafter"

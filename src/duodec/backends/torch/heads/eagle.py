@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from duodec.backends.torch.forward.network import Network, num_params
 from duodec.backends.torch.heads.files import TARGETS_OWN, HeadFiles, fitting, number
 from duodec.backends.torch.heads.states import StatedText
 from duodec.backends.torch.library import torch
-from duodec.backends.torch.network import Network, num_params
 from duodec.backends.torch.uploads import upload
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT

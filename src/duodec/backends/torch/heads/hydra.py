@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from duodec.backends.torch.forward.network import Network, num_params
 from duodec.backends.torch.heads.files import HeadFiles, fitting, number
 from duodec.backends.torch.heads.medusa import ResBlock
 from duodec.backends.torch.heads.states import StatedText
 from duodec.backends.torch.library import torch
-from duodec.backends.torch.network import Network, num_params
 from duodec.backends.torch.uploads import upload
 from duodec.core.candidates import CandidateTree
 from duodec.core.protocols import Candidates

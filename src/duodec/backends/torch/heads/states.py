@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from duodec.backends.torch.graphs import Queue
+from duodec.backends.torch.forward.graphs import Queue
 from duodec.backends.torch.library import torch
-from duodec.backends.torch.penalties import adjusts
-from duodec.backends.torch.rows import top
+from duodec.backends.torch.sampling.penalties import adjusts
+from duodec.backends.torch.sampling.rows import top
 from duodec.core import noise
 from duodec.core.protocols import Candidates, Heads, Query
 from duodec.core.rows import descending

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
-from duodec.backends.llguidance import rules_as
+from duodec.backends.grammar.llguidance import rules_as
 from duodec.chat.template import Message
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import Tokenizer

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from duodec.backends.llguidance import control_term, json_term
+from duodec.backends.grammar.llguidance import control_term, json_term
 from duodec.core.special_tokens import SpecialTokens
 from duodec.errors import BadOption
 from duodec.server.api.tools.call import Literal, Tool, name_of, parameters_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from duodec.backends.llguidance import json_term
+from duodec.backends.grammar.llguidance import json_term
 from duodec.server.api.tools.call import (
     Call,
     Found,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.backends.llguidance import json_term
+from duodec.backends.grammar.llguidance import json_term
 from duodec.server.api.tools.call import Literal, Tool, name_of, parameters_of
 from duodec.server.api.tools.grammars import resolved, some_tool, with_root
 from duodec.server.api.tools.splitting import BetweenTags

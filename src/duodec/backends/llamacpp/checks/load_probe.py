@@ -1,0 +1,66 @@
+"""Load an unknown model in a process of its own and compute a little: if it crashes, that does."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from contextlib import closing, suppress
+from pathlib import Path
+
+import numpy as np
+
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target.context import LlamaContext
+from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
+from duodec.core.draft import Draft
+from duodec.core.protocols import Query, RowQuery
+from duodec.errors import DuodecError
+
+REFUSED = 3  # the exit status of a model that was refused with a word of ours
+_TEXT = "The sky is blue because air scatters\tsunlight.\n\n1 + 1 = 2, naïve <|end|>"
+_MOST_COMPUTED_BYTES = 8 << 30  # larger models are loaded and laid out, and not computed
+_NUM_CONTEXT = 64
+
+
+def main(path: str, num_bytes: str, is_vocabulary_only: str) -> None:
+    """The child's whole life. What is wrong goes to stdout as JSON: class and message."""
+    _limit(2 * int(num_bytes) + (6 << 30))
+    try:
+        _try(Path(path), int(num_bytes), is_vocabulary_only == "True")
+    except DuodecError as error:
+        print(json.dumps([type(error).__name__, str(error)]))
+        sys.exit(REFUSED)
+
+
+def _limit(num_bytes: int) -> None:
+    for kind, most in ((resource.RLIMIT_AS, num_bytes), (resource.RLIMIT_CORE, 0)):
+        with suppress(OSError, ValueError):  # no such limit here, or a lower one already
+            resource.setrlimit(kind, (most, most))
+
+
+def _try(path: Path, num_bytes: int, is_vocabulary_only: bool) -> None:
+    # weights that are not packed stay where the file is mapped
+    model = LlamaModel(path, num_gpu_layers=0, packs=False, vocabulary_only=is_vocabulary_only)
+    with closing(model):
+        for token in range(model.num_vocab):
+            model.piece(token)
+            model.token_text(token)
+        tokens = model.tokenize(_TEXT, is_templated=True)
+        assert model.chat_template is not None or tokens is not None
+        if is_vocabulary_only:
+            return
+        text = np.array([*tokens, 0][:8], dtype=np.int32)
+        is_computed = num_bytes <= _MOST_COMPUTED_BYTES
+        if model.is_recurrent:
+            target = LlamaRecurrent(model, num_slots=1, num_context=_NUM_CONTEXT, num_threads=2)
+            with closing(target):
+                if is_computed:
+                    target.score([Query(0, text)])
+            return
+        context = LlamaContext(
+            model, num_context=_NUM_CONTEXT, num_sequences=2, num_threads=2, max_rows=2
+        )
+        with closing(context):
+            if is_computed:
+                context.rows([RowQuery(0, text, Draft(), (0,))])

@@ -1,0 +1,105 @@
+"""Compute the rows of a draft's head that belong to the tokens texts are made of.
+
+A large part of what a draft's step reads is its head, most of whose rows are of tokens that hardly
+ever come (FR-Spec, arXiv 2502.14856; VocabTrim, 2506.22694). Our kernels pack the rows by frequency
+and compute the first ones; tokens outside are not drafted. For a text of other tokens, in another
+script for instance, all are computed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.gguf.header import GgufFile, ggml
+from duodec.core.sampling import Tokens
+
+FREQUENT = "duodec.frequent_tokens"  # metadata of a draft's file: tokens, the most frequent first
+_NORMAL = 1  # llama_token_type: a token of text
+_BYTE_PAIRS = "gpt2"
+_RECENT = 256  # tokens of a text that tell which it is made of
+_LEAST_SHARE = 0.94  # of them within the rows that are computed
+_MANY_TOKENS, _OF_MANY = 65_536, 32_768  # of a larger vocabulary so many rows by default
+
+
+@dataclass(frozen=True)
+class Frequency:
+    """Which rows of a head are computed first."""
+
+    is_frequent: NDArray[np.bool_]  # (vocab,)
+
+    @property
+    def num(self) -> int:
+        return int(np.count_nonzero(self.is_frequent))
+
+    @property
+    def order(self) -> NDArray[np.int32]:
+        """All tokens, those first, each part ascending."""
+        return np.argsort(~self.is_frequent, kind="stable").astype(np.int32)
+
+    def num_rows(self, text: Tokens) -> int:
+        """How many rows to compute after a text."""
+        share = self.is_frequent[text[-_RECENT:]].mean()
+        return self.num if share >= _LEAST_SHARE else len(self.is_frequent)
+
+
+def frequency(lib: Any, path: Path, most: int | None) -> Frequency | None:
+    """The ``most`` most frequent tokens of a draft's file, and all that are no text, such as the
+    ends of turns. None where these are all, or nothing says what is frequent: a file's metadata
+    does, and the numbers of byte pairs, which were merged in the order of their frequency. ``most``
+    is chosen here where it is None."""
+    with GgufFile(lib, path) as file:
+        if not file.handle:
+            return None  # loading reports what is wrong with the file
+        kinds = np.array(file.numbers("tokenizer.ggml.token_type"))
+        counted = [token for token in file.numbers(FREQUENT) if token < len(kinds)]
+        is_numbered = file.text("tokenizer.ggml.model") == _BYTE_PAIRS
+    if most is None:
+        most = _OF_MANY if len(kinds) > _MANY_TOKENS else 0
+    texts = np.flatnonzero(kinds == _NORMAL).tolist() if is_numbered else []
+    frequent = list(dict.fromkeys([*counted, *texts]))
+    if not 0 < most < len(frequent):
+        return None
+    is_frequent = kinds != _NORMAL
+    is_frequent[frequent[:most]] = True
+    return Frequency(is_frequent)
+
+
+class Head:
+    """The head of a draft, whose rows our kernels pack by frequency as they load it. Other kernels
+    compute all rows, whatever the text."""
+
+    def __init__(self, lib: Any, frequency: Frequency) -> None:
+        self._lib, self._frequency = lib, frequency
+        self._address: int | None = None
+        self._num_rows = len(frequency.is_frequent)
+
+    def load(self, load: Callable[[], Any]) -> Any:
+        """Load the model, in this very thread."""
+        if not library.kernels(self._lib) or not hasattr(self._lib._lib, "duodec_order_rows"):
+            return load()
+        order = self._frequency.order
+        arrange = ggml(self._lib, "duodec_order_rows", None, ctypes.c_void_p, ctypes.c_int64)
+        arrange(order.ctypes.data, len(order))
+        try:
+            return load()
+        finally:
+            arrange(None, 0)
+            self._address = ggml(self._lib, "duodec_ordered_head", ctypes.c_void_p)()
+
+    def fit(self, text: Tokens) -> None:
+        """Compute the rows that a text needs, from the next forward pass on."""
+        if self._address is None:
+            return
+        num_rows = self._frequency.num_rows(text)
+        if num_rows != self._num_rows:
+            compute = self._lib._lib.duodec_compute_rows
+            compute(ctypes.c_void_p(self._address), ctypes.c_int64(num_rows))
+            self._num_rows = num_rows

@@ -1,0 +1,57 @@
+"""Describe a draft model by value: the drafter's process makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.drafts.draft import LlamaDraftModel
+from duodec.backends.llamacpp.drafts.head import Head, frequency
+from duodec.backends.llamacpp.drafts.parallel import parallel
+from duodec.backends.llamacpp.drafts.recurrent_draft import LlamaRecurrentDraft
+from duodec.backends.llamacpp.model import LlamaModel
+
+
+@dataclass(frozen=True)
+class LlamaRecipe:
+    """How a process of its own makes the draft model."""
+
+    path: Path
+    num_context: int
+    num_threads: int
+    num_vocab: int | None = None  # of the target
+    num_texts: int = 1  # that it knows at once
+    max_window: int | None = None  # tokens of each that it holds; None: chosen here
+    uses_flash_attention: bool | None = None  # None: as is faster for few rows
+    num_head: int | None = None  # rows of its head, the most frequent; None: chosen here; 0: all
+    num_parallel: int | None = None  # tokens that a step drafts at once; None: as it was trained
+    num_slots: int = 1  # texts that are drafted for in turn: as many states of a recurrent model
+
+    def load(self) -> LlamaDraftModel | LlamaRecurrentDraft:
+        lib = library.load()
+        known = frequency(lib, self.path, self.num_head)
+        head = Head(lib, known) if known else None
+        return self.over(LlamaModel(self.path, num_gpu_layers=0, head=head))
+
+    def over(self, model: LlamaModel) -> LlamaDraftModel | LlamaRecurrentDraft:
+        """The draft model of a file that is loaded already."""
+        if model.is_recurrent:
+            return LlamaRecurrentDraft(
+                model,
+                num_context=self.num_context,
+                num_threads=self.num_threads,
+                num_vocab=self.num_vocab,
+                num_texts=max(self.num_texts, self.num_slots),
+                max_window=self.max_window,
+            )
+        return LlamaDraftModel(
+            model,
+            num_context=self.num_context,
+            num_threads=self.num_threads,
+            num_vocab=self.num_vocab,
+            num_texts=self.num_texts,
+            max_window=self.max_window,
+            uses_flash_attention=self.uses_flash_attention,
+            parallel=parallel(model.lib, self.path, self.num_parallel),
+        )

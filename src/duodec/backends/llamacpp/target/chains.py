@@ -1,0 +1,258 @@
+"""Many texts in one forward: a stream of the cache for each, and chains after them.
+
+llama.cpp's cache apart by sequence: every text attends to cells of its own, in the order of its
+tokens, whoever else is computed. A sequence has no branches there, so of a tree the first nodes
+are scored that are a chain.
+
+On a device the chain of each text is padded to one number of rows: llama.cpp rebuilds its graph for
+another number, and a GPU replays only what it has computed before; of chains of one length it reads
+the weights once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from duodec.backends.interrupts import stoppable
+from duodec.backends.llamacpp.model import LlamaModel, open_context
+from duodec.backends.llamacpp.target.context import NO_CELLS, STOPPED, Batch, Threads, logits
+from duodec.backends.llamacpp.target.states import NoStates
+from duodec.backends.llamacpp.target.trees import MAX_WIDTH, LlamaScores
+from duodec.backends.placement import Placement
+from duodec.backends.tree_cache import Entry
+from duodec.core.draft import ROOT, Draft
+from duodec.core.prefix import common_prefix
+from duodec.core.protocols import Launched, Query, Scores, Target
+from duodec.core.rows import Row
+from duodec.core.sampling import Tokens
+from duodec.core.traits import TargetTraits
+from duodec.errors import BadOption, ComputeFailed, ContextExceeded
+
+NUM_BATCH = 512  # tokens of a forward, or as many as all slots' chains have
+MAX_ROWS = 2 * MAX_WIDTH
+_PAD = 256  # cells that llama.cpp rounds a stream up to
+NOTHING: Tokens = np.empty(0, dtype=np.int32)
+
+
+@dataclass
+class Work:
+    """What a query lacks: the rest of its text, a chain, and padding behind it."""
+
+    query: Query
+    chain: tuple[int, ...]
+    begin: int  # tokens of the text that its cells hold
+    num_padded: int = 0  # tokens behind the chain that nobody asks for
+
+    @property
+    def num_new(self) -> int:
+        return len(self.query.text) - self.begin + len(self.chain) + self.num_padded
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """The tokens behind the text."""
+        return (*self.chain, *([int(self.query.text[-1])] * self.num_padded))
+
+    @property
+    def held(self) -> Tokens:
+        """The tokens in its cells, in the end."""
+        return np.concatenate([self.query.text, np.array(self.after, dtype=np.int32)])
+
+    def part(self, num_tokens: int) -> list[Entry]:
+        """The next tokens of the text, which give no rows."""
+        end = self.begin + num_tokens
+        tokens = self.query.text[self.begin : end].tolist()
+        entries = [Entry(t, self.begin + i, (self.query.slot,)) for i, t in enumerate(tokens)]
+        self.begin = end
+        return entries
+
+    def rest(self) -> list[Entry]:
+        """What is left: the text's last token and all behind it give rows, for a pass that left
+        some out would be another one."""
+        entries = self.part(len(self.query.text) - 1 - self.begin)
+        seqs = (self.query.slot,)
+        for i, token in enumerate((int(self.query.text[-1]), *self.after)):
+            entries.append(Entry(token, self.begin + i, seqs, i))
+        return entries
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A forward pass that a device computes; ``read`` waits for it and gives the rows of each
+    query's slot."""
+
+    queries: Sequence[Query]
+    read: Callable[[], Mapping[int, list[Row]]]
+    due_s: float = math.inf
+
+    def result(self) -> list[Scores]:
+        rows = self.read()
+        return [LlamaScores(query, rows[query.slot]) for query in self.queries]
+
+
+class LlamaChains(Target):
+    """A target for the texts of ``num_slots`` slots; its scores hold until the next `launch` or
+    `score`. ``num_rows`` of each text's part of a forward pass, padding included; 0: as many as are
+    wanted.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        num_slots: int,
+        num_context: int,
+        num_threads: int,
+        is_width_exact: bool = True,
+        num_rows: int = 0,
+        num_snapshots: int = 0,
+        uses_flash_attention: bool | None = None,
+    ) -> None:
+        """Raises BadOption and ModelUnreadable."""
+        if num_slots > (most := int(model.lib.llama_max_parallel_sequences())):
+            raise BadOption(
+                f"num_slots is {num_slots} and llama.cpp keeps {most} texts; use {most} or fewer"
+            )
+        self.num_slots = num_slots
+        self.num_threads = num_threads  # of every forward pass
+        self.num_rows = num_rows
+        self._num_batch = max(NUM_BATCH, num_slots * (num_rows or 1))
+        self._model = model
+        self._lib = model.lib
+        cells = -(-(num_context + MAX_WIDTH) // _PAD) * _PAD
+        self.handle = open_context(
+            model,
+            num_context=num_slots * cells,
+            num_sequences=num_slots,
+            num_threads=num_threads,
+            num_batch=self._num_batch,
+            max_rows=max(MAX_ROWS, num_slots * (num_rows or 1)),
+            is_width_exact=is_width_exact,
+            is_unified=False,
+            num_snapshots=num_snapshots,
+            uses_flash_attention=uses_flash_attention,
+        )
+        self._memory = self._lib.llama_get_memory(self.handle)
+        self._threads = Threads(self._lib, self.handle)
+        self._batch = Batch(self._lib, self._num_batch, 1)
+        self._held: dict[int, Tokens] = {}  # by slot, the tokens in its cells
+        self.states = NoStates()  # who looks at those of every forward pass
+
+    @property
+    def traits(self) -> TargetTraits:
+        return TargetTraits(
+            has_branches=False, launches=self._launches, num_rows=self.num_rows or 1
+        )
+
+    @property
+    def _launches(self) -> bool:
+        """A device computes while the caller goes on; on a CPU `llama_decode` does it all."""
+        return self._model.placement is not Placement.CPU
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        """Raises what `launch` raises."""
+        return self.launch(queries).result() if queries else []
+
+    def launch(self, queries: Sequence[Query]) -> Launched:
+        """Raises ContextExceeded and ComputeFailed; then what these slots held is forgotten."""
+        most = (self.num_rows or MAX_ROWS // len(queries)) - 1
+        works = {query.slot: self._fit(query, max(0, most)) for query in queries}
+        if self.num_rows:
+            self._pad(works.values(), self.num_rows)
+        try:
+            self._read_long(works)
+            # neighbours in the cache share a forward, others take turns
+            entries = [entry for slot in sorted(works) for entry in works[slot].rest()]
+            self._decode(entries)
+        except BaseException:
+            for slot in works:
+                self._forget(slot)
+            raise
+        places: dict[int, slice] = {}
+        num_rows = 0
+        for slot in sorted(works):
+            work = works[slot]
+            places[slot] = slice(num_rows, num_rows + 1 + len(work.chain))
+            self._held[slot] = work.held
+            num_rows += 1 + len(work.after)
+
+        def read() -> dict[int, list[Row]]:
+            rows = logits(self._model, self.handle, num_rows)
+            return {slot: list(rows[place]) for slot, place in places.items()}
+
+        return InFlight(queries, read)
+
+    def close(self) -> None:
+        if self.handle:
+            self._lib.llama_free(self.handle)
+            self.handle = None
+
+    # --- parts
+
+    def _fit(self, query: Query, most: int) -> Work:
+        """Keep what the slot's cells have of the text, free the rest."""
+        held = self._held.get(query.slot, NOTHING)
+        begin = min(common_prefix(held, query.text), len(query.text) - 1)
+        if begin < len(held):
+            self._lib.llama_memory_seq_rm(self._memory, query.slot, begin, -1)
+            self._held[query.slot] = held[:begin]
+        return Work(query, chain_of(query.draft)[:most], begin)
+
+    def _forget(self, slot: int) -> None:
+        self._lib.llama_memory_seq_rm(self._memory, slot, 0, -1)
+        self._held.pop(slot, None)
+
+    def _pad(self, works: Collection[Work], num_rows: int) -> None:
+        """Read all of the texts but their last tokens, so that the pass after it has its rows.
+        ``on_chunk`` may raise; what was read by then is held."""
+        for work in works:
+            slot, text = work.query.slot, work.query.text
+            while (num_left := len(text) - 1 - work.begin) > 0:
+                try:
+                    self._decode(work.part(min(num_left, NUM_BATCH)))
+                except BaseException:
+                    self._forget(slot)
+                    raise
+                self._held[slot] = text[: work.begin]
+                if num_left > NUM_BATCH:
+                    self.on_chunk()
+            work.num_padded = num_rows - 1 - len(work.chain)
+
+    def _read_long(self, works: dict[int, Work]) -> None:
+        """Parts of long texts, until the rest of all fits in a forward."""
+        while (excess := sum(work.num_new for work in works.values()) - self._num_batch) > 0:
+            work = max(works.values(), key=lambda work: len(work.query.text) - work.begin)
+            num_left = len(work.query.text) - 1 - work.begin
+            slot, text = work.query.slot, work.query.text
+            self._decode(work.part(min(num_left, NUM_BATCH, max(1, excess))))
+            self._held[slot] = text[: work.begin]
+
+    def _decode(self, entries: Sequence[Entry]) -> None:
+        self.states.take()  # those of the last pass are lost otherwise
+        self._threads.use(self.num_threads)
+        self._batch.fill(entries)
+        with stoppable():
+            status = self._lib.llama_decode(self.handle, self._batch.struct)
+        if status == STOPPED:
+            raise KeyboardInterrupt
+        if status == NO_CELLS:
+            raise ContextExceeded("the context is full; ask for a larger one with `context`")
+        if status:
+            raise ComputeFailed(
+                f"llama.cpp could not compute {self._model.path.name} (status {status}); memory "
+                "may be short: use a smaller `context`, or fewer `num_slots`"
+            )
+        self.states.computed(entries)
+
+
+def chain_of(draft: Draft) -> tuple[int, ...]:
+    """The tokens of the first nodes that are a chain."""
+    chain: list[int] = []
+    for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        if parent != (i - 1 if i else ROOT):
+            break
+        chain.append(token)
+    return tuple(chain)

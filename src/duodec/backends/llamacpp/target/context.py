@@ -1,0 +1,334 @@
+"""A model with a memo: rows of logits after any node of any tree, nothing computed twice."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duodec.backends.interrupts import stoppable
+from duodec.backends.llamacpp.model import LlamaModel, open_context
+from duodec.backends.llamacpp.target.states import NoStates
+from duodec.backends.tree_cache import Entry, Missing, OutOfSequences, SlotCache
+from duodec.core.protocols import RowQuery
+from duodec.core.rows import Row
+from duodec.core.sampling import Tokens
+from duodec.errors import BadOption, ComputeFailed, ContextExceeded
+
+_OF_A_TREE = 128  # cells that its nodes take beyond those of a text
+_SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
+
+
+class LlamaContext:
+    """Evaluates trees over texts in llama.cpp.
+
+    Rows are views into the library's own buffer: they hold until the next call. A forward takes
+    ``num_chunk`` tokens at most; a longer text is read in chunks. ``on_chunk`` is called between
+    them, and may raise to abandon the text: what was read stays known. ``num_first`` tokens of a
+    text come before a part of it: see `duodec.backends.tree_cache`.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        num_context: int,
+        num_sequences: int,
+        num_threads: int,
+        max_rows: int,
+        num_chunk: int = 512,
+        is_width_exact: bool = False,
+        uses_flash_attention: bool | None = None,
+        num_first: int = 0,
+    ) -> None:
+        model.refuse_recurrent()
+        self._max_rows = max_rows
+        self._num_first = num_first
+        self.num_threads = num_threads  # of a forward that continues a text
+        self.num_prompt_threads = num_threads  # of one that reads a prompt
+        self.most_threads: Callable[[], int] | None = None  # now, as others leave cores; None: all
+        self.model = model
+        self.num_context = num_context
+        self.num_computed = 0  # tokens, of all forward passes so far
+        self.on_chunk: Callable[[], None] = lambda: None
+        self.states = NoStates()  # who looks at those of every forward pass
+        self._lib = model.lib
+        self._num_batch = min(num_chunk, num_context)
+        self.handle = open_context(
+            model,
+            num_context=num_context,
+            num_sequences=num_sequences,
+            num_threads=num_threads,
+            num_batch=self._num_batch,
+            max_rows=max_rows,
+            is_width_exact=is_width_exact,
+            uses_flash_attention=uses_flash_attention,
+        )
+        self._memory = self._lib.llama_get_memory(self.handle)
+        self._threads = Threads(self._lib, self.handle)
+        self._batch = Batch(self._lib, self._num_batch, num_sequences)
+        self._free_ids = list(range(num_sequences))[::-1]
+        self._is_ordered = is_width_exact
+        self._slots: OrderedDict[int, SlotCache] = OrderedDict()  # least recently used first
+
+    def close(self) -> None:
+        if self.handle:
+            self._lib.llama_free(self.handle)
+            self.handle = None
+
+    def rows(self, queries: Sequence[RowQuery]) -> list[list[Row]]:
+        """The logits wanted by each query, all of them in one forward where they fit.
+
+        Raises ContextExceeded when texts and trees do not fit the cache together, BadOption
+        when they want more rows than one forward gives, and ComputeFailed.
+        """
+        num_rows = sum(len(query.rows) for query in queries)
+        if num_rows > self._max_rows:
+            raise BadOption(
+                f"{num_rows} rows of logits are wanted of one forward, which gives "
+                f"{self._max_rows}; draft less"
+            )
+        for query in queries:
+            self._touch(query.slot)
+        used = {query.slot for query in queries}
+        try:
+            if sum(map(self._num_cells, queries)) > self.num_context:
+                raise _NoRoom
+            plans = [self._fit(query, used) for query in queries]
+            self._set_threads(sum(len(missing.text) for missing in plans))
+            for query, missing in zip(queries, plans, strict=True):
+                self._read(query, missing, used)
+            return self._finish(queries, plans, used)
+        except (_NoRoom, ComputeFailed) as error:
+            for slot in used:
+                self._slots.pop(slot).drop()
+            if isinstance(error, ComputeFailed):
+                raise
+            raise ContextExceeded(
+                f"the context of {self.num_context} tokens is full; ask for a larger one with "
+                "`context`, or shorten the prompt"
+            ) from error
+
+    def part(self, slot: int) -> SlotCache:
+        """The part of a text that a slot holds; to be looked at."""
+        self._touch(slot)
+        return self._slots[slot]
+
+    def start_at(self, slot: int, text: Tokens, begin: int) -> None:
+        """Forget a slot's text; of ``text``, tokens from ``begin`` on will be read."""
+        self.part(slot).start_at(text, begin)
+
+    def open_block(self, slot: int, begin: int) -> bool:
+        """Prepare to let the slot's part of its text begin at ``begin``, when the block is read;
+        False where too many sequences are in use, or older text would take another slot's room."""
+        part = self.part(slot)
+        in_use = [p for p in self._slots.values() if p.num_ids]
+        num_held = sum(len(p.trunk) - p.place + _OF_A_TREE for p in in_use)
+        num_older = max(0, part.begin - begin)
+        if num_older and num_held + num_older + self._num_first > self.num_context:
+            return False
+        try:
+            part.open_block(begin)
+        except OutOfSequences:
+            return False
+        return True
+
+    def read_block(self, slot: int, num_tokens: int) -> None:
+        """Compute the next tokens of the slot's block. Raises ComputeFailed."""
+        part = self.part(slot)
+        entries = part.block_entries(min(num_tokens, self._num_batch))
+        try:
+            self._threads.use(self.num_threads)
+            self._decode(entries, {slot})
+            part.add_block(len(entries))
+        except _NoRoom:
+            part.close_block()
+        except ComputeFailed:
+            self._slots.pop(slot).drop()
+            raise
+
+    def _set_threads(self, num_text_tokens: int) -> None:
+        """Nobody drafts after a prompt that was not read yet, so reading may use every thread."""
+        is_prompt = num_text_tokens > _SHORT_TEXT
+        wanted = self.num_prompt_threads if is_prompt else self.num_threads
+        self._threads.use(min(wanted, self.most_threads()) if self.most_threads else wanted)
+
+    # --- cells, for SlotCache
+
+    def remove(self, seq: int, begin: int, end: int = -1) -> None:
+        self._lib.llama_memory_seq_rm(self._memory, seq, begin, end)
+
+    def copy(self, source: int, target: int, begin: int, end: int) -> None:
+        self._lib.llama_memory_seq_cp(self._memory, source, target, begin, end)
+
+    # --- slots
+
+    def _touch(self, slot: int) -> None:
+        if slot not in self._slots:
+            self._slots[slot] = SlotCache(
+                self, self._free_ids, is_ordered=self._is_ordered, num_first=self._num_first
+            )
+        self._slots.move_to_end(slot)
+
+    def _num_cells(self, query: RowQuery) -> int:
+        return len(query.text) - self._slots[query.slot].place + len(query.draft)
+
+    def _evict(self, used: set[int]) -> bool:
+        """Forget the least recently used slot that is not in use."""
+        for slot, cache in self._slots.items():
+            if slot not in used and cache.num_ids:
+                cache.drop()
+                return True
+        return False
+
+    def _fit(self, query: RowQuery, used: set[int]) -> Missing:
+        part = self._slots[query.slot]
+        while True:
+            try:
+                return part.fit(query.text, query.draft, query.rows)
+            except OutOfSequences as error:
+                if part.num_to_come:
+                    part.close_block()
+                elif not self._evict(used):
+                    raise _NoRoom from error
+
+    # --- forwards
+
+    def _read(self, query: RowQuery, missing: Missing, used: set[int]) -> None:
+        """Compute a long text in chunks, all but its last part."""
+        while len(missing.text) + len(missing.nodes) > self._num_batch:
+            chunk = missing.text[: self._num_batch]
+            if len(chunk) == len(missing.text):
+                chunk = chunk[:-1]  # its row goes with the tree
+            if not chunk:
+                raise _NoRoom  # a tree wider than a batch
+            self._decode(chunk, used)
+            self._slots[query.slot].add_text(chunk)
+            del missing.text[: len(chunk)]
+            self.on_chunk()
+
+    def _finish(
+        self, queries: Sequence[RowQuery], plans: Sequence[Missing], used: set[int]
+    ) -> list[list[Row]]:
+        entries = [entry for missing in plans for entry in (*missing.text, *missing.nodes)]
+        if len(entries) > self._num_batch:
+            raise _NoRoom
+        if entries:
+            self._decode(entries, used)
+        for query, missing in zip(queries, plans, strict=True):
+            self._slots[query.slot].add_text(missing.text)
+            self._slots[query.slot].add_nodes(missing)
+        num_rows = sum(entry.row is not None for entry in entries)
+        found = iter(logits(self.model, self.handle, num_rows))
+        answers = []
+        for query, missing in zip(queries, plans, strict=True):
+            order = [e.row for e in (*missing.text, *missing.nodes) if e.row is not None]
+            by_row = dict(zip(order, found, strict=False))
+            answers.append([by_row[row] for row in query.rows])
+        return answers
+
+    def _decode(self, entries: Sequence[Entry], used: set[int]) -> None:
+        self.states.take()  # those of the last pass are lost otherwise
+        self._batch.fill(entries)
+        while True:
+            with stoppable():
+                status = self._lib.llama_decode(self.handle, self._batch.struct)
+            if status == 0:
+                self.num_computed += len(entries)
+                self.states.computed(entries)
+                return
+            if status == STOPPED:
+                for slot in used:
+                    self._slots.pop(slot).drop()
+                self.on_chunk()
+                raise KeyboardInterrupt
+            if status != NO_CELLS:
+                raise ComputeFailed(
+                    f"llama.cpp could not compute {self.model.path.name} (status {status}); "
+                    "memory may be short: use a smaller `context`, or fewer `gpu_layers`"
+                )
+            if not self._evict(used):
+                raise _NoRoom
+
+
+NO_CELLS = 1  # llama_decode's answer to a full cache
+STOPPED = 2  # and when it was told to stop
+
+
+def logits(model: LlamaModel, handle: object, num_rows: int) -> NDArray[np.float32]:
+    """The rows of a context's last forward, in the order of its entries."""
+    if not num_rows:
+        return np.empty((0, model.num_vocab), dtype=np.float32)
+    pointer = model.lib.llama_get_logits(handle)
+    address = ctypes.cast(pointer, ctypes.c_void_p).value
+    assert address, "a forward pass that was computed has logits"
+    return _view(address, num_rows, model.num_vocab)
+
+
+@lru_cache  # a context's rows lie in one place, and making a view takes longer than a call
+def _view(address: int, num_rows: int, num_vocab: int) -> NDArray[np.float32]:
+    buffer = (ctypes.c_float * (num_rows * num_vocab)).from_address(address)
+    rows: NDArray[np.float32] = np.ctypeslib.as_array(buffer)
+    return rows.reshape(num_rows, num_vocab)
+
+
+class _NoRoom(Exception):
+    """A forward that the cache has no room for."""
+
+
+class Threads:
+    """How many compute a context's forwards. The library is told of changes only."""
+
+    def __init__(self, lib: object, handle: object) -> None:
+        self._lib, self.handle = lib, handle
+        self._num: int | None = None
+
+    def use(self, num: int) -> None:
+        if num != self._num:
+            self._lib.llama_set_n_threads(self.handle, num, num)  # type: ignore[attr-defined]
+            self._num = num
+
+
+class Batch:
+    """A llama_batch whose arrays are NumPy's: filled by columns, not element by element. Each token
+    comes with a row of ``states`` of ``num_states`` numbers, if that is not 0."""
+
+    def __init__(
+        self, lib: object, num_tokens: int, num_sequences: int, *, num_states: int = 0
+    ) -> None:
+        self._lib = lib
+        self._token = np.zeros(num_tokens, dtype=np.int32)
+        self._position = np.zeros(num_tokens, dtype=np.int32)
+        self._num_seqs = np.zeros(num_tokens, dtype=np.int32)
+        self._seqs = np.zeros((num_tokens, num_sequences), dtype=np.int32)
+        self._wanted = np.zeros(num_tokens, dtype=np.int8)
+        self.states = np.zeros((num_tokens, num_states), dtype=np.float32)
+        row_bytes = self._seqs.strides[0]
+        base = self._seqs.ctypes.data
+        self._rows = np.arange(base, base + num_tokens * row_bytes, row_bytes, dtype=np.uintp)
+        batch_type = lib.llama_batch  # type: ignore[attr-defined]
+        fields = dict(batch_type._fields_)
+        self.struct = batch_type()
+        for name, array in (
+            ("token", self._token),
+            ("pos", self._position),
+            ("n_seq_id", self._num_seqs),
+            ("seq_id", self._rows),
+            ("logits", self._wanted),
+            *([("embd", self.states)] if num_states else ()),
+        ):
+            setattr(self.struct, name, ctypes.cast(array.ctypes.data, fields[name]))
+
+    def fill(self, entries: Sequence[Entry]) -> None:
+        n = len(entries)
+        self._token[:n] = [entry.token for entry in entries]
+        self._position[:n] = [entry.position for entry in entries]
+        self._num_seqs[:n] = [len(entry.seqs) for entry in entries]
+        self._wanted[:n] = [entry.row is not None for entry in entries]
+        for i, entry in enumerate(entries):
+            self._seqs[i, : len(entry.seqs)] = entry.seqs
+        self.struct.n_tokens = n

@@ -1,0 +1,462 @@
+"""Draft with layers that read a target's hidden states: multi-token prediction, and EAGLE-3.
+
+Such a layer is given a token and the target's hidden state of the token before it, and says what
+follows that token; of a token that it proposes itself, it reads its own state in place of the
+target's. It has a context with a cache of its own, which is taken back to the text after each
+verdict, whatever the target's cache is. Nothing is computed while nobody asks for drafts: then the
+target's last states are kept, and read when somebody does.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from duodec.backends.interrupts import stoppable
+from duodec.backends.llamacpp.gguf.header import GgufFile, Header
+from duodec.backends.llamacpp.model import LlamaModel, open_context
+from duodec.backends.llamacpp.target.context import STOPPED, Batch, Threads, logits
+from duodec.backends.llamacpp.target.states import FINAL, HiddenStates, Staging, State
+from duodec.backends.tree_cache import Entry
+from duodec.core.candidates import CandidateTree
+from duodec.core.draft import ROOT
+from duodec.core.prefix import common_prefix
+from duodec.core.protocols import Candidates, Query
+from duodec.core.sampling import Context, Sampler, Tokens
+from duodec.errors import BadOption, ComputeFailed, DuodecError, ModelUnreadable
+
+MTP, EAGLE3 = "mtp", "eagle3"
+MOST_TOKENS = 8  # that a layer proposes after one verdict
+_WINDOW = 1024  # tokens at a text's end whose states are kept until the layer reads them
+_NUM_BATCH = 512
+_TRIED = 8  # steps, to know what one costs
+_ROWS = 8  # tokens of a text that are computed at once with the logits after each
+# whose graphs for one layer of multi-token prediction were tried, and tensors of that layer without
+# which they end the process
+_PROJECTION = "nextn.eh_proj.weight"
+MTP_ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
+    "qwen35": (_PROJECTION,),
+    "qwen35moe": (_PROJECTION,),
+    "qwen3next": (_PROJECTION,),
+    "glm4moe": (_PROJECTION,),
+    "deepseek2": (_PROJECTION, "attn_k_b.weight"),  # latent attention as it is stored today
+}
+# whose graphs name the inputs of their layers
+EAGLE3_ARCHITECTURES = frozenset(
+    {"llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "gpt-oss"}
+)
+
+
+def computes_on_cpu(header: Header, *, has_moved: bool) -> bool:
+    """Whether an EAGLE-3 head may be computed beside a target on a device: what it shares with that
+    must be in main memory. The target's output is not; its embeddings are, unless tensors of it
+    were moved."""
+    return "output.weight" in header.tensors and (
+        not has_moved or "token_embd.weight" in header.tensors
+    )
+
+
+def has_mtp(header: Header) -> bool:
+    """Whether a file has one layer of multi-token prediction that llama.cpp computes here."""
+    needed = MTP_ARCHITECTURES.get(header.architecture, ())
+    layer = f"blk.{len(header.kv_heads)}"
+    is_whole = all(f"{layer}.{name}" in header.tensors for name in needed)
+    return header.num_heads == 1 and bool(needed) and is_whole
+
+
+@dataclass
+class _Text:
+    """What is known of a text: its last states, those of the draft that was scored after it, and
+    what the layer has read."""
+
+    begin: int = 0
+    tokens: list[int] = field(default_factory=list)  # from ``begin`` on
+    states: list[State] = field(default_factory=list)
+    query: Query | None = None  # of the last forward pass
+    rows: dict[int, tuple[int, State]] = field(default_factory=dict)  # of its draft, by node + 1
+    # by the layer, with the states of the tokens before
+    read: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+
+    def put(self, position: int, token: int, state: State) -> None:
+        """The state of a token; what was known from there on is of another text."""
+        number = position - self.begin
+        if not 0 <= number <= len(self.tokens):
+            self.begin, number = position, 0
+        del self.tokens[number:], self.states[number:]
+        self.tokens.append(token)
+        self.states.append(state)
+        if len(self.tokens) >= 2 * _WINDOW:
+            num_old = len(self.tokens) - _WINDOW
+            del self.tokens[:num_old], self.states[:num_old]
+            self.begin += num_old
+
+    def settle(self, text: Tokens) -> None:
+        """This text was made of the last one: the states of accepted tokens are of it."""
+        query, self.query = self.query, None
+        if query is None or common_prefix(query.text, text) < len(query.text):
+            return
+        node = ROOT
+        for position in range(len(query.text), len(text)):
+            token = int(text[position])
+            child = query.draft.child(node, token)
+            if child is None or self.rows.get(child + 1, (None,))[0] != token:
+                return  # it was not scored
+            self.put(position, *self.rows[child + 1])
+            node = child
+
+    def knows(self, text: Tokens) -> bool:
+        """Whether the states up to the text's last token but one are known."""
+        end = len(text) - 1 - self.begin
+        known = np.array(self.tokens[: max(0, end)], dtype=np.int32)
+        return 0 < end <= len(self.tokens) and bool((known == text[self.begin : -1]).all())
+
+
+class LlamaHead(ABC):
+    """A layer that proposes chains of tokens after the texts of ``num_slots`` slots."""
+
+    name: str
+    layers: Sequence[int]  # of the target, whose states it reads
+    lag: int  # the position of a token's entry, less the token's own
+
+    def __init__(
+        self,
+        target: LlamaModel,
+        model: LlamaModel,
+        handle: object,
+        *,
+        num_slots: int,
+        num_threads: int,
+    ) -> None:
+        """``model`` has the layer's weights; ``handle`` is its context, which this closes."""
+        self._lib, self._handle, self._num_slots = target.lib, handle, num_slots
+        self._target, self._model, self.num_threads = target, model, num_threads
+        self.width = int(self._lib.llama_model_n_embd(model.handle))  # of the layer's states
+        own = int(self._lib.llama_model_n_embd(target.handle))
+        self.num_inputs = own * len(self.layers)  # numbers of the target's states that it reads
+        self._staging = Staging(target.lib)
+        self._staging.set_final(handle, True, True)
+        self._memory = self._lib.llama_get_memory(handle)
+        self._threads = Threads(self._lib, handle)
+        self._texts: defaultdict[int, _Text] = defaultdict(_Text)
+        self._batch = Batch(self._lib, _NUM_BATCH, 1, num_states=self.width)
+
+    @abstractmethod
+    def encoded(self, states: State) -> State:
+        """The target's states as the layer reads them; a row a token."""
+
+    def close(self) -> None:
+        if self._handle:
+            self._lib.llama_free(self._handle)
+            self._handle = None
+
+    def states(self, handle: object, slot_of: Callable[[Entry], int]) -> HiddenStates:
+        """What this head is to see of each forward pass of one of the target's contexts."""
+
+        def keep(entries: Sequence[Entry], states: State) -> None:
+            for entry, state in zip(entries, states, strict=True):
+                self.keep(slot_of(entry), entry, state)
+
+        return HiddenStates(self._target, handle, self.layers, keep)
+
+    def follow(self, queries: Sequence[Query]) -> None:
+        """The target is about to score these."""
+        for query in queries:
+            text = self._texts[self._sequence(query.slot)]
+            text.settle(query.text)
+            text.query, text.rows = query, {}
+
+    def keep(self, slot: int, entry: Entry, state: State) -> None:
+        """The target's state of a token: of the text, or of a draft after it."""
+        text = self._texts[self._sequence(slot)]
+        if entry.row:
+            text.rows[entry.row] = entry.token, state
+        else:
+            text.put(entry.position, entry.token, state)
+
+    def after(self, query: Query, tokens: Sequence[int]) -> Successors:
+        """What the layer says follows a query's text and the tokens of its verdict."""
+        known = self._texts[self._sequence(query.slot)]
+        text = np.concatenate([query.text, np.array(tokens, dtype=np.int32)])
+        known.settle(text)
+        return Successors(self, known, self._sequence(query.slot), text, query.sampler)
+
+    def step_s(self) -> float:
+        """Measure the least seconds that one token after a verdict takes. Texts are read anew after
+        it."""
+        state = np.zeros((1, self.num_inputs), dtype=np.float32)
+        self._lib.llama_memory_clear(self._memory, True)
+        for text in self._texts.values():
+            text.read = text.read[:0]
+        taken = []
+        for position in range(1, 1 + _TRIED):
+            begin_s = perf_counter()
+            self.compute(0, position, 0, self.encoded(state)[0])
+            taken.append(perf_counter() - begin_s)
+        self._lib.llama_memory_clear(self._memory, True)
+        return min(taken)
+
+    # --- for `Successors`
+
+    def read(self, known: _Text, sequence: int, text: Tokens) -> tuple[State, State]:
+        """Compute what the layer lacks of a text. Returns the logits and the state after it. Raises
+        ComputeFailed, as where the target's states are not known."""
+        if not known.knows(text):
+            raise ComputeFailed("the target's states before this token are not known")
+        begin = min(common_prefix(known.read, text), len(text) - 1)
+        first = known.begin + 1 if known.begin or self.lag else 0
+        if begin < first:  # states between are lost: the layer begins anew
+            begin = first
+            self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        self._lib.llama_memory_seq_rm(self._memory, sequence, begin + self.lag, -1)
+        known.read = text[:begin]
+        while True:
+            num_left = len(text) - begin
+            end = begin + (num_left if num_left <= _ROWS else min(_NUM_BATCH, num_left - 1))
+            states = [known.states[i - 1 - known.begin] for i in range(max(1, begin), end)]
+            rows = self.encoded(np.stack(states))
+            if begin == 0:  # nothing comes before a text
+                rows = np.concatenate([np.zeros_like(rows[:1]), rows])
+            self._decode(sequence, begin, text[begin:end].tolist(), rows)
+            known.read = text[:end]
+            if end == len(text):
+                return self._last(num_left)
+            begin = end
+
+    def compute(
+        self, sequence: int, position: int, token: int, state: State
+    ) -> tuple[State, State]:
+        """Compute a token behind the text, with the state of the one before. Returns the logits and
+        the state after it. Raises ComputeFailed."""
+        self._decode(sequence, position, [token], state[np.newaxis])
+        return self._last(1)
+
+    # --- parts
+
+    def _decode(self, sequence: int, position: int, tokens: Sequence[int], states: State) -> None:
+        # all tokens give rows or none: graphs for some of them give the rows of others
+        has_rows = len(tokens) <= _ROWS
+        seqs = (sequence,)
+        entries = [
+            Entry(token, position + i + self.lag, seqs, i if has_rows else None)
+            for i, token in enumerate(tokens)
+        ]
+        self._threads.use(self.num_threads)
+        self._batch.fill(entries)
+        self._batch.states[: len(tokens)] = states
+        with stoppable():
+            status = self._lib.llama_decode(self._handle, self._batch.struct)
+        if status == STOPPED:
+            raise KeyboardInterrupt
+        if status:
+            raise ComputeFailed(f"llama.cpp could not compute a head (status {status})")
+
+    def _last(self, num_rows: int) -> tuple[State, State]:
+        """The logits and the state of the last of so many rows."""
+        row = logits(self._model, self._handle, num_rows)[-1]
+        shape = num_rows, self.width
+        return row, np.ctypeslib.as_array(self._staging.final(self._handle), shape)[-1].copy()
+
+    def _sequence(self, slot: int) -> int:
+        return slot if self._num_slots > 1 else 0
+
+
+class Successors:
+    """Proposes tokens after one text, along one path: the cache of the layer has no branches. They
+    are ordered with the noise that the target's draws have, as a draft model's are."""
+
+    def __init__(
+        self, head: LlamaHead, known: _Text, sequence: int, text: Tokens, sampler: Sampler
+    ) -> None:
+        self._head, self._known, self._sequence, self._text = head, known, sequence, text
+        self._sampler = sampler
+        self._end, self._depth = ROOT, 0  # the node that was expanded last, and its depth
+        self._state: State | None = None  # after it
+
+    def successors(
+        self, tree: CandidateTree, leaves: Sequence[int], count: int
+    ) -> list[Candidates]:
+        """What may follow these nodes, best first, of the first one that continues the path;
+        nothing of the others."""
+        found = [Candidates() for _ in leaves]
+        for number, leaf in enumerate(leaves):
+            if leaf == ROOT or tree.parents[leaf] == self._end:
+                with suppress(ComputeFailed):  # nobody needs a draft
+                    found[number] = self._candidates(tree, leaf, count)
+                break
+        return found
+
+    def _candidates(self, tree: CandidateTree, leaf: int, count: int) -> Candidates:
+        row, self._state = self._compute(tree, leaf)
+        self._end = leaf
+        context = Context(self._text, tuple(tree.path_tokens(leaf)))
+        tokens, likely = self._sampler.candidates(row, context, count)
+        return Candidates(tuple(tokens.tolist()), tuple(likely.tolist()))
+
+    def _compute(self, tree: CandidateTree, leaf: int) -> tuple[State, State]:
+        if leaf == ROOT:
+            return self._head.read(self._known, self._sequence, self._text)
+        assert self._state is not None, "the text comes first"
+        position, self._depth = len(self._text) + self._depth, self._depth + 1
+        return self._head.compute(self._sequence, position, tree.tokens[leaf], self._state)
+
+
+class MtpHead(LlamaHead):
+    """The layer of multi-token prediction in the target's own file (2412.19437)."""
+
+    name, layers, lag = MTP, (FINAL,), 0
+
+    def __init__(
+        self, target: LlamaModel, *, num_slots: int, num_context: int, num_threads: int
+    ) -> None:
+        """Raises BadOption and ModelUnreadable."""
+        handle = _open(
+            target, None, num_slots=num_slots, num_context=num_context, num_threads=num_threads,
+            kind=target.lib.LLAMA_CONTEXT_TYPE_MTP,
+        )  # fmt: skip
+        super().__init__(target, target, handle, num_slots=num_slots, num_threads=num_threads)
+
+    def encoded(self, states: State) -> State:
+        return states
+
+
+class DraftLayer(LlamaModel):
+    """The weights of an EAGLE-3 head, which are no model of their own."""
+
+    def __init__(self, path: Path, target: LlamaModel, *, num_gpu_layers: int = -1) -> None:
+        """Raises ModelUnreadable, and BadOption where it is no head of this target."""
+        super().__init__(path, num_gpu_layers=num_gpu_layers)
+        with GgufFile(self.lib, path) as file:
+            self.layers = tuple(file.numbers(f"{EAGLE3}.target_layers"))
+            (width,) = file.numbers(f"{EAGLE3}.target_hidden_size") or (0,)
+        own = int(self.lib.llama_model_n_embd(target.handle))
+        wrong = None
+        if target.architecture not in EAGLE3_ARCHITECTURES:
+            wrong = f"llama.cpp shows no layers of {target.architecture} to a head"
+        elif width != own or max(self.layers) >= target.num_layers:
+            wrong = f"it reads layers {self.layers} of a model of width {width}, not {own}"
+        elif self.num_vocab != target.num_vocab:
+            wrong = f"it has {self.num_vocab} tokens, and the target {target.num_vocab}"
+        if wrong:
+            self.close()
+            raise BadOption(
+                f"{path.name} is no head of {target.path.name}: {wrong}; name one that was trained "
+                "for this target"
+            )
+
+    def _refuse_other_kinds(self) -> None:
+        if self.architecture != EAGLE3:
+            raise ModelUnreadable(
+                f"{self.path} is no EAGLE-3 head but a model ({self.architecture}); name it as "
+                "`draft`"
+            )
+
+
+class Eagle3Head(LlamaHead):
+    """EAGLE-3 (2503.01840): a layer in a file of its own that fuses the inputs of three of the
+    target's layers."""
+
+    name, lag = EAGLE3, -1
+
+    def __init__(
+        self,
+        target: LlamaModel,
+        other: object,
+        path: Path,
+        *,
+        num_slots: int,
+        num_context: int,
+        num_threads: int,
+        num_gpu_layers: int = -1,
+    ) -> None:
+        """``other`` is one of the target's contexts. Raises BadOption and ModelUnreadable."""
+        model = DraftLayer(path, target, num_gpu_layers=num_gpu_layers)
+        self.layers = model.layers
+        try:
+            handle = _open(
+                model, other, num_slots=num_slots, num_context=num_context, num_threads=num_threads
+            )
+        except BaseException:
+            model.close()
+            raise
+        super().__init__(target, model, handle, num_slots=num_slots, num_threads=num_threads)
+        self._features = Batch(self._lib, _NUM_BATCH, 1, num_states=self.num_inputs)
+        self._features.struct.token = self._features.struct.pos = None  # it counts on by itself
+
+    def encoded(self, states: State) -> State:
+        self._features.fill([Entry(0, i, (0,), i) for i in range(len(states))])
+        self._features.states[: len(states)] = states
+        with stoppable():
+            status = self._lib.llama_encode(self._handle, self._features.struct)
+        if status == STOPPED:
+            raise KeyboardInterrupt
+        if status:
+            raise ComputeFailed(f"llama.cpp could not fuse the states for {self._model.path.name}")
+        shape = len(states), self.width
+        return np.ctypeslib.as_array(self._staging.final(self._handle), shape).copy()
+
+    def close(self) -> None:
+        super().close()
+        self._model.close()
+
+
+def cheapest(places: Sequence[Callable[[], LlamaHead]]) -> LlamaHead:
+    """Open a head in each of several places, and keep it where a step takes the least time. A place
+    that cannot hold or compute it is left out. Raises what the last place raises where none can,
+    and BadOption."""
+    if len(places) == 1:
+        return places[0]()
+    kept: LlamaHead | None = None
+    least_s, failure = math.inf, DuodecError("there is no place for a head")
+    try:
+        for place in places:
+            head = None
+            try:
+                head = place()
+                taken_s = head.step_s()
+            except BadOption:
+                raise
+            except DuodecError as error:
+                failure, taken_s = error, math.inf
+            if head is not None and taken_s < least_s:
+                kept, head, least_s = head, kept, taken_s
+            if head is not None:
+                head.close()
+    except BaseException:
+        if kept is not None:
+            kept.close()
+        raise
+    if kept is None:
+        raise failure
+    return kept
+
+
+def _open(
+    model: LlamaModel,
+    other: object,
+    *,
+    num_slots: int,
+    num_context: int,
+    num_threads: int,
+    kind: int = 0,
+) -> object:
+    """A context for a layer; ``other`` is one of the target's, if it shares matrices with it."""
+    return open_context(
+        model,
+        num_context=num_slots * (num_context + MOST_TOKENS),
+        num_sequences=num_slots,
+        num_threads=num_threads,
+        num_batch=_NUM_BATCH,
+        max_rows=_NUM_BATCH,
+        is_width_exact=True,  # on a CPU drafts, too, are the same in every run
+        is_unified=False,
+        kind=kind,
+        other=other,
+    )

@@ -1,0 +1,186 @@
+"""Score drafts on a device by forward passes that all have one number of rows.
+
+A device's kernels add in another order when they compute another number of rows, when a text lies
+in other cells of the cache, and when llama.cpp shows them more cells. So every forward pass that
+continues a text has the same number of rows: what is not wanted of them is padding behind the
+draft, taken back at once. Each text has a stream of the cache of its own, where its token i lies in
+cell i. And the cells that a row's kernels see follow from its position: no pass crosses a position
+from which on llama.cpp shows more. Prompts are read in pieces that begin at multiples of their
+length. What is left for a row's bits to depend on is the text.
+
+A branch of a tree would lie in other cells than the text that it becomes, so drafts are chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target.chains import NOTHING, InFlight, LlamaChains, chain_of
+from duodec.backends.llamacpp.target.context import logits
+from duodec.backends.tree_cache import Entry
+from duodec.core.prefix import common_prefix
+from duodec.core.protocols import Launched, Query
+from duodec.core.rows import Row
+
+MOST_ROWS = 64
+NUM_PIECE = 256  # tokens of a prompt that are read at once
+_SHOWN_STEP = 256  # cells by which llama.cpp shows a forward pass more of a stream
+_SHORT_TEXT = 8  # new text tokens of a round; more than these are a prompt
+
+
+class LlamaPadded(LlamaChains):
+    """A target on a device for the texts of ``num_slots`` slots; its scores hold until the next
+    `launch` or `score`.
+
+    A forward pass has ``num_rows`` rows and continues one text; a longer chain is cut. Prompts,
+    whose end the query's sampler tells, are read in pieces of ``num_piece`` tokens. ``on_chunk`` is
+    called between two of them, and may raise to abandon the prompt: what was read stays known.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        num_rows: int,
+        num_context: int,
+        num_threads: int,
+        num_slots: int = 1,
+        num_piece: int = NUM_PIECE,
+        uses_flash_attention: bool | None = None,
+        on_chunk: Callable[[], None] = lambda: None,
+    ) -> None:
+        assert 1 <= num_rows <= MOST_ROWS, "room behind a text for as many"
+        super().__init__(
+            model,
+            num_slots=num_slots,
+            num_context=num_context,
+            num_threads=num_threads,
+            num_rows=num_rows,
+            uses_flash_attention=uses_flash_attention,
+        )
+        self.on_chunk = on_chunk
+        self._num_piece = num_piece
+        self._num_read: dict[int, int] = {}  # by slot, tokens that pieces of its prompt hold
+
+    def launch(self, queries: Sequence[Query]) -> Launched:
+        """Start the first query's forward pass, after what its text lacks; the others' follow as it
+        is read. Raises ContextExceeded and ComputeFailed; then what the slot held is forgotten."""
+        first = self._begin(queries[0])
+
+        def read() -> dict[int, list[Row]]:
+            found, begun = {}, first
+            for query in queries[1:]:
+                found[begun.slot] = [row.copy() for row in self._rows(begun)]
+                begun = self._begin(query)
+            found[begun.slot] = self._rows(begun)
+            return found
+
+        return InFlight(queries, read)
+
+    def _begin(self, query: Query) -> _Pass:
+        """Start the forward pass of a query. The rows of the one before are lost."""
+        try:
+            begin = self._read_prompt(query)
+            return self._continue(query, begin)
+        except BaseException:
+            if not self._is_known(query.slot):
+                self._forget(query.slot)
+            raise
+
+    def _rows(self, begun: _Pass) -> list[Row]:
+        """Wait for a pass to end. The rows hold until the next one begins."""
+        found = logits(self._model, self.handle, self.num_rows)
+        return list(found[begun.first_row : begun.first_row + 1 + begun.num_drafted])
+
+    # --- prompts
+
+    def _read_prompt(self, query: Query) -> int:
+        """Read what is missing of the prompt, all but its last token, which is computed with the
+        draft. Returns how many tokens of the text are known then."""
+        slot, text = query.slot, query.text
+        held, num_read = self._held.get(slot, NOTHING), self._num_read.get(slot, 0)
+        known = min(common_prefix(held, text), len(text) - 1)
+        end = self._end_of_prompt(query, known, num_read)
+        if num_read == end <= known:
+            self._keep(slot, known)
+            return known
+        begin = min(known, num_read, end) // self._num_piece * self._num_piece
+        self._keep(slot, begin)
+        while begin < end:
+            stop = min(begin + self._num_piece, end)
+            tokens = text[begin:stop].tolist()
+            self._decode_of(slot, [Entry(t, begin + i, (slot,)) for i, t in enumerate(tokens)])
+            begin = stop
+            self._held[slot], self._num_read[slot] = text[:begin], begin
+            if begin < end:
+                self.on_chunk()
+        return begin
+
+    def _end_of_prompt(self, query: Query, known: int, num_read: int) -> int:
+        """Tokens of a text that are read in pieces; what follows them continues the text."""
+        length = len(query.text)
+        if num_prompt := query.sampler.num_prompt_tokens:
+            return min(num_prompt, length) - 1
+        return num_read if num_read <= known and length - known <= _SHORT_TEXT else length - 1
+
+    def _keep(self, slot: int, num_tokens: int) -> None:
+        """Of a slot's cells, those of the first tokens stay."""
+        self._lib.llama_memory_seq_rm(self._memory, slot, num_tokens, -1)
+        self._held[slot] = self._held.get(slot, NOTHING)[:num_tokens]
+        self._num_read[slot] = min(self._num_read.get(slot, 0), num_tokens)
+
+    # --- continuing
+
+    def _continue(self, query: Query, begin: int) -> _Pass:
+        """Compute the rest of the text, and with its last token the draft."""
+        text, chain = query.text, chain_of(query.draft)
+        while True:
+            room = self._room(begin)
+            tokens = text[begin : begin + room].tolist()
+            is_last = begin + len(tokens) == len(text)
+            drafted = chain[: room - len(tokens)] if is_last else ()
+            self._pass(query.slot, begin, [*tokens, *drafted])
+            if is_last:
+                held = np.array(drafted, dtype=np.int32)
+                self._held[query.slot] = np.concatenate([text, held])
+                return _Pass(query.slot, len(tokens) - 1, len(drafted))
+            begin += len(tokens)
+            self._held[query.slot] = text[:begin]
+
+    def _room(self, begin: int) -> int:
+        """Rows of a pass from a position on that see as many cells as in any other pass."""
+        shown = -(-(begin + self.num_rows) // _SHOWN_STEP) * _SHOWN_STEP
+        return min(self.num_rows, shown - self.num_rows + 1 - begin)
+
+    def _pass(self, slot: int, begin: int, tokens: Sequence[int]) -> None:
+        """Compute tokens from a position on, and padding. All rows give logits: the last layer
+        computes no others."""
+        padded = [*tokens, *([tokens[-1]] * (self.num_rows - len(tokens)))]
+        seqs = (slot,)
+        self._decode_of(slot, [Entry(t, begin + i, seqs, i) for i, t in enumerate(padded)])
+        self._lib.llama_memory_seq_rm(self._memory, slot, begin + len(tokens), -1)
+
+    def _decode_of(self, slot: int, entries: Sequence[Entry]) -> None:
+        known = self._held.pop(slot, NOTHING)  # until it is computed, nothing is known to be there
+        self._decode(entries)
+        self._held[slot] = known
+
+    def _is_known(self, slot: int) -> bool:
+        return slot in self._held
+
+    def _forget(self, slot: int) -> None:
+        super()._forget(slot)
+        self._num_read.pop(slot, None)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Where the rows of a query are in its forward pass."""
+
+    slot: int
+    first_row: int  # the one that follows the text
+    num_drafted: int

@@ -1,0 +1,231 @@
+"""Score drafts with llama.cpp, in the way that suits the model and where it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target.chains import LlamaChains
+from duodec.backends.llamacpp.target.heads import MOST_TOKENS, LlamaHead, Successors
+from duodec.backends.llamacpp.target.padded import LlamaPadded
+from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
+from duodec.backends.llamacpp.target.trees import LlamaScores, LlamaTrees
+from duodec.core.protocols import InThisThread, Launched, Query, Scores, Target
+from duodec.core.sampling import Tokens
+from duodec.core.traits import TargetCache, TargetTraits
+from duodec.core.verify import Verdict, propose
+
+_CHAINS = 1  # the number of the cache for several slots
+
+
+class LlamaTarget(Target):
+    """A llama.cpp model as a target, for the texts of ``num_slots`` slots; its scores hold until
+    the next `launch` or `score`.
+
+    A recurrent model scores chains, and so does one on a device, with ``num_rows`` rows of each
+    text in every forward pass; 0 on a CPU, where a pass has as many as are wanted. Any other model
+    scores trees, and where there are several slots, chains of all of them in one forward pass: in
+    one cache, the branches of several texts fill each other's holes, and attention then sums in
+    another order, so that bits would depend on the other requests. So a request that is alone is
+    scored as trees, and so is one whose method needs branches, in a context of its slot's own,
+    which is opened when it is first needed. ``is_width_exact``: no bit depends on what is drafted;
+    on a device each text has passes of its own for that. ``most_threads`` tells how many threads
+    may compute now, if that changes. ``open_head`` makes a head that proposes drafts, given one of
+    the target's contexts; it sees the states of all of them.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        num_context: int,
+        num_threads: int,
+        num_slots: int = 1,
+        num_rows: int = 0,
+        is_width_exact: bool = True,
+        most_threads: Callable[[], int] | None = None,
+        open_head: Callable[[object], LlamaHead] | None = None,
+    ) -> None:
+        """Raises BadOption and ModelUnreadable."""
+        self.on_chunk = lambda: None
+        self._model, self._num_context, self._num_slots = model, num_context, num_slots
+        self._num_threads, self._is_width_exact = num_threads, is_width_exact
+        self._most_threads = most_threads
+        self._trees: dict[int, LlamaTrees] = {}  # by slot
+        self._chains: LlamaChains | None = None
+        self._head: LlamaHead | None = None
+        options: Any = {
+            "num_slots": num_slots,
+            "num_context": num_context,
+            "num_threads": num_threads,
+        }
+        try:
+            if model.is_recurrent:
+                self._chains = LlamaRecurrent(
+                    model, is_width_exact=is_width_exact, on_chunk=self._look_up, **options
+                )
+            elif num_rows and is_width_exact:
+                self._chains = LlamaPadded(
+                    model, num_rows=num_rows, on_chunk=self._look_up, **options
+                )
+            elif num_rows:
+                self._chains = LlamaChains(
+                    model, num_rows=num_rows, is_width_exact=False, **options
+                )
+                self._chains.on_chunk = self._look_up
+            else:
+                self._open_trees(0)
+                if num_slots > 1:
+                    self._chains = LlamaChains(model, is_width_exact=is_width_exact, **options)
+            if open_head:
+                parts = [*(trees.context for trees in self._trees.values()), self._chains]
+                self._head = open_head(next(part.handle for part in parts if part))
+                for slot, trees in self._trees.items():
+                    self._show(trees, slot)
+                if self._chains:
+                    states = self._head.states(self._chains.handle, lambda entry: entry.seqs[0])
+                    self._chains.states = states
+            # what a recurrent model can do is tried now, before there are texts
+            only_chains = replace(self.traits, has_branches=False)
+            self._caches = TargetCache(0, self.traits), TargetCache(_CHAINS, only_chains)
+        except BaseException:
+            self.close()
+            raise
+
+    @cached_property
+    def traits(self) -> TargetTraits:
+        traits = TargetTraits() if self._trees or not self._chains else self._chains.traits
+        num_mapped = 0 if self._model.is_read else self._model.num_bytes
+        traits = replace(traits, reads_in_chunks=True, num_mapped_bytes=num_mapped)
+        if self._head:
+            traits = replace(traits, heads=self._head.name, num_heads=MOST_TOKENS)
+        return traits
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        """Raises ContextExceeded and ComputeFailed."""
+        self._follow(queries)
+        return self.with_proposals(queries, self._score(queries))
+
+    def _score(self, queries: Sequence[Query]) -> list[Scores]:
+        chained = [query for query in queries if self._is_chained(query)]
+        found: dict[int, Scores] = {}
+        if self._chains and chained:
+            found = dict(zip((q.slot for q in chained), self._chains.score(chained), strict=True))
+        treed = [query for query in queries if query.slot not in found]
+        if self._num_slots == 1 and treed:
+            return self.trees(0).score(treed)
+        for query in treed:
+            (found[query.slot],) = self.trees(query.slot).score([query])
+        return [found[query.slot] for query in queries]
+
+    def launch(self, queries: Sequence[Query]) -> Launched:
+        if self._chains and self.traits.launches:
+            self._follow(queries)
+            return _InFlight(self, queries, self._chains.launch(queries))
+        return InThisThread(self, queries)
+
+    def cache_for(self, slot: int, *, reads_off_path: bool, is_alone: bool) -> TargetCache:
+        is_only_one = not (self._trees and self._chains)
+        # other slots than the first would each need a context of their own
+        is_first = is_only_one or reads_off_path or (is_alone and slot == 0)
+        return self._caches[0 if is_first else _CHAINS]
+
+    def num_reusable(self, slot: int, text: Tokens, num_shared: int) -> int:
+        if self._trees or not self._chains:
+            return num_shared
+        return self._chains.num_reusable(slot, text, num_shared)
+
+    def use_threads(self, num_threads: int) -> None:
+        """Threads of every forward pass. Where there is one slot, a prompt is read by all that it
+        was made with: nothing is drafted meanwhile."""
+        self._num_threads = num_threads
+        for trees in self._trees.values():
+            self._set_threads(trees)
+        if self._chains:
+            self._chains.num_threads = num_threads
+        if self._head:
+            self._head.num_threads = num_threads
+
+    def close(self) -> None:
+        if self._head:
+            self._head.close()
+        for part in (*self._trees.values(), *([self._chains] if self._chains else ())):
+            part.close()
+
+    def trees(self, slot: int) -> LlamaTrees:
+        """The context for trees over a slot's text."""
+        slot = slot if self._num_slots > 1 else 0
+        return self._trees.get(slot) or self._open_trees(slot)
+
+    def with_proposals(self, queries: Sequence[Query], scores: list[Scores]) -> list[Scores]:
+        """The scores of a pass that is over, with what the head proposes after them."""
+        head = self._head
+        if head is None or all(query.heads is None for query in queries):
+            return scores
+        for trees in self._trees.values():
+            trees.context.states.take()
+        if self._chains:
+            self._chains.states.take()
+        found: list[Scores] = []
+        for query, own in zip(queries, scores, strict=True):
+
+            def after(verdict: Verdict, query: Query = query) -> Successors:
+                return head.after(query, verdict.tokens)
+
+            assert isinstance(own, LlamaScores)
+            found.append(replace(own, own=propose(query, own, after, MOST_TOKENS)))
+        return found
+
+    # --- parts
+
+    def _follow(self, queries: Sequence[Query]) -> None:
+        if self._head:
+            self._head.follow(queries)
+
+    def _show(self, trees: LlamaTrees, slot: int) -> None:
+        """Let the head see the states of a slot's trees."""
+        if self._head:
+            trees.context.states = self._head.states(trees.context.handle, lambda _: slot)
+
+    def _is_chained(self, query: Query) -> bool:
+        return not self._trees or query.cache == _CHAINS
+
+    def _open_trees(self, slot: int) -> LlamaTrees:
+        trees = self._trees[slot] = LlamaTrees(
+            self._model,
+            num_context=self._num_context,
+            num_threads=self._num_threads,
+            is_width_exact=self._is_width_exact,
+            on_chunk=self._look_up,
+        )
+        self._show(trees, slot)
+        if slot == 0:
+            trees.context.most_threads = self._most_threads
+        return trees
+
+    def _set_threads(self, trees: LlamaTrees) -> None:
+        trees.context.num_threads = self._num_threads
+        if self._num_slots > 1:  # others' drafts may be made while a prompt is read
+            trees.context.num_prompt_threads = self._num_threads
+
+    def _look_up(self) -> None:
+        self.on_chunk()
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A forward pass that a device computes; a head goes on from its end."""
+
+    target: LlamaTarget
+    queries: Sequence[Query]
+    launched: Launched
+
+    @property
+    def due_s(self) -> float:
+        return self.launched.due_s
+
+    def result(self) -> list[Scores]:
+        return self.target.with_proposals(self.queries, self.launched.result())

@@ -1,0 +1,74 @@
+"""Score trees over texts: all branches in one cache, a row's bits whatever else is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from duodec.backends.llamacpp.model import LlamaModel
+from duodec.backends.llamacpp.target.context import LlamaContext
+from duodec.core.protocols import Candidates, Proposed, Query, RowQuery, Scores
+from duodec.core.rows import Row
+from duodec.core.sampling import Distribution, Draw
+
+MAX_WIDTH = 80  # draft tokens that a forward pass of the target may score
+
+
+@dataclass(frozen=True)
+class LlamaScores(Scores):
+    """Draws from the rows of the last forward pass."""
+
+    query: Query
+    rows: list[Row]
+    own: Proposed = field(default_factory=Proposed)  # by the target's head
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    def draw(self, row: int) -> Draw:
+        return self.query.sampler.draw(self.rows[row], self.query.context(row))
+
+    def candidates(self, row: int) -> Candidates:
+        return Candidates.of(self.rows[row], self.query.num_candidates)
+
+    def distribution(self, row: int) -> Distribution:
+        return self.query.sampler.distribution(self.rows[row], self.query.context(row))
+
+    def row_logits(self, row: int) -> Row:
+        return self.rows[row]
+
+    def proposed(self) -> Proposed:
+        return self.own
+
+
+class LlamaTrees:
+    """A `LlamaContext` for trees; its scores hold until the next `score`."""
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        num_context: int,
+        num_threads: int,
+        is_width_exact: bool = True,
+        on_chunk: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.context = LlamaContext(
+            model,
+            num_context=num_context + MAX_WIDTH,
+            num_sequences=MAX_WIDTH + 1,  # llama.cpp keeps room for as many rows
+            num_threads=num_threads,
+            max_rows=2 * MAX_WIDTH,
+            is_width_exact=is_width_exact,
+        )
+        self.context.on_chunk = on_chunk
+
+    def score(self, queries: Sequence[Query]) -> list[Scores]:
+        rows = self.context.rows(
+            [RowQuery(q.slot, q.text, q.draft, tuple(range(len(q.draft) + 1))) for q in queries]
+        )
+        return [LlamaScores(query, own) for query, own in zip(queries, rows, strict=True)]
+
+    def close(self) -> None:
+        self.context.close()
