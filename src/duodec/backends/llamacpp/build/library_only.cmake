@@ -5,8 +5,8 @@
 set(LLAMA_BUILD_COMMON OFF CACHE BOOL "helpers of llama.cpp's programs" FORCE)
 set(LLAMA_OPENSSL OFF CACHE BOOL "HTTPS, for downloads of llama.cpp's programs" FORCE)
 
-include(${CMAKE_CURRENT_LIST_DIR}/kernels/kernels.cmake)
-set(DUODEC_KERNELS_FOLDER ${CMAKE_CURRENT_LIST_DIR}/kernels)
+include(${CMAKE_CURRENT_LIST_DIR}/../kernels/kernels.cmake)
+set(DUODEC_KERNELS_FOLDER ${CMAKE_CURRENT_LIST_DIR}/../kernels)
 
 function(duodec_shorten)
     foreach(name cpp-httplib vendor-hash)

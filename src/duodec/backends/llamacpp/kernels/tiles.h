@@ -17,9 +17,6 @@
 
 namespace duodec {
 
-// Bytes of codes that are fetched ahead of those that are multiplied: what a core's own prefetching misses.
-constexpr int64_t AHEAD = 8192;
-
 template <class F> inline void unpack(const uint8_t * codes, const uint8_t * above, Lanes::Codes x[8]) {
     using L = Lanes;
     if constexpr (F::width == Width::EIGHT) {
@@ -53,69 +50,82 @@ template <class F> inline void unpack(const uint8_t * codes, const uint8_t * abo
     }
 }
 
-// `out[m]` takes the products of the tile's rows with row m of a group of M.
-template <class F, int M> void multiply(const uint8_t * tile, const uint8_t * group, int64_t columns, float * const * out) {
+// `out[m]` takes the products of the tile's rows with row m of a group of M: of weights that are floats.
+template <class F, int M> void multiply_floats(const uint8_t * tile, const uint8_t * group, int64_t columns, float * const * out) {
     using L = Lanes;
-    constexpr int TOGETHER = L::TOGETHER;
-    const Sections<F> at(columns);
+    const float * x = (const float *)group;
+    const auto weights = [](const uint8_t * p) {
+        if constexpr (F::width == Width::HALF) return L::from_half((const uint16_t *)p);
+        else if constexpr (F::width == Width::BFLOAT) return L::from_bfloat((const uint16_t *)p);
+        else return L::from_float((const float *)p);
+    };
     for (int first = 0; first < TILE; first += L::ROWS) {  // rows of weights
-        L::Real sums[M];
-        DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = L::zero();
-        if constexpr (F::is_float) {
-            const float * x = (const float *)group;
-            const uint8_t * w = tile + first * F::num_bytes;
-            L::Real odd[M];
-            DUODEC_UNROLL for (int m = 0; m < M; m++) odd[m] = L::zero();
-            const auto weights = [](const uint8_t * p) {
-                if constexpr (F::width == Width::HALF) return L::from_half((const uint16_t *)p);
-                else if constexpr (F::width == Width::BFLOAT) return L::from_bfloat((const uint16_t *)p);
-                else return L::from_float((const float *)p);
-            };
-            int64_t k = 0;
-            for (; k + 1 < columns; k += 2) {
-                const L::Real even_w = weights(w + k * TILE * F::num_bytes), odd_w = weights(w + (k + 1) * TILE * F::num_bytes);
-                DUODEC_UNROLL for (int m = 0; m < M; m++) {
-                    sums[m] = L::add_product(sums[m], even_w, L::splat(x[k * M + m]));
-                    odd[m] = L::add_product(odd[m], odd_w, L::splat(x[(k + 1) * M + m]));
-                }
+        const uint8_t * w = tile + first * F::num_bytes;
+        L::Real sums[M], odd[M];
+        DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = odd[m] = L::zero();
+        int64_t k = 0;
+        for (; k + 1 < columns; k += 2) {
+            const L::Real even_w = weights(w + k * TILE * F::num_bytes), odd_w = weights(w + (k + 1) * TILE * F::num_bytes);
+            DUODEC_UNROLL for (int m = 0; m < M; m++) {
+                sums[m] = L::add_product(sums[m], even_w, L::splat(x[k * M + m]));
+                odd[m] = L::add_product(odd[m], odd_w, L::splat(x[(k + 1) * M + m]));
             }
-            if (k < columns) {
-                const L::Real last = weights(w + k * TILE * F::num_bytes);
-                DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = L::add_product(sums[m], last, L::splat(x[k * M + m]));
-            }
-            DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = L::sum(sums[m], odd[m]);
-        } else {
-            using Dots = typename L::template Dots<F::largest>;
-            constexpr int code_bytes = F::width == Width::EIGHT ? 512 : 256;
-            constexpr int above_bytes = F::width == Width::FIVE ? 64 : 128;
-            constexpr int scale_bytes = F::scale == Scale::HALF || F::is_halved ? 32 : 16;
-            constexpr int minimum_bytes = F::minimum == Minimum::HALF ? 32 : 16;
-            constexpr int half_bytes = F::minimum == Minimum::SIX ? 64 : 32;
-            const uint8_t * codes = tile + 4 * first, * above = tile + at.above + 4 * first;
-            const uint8_t * scales = tile + at.scales + (F::scale == Scale::HALF ? 2 : 1) * first;
-            const uint8_t * minima = tile + at.minima + (F::minimum == Minimum::HALF ? 2 : 1) * first;
-            const uint8_t * halves = tile + at.halves + 2 * first;
-            const Activations * a = (const Activations *)group;
-            const int64_t num_blocks = columns / BLOCK;
-            for (int64_t b = 0; b < num_blocks; b += F::steps) {
-                L::Real half, half_minimum;
-                if constexpr (F::has_super) {
-                    half = L::from_half((const uint16_t *)halves);
-                    if constexpr (F::minimum == Minimum::SIX) half_minimum = L::from_half((const uint16_t *)(halves + 32));
-                    halves += half_bytes;
+        }
+        if (k < columns) {
+            const L::Real last = weights(w + k * TILE * F::num_bytes);
+            DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = L::add_product(sums[m], last, L::splat(x[k * M + m]));
+        }
+        DUODEC_UNROLL for (int m = 0; m < M; m++) L::store(out[m] + first, L::sum(sums[m], odd[m]));
+    }
+}
+
+// The same of weights that are codes. A few rows take all parts of a tile block by block, so that each line of memory is read
+// once; more rows need the registers for their sums, and take one part of the tile after the other.
+template <class F, int M> void multiply_codes(const uint8_t * tile, const uint8_t * group, int64_t columns, float * const * out) {
+    using L = Lanes;
+    using Dots = typename L::template Dots<F::largest>;
+    constexpr int TOGETHER = L::TOGETHER;
+    constexpr int PARTS = M <= L::FEW ? TILE / L::ROWS : 1;  // of a tile, at once
+    constexpr int code_bytes = F::width == Width::EIGHT ? 512 : 256;
+    constexpr int above_bytes = F::width == Width::FIVE ? 64 : 128;
+    constexpr int scale_bytes = F::scale == Scale::HALF || F::is_halved ? 32 : 16;
+    constexpr int minimum_bytes = F::minimum == Minimum::HALF ? 32 : 16;
+    constexpr int half_bytes = F::minimum == Minimum::SIX ? 64 : 32;
+    const Sections<F> at(columns);
+    const int64_t num_blocks = columns / BLOCK;
+    for (int first = 0; first < TILE; first += PARTS * L::ROWS) {  // rows of weights
+        L::Real sums[PARTS][M];
+        DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
+            DUODEC_UNROLL for (int m = 0; m < M; m++) sums[p][m] = L::zero();
+        }
+        const uint8_t * codes = tile + 4 * first, * above = tile + at.above + 4 * first;
+        const uint8_t * scales = tile + at.scales + (F::scale == Scale::HALF ? 2 : 1) * first;
+        const uint8_t * minima = tile + at.minima + (F::minimum == Minimum::HALF ? 2 : 1) * first;
+        const uint8_t * halves = tile + at.halves + 2 * first;
+        const Activations * a = (const Activations *)group;
+        for (int64_t b = 0; b < num_blocks; b += F::steps) {
+            L::Real half[PARTS], half_minimum[PARTS];
+            if constexpr (F::has_super) {
+                DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
+                    half[p] = L::from_half((const uint16_t *)halves + p * L::ROWS);
+                    if constexpr (F::minimum == Minimum::SIX) half_minimum[p] = L::from_half((const uint16_t *)(halves + 32) + p * L::ROWS);
                 }
-                for (int j = 0; j < F::steps; j++) {
-                    for (int i = 0; i < code_bytes; i += LINE) __builtin_prefetch(codes + AHEAD + i);
+                halves += half_bytes;
+            }
+            for (int j = 0; j < F::steps; j++) {
+                for (int i = 0; i < code_bytes; i += LINE) __builtin_prefetch(codes + L::AHEAD + i);
+                DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
+                    const int row = p * L::ROWS;
                     L::Codes x[8];
-                    unpack<F>(codes, above, x);
+                    unpack<F>(codes + 4 * row, above + 4 * row, x);
                     L::Real scale[2], minimum;
-                    if constexpr (F::scale == Scale::HALF) scale[0] = L::from_half((const uint16_t *)scales);
-                    else if constexpr (F::scale == Scale::EXPONENT) scale[0] = L::from_exponent(scales);
-                    else if constexpr (F::scale == Scale::SIX) scale[0] = L::mul(half, L::from_unsigned(scales));
-                    else scale[0] = L::mul(half, L::from_signed((const int8_t *)scales));
-                    if constexpr (F::is_halved) scale[1] = L::mul(half, L::from_signed((const int8_t *)scales + 16));
-                    if constexpr (F::minimum == Minimum::HALF) minimum = L::from_half((const uint16_t *)minima);
-                    if constexpr (F::minimum == Minimum::SIX) minimum = L::mul(half_minimum, L::from_unsigned(minima));
+                    if constexpr (F::scale == Scale::HALF) scale[0] = L::from_half((const uint16_t *)scales + row);
+                    else if constexpr (F::scale == Scale::EXPONENT) scale[0] = L::from_exponent(scales + row);
+                    else if constexpr (F::scale == Scale::SIX) scale[0] = L::mul(half[p], L::from_unsigned(scales + row));
+                    else scale[0] = L::mul(half[p], L::from_signed((const int8_t *)scales + row));
+                    if constexpr (F::is_halved) scale[1] = L::mul(half[p], L::from_signed((const int8_t *)scales + 16 + row));
+                    if constexpr (F::minimum == Minimum::HALF) minimum = L::from_half((const uint16_t *)minima + row);
+                    if constexpr (F::minimum == Minimum::SIX) minimum = L::mul(half_minimum[p], L::from_unsigned(minima + row));
                     DUODEC_UNROLL for (int m = 0; m < M; m += TOGETHER) {
                         const int end = m + TOGETHER < M ? m + TOGETHER : M;  // unrolled: known
                         if constexpr (F::is_halved) {
@@ -129,8 +139,8 @@ template <class F, int M> void multiply(const uint8_t * tile, const uint8_t * gr
                             }
                             DUODEC_UNROLL for (int i = m; i < end; i++) {
                                 const L::Real factor = L::splat(a[i].scale);
-                                sums[i] = L::add_product(sums[i], L::real(left[i - m].end()), L::mul(scale[0], factor));
-                                sums[i] = L::add_product(sums[i], L::real(right[i - m].end()), L::mul(scale[1], factor));
+                                sums[p][i] = L::add_product(sums[p][i], L::real(left[i - m].end()), L::mul(scale[0], factor));
+                                sums[p][i] = L::add_product(sums[p][i], L::real(right[i - m].end()), L::mul(scale[1], factor));
                             }
                         } else {
                             Dots dots[TOGETHER];
@@ -139,22 +149,29 @@ template <class F, int M> void multiply(const uint8_t * tile, const uint8_t * gr
                                 DUODEC_UNROLL for (int i = m; i < end; i++) dots[i - m].add(v, x[v], a[i].codes);
                             }
                             DUODEC_UNROLL for (int i = m; i < end; i++) {
-                                sums[i] = L::add_product(sums[i], L::real(dots[i - m].end()), L::mul(scale[0], L::splat(a[i].scale)));
-                                if constexpr (F::minimum == Minimum::HALF) sums[i] = L::add_product(sums[i], minimum, L::splat(a[i].sum));
-                                if constexpr (F::minimum == Minimum::SIX) sums[i] = L::take_product(sums[i], minimum, L::splat(a[i].sum));
+                                sums[p][i] = L::add_product(sums[p][i], L::real(dots[i - m].end()), L::mul(scale[0], L::splat(a[i].scale)));
+                                if constexpr (F::minimum == Minimum::HALF) sums[p][i] = L::add_product(sums[p][i], minimum, L::splat(a[i].sum));
+                                if constexpr (F::minimum == Minimum::SIX) sums[p][i] = L::take_product(sums[p][i], minimum, L::splat(a[i].sum));
                             }
                         }
                     }
-                    codes += code_bytes;
-                    above += above_bytes;
-                    scales += scale_bytes;
-                    minima += minimum_bytes;
-                    a += M;
                 }
+                codes += code_bytes;
+                above += above_bytes;
+                scales += scale_bytes;
+                minima += minimum_bytes;
+                a += M;
             }
         }
-        DUODEC_UNROLL for (int m = 0; m < M; m++) L::store(out[m] + first, sums[m]);
+        DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
+            DUODEC_UNROLL for (int m = 0; m < M; m++) L::store(out[m] + first + p * L::ROWS, sums[p][m]);
+        }
     }
+}
+
+template <class F, int M> void multiply(const uint8_t * tile, const uint8_t * group, int64_t columns, float * const * out) {
+    if constexpr (F::is_float) multiply_floats<F, M>(tile, group, columns, out);
+    else multiply_codes<F, M>(tile, group, columns, out);
 }
 
 using Multiply = void (*)(const uint8_t *, const uint8_t *, int64_t, float * const *);
