@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,8 +20,9 @@ from duodec.drafting.inline import InlineDrafter
 from duodec.methods.auto import Auto
 from duodec.methods.request import Request
 from duodec.methods.stream import Stream
-from duodec.planning.costs import Costs
+from duodec.planning.costs import _UNKNOWN_STEP_S, Costs
 from duodec.planning.governor import Governor, Sources
+from duodec.planning.planner import _READ_IN_A_STEP, _READING
 
 TABLE = TableModel(seed=7)
 DRAFT = replace(TABLE, noise=0.4)
@@ -36,6 +38,7 @@ class Working(InlineDrafter):
         super().__init__(DRAFT.load())
         self.clock, self.num_soon = clock, num_soon
         self.num_submitted = 0
+        self.first_s = math.inf
         self.ready_s = 0.0
 
     @property
@@ -45,6 +48,7 @@ class Working(InlineDrafter):
     def submit(self, request: DraftRequest) -> None:
         assert isinstance(request.plan, InTurns)
         self.num_submitted += 1
+        self.first_s = min(self.first_s, self.clock.now)
         is_late = not self.num_submitted % (self.num_soon + 1)
         self.ready_s = self.clock.now + (LATE_S if is_late else SOON_S)
         super().submit(request)
@@ -107,16 +111,22 @@ class Run:
     tokens: list[int]
 
 
-def run(method: Stream, num_soon: int, num_tokens: int = 60) -> Run:
+def run(
+    method: Stream,
+    num_soon: int,
+    num_tokens: int = 60,
+    prompt: Sequence[int] = PROMPT,
+    params: SamplingParams = WARM,
+) -> Run:
     clock = FakeClock()
     drafter = Working(clock, num_soon)
     target = Fought(TABLE, drafter)
     session = Session(
         target=target,
-        prompt=PROMPT,
-        capacity=len(PROMPT) + num_tokens,
+        prompt=prompt,
+        capacity=len(prompt) + num_tokens,
         drafter=drafter,
-        sampler=Sampler(WARM, 0, len(PROMPT)),
+        sampler=Sampler(params, 0, len(prompt)),
         shares_cores=True,
         takes_turns=True,
         clock=clock,
@@ -124,7 +134,7 @@ def run(method: Stream, num_soon: int, num_tokens: int = 60) -> Run:
     target.requests.append(session)
     for _ in decode_rounds(method, session):
         pass
-    return Run(target, session.costs, session.text[len(PROMPT) :].tolist())
+    return Run(target, session.costs, session.text[len(prompt) :].tolist())
 
 
 @pytest.mark.parametrize("num_soon", [0, 1, 2, 5])
@@ -207,3 +217,22 @@ def test_a_turn_has_so_many_steps() -> None:
     assert len(model.steps) == 1
     list(drafting(model, 2))
     assert len(model.steps) == 3
+
+
+def test_a_long_text_is_read_when_decoding_has_taken_as_long_as_that_may_save() -> None:
+    """The drafter is asked nothing before: its reading would stop the target."""
+    prompt = PROMPT * 800
+    read_s = _READING * _UNKNOWN_STEP_S * len(prompt) / _READ_IN_A_STEP
+    made = run(Stream(), num_soon=10**9, prompt=prompt)
+    waited_s = made.target.drafter.first_s - FakeClock().now
+    assert read_s <= waited_s <= read_s + 5 * PASS_S
+    assert made.tokens == plain_text(TABLE, WARM, 60, prompt)
+    short = run(Stream(), num_soon=10**9)
+    assert short.target.drafter.first_s - FakeClock().now <= 5 * PASS_S
+
+
+def test_what_the_drafter_has_cached_is_not_read_again() -> None:
+    method, prompt = Stream(), PROMPT * 800
+    for params in (WARM, replace(WARM, seed=6)):  # no text that is remembered
+        made = run(method, num_soon=10**9, prompt=prompt, params=params)
+    assert made.target.drafter.first_s - FakeClock().now <= 5 * PASS_S

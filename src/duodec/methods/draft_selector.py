@@ -16,6 +16,7 @@ import numpy as np
 
 from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT, Draft
+from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Drafted, Scores
 from duodec.core.sampling import Tokens
 from duodec.core.turns import InTurns
@@ -29,6 +30,7 @@ from duodec.planning.sources import HeadSource, Lesson, TextSources, TreeSource
 _LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held likely in its rows
 _NUM_REHEARSED = 2  # verdicts
 _MOST_SEED, _LEAST_SEED = 8, 0.5  # tokens of what heads propose, and how likely all are together
+_NOTHING: Tokens = np.zeros(0, dtype=np.int32)
 _LEAST_TURN_S = 0.3  # for which a drafter on the target's cores is waited
 
 
@@ -78,6 +80,15 @@ class DraftSelector:
     def _is_in_parallel(self) -> bool:
         """The draft model takes part, and computes whenever it has something to do."""
         return self._request.is_drafting and not self._request.takes_turns
+
+    def repays_reading(self, decoding_s: float) -> bool:
+        """Whether a draft model that takes the target's cores may read what it lacks of the text,
+        after a response was decoded for so long."""
+        request = self._request
+        if not request.takes_turns:
+            return True
+        known, text = self._texts.memory.drafted.get(request.slot, _NOTHING), request.text
+        return self._planner.repays_reading(len(text) - common_prefix(known, text), decoding_s)
 
     def best(self) -> Generator[Need, Any, Offer]:
         """The likeliest candidates of all sources, after the draft steps that are worth waiting
@@ -188,6 +199,7 @@ class DraftSelector:
         if self._is_asked:
             return
         self._is_asked = True
+        self._texts.memory.drafted[self._request.slot] = self._request.text
         request, plan = self._request, self._plan
         depth = min(plan.depth, request.remaining - 1)
         if depth != plan.depth or len(self._proposed):

@@ -74,9 +74,11 @@ def streaming(
     is known what plain decoding costs.
     """
     selector = DraftSelector(request, planner, plan, texts)
-    begin_s = request.now()
+    begin_s, decoding_s = request.now(), 0.0
     while request.remaining:
         most = request.costs.sources()
+        if not selector.repays_reading(decoding_s):
+            most = min(most, Sources.HEADS)
         can_pay = selector.can_pay and most != Sources.NONE
         sources = governor.sources(most) if can_pay else Sources.NONE
         planner.allowance = governor.allowance
@@ -109,6 +111,8 @@ def streaming(
             overlap_s=overlap_s,
         )
         seconds, begin_s = request.now() - begin_s, request.now()
+        if request.num_rounds > 1:
+            decoding_s += seconds
         # the first round prefills the prompt, and what others forbid was not this request's choice
         if request.num_rounds > 1 and most != Sources.NONE and not request.is_contended:
             planner.observe(len(done.tokens), seconds)

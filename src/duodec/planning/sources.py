@@ -250,6 +250,8 @@ class TextMemory:
     agreement: Acceptance = field(
         default_factory=lambda: Acceptance.doubting(_ALONE, below=_SURE, ranks=(ALONE,))
     )
+    drafted: dict[int, Tokens] = field(default_factory=dict)
+    """By slot, the text that the draft model was asked about last, and has cached."""
 
 
 class TextSources:
