@@ -22,7 +22,7 @@ from duodec.methods.request import Request
 from duodec.methods.stream import Stream
 from duodec.planning.costs import _UNKNOWN_STEP_S, Costs
 from duodec.planning.governor import Governor, Sources
-from duodec.planning.planner import _READ_IN_A_STEP, _READING
+from duodec.planning.planner import _READ_IN_A_STEP, _READING, _WITH_A_STEP
 
 TABLE = TableModel(seed=7)
 DRAFT = replace(TABLE, noise=0.4)
@@ -222,7 +222,8 @@ def test_a_turn_has_so_many_steps() -> None:
 def test_a_long_text_is_read_when_decoding_has_taken_as_long_as_that_may_save() -> None:
     """The drafter is asked nothing before: its reading would stop the target."""
     prompt = PROMPT * 800
-    read_s = _READING * _UNKNOWN_STEP_S * len(prompt) / _READ_IN_A_STEP
+    num_steps = (len(prompt) - _WITH_A_STEP) / _READ_IN_A_STEP
+    read_s = _READING * _UNKNOWN_STEP_S * num_steps
     made = run(Stream(), num_soon=10**9, prompt=prompt)
     waited_s = made.target.drafter.first_s - FakeClock().now
     assert read_s <= waited_s <= read_s + 5 * PASS_S

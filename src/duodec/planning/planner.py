@@ -23,8 +23,8 @@ _CAUTION = 0.35  # more that a draft must promise for each forward pass lost
 _BET = 0.25  # of the tokens that a draft promises, in forward passes
 _MOST_LOST = 2.0  # forward passes: what one draft may lose of the allowance, and for its promise
 # in turns a draft model reads so many tokens in the time of a step, at least (measured: 4 to 13),
-# and saves a fifth of decoding's time, at most
-_READ_IN_A_STEP, _READING = 4.0, 5.0
+# beyond the few that go with it, and saves a fifth of decoding's time, at most
+_READ_IN_A_STEP, _WITH_A_STEP, _READING = 4.0, 16, 5.0
 _PRIOR_TRUST = 2.0  # tokens that count as promised and come
 
 
@@ -76,9 +76,10 @@ class Planner:
 
     def repays_reading(self, num_tokens: int, decoding_s: float) -> bool:
         """Whether a draft model on the target's cores may read so many tokens by now, in a response
-        that has been decoded for ``decoding_s``. Nobody knows how long it will be: who buys when
-        the rent has come to the price pays twice at most."""
-        return decoding_s >= _READING * self.costs.step_s() * num_tokens / _READ_IN_A_STEP
+        that has been decoded for ``decoding_s``: more than go with a step. Nobody knows how long it
+        will be: who buys when the rent has come to the price pays twice at most."""
+        num_steps = max(0, num_tokens - _WITH_A_STEP) / _READ_IN_A_STEP
+        return decoding_s >= _READING * self.costs.step_s() * num_steps
 
     def is_worth_waiting(self, cursor: TreeCursor, selection: Selection) -> bool:
         """Whether one more step of the draft model, whose tree under the text this is, is expected
