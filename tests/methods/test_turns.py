@@ -236,4 +236,5 @@ def test_what_the_drafter_has_cached_is_not_read_again() -> None:
     method, prompt = Stream(), PROMPT * 800
     for params in (WARM, replace(WARM, seed=6)):  # no text that is remembered
         made = run(method, num_soon=10**9, prompt=prompt, params=params)
+        assert made.tokens == plain_text(TABLE, params, 60, prompt)
     assert made.target.drafter.first_s - FakeClock().now <= 5 * PASS_S
