@@ -251,7 +251,7 @@ class TextMemory:
         default_factory=lambda: Acceptance.doubting(_ALONE, below=_SURE, ranks=(ALONE,))
     )
     drafted: dict[int, Tokens] = field(default_factory=dict)
-    """By slot, the text that the draft model was asked about last, and has cached unless it died."""
+    """By slot, the text that the draft model was asked about last: cached, unless it has died."""
 
 
 class TextSources:
