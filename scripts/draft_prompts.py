@@ -1,8 +1,8 @@
 """Write the prompts that the shipped draft learned from, and show that no benchmark holds them.
 
-    python scripts/draft_prompts.py write prompts.jsonl --wheel homeassistant.whl
+    python -m scripts.draft_prompts write prompts.jsonl --wheel homeassistant.whl
     duodec distill smollm2 --prompts prompts.jsonl --minutes 150 --output draft.gguf
-    python scripts/draft_prompts.py check prompts.jsonl --data FOLDER
+    python -m scripts.draft_prompts check prompts.jsonl --data FOLDER
 
 Sources, all of them Apache-2.0 or our own: the prompts of `duodec distill`; questions, sums and
 tasks written here; German sentences and their English ones of home-assistant/core (the wheel

@@ -24,7 +24,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams
-from duodec.distill import recording
+from duodec.distill import recipe, recording
 from duodec.distill.files import Folder
 from duodec.distill.recipe import Distillation, Result
 from duodec.distill.settings import NUM_TOPS, DistillSettings
@@ -67,7 +67,7 @@ def made(
 
 
 def weights(folder: Folder) -> dict[str, bytes]:
-    state = torch.load(folder.checkpoint, weights_only=True)["student"]
+    state = torch.load(folder.checkpoint, weights_only=True)["trained"]
     return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
 
 
@@ -187,6 +187,28 @@ def test_a_draft_learns_to_draft_several_tokens_at_once(
     assert sum(last.ahead) > sum(first.ahead)
     assert last.top1 > first.top1
     assert parallel(library.load(), result.path, None) == again.parallel
+
+
+def test_a_large_vocabulary_stays_as_it_was(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers alone learn, against logits of frequent tokens."""
+    monkeypatch.setattr(recipe, "MANY_TOKENS", 300)
+    monkeypatch.setattr(recipe, "OF_MANY", 400)
+    done = work(models, tmp_path / "new.gguf")
+    result = done.run()
+    first, last = result.measures[0], result.measures[-1]
+    assert last.loss < 0.9 * first.loss
+    assert last.top1 + last.top4 > first.top1 + first.top4
+    assert all(name.startswith("model.layers.") or "norm" in name for name in weights(done.folder))
+    before, after = (
+        {tensor.name: tensor.data for tensor in SourceFile(path).reader.tensors}
+        for path in (models["draft"], result.path)
+    )
+    for name in before:
+        is_kept = name in ("token_embd.weight", "output.weight")
+        same = np.array_equal(before[name].astype(np.float16), after[name].astype(np.float16))
+        assert same == is_kept, name
 
 
 def test_a_folder_of_another_distillation_is_not_mixed_with_this_one(

@@ -26,6 +26,7 @@ from duodec.distill.recording import NONE, Recording, Sample
 from duodec.distill.settings import FORMATS, NUM_TOPS
 from duodec.distill.source import SourceFile
 from duodec.distill.training.batches import Batch, step_of, steps_per_epoch
+from duodec.distill.training.logits import FrequentHead
 from duodec.distill.training.losses import LOSSES, Known, acceptance, agreement, kl
 from duodec.distill.training.rounding import as_stored, rounded
 from duodec.distill.training.student import as_array, hidden, open_student, transplant
@@ -204,6 +205,30 @@ def test_losses_by_hand() -> None:
     )
     assert int(agreement(log_q, p, 1)) == 0
     assert int(agreement(log_q, p, 2)) == 1
+
+
+def test_a_head_of_frequent_tokens_has_their_logits_alone(tmp_path: Path) -> None:
+    source = SourceFile(write_dense(tmp_path / "own.gguf", width=64))
+    student = open_student(source, (0,), "cpu")
+    whole = as_stored(student.lm_head.weight.detach().clone(), "q4_0")
+    is_frequent = np.zeros(len(whole), bool)
+    is_frequent[[3, 7, 40]] = True
+    head = FrequentHead(student, "q4_0", is_frequent)
+    states = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    exact = (states @ whole.T)[:, [3, 7, 40]]
+    assert torch.allclose(head.to_measure()(states), exact, atol=1e-5)
+    logits = head.to_train(np.random.default_rng(0))(states)
+    assert torch.allclose(logits[:, :3], exact, atol=1e-5)
+    assert logits.shape == (5, len(whole)), "of so few tokens, all others are in the sample"
+    assert logits.logsumexp(-1).allclose((states @ whole.T).logsumexp(-1), rtol=1e-4)
+    p = head.columns(Known(torch.tensor([[7, 8, 3]]), torch.tensor([[0.5, 0.3, 0.1]])))
+    assert p.tokens[0, [0, 2]].tolist() == [1, 0]
+    assert p.probs.tolist() == [[0.5, 0.0, pytest.approx(0.1)]]
+    outside = head.columns(Known(torch.tensor([[8, 7]]), torch.tensor([[0.6, 0.4]])))
+    assert not int(agreement(torch.eye(3)[:1], outside, 3)), "it is never drafted"
+    assert not any(
+        w.requires_grad for w in (student.lm_head.weight, student.model.embed_tokens.weight)
+    )
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -15,6 +15,7 @@ from duodec.errors import BadOption
 
 _FIXED = 800 << 20  # torch itself, and what else a process has
 _OF_WEIGHT = 4 * 5  # weight, gradient, two moments, and a copy while the file is read
+_OF_KEPT = 4 * 3  # of a weight that stays: itself, rounded, and a copy while the file is read
 _PROMPT = 150  # tokens of a usual one
 _TURNS = 1.5  # completions of a conversation
 _RECORDED = 2 * NUM_TOPS + 4 * NUM_TOPS + 8  # bytes a token
@@ -36,8 +37,11 @@ class Needs:
         num_vocab: int,
         prompts: Prompts,
         settings: DistillSettings,
+        *,
+        keeps_vocabulary: bool = False,
     ) -> Needs:
         num_params = source.num_params(layers, num_vocab)
+        num_trained = source.num_params(layers, 0) if keeps_vocabulary else num_params
         shapes = source.shapes
         width = shapes["token_embd.weight"][1]
         inner = shapes["blk.0.ffn_up.weight"][0]
@@ -47,8 +51,12 @@ class Needs:
         logits = 4 * 4 * CHUNK * num_vocab
         recorded = int(len(prompts.conversations) * _TURNS * settings.max_tokens * _RECORDED)
         return cls(
-            _OF_WEIGHT * num_params + states + logits + _FIXED,
-            (_CHECKPOINTS + 2) * num_params + recorded,
+            _OF_WEIGHT * num_trained
+            + _OF_KEPT * (num_params - num_trained)
+            + states
+            + logits
+            + _FIXED,
+            _CHECKPOINTS * num_trained + 2 * num_params + recorded,
         )
 
     def check(self, folder: Folder, free_bytes: int) -> None:

@@ -7,6 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from duodec.backends.llamacpp.drafts.head import (
+    BYTE_PAIRS,
+    MANY_TOKENS,
+    OF_MANY,
+    Frequency,
+)
 from duodec.core.traits import Parallel
 from duodec.distill.files import Folder, read_json, write_json
 from duodec.distill.judging import Verdict, judged
@@ -15,6 +23,7 @@ from duodec.distill.needs import Needs
 from duodec.distill.recording import Recording
 from duodec.distill.settings import NUM_TOPS
 from duodec.distill.source import SourceFile
+from duodec.distill.training.logits import FrequentHead, WholeHead
 from duodec.distill.training.loop import Measure, Training, most_steps
 from duodec.distill.training.student import open_student, transplant
 from duodec.distill.work import Work, identity
@@ -87,7 +96,14 @@ class Distillation(Work):
         if self.settings.draft_parallel > 1:
             words = SourceFile(path) if self.is_transplanted else self.source
             self.parallel = Parallel(words.mask_token, self.settings.draft_parallel)
-        needs = Needs.of(self.source, self.layers, self.num_vocab, self.prompts, self.settings)
+        needs = Needs.of(
+            self.source,
+            self.layers,
+            self.num_vocab,
+            self.prompts,
+            self.settings,
+            keeps_vocabulary=self._keeps_vocabulary,
+        )
         folder = Folder.beside(self.output)
         try:
             needs.check(folder, available_bytes())
@@ -153,6 +169,7 @@ class Distillation(Work):
             self.params.temperature,
             1,
             self.folder,
+            self._head(student, recording),
             device,
             self.parallel,
         )
@@ -169,6 +186,22 @@ class Distillation(Work):
 
         training.run(show)
         return training
+
+    @property
+    def _keeps_vocabulary(self) -> bool:
+        """Whether embedding and head stay as they are: of a large vocabulary they are most of a
+        small model, and its own already."""
+        is_own = not self.is_transplanted and self.parallel is None
+        return is_own and self.num_vocab > MANY_TOKENS
+
+    def _head(self, student: Any, recording: Recording) -> WholeHead:
+        if not self._keeps_vocabulary:
+            return WholeHead(student)
+        kinds = np.array(self.source.field("tokenizer.ggml.token_type"))
+        is_numbered = self.source.field("tokenizer.ggml.model") == BYTE_PAIRS
+        counted = recording.frequent_tokens().tolist()
+        frequency = Frequency.of(kinds, counted, is_numbered, OF_MANY)
+        return FrequentHead(student, self.settings.quantize, frequency.is_frequent)
 
     def _num_steps(self, training: Training) -> int:
         """As configured, or as planned when the training began: so many as the time allows."""

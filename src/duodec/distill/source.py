@@ -92,6 +92,6 @@ class SourceFile:
             if block and int(block[1]) not in layers:
                 continue
             is_of_tokens = name in ("token_embd.weight", "output.weight")
-            scale = (num_vocab or own) / own if is_of_tokens else 1.0
+            scale = num_vocab / own if is_of_tokens and num_vocab is not None else 1.0
             total += int(prod(shape) * scale)
         return total

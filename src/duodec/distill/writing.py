@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from duodec.backends.llamacpp.drafts.head import FREQUENT
 from duodec.backends.llamacpp.drafts.parallel import MASK_TOKEN, NUM_PARALLEL
 from duodec.core.traits import Parallel
-from duodec.distill.library import gguf
+from duodec.distill.library import gguf, torch
 from duodec.distill.source import PERMUTED, SourceFile
-from duodec.distill.training.rounding import BLOCK
+from duodec.distill.training.rounding import BLOCK, as_stored
 from duodec.distill.training.student import as_array
 from duodec.machine.files import replacing
 
@@ -130,4 +130,5 @@ def _quantised(data: NDArray[np.float32], kind: str) -> tuple[NDArray[Any], Any]
     if data.ndim == 1:
         return data, types.F32
     chosen = types[kind.upper()] if data.shape[-1] % BLOCK == 0 else types.F16
-    return gguf.quants.quantize(data, chosen), chosen
+    rounded = as_stored(torch.from_numpy(data), kind).numpy()  # as it was trained, in every tie
+    return gguf.quants.quantize(rounded, chosen), chosen

@@ -62,7 +62,7 @@ def test_a_head_that_would_be_whole_has_no_order(most: int | None) -> None:
 
 
 def test_a_large_vocabulary_has_a_part_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "_MANY_TOKENS", NUM_VOCAB - 1)
+    monkeypatch.setattr(head, "MANY_TOKENS", NUM_VOCAB - 1)
     assert known(None).num == 32_768 + NUM_SPECIAL
 
 

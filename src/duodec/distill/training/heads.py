@@ -27,6 +27,7 @@ from duodec.distill.library import torch
 from duodec.distill.recording import Sample
 from duodec.distill.settings import DistillSettings
 from duodec.distill.training.batches import MAX_LENGTH
+from duodec.distill.training.logits import Shown
 from duodec.distill.training.loop import deterministic, has_bfloat16
 from duodec.distill.training.student import hidden
 from duodec.distill.work import Work
@@ -35,7 +36,6 @@ from duodec.errors import ComputeFailed
 MODULES = {"medusa": MedusaModule, "hydra": HydraModule}
 NUM_LAYERS = 1  # of a head, before its matrix
 POSITIONS = 512  # of a step: each is a row of logits for every head
-_NUM_OTHERS = 2048  # tokens of a step's sample
 _FADE = 0.8  # how much less each next head's loss weighs, as in the paper
 _MEASURING_PART, _STATES_PART = 0.1, 0.4  # of the time after recording, at most
 _LAST_RATE = 0.05  # of the learning rate
@@ -73,28 +73,6 @@ class Positions:
     def at(self, rows: Any) -> Positions:
         """Some of them."""
         return Positions(self.states[rows], self.tokens[rows])
-
-
-class Shown:
-    """The rows of the target's matrix whose logits a step computes: those of tokens that the texts
-    have, and a sample of all others, each of which stands for many."""
-
-    def __init__(self, tokens: Any, num_vocab: int) -> None:
-        known = torch.zeros(num_vocab, dtype=torch.bool)
-        known[tokens[tokens >= 0]] = True
-        self.known, self.others = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
-        self._columns = known.cumsum(0) - 1
-
-    def column(self, tokens: Any) -> Any:
-        """Where logits have these tokens."""
-        return self._columns[tokens]
-
-    def sample(self, dice: np.random.Generator) -> tuple[Any, Any]:
-        """The rows of a step, and what is added to their logits."""
-        drawn = self.others[torch.from_numpy(dice.permutation(len(self.others))[:_NUM_OTHERS])]
-        rows, shift = torch.cat([self.known, drawn]), torch.zeros(len(self.known) + len(drawn))
-        shift[len(self.known) :] = math.log(max(1, len(self.others)) / max(1, len(drawn)))
-        return rows, shift
 
 
 @dataclass
@@ -158,7 +136,7 @@ class HeadTraining:
         number of steps, how much of them that is, and the loss. Raises ComputeFailed if that is no
         number."""
         begin_s, share = self.clock(), 0.0
-        shown = Shown(known.tokens[:, 1:], len(self._matrix))
+        shown = Shown(_is_in(known.tokens[:, 1:], len(self._matrix)))
         with deterministic():
             while share < 1:
                 rate = 0.5 * (1 + math.cos(math.pi * share))
@@ -250,6 +228,13 @@ class HeadTraining:
                 own = part.states.to(self._matrix)
                 following = embedding(part.tokens[:, : i + 1].to(own.device))
                 yield i, self.heads.state(i, own, following), part.tokens[:, i + 1]
+
+
+def _is_in(tokens: Any, num_vocab: int) -> Any:
+    """Which of a vocabulary's tokens are among these: (vocab,)."""
+    found = torch.zeros(num_vocab, dtype=torch.bool)
+    found[tokens[tokens >= 0]] = True
+    return found
 
 
 @dataclass

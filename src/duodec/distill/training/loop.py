@@ -25,6 +25,7 @@ from duodec.distill.recording import Recording, Sample
 from duodec.distill.settings import DistillSettings
 from duodec.distill.training.batches import Batch, step_of, steps_per_epoch
 from duodec.distill.training.interrupting import interruptible_between_steps
+from duodec.distill.training.logits import WholeHead
 from duodec.distill.training.losses import LOSSES, Known, agreement
 from duodec.distill.training.rounding import rounded
 from duodec.distill.training.student import hidden
@@ -62,6 +63,7 @@ class Training:
     temperature: float
     num_steps: int
     folder: Folder
+    head: WholeHead
     device: str = "cpu"
     parallel: Parallel | None = None
     step: int = 0
@@ -72,8 +74,11 @@ class Training:
     def __post_init__(self) -> None:
         self._loss = LOSSES[self.settings.loss]
         self._scale = 1.0 if self.temperature in (0.0, 1.0) else 1 / self.temperature
+        self._trained = {
+            name: weight for name, weight in self.student.named_parameters() if weight.requires_grad
+        }
         self._optimizer = torch.optim.AdamW(
-            self.student.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0
+            self._trained.values(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0
         )
 
     def run(self, on_step: Callable[[Training, float], None]) -> None:
@@ -113,7 +118,7 @@ class Training:
         with deterministic():
             for _ in range(2):  # the first one also reserves memory
                 begin_s = self.clock()
-                self._backward(batch)
+                self._backward(batch, np.random.default_rng(0))
                 seconds.append(self.clock() - begin_s)
         self._optimizer.zero_grad()
         return min(seconds)
@@ -123,14 +128,16 @@ class Training:
         loss, top4 = 0.0, 0
         num_tokens = self.parallel.num_tokens if self.parallel else 1
         right, count = [0] * num_tokens, [0] * num_tokens  # by mask tokens
+        logits_of = self.head.to_measure()
         with torch.inference_mode(), rounded(self.student, self.settings.quantize):
             for begin in range(0, len(samples), self.settings.batch):
                 batch = self._batch(samples[begin : begin + self.settings.batch])
                 every = self._states(batch)
                 for depth in range(num_tokens):
                     own = batch.depths == depth
-                    for part, known in _chunks(every[own], batch.known.at(own)):
-                        logits = self.student.lm_head(part)
+                    wanted = self.head.columns(batch.known.at(own))
+                    for part, known in _chunks(every[own], wanted):
+                        logits = logits_of(part)
                         right[depth] += int(agreement(logits, known, 1))
                         count[depth] += len(part)
                         if depth == 0:
@@ -159,13 +166,13 @@ class Training:
     def _one_step(self) -> float:
         self._optimizer.zero_grad()
         dice = np.random.default_rng([self.seed, self.step])
-        loss = self._backward(self._batch(self._samples(self.step), dice))
+        loss = self._backward(self._batch(self._samples(self.step), dice), dice)
         if not math.isfinite(loss):
             raise ComputeFailed(
                 f"the loss of step {self.step} is no number; use a lower --learning-rate than "
                 f"{self.settings.learning_rate:g}"
             )
-        torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self._trained.values(), 1.0)
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * self._rate()
         self._optimizer.step()
@@ -178,19 +185,20 @@ class Training:
         fall = 0.5 * (1 + math.cos(math.pi * self.step / self.num_steps))
         return min(1.0, (self.step + 1) / warm_up) * (_LAST_RATE + (1 - _LAST_RATE) * fall)
 
-    def _backward(self, batch: Batch) -> float:
+    def _backward(self, batch: Batch, dice: np.random.Generator) -> float:
         """Add the gradients of a batch's mean loss, computed with weights as the file will hold
         them; logits are computed in parts, as those of all positions would take gigabytes."""
         total = 0.0
         kind = torch.device(self.device).type
+        logits_of = self.head.to_train(dice)
         with (
             rounded(self.student, self.settings.quantize),
             torch.autocast(kind, torch.bfloat16, enabled=has_bfloat16(kind)),
         ):
             states = self._states(batch)
             leaf = states.detach().requires_grad_()
-            for part, known in _chunks(leaf, batch.known):
-                logits = self.student.lm_head(part).float()
+            for part, known in _chunks(leaf, self.head.columns(batch.known)):
+                logits = logits_of(part).float()
                 log_q = torch.log_softmax(logits * self._scale, -1)
                 loss = self._loss(log_q, known).sum() / len(states)
                 loss.backward()
@@ -203,7 +211,7 @@ class Training:
     def save(self) -> None:
         """Write a checkpoint, whole or not at all. Raises OSError if the disk is full."""
         state = {
-            "student": self.student.state_dict(),
+            "trained": {name: weight.detach() for name, weight in self._trained.items()},
             "optimizer": self._optimizer.state_dict(),
             "step": self.step,
             "seconds": self.seconds,
@@ -220,7 +228,8 @@ class Training:
             return
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-            self.student.load_state_dict(state["student"])
+            for name, weight in self._trained.items():
+                weight.data.copy_(state["trained"][name])
             self._optimizer.load_state_dict(state["optimizer"])
             torch.set_rng_state(state["random"].cpu())
             self.history = [

@@ -70,7 +70,8 @@ LOSSES: Mapping[str, Loss] = {"kl": kl, "lk": lk, "acceptance": minus_log_accept
 def agreement(logits: Any, known: Known, count: int) -> Any:
     """How many positions have the target's likeliest token among the draft's first ``count``."""
     first = logits.topk(min(count, logits.shape[-1]), -1).indices
-    return (first == known.tokens[:, :1]).any(1).sum()
+    is_right = (first == known.tokens[:, :1]) & (known.probs[:, :1] > 0)
+    return is_right.any(1).sum()
 
 
 def _inside(log_q: Any, known: Known) -> Any:

@@ -19,8 +19,10 @@ _BLOCKS_AT_ONCE = 4096  # so that what is computed stays in a core's cache: 4 ti
 
 @contextmanager
 def rounded(student: Any, kind: str) -> Iterator[None]:
-    """Within, the matrices of ``student`` have the values of a file in the format ``kind``."""
-    exact = {weight: weight.data for weight in student.parameters() if weight.ndim > 1}
+    """Within, the matrices of ``student`` that are trained have the values of a file in the format
+    ``kind``."""
+    matrices = [weight for weight in student.parameters() if weight.ndim > 1]
+    exact = {weight: weight.data for weight in matrices if weight.requires_grad}
     try:
         for weight, data in exact.items():
             weight.data = as_stored(data, kind)
@@ -32,7 +34,8 @@ def rounded(student: Any, kind: str) -> Iterator[None]:
 
 def as_stored(data: Any, kind: str) -> Any:
     """A matrix as it is read again from a file in the format ``kind``, in float32; one whose rows
-    are not whole blocks is stored in float16. As gguf's reference quantises."""
+    are not whole blocks is stored in float16. As gguf's reference quantises, but for ties; what is
+    rounded so is written as it is."""
     if kind == "f16" or data.shape[-1] % BLOCK:
         return data.half().float()
     blocks = data.reshape(-1, BLOCK).split(_BLOCKS_AT_ONCE)
@@ -45,7 +48,7 @@ def _of_blocks(blocks: Any, kind: str) -> Any:
     scale = most / -8 if kind == "q4_0" else most.abs() / 127
     inverse = torch.where(scale == 0, 0.0, 1 / scale)
     if kind == "q4_0":
-        steps = torch.trunc(blocks.double() * inverse.double() + 8.5).clamp(0, 15).float() - 8
+        steps = torch.trunc(blocks * inverse + 8.5).clamp(0, 15) - 8
     else:
         product = blocks * inverse
         steps = torch.trunc(product.abs() + 0.5).copysign(product)  # half away from zero

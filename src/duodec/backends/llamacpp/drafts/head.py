@@ -9,7 +9,7 @@ script for instance, all are computed.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from duodec.core.sampling import Tokens
 
 FREQUENT = "duodec.frequent_tokens"  # metadata of a draft's file: tokens, the most frequent first
 _NORMAL = 1  # llama_token_type: a token of text
-_BYTE_PAIRS = "gpt2"
+BYTE_PAIRS = "gpt2"  # tokenizer.ggml.model of tokens that are numbered by their frequency
 _RECENT = 256  # tokens of a text that tell which it is made of
 _LEAST_SHARE = 0.94  # of them within the rows that are computed
-_MANY_TOKENS, _OF_MANY = 65_536, 32_768  # of a larger vocabulary so many rows by default
+MANY_TOKENS, OF_MANY = 65_536, 32_768  # of a larger vocabulary so many rows by default
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,18 @@ class Frequency:
     """Which rows of a head are computed first."""
 
     is_frequent: NDArray[np.bool_]  # (vocab,)
+
+    @classmethod
+    def of(
+        cls, kinds: NDArray[Any], counted: Sequence[int], is_numbered: bool, most: int
+    ) -> Frequency:
+        """The first ``most`` of the tokens that were ``counted``, the most frequent first, and of
+        those after them by number where numbers tell; and all that are no text, such as the ends of
+        turns. ``kinds`` are GGUF's, of each token."""
+        texts = np.flatnonzero(kinds == _NORMAL).tolist() if is_numbered else []
+        is_frequent = kinds != _NORMAL
+        is_frequent[list(dict.fromkeys([*counted, *texts]))[:most]] = True
+        return cls(is_frequent)
 
     @property
     def num(self) -> int:
@@ -60,16 +72,13 @@ def frequency(lib: Any, path: Path, most: int | None) -> Frequency | None:
             return None  # loading reports what is wrong with the file
         kinds = np.array(file.numbers("tokenizer.ggml.token_type"))
         counted = [token for token in file.numbers(FREQUENT) if token < len(kinds)]
-        is_numbered = file.text("tokenizer.ggml.model") == _BYTE_PAIRS
+        is_numbered = file.text("tokenizer.ggml.model") == BYTE_PAIRS
     if most is None:
-        most = _OF_MANY if len(kinds) > _MANY_TOKENS else 0
-    texts = np.flatnonzero(kinds == _NORMAL).tolist() if is_numbered else []
-    frequent = list(dict.fromkeys([*counted, *texts]))
-    if not 0 < most < len(frequent):
+        most = OF_MANY if len(kinds) > MANY_TOKENS else 0
+    if not 0 < most < (len(kinds) if is_numbered else len(set(counted))):
         return None
-    is_frequent = kinds != _NORMAL
-    is_frequent[frequent[:most]] = True
-    return Frequency(is_frequent)
+    found = Frequency.of(kinds, counted, is_numbered, most)
+    return None if found.is_frequent.all() else found
 
 
 class Head:
