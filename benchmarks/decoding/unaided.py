@@ -64,8 +64,8 @@ def completion(setting: Setting, prompt: Prompt, max_tokens: int, temperature: f
     return asyncio.run(ask(setting.server, body, "chat/completions"))
 
 
-def _settings(stack: ExitStack, python: Path, target: Path, draft: Path | None, context: int,
-              lengths: list[int]) -> list[Setting]:  # fmt: skip
+def _settings(stack: ExitStack, python: Path, target: Path, drafts: dict[str, Path], context: int,
+              methods: list[str], lengths: list[int]) -> list[Setting]:  # fmt: skip
     threads = len(available_cores())
     common = ("-m", str(target), "-c", str(context), "--parallel", "1")
 
@@ -77,16 +77,15 @@ def _settings(stack: ExitStack, python: Path, target: Path, draft: Path | None, 
         return Setting(name, stack.enter_context(server), {})
 
     plain = stack.enter_context(ours(*common, "-md", "none"))
-    settings = [
-        Setting(name, plain, {"speculation": {"method": name}})
-        for name in (PLAIN, "lookup", "recycling", "auto")
-    ]
-    drafted = stack.enter_context(ours(*common, "-md", str(draft) if draft else "auto"))
-    settings.append(Setting("auto, draft model", drafted, {}))
+    settings = [Setting(name, plain, {"speculation": {"method": name}}) for name in methods]
+    for draft, path in drafts.items() or [("its own draft", Path("auto"))]:
+        drafted = stack.enter_context(ours(*common, "-md", str(path)))
+        settings.append(Setting(f"auto, {draft}", drafted, {}))
     settings += [theirs(LLAMA), theirs(f"{LLAMA}, n-grams", _NGRAM)]
-    if draft:
+    for draft, path in drafts.items():
         for n_max in lengths:
-            settings.append(theirs(f"{LLAMA}, draft of {n_max}", _DRAFT.format(str(draft), n_max)))
+            lines = _DRAFT.format(str(path), n_max)
+            settings.append(theirs(f"{LLAMA}, {n_max} of {draft}", lines))
     return settings
 
 
@@ -97,21 +96,25 @@ def _geometric_mean(ratios: list[float]) -> float:
 def main(
     python: Annotated[Path, typer.Option(help="Of an environment with xllamacpp.")],
     target: Annotated[str, typer.Option("-m")] = "smollm2",
-    draft: Annotated[str, typer.Option("-md", help="none: ours alone, as the target's default.")]
-    = "none",
+    drafts: Annotated[str, typer.Option(
+        "-md", help="Comma-separated; none: ours alone, as the target's default.")] = "none",
     data: Annotated[Path | None, typer.Option(help="A folder of Spec-Bench's questions.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 5,
     max_tokens: Annotated[int, typer.Option()] = 64,
     temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0,0.7",
     context: Annotated[int, typer.Option()] = 4096,
+    methods: Annotated[str, typer.Option(help="Of ours without a draft model.")]
+    = "ar,lookup,recycling,auto",
     draft_lengths: Annotated[str, typer.Option(help="Of llama.cpp's drafts.")] = "3",
 ) -> Figures:  # fmt: skip
     """Tokens a second and times to the first token over plain decoding, by task and over all."""
     path = resolve(target).path
+    paths = [] if drafts == "none" else [resolve(draft).path for draft in drafts.split(",")]
+    named = {path.stem: path for path in paths}
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         settings = _settings(
-            stack, python, path, None if draft == "none" else resolve(draft).path, context,
+            stack, python, path, named, context, methods.split(","),
             [int(length) for length in draft_lengths.split(",")],
         )  # fmt: skip
         prompts = read_prompts(data, TASKS, limit)
