@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from fakes import ROOT
 from fakes.decoding import LETTERS, Letters, plain_text
+from fakes.inline_drafter import InlineDrafter
 from fakes.mutants import Mutant
 
 from duodec import LLM, Completion, Delta, Finished, SamplingParams
@@ -24,7 +25,6 @@ from duodec.core.events import Started
 from duodec.core.protocols import Drafted, Query, Scores, Target
 from duodec.core.sampling import Context, Draw
 from duodec.core.traits import TargetTraits
-from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 from duodec.machine.cores import CoreSharing, available_cores, keep_to
 from duodec.methods.registry import METHODS

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.decoding import LETTERS, Letters
+from fakes.inline_drafter import InlineDrafter
 
 import duodec
 from duodec import LLM, Completion, Delta, Event, Grammar, SamplingParams
 from duodec.backends.table import TableModel, TableTarget
-from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ModelNotFound
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from fakes.decoding import LETTERS, WITHOUT_HEADS, Letters
+from fakes.inline_drafter import InlineDrafter
 
 import duodec
 from duodec import LLM, Completion, SamplingParams
 from duodec.backends.table import TableModel, TableTarget
-from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)

@@ -24,6 +24,7 @@ from fakes.decoding import (
     SlowDrafter,
     proven,
 )
+from fakes.inline_drafter import InlineDrafter
 from fakes.schemas import explosive
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +42,6 @@ from duodec.core.protocols import Drafter, DraftRequest
 from duodec.core.rows import masked
 from duodec.core.sampling import Context, Sampler
 from duodec.core.traits import DraftTraits
-from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain
 from duodec.errors import BadOption, GrammarsFull
 from duodec.methods.registry import METHODS

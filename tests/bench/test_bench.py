@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes.decoding import FakeTokenizer
+from fakes.inline_drafter import InlineDrafter
 
 from benchmarks.gpu.enforced import EnforcedTarget
 from duodec.backends.curves import CostCurve
@@ -32,7 +33,6 @@ from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Query
 from duodec.core.sampling import SamplingParams
-from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ContextExceeded, ResultsUnreadable
 from duodec.llm import LLM
 from duodec.methods.method import Method

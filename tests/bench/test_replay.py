@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fakes.beds import ClockedTarget
 from fakes.decoding import Session, decode_rounds
+from fakes.inline_drafter import InlineDrafter
 
 from benchmarks.gpu.enforced import EnforcedTarget
 from duodec.backends.curves import CostCurve
@@ -19,7 +20,6 @@ from duodec.bench.beds.replay import ReplayTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query
 from duodec.core.sampling import Sampler, SamplingParams
-from duodec.drafting.inline import InlineDrafter
 from duodec.errors import DistributionUnavailable
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Request

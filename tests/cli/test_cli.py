@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from fakes.decoding import LETTERS, Letters, noisy_text
+from fakes.inline_drafter import InlineDrafter
 
 from duodec import llm
 from duodec.backends.table import TableModel, TableTarget
@@ -27,7 +28,6 @@ from duodec.cli.summary import comparison, draft_line, end_line, speed_line
 from duodec.core.protocols import Query, Scores, Target
 from duodec.core.round import Round, Stats
 from duodec.core.traits import TargetTraits
-from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import ResolvedPair

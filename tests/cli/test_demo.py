@@ -11,6 +11,7 @@ from itertools import count
 import pytest
 from fakes import ROOT
 from fakes.decoding import LETTERS, Letters
+from fakes.inline_drafter import InlineDrafter
 
 from duodec import llm
 from duodec.backends.paced import PacedTarget
@@ -18,7 +19,6 @@ from duodec.backends.table import TableModel, TableTarget
 from duodec.cli import app
 from duodec.cli.commands import demo
 from duodec.core.protocols import Launched, Query
-from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import ResolvedPair

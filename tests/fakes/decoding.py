@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from fakes.inline_drafter import InlineDrafter
 from fakes.oracles import grow
 from hypothesis import HealthCheck, settings
 
@@ -25,7 +26,6 @@ from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.core.special_tokens import NO_TOKENS
-from duodec.drafting.inline import InlineDrafter
 from duodec.methods.method import Method
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Request, Wait

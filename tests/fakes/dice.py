@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 from fakes.decoding import FixedBudget, Session, TickingClock, decode_rounds, noisy_text
+from fakes.inline_drafter import InlineDrafter
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core import noise
@@ -31,7 +32,6 @@ from duodec.core.verify import rejection, verify
 from duodec.drafting import plans
 from duodec.drafting.growth import Tree
 from duodec.drafting.heads import Likeliest
-from duodec.drafting.inline import InlineDrafter
 from duodec.methods.registry import METHODS, Method
 from duodec.methods.request import NoDatastore, NoDrafter
 

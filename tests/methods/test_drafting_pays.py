@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fakes.decoding import PROMPT, FixedBudget, Session, decode_rounds
+from fakes.inline_drafter import InlineDrafter
 from fakes.server import TABLE, Slowed, engine_on_tables
 
 from duodec.backends.table import TableTarget
@@ -14,7 +15,6 @@ from duodec.core.protocols import DraftRequest, Plan
 from duodec.core.round import Round
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.turns import InTurns
-from duodec.drafting.inline import InlineDrafter
 from duodec.machine.cores import CoreSharing
 from duodec.methods.auto import Auto
 from duodec.methods.registry import method

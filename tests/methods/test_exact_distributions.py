@@ -27,11 +27,11 @@ from fakes.dice import (
     independent_siblings,
     outcomes,
 )
+from fakes.inline_drafter import InlineDrafter
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams
-from duodec.drafting.inline import InlineDrafter
 from duodec.methods.registry import METHODS, method
 from duodec.planning.sources import TextSources
 

@@ -17,6 +17,7 @@ from fakes.decoding import (
     decode_rounds,
     plain_text,
 )
+from fakes.inline_drafter import InlineDrafter
 from fakes.masks import MaskedModel
 
 from duodec.backends.drafter.channel import Kind, Progress
@@ -45,7 +46,6 @@ from duodec.core.turns import InTurns
 from duodec.core.verify import verify
 from duodec.drafting.growth import Tree
 from duodec.drafting.heads import Likeliest, Ranks
-from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.methods.medusa import TREE

@@ -28,6 +28,7 @@ from fakes.decoding import (
     plain_text,
     proven,
 )
+from fakes.inline_drafter import InlineDrafter
 from fakes.targets import Chains
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +39,6 @@ from duodec.core.protocols import Drafter, DraftRequest, Query, Scores
 from duodec.core.round import Round, Stats
 from duodec.core.sampling import Context, Sampler, SamplingParams
 from duodec.drafting.growth import Tree
-from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import MAX_SEQUENCES, Chain, SampledChain, Sequences
 from duodec.errors import BadOption
 from duodec.methods.lookup import continuation

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fakes.beds import ClockedTarget
 from fakes.decoding import PROMPT, WITHOUT_HEADS, Letters, decode, known_texts, plain_text
+from fakes.inline_drafter import InlineDrafter
 from fakes.targets import Chains
 
 from duodec.backends.curves import CostCurve
@@ -18,7 +19,6 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query, Target
 from duodec.core.rows import Row
 from duodec.core.sampling import Context, Sampler, SamplingParams
-from duodec.drafting.inline import InlineDrafter
 from duodec.errors import ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS

@@ -17,6 +17,7 @@ from fakes.decoding import (
     proven,
     selected,
 )
+from fakes.inline_drafter import InlineDrafter
 from fakes.oracles import grow
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,6 @@ from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
-from duodec.drafting.inline import InlineDrafter
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources

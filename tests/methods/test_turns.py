@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 from fakes.decoding import PROMPT, FakeClock, Session, decode_rounds, plain_text
+from fakes.inline_drafter import InlineDrafter
 
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.core.protocols import Drafted, DraftRequest, Query, Scores
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.turns import InTurns
 from duodec.drafting.growth import Tree
-from duodec.drafting.inline import InlineDrafter
 from duodec.methods.auto import Auto
 from duodec.methods.request import Request
 from duodec.methods.stream import Stream

@@ -19,6 +19,7 @@ from fakes.decoding import (
     decode,
     plain_text,
 )
+from fakes.inline_drafter import InlineDrafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,6 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.protocols import NUM_CANDIDATES, Candidates
 from duodec.core.sampling import SamplingParams
-from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.recycling import RecycledRows
 from duodec.drafting.suffix import Suffixes
 from duodec.native import ranking

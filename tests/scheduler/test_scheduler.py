@@ -14,6 +14,7 @@ from time import sleep
 import numpy as np
 import pytest
 from fakes.decoding import WITHOUT_HEADS, FakeClock, FakeTokenizer, plain_text
+from fakes.inline_drafter import InlineDrafter
 from fakes.targets import Caches, Chains, Stale
 
 from duodec.backends.drafter.process import ProcessDrafter
@@ -22,7 +23,6 @@ from duodec.core.events import Finished
 from duodec.core.protocols import Drafted, Drafter, Query, Scores, Target
 from duodec.core.sampling import SamplingParams
 from duodec.core.traits import TargetCache
-from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS

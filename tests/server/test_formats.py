@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.decoding import TEMPLATE, Printable, proven
+from fakes.inline_drafter import InlineDrafter
 from fakes.server import MODEL, Running, events, running
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from hypothesis import strategies as st
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import GrammarTrial
 from duodec.backends.table import TableModel, TableTarget
-from duodec.drafting.inline import InlineDrafter
 from duodec.llm import LLM
 from duodec.server.api.bodies import Body
 from duodec.server.api.fields import validated

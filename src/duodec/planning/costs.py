@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from duodec.core.round import median
@@ -157,9 +157,6 @@ class Costs:
     def draft_budget(self) -> int:
         """Draft tokens that the next forward pass may score, as far as costs are known."""
         return sys.maxsize
-
-    def _num_passes(self, widths: Iterable[int]) -> int:
-        return sum(len(self._by_width.get(width, ())) for width in widths)
 
     def _known(self) -> list[tuple[int, float]]:
         """What measured widths cost, by width; it never falls."""

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from fakes.decoding import FakeClock, Session, decode_rounds
+from fakes.inline_drafter import InlineDrafter
 from fakes.masks import Masked
 
 from duodec.backends.drafter import supervision
@@ -31,7 +32,6 @@ from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams, Tokens
 from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
-from duodec.drafting.inline import InlineDrafter
 from duodec.drafting.plans import Chain, SampledChain, Sequences
 from duodec.errors import BackendUnavailable, BadOption, ModelUnreadable
 from duodec.machine.processes import Activity

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes.families import write_family
+from fakes.inline_drafter import InlineDrafter
 from fakes.tiny_models import write_hybrid
 
 from duodec.backends.llamacpp import library
@@ -33,7 +34,6 @@ from duodec.core.events import Finished
 from duodec.core.grammar import Grammar
 from duodec.core.protocols import Query, RowQuery
 from duodec.core.sampling import SamplingParams
-from duodec.drafting.inline import InlineDrafter
 from duodec.errors import BadOption, ModelUnreadable
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig

@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="torch is not installed: make setup-torch")
 
 import torch
 from fakes.decoding import WITHOUT_HEADS, FakeDatastore, FixedBudget, Session, decode_rounds
+from fakes.inline_drafter import InlineDrafter
 from fakes.torch_models import KINDS, NUM_VOCAB, WINDOWED, build, random_text, target_of
 
 from duodec.backends.llamacpp.drafts.draft import LlamaDraftModel
@@ -26,7 +27,6 @@ from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.round import Round
 from duodec.core.rows import Row
 from duodec.core.sampling import Draw, Sampler, SamplingParams
-from duodec.drafting.inline import InlineDrafter
 from duodec.methods.registry import method
 from duodec.models import resolve
 

@@ -128,11 +128,6 @@ def deviation(rows: list[list[float]]) -> float:
     return float(np.median(error / expected.std(axis=1)))
 
 
-def library_key() -> str:
-    """Names the installed library on this processor. Raises BackendUnavailable."""
-    return _key(_library_folder())
-
-
 def _library_folder() -> Path:
     """Where the library's files are. Raises BackendUnavailable."""
     spec = importlib.util.find_spec("llama_cpp")
