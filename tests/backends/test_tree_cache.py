@@ -168,6 +168,7 @@ def asks(draw) -> Ask:
     )
 
 
+@pytest.mark.slow
 @settings(proven, max_examples=600)
 @given(st.lists(asks(), min_size=1, max_size=12), st.integers(1, 8))
 def test_a_memo_equals_a_fresh_model(sequence: list[Ask], num_ids: int) -> None:

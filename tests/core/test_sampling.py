@@ -222,6 +222,7 @@ def test_a_flat_row_is_drawn_right_too() -> None:
             assert sampler.draw(row, context).margin == pytest.approx(margin, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [

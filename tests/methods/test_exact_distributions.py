@@ -88,6 +88,7 @@ def test_what_earlier_completions_taught_leaves_the_distribution(name: str, case
 # --- the distribution tests above test something
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNING)
 def test_what_earlier_completions_taught_is_scored_accepted_and_refused(name: str) -> None:
     """By itself: there is no draft model, and no datastore."""
@@ -97,6 +98,7 @@ def test_what_earlier_completions_taught_is_scored_accepted_and_refused(name: st
     assert max(witness.longest for witness in witnesses) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITNESSED)
 def test_drafts_are_accepted_and_refused(name: str) -> None:
     cases = ALL_CASES if name in CHAINED else QUICK_CASES  # these are quick

@@ -117,6 +117,7 @@ def test_a_width_that_was_never_tried_is_not_far_from_those_that_were() -> None:
             widest = max(widest, own.num_scored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_is_about_as_fast_as_drafting_without_doubts(shape: str) -> None:
     """What `stream` reaches, which always drafts, or plain decoding."""

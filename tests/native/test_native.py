@@ -175,6 +175,7 @@ def test_texts_are_searched_and_forgotten_alike(
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stream", "auto"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("delays", [None, (1, 2), (3, 7)])

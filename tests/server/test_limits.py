@@ -340,6 +340,7 @@ def test_work_whose_clients_left_holds_nobody_up() -> None:
         assert len(tokenizer.seen) < 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares_cores", [True, False])
 def test_a_target_leaves_cores_to_large_requests_that_are_prepared(shares_cores: bool) -> None:
     tokenizer = SlowLetters(seconds=4.0)
@@ -434,6 +435,7 @@ def test_a_schema_that_explodes_is_refused_and_holds_nobody_up() -> None:
             assert "to compile" in response.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_schema_that_hides_another_holds_nobody_up() -> None:
     """Names that look like control tokens: what is compiled is what was tried."""
     engine = engine_on_tables(tokenizer=Letters(ends=True))

@@ -136,6 +136,7 @@ main()
 _SMALL = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("after_s", [0.02, 0.3, 1.0, 2.0, 3.0])
 def test_a_signal_ends_it_with_status_0_while_it_begins(number: int, after_s: float) -> None:
@@ -148,6 +149,7 @@ def test_a_signal_ends_it_with_status_0_while_it_begins(number: int, after_s: fl
     assert not any("Traceback" in line for line in server.lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_python_ends_changes_nothing(number: int) -> None:
     late = "import atexit, time, duodec.__main__\ndef end():\n print('ending', flush=True)\n"

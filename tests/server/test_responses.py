@@ -205,6 +205,7 @@ HEAVY: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HEAVY)
 def test_what_is_stored_weighs_what_is_counted(kind: str) -> None:
     data = json.dumps(HEAVY[kind])

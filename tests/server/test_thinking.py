@@ -144,6 +144,7 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_formats_and_calls_hold_for_what_follows_the_reasoning(name: str) -> None:
     """The model thinks as it likes, and then what it may say is limited: it would have said

@@ -58,6 +58,7 @@ def served(method: str = "sps", **settings: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_sound_server_passes(tmp_path: Path) -> None:
     with served() as drafting, served("ar") as plain:
         assert run(["verify", drafting.url, plain.url, *SOUND, "-o", str(tmp_path)]) == 0
@@ -101,6 +102,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Verdict], Verdict]) 
     monkeypatch.setattr(loops, "verify", faulty)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "has_other"),
     [(dropped, False), (dropped, True), (doubled, False), (mistaken, True)],

@@ -140,6 +140,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[LLM]:
         yield engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["sps:3", "duo", "stream", "sps-rejection", "auto"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_no_text_depends_on_the_head(engine: LLM, method: str, temperature: float) -> None:

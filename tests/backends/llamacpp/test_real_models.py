@@ -348,6 +348,7 @@ def plain_answers() -> dict[tuple[object, ...], Finished]:
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ar", "duo", "auto"])
 def test_cores_that_are_left_in_the_middle_change_no_text(engine: LLM, method: str) -> None:
     """As to a large request that the server prepares: in turn for some forward passes."""
