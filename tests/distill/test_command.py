@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fakes.disks import full_beyond
 from fakes.tiny_models import write_hybrid
 
 from duodec.cli import app
+from duodec.distill.settings import DistillSettings
 
 RUN = "import sys; sys.modules[sys.argv[1]] = None; from duodec.cli.app import run; \
 sys.exit(run(sys.argv[2:]))"
@@ -46,6 +47,15 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     (line,) = err.strip().splitlines()
     assert line.startswith("duodec: ")
     return line
+
+
+@pytest.mark.parametrize(
+    ("layers", "kept"),
+    [(None, range(9)), ("1", [0]), ("2", [0, 8]), ("6", [0, 1, 5, 6, 7, 8]), ("9", range(9)),
+     ("0,4", [0, 4])],
+)  # fmt: skip
+def test_layers_are_left_out_in_the_middle(layers: str | None, kept: Sequence[int]) -> None:
+    assert DistillSettings(layers=layers).layers_of(9) == tuple(kept)
 
 
 @pytest.mark.parametrize("library", ["torch", "gguf"])

@@ -69,8 +69,8 @@ class DistillSettings:
     layers: Annotated[
         str | None,
         Parameter(
-            "Layers of the draft to keep: a number of them, spread evenly, or a list such as "
-            "0,6,12. By default all.",
+            "Layers of the draft to keep: a number of them, one third from the first on and the "
+            "rest up to the last, or a list such as 0,6,12. By default all.",
             _PANEL,
             metavar="N",
         ),
@@ -153,8 +153,8 @@ class DistillSettings:
             (count,) = numbers
             if not 1 <= count <= num_layers:
                 raise BadOption(f"layers is {count}, and the draft has {num_layers}; keep 1 to all")
-            step = (num_layers - 1) / max(1, count - 1)
-            return tuple(sorted({round(i * step) for i in range(count)}))
+            first = max(1, (count + 1) // 3)  # what is left out in the middle is missed least
+            return (*range(first), *range(num_layers - count + first, num_layers))
         if max(numbers) >= num_layers or numbers != sorted(set(numbers)):
             raise BadOption(
                 f"layers is {self.layers}; name layers from 0 to {num_layers - 1}, ascending"

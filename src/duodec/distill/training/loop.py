@@ -35,7 +35,7 @@ from duodec.machine.files import replacing
 CHUNK = 256  # positions whose logits are in memory at once
 MAX_EPOCHS = 12
 _WARM_UP, _LAST_RATE = 0.05, 0.1  # of the steps, and of the learning rate
-_NUM_MEASURES = 10  # on held-out samples, during the training
+_NUM_MEASURES = 4  # on held-out samples, during the training
 _SAVE_S = 60.0  # at least so long between checkpoints,
 _SAVE_PART = 20  # and so many times as long as writing one takes
 
