@@ -15,7 +15,6 @@ from fakes.inline_drafter import InlineDrafter
 from duodec.backends import table
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
-from duodec.drafting import inline
 from duodec.llm import LLM
 from duodec.loading import profile as profiling
 from duodec.loading import resolve
