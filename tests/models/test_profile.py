@@ -36,7 +36,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     monkeypatch.setattr(profiling, "_RUNS", 2)
     clock = FakeClock()  # no other program's work is in the figures
     monkeypatch.setattr(table, "sleep", clock.advance)
-    for module in (profiling, inline):
+    for module in (profiling, inline_drafter):
         monkeypatch.setattr(module, "perf_counter", clock)
     target = TableTarget(replace(MODEL, seconds=0.003))
     engine = LLM(target, TOKENIZER, 200, InlineDrafter(DRAFT.load()))
