@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes import inline_drafter
 from fakes.decoding import FakeClock, FakeTokenizer
 from fakes.inline_drafter import InlineDrafter
 
