@@ -103,8 +103,8 @@ def main(
     max_tokens: Annotated[int, typer.Option()] = 64,
     temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0,0.7",
     context: Annotated[int, typer.Option()] = 4096,
-    methods: Annotated[str, typer.Option(help="Of ours without a draft model.")]
-    = "ar,lookup,recycling,auto",
+    methods: Annotated[str, typer.Option(help="Of ours without a draft model, beside ar.")]
+    = "lookup,recycling,auto",
     draft_lengths: Annotated[str, typer.Option(help="Of llama.cpp's drafts.")] = "3",
 ) -> Figures:  # fmt: skip
     """Tokens a second and times to the first token over plain decoding, by task and over all."""
@@ -114,7 +114,7 @@ def main(
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         settings = _settings(
-            stack, python, path, named, context, methods.split(","),
+            stack, python, path, named, context, list(dict.fromkeys((PLAIN, *methods.split(",")))),
             [int(length) for length in draft_lengths.split(",")],
         )  # fmt: skip
         prompts = read_prompts(data, TASKS, limit)

@@ -21,7 +21,7 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import ResolvedPair, resolve_target
 from duodec.machine.cores import available_cores
 
-_FOLDER_VERSION = 2  # of the shards in it
+_FOLDER_VERSION = 3  # of the shards and checkpoints in it, and of what options mean
 _RECORDING_PART = 0.4  # of the minutes, at most
 
 OnProgress = Callable[[str, int, int], None]
