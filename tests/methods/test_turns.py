@@ -20,15 +20,15 @@ from duodec.drafting.growth import Tree
 from duodec.methods.auto import Auto
 from duodec.methods.request import Request
 from duodec.methods.stream import Stream
-from duodec.planning.costs import _UNKNOWN_STEP_S, Costs
-from duodec.planning.governor import Governor, Sources
-from duodec.planning.planner import _READ_IN_A_STEP, _READING, _WITH_A_STEP
+from duodec.planning.costs import Costs
+from duodec.planning.governor import _SAVED, Governor, Sources
 
 TABLE = TableModel(seed=7)
 DRAFT = replace(TABLE, noise=0.4)
 WARM = SamplingParams(temperature=0.8, seed=5)
 PASS_S, FOUGHT_S = 1.0, 3.0  # a forward pass of the target: alone, and with the drafter at work
 SOON_S, LATE_S = 0.02, 2.0  # a step of the draft model: waited for, and left alone at its work
+READING_S = 2.0  # of a long prompt
 
 
 class Working(InlineDrafter):
@@ -81,12 +81,35 @@ class Fought(TableTarget):
         return super().score(queries)
 
 
+class Reader(Working):
+    """Reads what is new of a long text before its step."""
+
+    def submit(self, request: DraftRequest) -> None:
+        is_first = not self.num_submitted
+        super().submit(request)
+        if is_first:
+            self.ready_s += READING_S
+
+    def heard(self, slot: int) -> Drafted:
+        made = super().heard(slot)
+        if self.is_at_work or self.num_submitted > 1:
+            return made
+        read_s = READING_S + SOON_S
+        return replace(made, draft_s=made.draft_s + READING_S, root_s=read_s)
+
+
 class Noted(Governor):
-    """Allows what `stream` has, and notes what rounds took."""
+    """Allows what `stream` has, and notes what rounds took and what was charged."""
 
     def __init__(self) -> None:
         super().__init__([Sources.ALL])
         self.rounds_s: list[float] = []
+        self.charged_s: list[float] = []
+
+    def charge(self, sources: Sources, seconds: float) -> None:
+        assert sources == Sources.ALL
+        self.charged_s.append(seconds)
+        super().charge(sources, seconds)
 
     def sources(self, most: Sources = Sources.ALL) -> Sources:
         return most
@@ -117,9 +140,10 @@ def run(
     num_tokens: int = 60,
     prompt: Sequence[int] = PROMPT,
     params: SamplingParams = WARM,
+    kind: type[Working] = Working,
 ) -> Run:
     clock = FakeClock()
-    drafter = Working(clock, num_soon)
+    drafter = kind(clock, num_soon)
     target = Fought(TABLE, drafter)
     session = Session(
         target=target,
@@ -222,8 +246,7 @@ def test_a_turn_has_so_many_steps() -> None:
 def test_a_long_text_is_read_when_decoding_has_taken_as_long_as_that_may_save() -> None:
     """The drafter is asked nothing before: its reading would stop the target."""
     prompt = PROMPT * 800
-    num_steps = (len(prompt) - _WITH_A_STEP) / _READ_IN_A_STEP
-    read_s = _READING * _UNKNOWN_STEP_S * num_steps
+    read_s = Costs().read_s(len(prompt)) / _SAVED
     made = run(Stream(), num_soon=10**9, prompt=prompt)
     waited_s = made.target.drafter.first_s - FakeClock().now
     assert read_s <= waited_s <= read_s + 5 * PASS_S
@@ -238,3 +261,26 @@ def test_what_the_drafter_has_cached_is_not_read_again() -> None:
         made = run(method, num_soon=10**9, prompt=prompt, params=params)
         assert made.tokens == plain_text(TABLE, params, 60, prompt)
     assert made.target.drafter.first_s - FakeClock().now <= 5 * PASS_S
+
+
+def test_what_the_drafter_reads_is_neither_a_step_nor_a_round() -> None:
+    """Learned as a step, it would be the last one that is waited for; as a round, it would end the
+    trial."""
+    method, prompt = NotedStream(), PROMPT * 100
+    made = run(method, num_soon=10**9, prompt=prompt, kind=Reader)
+    assert made.tokens == plain_text(TABLE, WARM, 60, prompt)
+    assert method.noted.charged_s == [pytest.approx(READING_S + SOON_S)]
+    assert max(method.noted.rounds_s) < PASS_S + READING_S
+    assert made.costs.root_s() < 3 * SOON_S
+    assert made.costs.read_s(len(prompt)) == pytest.approx(READING_S, rel=0.1)
+    assert made.target.drafter.num_submitted > 20
+
+
+def test_who_decodes_long_completions_reads_at_once() -> None:
+    method = Stream()
+    run(method, num_soon=10**9, num_tokens=120)
+    assert method.memory.decoding.value > 30 * PASS_S
+    prompt = PROMPT * 800
+    made = run(method, num_soon=10**9, prompt=prompt, params=replace(WARM, seed=6))
+    assert made.target.drafter.first_s - FakeClock().now <= 5 * PASS_S
+    assert made.tokens == plain_text(TABLE, replace(WARM, seed=6), 60, prompt)

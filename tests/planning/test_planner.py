@@ -1,11 +1,15 @@
-"""How many draft tokens the planner scores."""
+"""How many draft tokens the planner scores, and which steps it waits for."""
 
 from __future__ import annotations
 
 import pytest
 
+from duodec.core.candidates import TreeCursor
+from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
-from duodec.planning.planner import best_width
+from duodec.planning.governor import Governor, Sources
+from duodec.planning.planner import Planner, best_width
+from duodec.planning.selection import Selection
 
 A_ROW = 0.25  # forward passes without a draft: a processor whose rows are dear
 
@@ -39,3 +43,88 @@ def test_wide_drafts_stay_where_rows_are_free() -> None:
         for _ in range(3):
             costs.observe_forward(1.0, width)
     assert best_width([0.98] * 40, costs, allowance=1.0) == 40
+
+
+def test_covered_counts_the_rank_that_was_right() -> None:
+    known = Acceptance()
+    before = known.covered()
+    assert before == sorted(before)
+    assert known.coverage == before[-1]
+    for _ in range(600):
+        known.label([0.5, 0.2, 0.1, 0.05, 0.02], [False, True, False, False, False])
+        known.label([0.5, 0.2, 0.1, 0.05, 0.02], [False, False, False, False, True])
+        known.label([0.5, 0.2], [False, False])
+    assert known.covered() == pytest.approx([0.0, 1 / 3, 1 / 3, 2 / 3], abs=0.02)
+
+
+def test_a_step_is_not_waited_for_where_its_candidates_cost_more_than_they_bring() -> None:
+    """Of a token that is right four times in five, for the time of half a pass, and three times in
+    four by its later candidates: those cost a row each."""
+
+    def waits(row_s: float, rank: int) -> bool:
+        costs = Costs()
+        for width in (0, 1, 2, 4, 8):
+            for _ in range(3):
+                costs.observe_forward(1.0 + row_s * width, width)
+        for _ in range(5):
+            costs.observe_root(0.5)
+            costs.observe_step(0.5)
+        known = Acceptance()
+        for number in range(300):
+            known.label([0.2] * 4, [number % 5 > 0 and i == rank for i in range(4)])
+        planner = Planner(costs, known, patience=1.0, busy=0.0)
+        planner.observe(1, 1.0)
+        nothing = Selection((), Acceptance())
+        return planner.is_worth_waiting(TreeCursor(), nothing)
+
+    assert [waits(0.0, rank) for rank in range(4)] == [True] * 4
+    assert [waits(0.1, rank) for rank in range(4)] == [True, True, False, False]
+    assert [waits(0.5, rank) for rank in range(4)] == [False] * 4
+
+
+def tried(governor: Governor, tokens: int) -> int:
+    """A trial of the draft model, so many tokens a round, which lasts as long as a plain one; and
+    for how many rounds it then rests."""
+    for _ in range(4):
+        governor.observe(Sources.NONE, 1, 1.0)
+    for _ in range(governor.trial):
+        governor.observe(Sources.ALL, tokens, 1.5)
+    return rests(governor)
+
+
+def rests(governor: Governor) -> int:
+    rest = 0
+    while governor.sources() != Sources.ALL:
+        governor.observe(Sources.NONE, 1, 1.0)
+        rest += 1
+    return rest
+
+
+def test_what_a_failed_trial_was_charged_lengthens_its_rest() -> None:
+    def made() -> Governor:
+        return Governor([Sources.ALL], trial=4, probes=(), pause_per_lost=20)
+
+    uncharged = tried(made(), 1)
+    assert uncharged == pytest.approx(40, abs=4)  # 2 rounds were lost
+    charged = made()
+    charged.charge(Sources.ALL, 3.0)
+    assert tried(charged, 1) == uncharged + 60
+    assert tried(charged, 1) == pytest.approx(64, abs=4)  # charged once: twice as long as at first
+    paying = made()
+    paying.charge(Sources.ALL, 3.0)
+    assert tried(paying, 3) == 0
+    while paying.sources() == Sources.ALL:  # later on it no longer pays
+        paying.observe(Sources.ALL, 1, 1.5)
+    assert rests(paying) == 32
+
+
+def test_the_share_of_time_that_a_choice_saves() -> None:
+    governor = Governor([Sources.ALL])
+    assert governor.saved(Sources.ALL) == pytest.approx(0.2)
+    governor.observe(Sources.NONE, 1, 1.0)
+    assert governor.saved(Sources.ALL) == pytest.approx(0.2)
+    governor.observe(Sources.ALL, 2, 1.0)
+    assert governor.saved(Sources.ALL) == pytest.approx(0.5)
+    for _ in range(9):
+        governor.observe(Sources.ALL, 1, 4.0)
+    assert 0.0 < governor.saved(Sources.ALL) < 0.05

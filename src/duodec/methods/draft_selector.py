@@ -61,6 +61,7 @@ class DraftSelector:
         self._cursor = TreeCursor()  # of the text, in the draft model's tree
         self._is_asked = False  # the drafter knows the text
         self._num_late = 0  # steps in a row that were waited for in vain
+        self._reading_s = 0.0  # that a draft model in turns was waited for because it read
         self._text = request.text  # that the last forward pass went on from
         self._busy_s = 0.0  # of the drafter, when that began
         self._rehearsed: dict[tuple[int, ...], Offer] = {}
@@ -81,14 +82,25 @@ class DraftSelector:
         """The draft model takes part, and computes whenever it has something to do."""
         return self._request.is_drafting and not self._request.takes_turns
 
-    def repays_reading(self, decoding_s: float) -> bool:
+    def repays_reading(self, decoding_s: float, saved: float) -> bool:
         """Whether a draft model that takes the target's cores may read what it lacks of the text,
-        after a response was decoded for so long."""
+        after a response was decoded for so long, of which it is expected to save a share."""
+        likely_s = max(decoding_s, self._texts.memory.decoding.value)
+        return self._planner.repays_reading(self._num_unread, likely_s, saved)
+
+    def take_reading_s(self) -> float:
+        """For how long a draft model in turns was waited for lately because it read."""
+        seconds, self._reading_s = self._reading_s, 0.0
+        return seconds
+
+    @property
+    def _num_unread(self) -> int:
+        """Tokens of the text that a draft model in turns lacks."""
         request = self._request
         if not request.takes_turns:
-            return True
-        known, text = self._texts.memory.drafted.get(request.slot, _NOTHING), request.text
-        return self._planner.repays_reading(len(text) - common_prefix(known, text), decoding_s)
+            return 0
+        known = self._texts.memory.drafted.get(request.slot, _NOTHING)
+        return len(request.text) - common_prefix(known, request.text)
 
     def best(self) -> Generator[Need, Any, Offer]:
         """The likeliest candidates of all sources, after the draft steps that are worth waiting
@@ -110,24 +122,32 @@ class DraftSelector:
             and planner.is_worth_waiting(self._cursor, offer.selection)
         ):
             self._ask()
-            num_known = self._cursor.num_under
-            patience_s = PATIENCE * planner.step_s(self._cursor)
+            num_known, num_new = self._cursor.num_under, self._num_unread
+            reading_s = planner.reading_s(num_new)
+            patience_s = PATIENCE * (planner.step_s(self._cursor) + reading_s)
             if request.takes_turns:  # a step that is left alone goes on while the target computes
                 patience_s = max(patience_s, _LEAST_TURN_S)
             begin_s = request.clock()
             drafted = yield from request.wait(patience_s, num_known)
-            request.learn_steps(drafted)
+            waited_s = request.clock() - begin_s
+            if reading_s:  # which says nothing of its steps
+                self._reading_s += waited_s
+            else:
+                request.learn_steps(drafted)
             self._cursor = _newer(drafted, self._cursor)
             if request.takes_turns:  # one step at a time
                 self._is_asked = self._cursor.num_under == num_known and not drafted.is_complete
             if self._cursor.num_under == num_known:  # it is dead, reads, has no more to say, or
-                if request.clock() - begin_s > 0.9 * patience_s:  # its step takes longer
+                if waited_s > 0.9 * patience_s:  # its step takes longer
                     self._num_late += 1
                 # in turns the first one may have read a prompt: it is asked again first
                 if self._num_late > request.takes_turns:
                     planner.observe_late_step(self._cursor, patience_s)
                     self._num_late = 0
                 break
+            if reading_s and not self._num_late:  # or some of it was read before
+                request.costs.observe_read(num_new, waited_s)
+            self._texts.memory.drafted[request.slot] = text
             self._num_late = 0
             offer = self._offer(self._cursor, offer.others, request.remaining)
         return offer
@@ -199,7 +219,6 @@ class DraftSelector:
         if self._is_asked:
             return
         self._is_asked = True
-        self._texts.memory.drafted[self._request.slot] = self._request.text
         request, plan = self._request, self._plan
         depth = min(plan.depth, request.remaining - 1)
         if depth != plan.depth or len(self._proposed):

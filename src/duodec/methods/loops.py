@@ -77,7 +77,7 @@ def streaming(
     begin_s, decoding_s = request.now(), 0.0
     while request.remaining:
         most = request.costs.sources()
-        if not selector.repays_reading(decoding_s):
+        if not selector.repays_reading(decoding_s, governor.saved(Sources.ALL)):
             most = min(most, Sources.HEADS)
         can_pay = selector.can_pay and most != Sources.NONE
         sources = governor.sources(most) if can_pay else Sources.NONE
@@ -110,7 +110,10 @@ def streaming(
             num_from_model=offer.num_from_model(verdict.accepted),
             overlap_s=overlap_s,
         )
-        seconds, begin_s = request.now() - begin_s, request.now()
+        reading_s = selector.take_reading_s()
+        seconds, begin_s = request.now() - begin_s - reading_s, request.now()
+        if reading_s:
+            governor.charge(Sources.ALL, reading_s)
         if request.num_rounds > 1:
             decoding_s += seconds
         # the first round prefills the prompt, and what others forbid was not this request's choice
@@ -124,6 +127,7 @@ def streaming(
             forward.scores if can_pay else None,
             forward.scores.proposed().tree if heads else CandidateTree(),
         )
+    texts.memory.decoding.observe(decoding_s, 1)
 
 
 def overlapped(request: Request, plan: Callable[[int], Plan]) -> Loop:

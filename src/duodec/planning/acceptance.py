@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT
@@ -15,7 +15,8 @@ from duodec.core.draft import ROOT
 _NUM_BINS = 12  # of confidence
 NUM_RANKS = 4  # first, second, third, later
 PRIOR_WEIGHT = 6.0  # labels that the prior counts as
-_PRIOR_COVERAGE = 0.6
+# expected before any label: how often the target's token is the first candidate, the second, ...
+_PRIOR_RIGHT = (0.4, 0.1, 0.05, 0.05)
 # where all bins of confidence but the first begin: finer near 0
 EDGES = [(i / _NUM_BINS) ** 2 for i in range(1, _NUM_BINS)]
 _MEMORY = 400.0  # labels of a bin after which old ones fade
@@ -42,7 +43,9 @@ class Acceptance:
         # the compiled library keeps their addresses: they are never replaced and never grow
         self.num_right = array("d", [0.0]) * (_NUM_BINS * NUM_RANKS)  # labels of 1, by bin and rank
         self.num_seen = array("d", [0.0]) * (_NUM_BINS * NUM_RANKS)
-        self._coverage = (0.0, 0.0)  # the same for whole sets of candidates
+        # the same for whole sets of candidates: which of them was right, of how many sets
+        self._right_by_rank = [0.0] * NUM_RANKS
+        self._num_sets = 0.0
 
     @classmethod
     def doubting(cls, share: float, below: float = 1.0, ranks: Iterable[int] = (0,)) -> Acceptance:
@@ -86,15 +89,24 @@ class Acceptance:
     @property
     def coverage(self) -> float:
         """The likelihood that the target's token is among an expanded node's candidates."""
-        right, num = self._coverage
-        return (right + PRIOR_WEIGHT * _PRIOR_COVERAGE) / (num + PRIOR_WEIGHT)
+        return self.covered()[-1]
+
+    def covered(self) -> list[float]:
+        """The likelihood that the target's token is the first of an expanded node's candidates, one
+        of the first two, ..., any of them."""
+        weight = self._num_sets + PRIOR_WEIGHT
+        pairs = zip(self._right_by_rank, _PRIOR_RIGHT, strict=True)
+        return list(accumulate((right + PRIOR_WEIGHT * prior) / weight for right, prior in pairs))
 
     def label(self, confidences: Sequence[float], is_right: Sequence[bool]) -> None:
         """Add labels of all of a node's candidates, best first."""
         self.observe(confidences, range(len(confidences)), is_right)
-        right, num = self._coverage
-        fade = 0.5 if num >= _MEMORY else 1.0
-        self._coverage = (right * fade + any(is_right), num * fade + 1)
+        if self._num_sets >= _MEMORY:
+            self._right_by_rank = [right * 0.5 for right in self._right_by_rank]
+            self._num_sets *= 0.5
+        if any(is_right):
+            self._right_by_rank[min(list(is_right).index(True), NUM_RANKS - 1)] += 1
+        self._num_sets += 1
 
     def learn(self, tree: CandidateTree, tokens: Sequence[int], node: int = ROOT) -> None:
         """Label the tree's candidates along the tokens that were generated, from ``node`` on."""

@@ -26,6 +26,7 @@ _PLATEAU = 1.15  # it did not cost much more
 _MAX_LEAP = 1024
 _STALE = 512  # passes, all widths together, after which a width is measured anew
 _UNKNOWN_STEP_S = 0.003
+_READ_IN_A_STEP = 4.0  # tokens that a draft model reads in the time of a step, at least: 4 to 16
 
 
 class _Recent:
@@ -68,6 +69,7 @@ class Costs:
     _step_s: _Recent = field(default_factory=_Recent)
     _step_leaves: _Recent = field(default_factory=_Recent)
     _root_s: _Recent = field(default_factory=_Recent)
+    _read_token_s: _Recent = field(default_factory=_Recent)
     _heads_s: _Recent = field(default_factory=_Recent)
     _head_level_s: _Recent = field(default_factory=_Recent)
     _lately: _Recent = field(default_factory=lambda: _Recent(_LATELY))  # without a draft
@@ -248,6 +250,16 @@ class Costs:
     def root_s(self) -> float:
         """Expected seconds until they are known, once the drafter sees the text."""
         return self._root_s.median if self._root_s else self.step_s()
+
+    def observe_read(self, num_tokens: int, seconds: float) -> None:
+        """Add the time for which the draft model read so many tokens that were new to it."""
+        self._read_token_s.observe(seconds / num_tokens)
+
+    def read_s(self, num_tokens: int) -> float:
+        """Expected seconds for which it reads so many."""
+        if not self._read_token_s:
+            return num_tokens * self.step_s() / _READ_IN_A_STEP
+        return num_tokens * self._read_token_s.median
 
     def observe_heads(self, seconds: float, num_levels: int) -> None:
         """Add what the target's own heads took to propose a draft of so many levels, in a forward

@@ -44,6 +44,7 @@ _FIRST_PAUSE, _MAX_PAUSE = 32, 512  # rounds before what did not pay is retried
 _MAX_ALLOWANCE = 16.0  # of what was gained, in rounds of plain decoding
 _RUINED = -0.2  # of the allowance: nothing is drafted
 _REGROWTH = 0.02  # of the allowance, with each round
+_SAVED, _LEAST_SAVED = 0.2, 0.02  # of decoding's time, expected and at least
 
 
 class Sources(IntEnum):
@@ -83,6 +84,7 @@ class Governor:
     _pause: dict[Sources, int] = field(default_factory=dict)  # the next rest, in rounds
     _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of the rest
     _trial: dict[Sources, int] = field(default_factory=dict)  # rounds since it was chosen
+    _charged_s: dict[Sources, float] = field(default_factory=dict)  # since then, beside its rounds
     _since_probe: float = 0.0
     _plain: Rate = field(default_factory=lambda: Rate(_FADE))  # rounds of plain decoding
     _num_probes: int = 0
@@ -94,8 +96,8 @@ class Governor:
     def anew(self) -> Governor:
         """A governor that begins with this one's choice and measures everything again."""
         return replace(
-            self, _rates={}, _pause=dict(self._pause), _trial={}, _since_probe=0.0, _num_probes=0,
-            _plain=Rate(_FADE),
+            self, _rates={}, _pause=dict(self._pause), _trial={}, _charged_s={}, _since_probe=0.0,
+            _num_probes=0, _plain=Rate(_FADE),
             _rest={s: max(rest, self.first_rests.get(s, 0)) for s, rest in self._rest.items()},
         )  # fmt: skip
 
@@ -139,6 +141,22 @@ class Governor:
         if self._trial[sources] >= min(_SOONEST, self.trial):
             self._judge(sources)
 
+    def charge(self, sources: Sources, seconds: float) -> None:
+        """Add what a choice cost once, in no round of it: if the trial fails, it rests for it too,
+        and if not, it was well spent."""
+        self._charged_s[sources] = self._charged_s.get(sources, 0.0) + seconds
+
+    def saved(self, sources: Sources) -> float:
+        """The share of the time of simpler choices that this one saves, as far as it is known, and
+        a little at least: what is never chosen is never measured."""
+        rate, simpler = self._rates.get(sources, Rate(_FADE)).value, self._simpler(sources)
+        return max(_LEAST_SAVED, 1.0 - simpler / rate) if rate and simpler else _SAVED
+
+    def _simpler(self, sources: Sources) -> float:
+        """The best rate of simpler choices."""
+        rates = self._rates.items()
+        return max((rate.value for s, rate in rates if s < sources), default=0.0)
+
     def _allowance_after(self, gained: float) -> float:
         """What may be lost after a round that gained so many rounds of plain decoding."""
         left = self.allowance
@@ -156,19 +174,21 @@ class Governor:
     def _judge(self, sources: Sources) -> None:
         """Rest sources that are slower than simpler ones."""
         rate = self._rates[sources]
-        known = [rate.value for s, rate in self._rates.items() if s < sources and rate.num_rounds]
-        simpler = max(known, default=0.0)
+        simpler = self._simpler(sources)
         is_tried = self._trial[sources] >= self.trial
         is_slow = rate.value < (self.margin if is_tried else self.hopeless) * simpler
+        if not is_slow and not is_tried:
+            return
+        charged_s = self._charged_s.pop(sources, 0.0)
         if not is_slow:
-            if is_tried:
-                self._pause[sources] = _FIRST_PAUSE
+            self._pause[sources] = _FIRST_PAUSE
             return
         pause = self._pause.get(sources, _FIRST_PAUSE)
         self._rest[sources] = pause
         if self._trial[sources] <= self.trial:
-            lost = (rate.seconds - rate.amount / simpler) * self._plain.value
-            self._rest[sources] = max(pause, min(round(self.pause_per_lost * lost), _MAX_PAUSE))
+            lost_s = charged_s + rate.seconds - rate.amount / simpler
+            num_lost = round(self.pause_per_lost * lost_s * self._plain.value)
+            self._rest[sources] = max(pause, min(num_lost, _MAX_PAUSE))
         self._pause[sources] = min(self.backoff * pause, _MAX_PAUSE)
         self._trial[sources] = 0
         self._rates[sources] = Rate(_FADE)  # judged anew when retried

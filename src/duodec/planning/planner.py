@@ -22,9 +22,7 @@ _SLOW_FADE = 0.98
 _CAUTION = 0.35  # more that a draft must promise for each forward pass lost
 _BET = 0.25  # of the tokens that a draft promises, in forward passes
 _MOST_LOST = 2.0  # forward passes: what one draft may lose of the allowance, and for its promise
-# in turns a draft model reads so many tokens in the time of a step, at least (measured: 4 to 13),
-# beyond the few that go with it, and saves a fifth of decoding's time, at most
-_READ_IN_A_STEP, _WITH_A_STEP, _READING = 4.0, 16, 5.0
+_WITH_A_STEP = 16  # new tokens of a text that go with a step
 _PRIOR_TRUST = 2.0  # tokens that count as promised and come
 
 
@@ -74,30 +72,42 @@ class Planner:
         self.costs.curve(self.num_tokens)  # is wanted between two forward passes
         return any(self.costs.forward_s(n) < (1 + n) * plain_s for n in widths)
 
-    def repays_reading(self, num_tokens: int, decoding_s: float) -> bool:
-        """Whether a draft model on the target's cores may read so many tokens by now, in a response
-        that has been decoded for ``decoding_s``: more than go with a step. Nobody knows how long it
-        will be: who buys when the rent has come to the price pays twice at most."""
-        num_steps = max(0, num_tokens - _WITH_A_STEP) / _READ_IN_A_STEP
-        return decoding_s >= _READING * self.costs.step_s() * num_steps
+    def reading_s(self, num_tokens: int) -> float:
+        """Expected seconds for which a draft model on the target's cores reads so many new tokens
+        of a text; 0 where they go with a step."""
+        return self.costs.read_s(num_tokens) if num_tokens > _WITH_A_STEP else 0.0
+
+    def repays_reading(self, num_tokens: int, decoding_s: float, saved: float) -> bool:
+        """Whether it may read them by now, in a response that has been decoded for ``decoding_s``,
+        a share ``saved`` of which it saves. Nobody knows how long the response will be: who buys
+        when the rent has come to the price pays twice at most."""
+        return saved * decoding_s >= self.reading_s(num_tokens)
 
     def is_worth_waiting(self, cursor: TreeCursor, selection: Selection) -> bool:
         """Whether one more step of the draft model, whose tree under the text this is, is expected
         to yield tokens faster than decoding does, beyond what the other sources already propose."""
         if not (self._rate.value or self.costs.is_measured):
             return False  # it may be that the target needs no time at all
-        rate = self._rate.value or 1 / max(_TICK_S, self.costs.forward_s(0))
-        row_s = self.costs.row_s(self.width(selection))  # to score what it brings
-        least = self._caution * rate * (self.patience * self.step_s(cursor) + row_s)
-        coverage = self.trust * self.acceptance.coverage
+        rate = self._caution * (self._rate.value or 1 / max(_TICK_S, self.costs.forward_s(0)))
+        row = rate * self.costs.row_s(self.width(selection))  # of what it brings, in tokens
+        least = rate * self.patience * self.step_s(cursor)
         if not cursor.is_expanded:
             reach = selection.reach  # what the others' trees are like, where they are right
             further = max(1.0, (sum(selection.values) + _NO_TREE) / (reach + _NO_TREE))
-            return coverage * (1.0 - reach) * further > least
-        most = coverage * (1.0 - self._without_draft.value)  # of nodes, one of which comes true
-        if most <= least:
+            return self._gained((1.0 - reach) * further, row) > least
+        # of nodes, one of which comes true
+        share = 1.0 - self._without_draft.value
+        if self._gained(share, row) <= least:
             return False
-        return most * self.acceptance.unexpanded(cursor, self.costs.step_leaves()) > least
+        value = self.acceptance.unexpanded(cursor, self.costs.step_leaves())
+        return self._gained(share * value, row) > least
+
+    def _gained(self, value: float, row: float) -> float:
+        """Tokens that a step is expected to bring under nodes of that value, less those that would
+        come in the time for scoring its first candidate, its first two, ..., ``row`` each; all of
+        them cost as much as four, since those that are unlikely are not scored."""
+        covered = self.acceptance.covered()
+        return max(self.trust * value * share - num * row for num, share in enumerate(covered, 1))
 
     def step_s(self, cursor: TreeCursor) -> float:
         """Expected seconds until the drafter's next step arrives here."""

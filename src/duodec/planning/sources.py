@@ -18,10 +18,12 @@ from duodec.drafting.continuations import most_frequent
 from duodec.drafting.recycling import MAX_ORDER, RecycledRows
 from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.planning.acceptance import Acceptance
+from duodec.planning.governor import Rate
 from duodec.planning.selection import ALONE, Source
 from duodec.planning.supplement import Supplement
 
 _MAX_DEPTH = 24
+_FADE = 0.9  # of earlier completions
 _FACTOR = float(_MAX_DEPTH)  # draft tokens a matched token: their values say how many are scored
 _MIN_SHARE = 0.05
 LENGTHS = (1, 2, 4, 8, 16)  # matches that are judged apart: of one token, 2 or 3, 4 to 7, ...
@@ -251,7 +253,9 @@ class TextMemory:
         default_factory=lambda: Acceptance.doubting(_ALONE, below=_SURE, ranks=(ALONE,))
     )
     drafted: dict[int, Tokens] = field(default_factory=dict)
-    """By slot, the text that the draft model was asked about last: cached, unless it has died."""
+    """By slot, the last text that a draft model in turns has read: cached, unless it has died."""
+    decoding: Rate = field(default_factory=lambda: Rate(_FADE))
+    """The seconds for which a completion is decoded, of each."""
 
 
 class TextSources:
