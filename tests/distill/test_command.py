@@ -58,8 +58,8 @@ def test_layers_are_left_out_in_the_middle(layers: str | None, kept: Sequence[in
     assert DistillSettings(layers=layers).layers_of(9) == tuple(kept)
 
 
-@pytest.mark.parametrize("library", ["torch", "gguf"])
-def test_without_torch_or_gguf_one_line_says_what_to_install(library: str) -> None:
+@pytest.mark.parametrize("library", ["torch", "gguf", "accelerate"])
+def test_without_a_library_one_line_says_what_to_install(library: str) -> None:
     needs_torch()  # one of them is hidden from the process
     command = [sys.executable, "-c", RUN, library, "distill", "smollm2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from duodec.backends.torch.library import torch as torch
 from duodec.errors import BackendUnavailable
 from duodec.machine.install import extra_command
@@ -12,3 +14,7 @@ except ImportError as error:
     raise BackendUnavailable(
         f"gguf cannot be loaded ({error}); run: {extra_command('torch')}"
     ) from error
+
+# transformers asks for it when it opens a GGUF file: after the recording
+if find_spec("accelerate") is None:
+    raise BackendUnavailable(f"accelerate is not installed; run: {extra_command('torch')}")
