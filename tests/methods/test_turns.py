@@ -207,7 +207,7 @@ class Threaded(TableDraftModel):
     is_alone: list[bool] = field(default_factory=lambda: [False])
     steps: list[bool] = field(default_factory=list)
 
-    def use_all_threads(self, is_alone: bool) -> None:
+    def compute_alone(self, is_alone: bool) -> None:
         self.is_alone.append(is_alone)
 
     def rows(self, query):

@@ -343,9 +343,9 @@ class DraftModel(Protocol):
         """The same model over the same cache, which has measured nothing of itself yet."""
         return self
 
-    def use_all_threads(self, is_alone: bool) -> None:
-        """Compute on all cores of this process, or on the draft model's share of them, where it can
-        choose."""
+    def compute_alone(self, is_alone: bool) -> None:
+        """Whether the target waits from now on, on whose cores this computes: then on all of them,
+        and a text is read whole, where the model can choose."""
         return
 
     def mask(self, grammar: Grammar) -> Mask:

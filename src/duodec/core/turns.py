@@ -28,11 +28,11 @@ class InTurns:
         if self.num_steps is not None:  # what is left of the last tree comes first
             steps = islice(steps, 1 + self.num_steps)
         while True:
-            model.use_all_threads(True)
+            model.compute_alone(True)
             try:
                 draft = next(steps, None)
             finally:  # other slots' turns come between two steps
-                model.use_all_threads(False)
+                model.compute_alone(False)
             if draft is None:
                 return
             yield draft

@@ -12,6 +12,7 @@ _FIRST_PROBE = 8  # rounds of drafting before the first one of plain decoding
 _FIRST_REST = 16  # rounds before a draft model is tried that takes the target's cores
 _TRIAL = 24  # rounds, of which few may have had a draft
 _HOPELESS = 0.6  # of plain decoding's rate: two rounds show it
+_HOPELESS_IN_TURNS = 0.4  # where a draft that is refused has stopped the target
 _MARGIN = 0.97  # of plain decoding's rate: what drafts nothing may take a moment longer
 _ALLOWANCE = 1.0  # rounds of plain decoding that drafts may lose before they have gained any
 _ALLOWANCE_IN_TURNS = 4.0  # where a draft model has to be tried against its cost
@@ -43,7 +44,7 @@ class Auto(Stream):
                 first_probe=_FIRST_PROBE,
                 trial=_TRIAL,
                 probes=probes,
-                hopeless=_HOPELESS,
+                hopeless=_HOPELESS_IN_TURNS if request.takes_turns else _HOPELESS,
                 margin=_MARGIN,
                 pause_per_lost=_PAUSE_PER_LOST,
                 first_rests={Sources.ALL: _FIRST_REST} if request.takes_turns else {},

@@ -8,7 +8,7 @@ from duodec.drafting.growth import Tree
 from duodec.methods.loops import streaming
 from duodec.methods.method import Method
 from duodec.methods.request import Loop, Request
-from duodec.planning.acceptance import Acceptance
+from duodec.planning.acceptance import HOPED, Acceptance
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
 from duodec.planning.sources import TextMemory, TextSources
@@ -45,9 +45,11 @@ class Stream(Method):
     memory: TextMemory = field(default_factory=TextMemory)
 
     def decode(self, request: Request) -> Loop:
-        # a drafter that rests while the target computes has nothing to lose by being waited for
-        patience, busy = (1.0, 0.0) if request.takes_turns else (self.patience, 0.5)
-        planner = Planner(request.costs, self.acceptance, self.num_tokens, patience, busy)
+        planner = Planner(request.costs, self.acceptance, self.num_tokens, self.patience)
+        if request.takes_turns:
+            # a drafter that rests while the target computes has nothing to lose by being waited
+            # for, and shows what it is worth only then
+            planner.patience, planner.busy, planner.prior = 1.0, 0.0, HOPED
         texts = TextSources(self.memory, request.text, request.datastore)
         try:
             yield from streaming(request, planner, self.plan, texts, self.governor(request))

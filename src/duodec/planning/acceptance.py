@@ -6,6 +6,7 @@ import heapq
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -15,11 +16,23 @@ from duodec.core.draft import ROOT
 _NUM_BINS = 12  # of confidence
 NUM_RANKS = 4  # first, second, third, later
 PRIOR_WEIGHT = 6.0  # labels that the prior counts as
-# expected before any label: how often the target's token is the first candidate, the second, ...
-_PRIOR_RIGHT = (0.4, 0.1, 0.05, 0.05)
 # where all bins of confidence but the first begin: finer near 0
 EDGES = [(i / _NUM_BINS) ** 2 for i in range(1, _NUM_BINS)]
 _MEMORY = 400.0  # labels of a bin after which old ones fade
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Stands for ``weight`` labels of a node's candidates: how often the target's token is the
+    first one, the second, the third, and a later one."""
+
+    right: tuple[float, float, float, float]
+    weight: float = PRIOR_WEIGHT
+
+
+EXPECTED = Prior((0.4, 0.1, 0.05, 0.05))
+HOPED = Prior((0.7, 0.1, 0.05, 0.05), 16.0)
+"""Of a draft model that drafts only if it is expected to pay, so that labels cost something."""
 
 
 def _cell(confidence: float, rank: int) -> int:
@@ -91,12 +104,12 @@ class Acceptance:
         """The likelihood that the target's token is among an expanded node's candidates."""
         return self.covered()[-1]
 
-    def covered(self) -> list[float]:
+    def covered(self, prior: Prior = EXPECTED) -> list[float]:
         """The likelihood that the target's token is the first of an expanded node's candidates, one
         of the first two, ..., any of them."""
-        weight = self._num_sets + PRIOR_WEIGHT
-        pairs = zip(self._right_by_rank, _PRIOR_RIGHT, strict=True)
-        return list(accumulate((right + PRIOR_WEIGHT * prior) / weight for right, prior in pairs))
+        weight = self._num_sets + prior.weight
+        pairs = zip(self._right_by_rank, prior.right, strict=True)
+        return list(accumulate((right + prior.weight * one) / weight for right, one in pairs))
 
     def label(self, confidences: Sequence[float], is_right: Sequence[bool]) -> None:
         """Add labels of all of a node's candidates, best first."""

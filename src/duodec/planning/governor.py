@@ -147,10 +147,12 @@ class Governor:
         self._charged_s[sources] = self._charged_s.get(sources, 0.0) + seconds
 
     def saved(self, sources: Sources) -> float:
-        """The share of the time of simpler choices that this one saves, as far as it is known, and
+        """The share of the time of simpler choices that this one saves, once it has been tried, and
         a little at least: what is never chosen is never measured."""
-        rate, simpler = self._rates.get(sources, Rate(_FADE)).value, self._simpler(sources)
-        return max(_LEAST_SAVED, 1.0 - simpler / rate) if rate and simpler else _SAVED
+        rate, simpler = self._rates.get(sources), self._simpler(sources)
+        if not simpler or rate is None or rate.num_rounds < self.trial:
+            return _SAVED
+        return max(_LEAST_SAVED, 1.0 - simpler / rate.value)
 
     def _simpler(self, sources: Sources) -> float:
         """The best rate of simpler choices."""

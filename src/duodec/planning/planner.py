@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from duodec.core.candidates import TreeCursor
-from duodec.planning.acceptance import Acceptance
+from duodec.planning.acceptance import EXPECTED, Acceptance, Prior
 from duodec.planning.compiled import grow
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Rate
@@ -35,6 +35,7 @@ class Planner:
     num_tokens: int = 80  # draft tokens in a forward pass at most
     patience: float = 1.75  # how much faster than decoding a wait must yield tokens
     busy: float = 0.5  # of a step that the drafter ends when it is asked; 0: it rests until then
+    prior: Prior = EXPECTED  # of the draft model's candidates
     has_branches: bool = True  # the target scores trees; otherwise chains
     allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
     heads_s: float = 0.0  # that the target's own heads add to the next forward pass
@@ -106,7 +107,7 @@ class Planner:
         """Tokens that a step is expected to bring under nodes of that value, less those that would
         come in the time for scoring its first candidate, its first two, ..., ``row`` each; all of
         them cost as much as four, since those that are unlikely are not scored."""
-        covered = self.acceptance.covered()
+        covered = self.acceptance.covered(self.prior)
         return max(self.trust * value * share - num * row for num, share in enumerate(covered, 1))
 
     def step_s(self, cursor: TreeCursor) -> float:

@@ -51,6 +51,14 @@ def test_a_text_is_long_that_takes_more_than_twice_the_start() -> None:
     assert measured(3e-4, most=128).is_long(65, 1000)
 
 
+def test_who_computes_alone_reads_as_much_as_it_can_hold() -> None:
+    window = measured(3e-4, most=4000)
+    assert window.is_long(3000, 0)
+    assert not window.is_long(3000, 0, is_alone=True)
+    assert window.is_long(3001, 0, is_alone=True)
+    assert window.is_long(3001, 1000, is_alone=True)
+
+
 def test_blocks_double_the_window_up_to_three_quarters_of_it() -> None:
     window, num_seen, blocks = measured(3e-4, most=2048), 100, []
     while block := window.block(num_seen):

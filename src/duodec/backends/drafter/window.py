@@ -80,8 +80,12 @@ class Window:
         """Last tokens that stay when a text outgrows the window."""
         return 3 * self.most // 4
 
-    def is_long(self, num_new: int, num_known: int) -> bool:
-        """Whether so many new tokens after known ones are too many to be read in one go."""
+    def is_long(self, num_new: int, num_known: int, *, is_alone: bool = False) -> bool:
+        """Whether so many new tokens after known ones are too many to be read in one go. For a
+        draft model that computes alone, while the target waits, only those that it cannot hold
+        are: it is asked when it is to read them all, and has no other time for it."""
+        if is_alone:
+            return num_new > self.kept
         limit = (_CONTINUED if num_known else 2) * self.start
         return num_new > min(limit, self.most // 2)
 

@@ -66,6 +66,7 @@ class LlamaDraftModel(DraftModel):
         self._num_positions = model.num_context_train - MAX_WIDTH
         most = min(max_window or DEFAULT_WINDOW, num_context, self._num_positions)
         self._num_threads = num_threads
+        self._is_alone = False  # the target waits, on whose cores this computes
         self.clock: Callable[[], float] = perf_counter
         self.window = Window(max(most, LEAST_WINDOW), model.num_params)
         self._origins: dict[int, int] = {}  # by slot, tokens of its text before position 0
@@ -160,7 +161,7 @@ class LlamaDraftModel(DraftModel):
         one that has outgrown the window."""
         part = self.context.part(slot)
         num_known = part.num_known(text)
-        if self.window.is_long(len(text) - num_known, num_known):
+        if self.window.is_long(len(text) - num_known, num_known, is_alone=self._is_alone):
             self.context.start_at(slot, text, len(text) - self.window.start)
         elif num_known and len(text) - part.begin > self.window.most:
             begin = len(text) - self.window.kept
@@ -173,8 +174,10 @@ class LlamaDraftModel(DraftModel):
         """The grammar on this vocabulary. Raises BadOption."""
         return self._masks.mask(grammar)
 
-    def use_all_threads(self, is_alone: bool) -> None:
-        """Compute on all cores of this process, or on the draft model's share of them."""
+    def compute_alone(self, is_alone: bool) -> None:
+        """Compute on all cores of this process and read texts whole, or on the draft model's share
+        of the cores, and long texts from their ends."""
+        self._is_alone = is_alone
         self.context.num_threads = len(available_cores()) if is_alone else self._num_threads
 
     @property
