@@ -13,7 +13,9 @@ from fakes.decoding import PROMPT, FakeClock, Session, decode_rounds, plain_text
 from fakes.inline_drafter import InlineDrafter
 
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
-from duodec.core.protocols import Drafted, DraftRequest, Query, Scores
+from duodec.backends.translation.wrapped import Wrapped
+from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores
+from duodec.core.rows import Row
 from duodec.core.sampling import Sampler, SamplingParams
 from duodec.core.turns import InTurns
 from duodec.drafting.growth import Tree
@@ -217,7 +219,7 @@ class Threaded(TableDraftModel):
         return super().rows(query)
 
 
-def drafting(model: Threaded, num_steps: int | None):
+def drafting(model: DraftModel, num_steps: int | None):
     text = np.array(PROMPT, np.int32)
     plan = Tree(num_leaves=2, max_expanded=64, depth=12)
     return InTurns(plan, num_steps).grow(model, DraftRequest(0, text, plan, Sampler()))
@@ -233,6 +235,16 @@ def test_all_cores_are_used_for_a_step_and_given_back_after_it() -> None:
         list(steps)
     assert model.steps == [True] * 4
     assert not model.is_alone[-1]
+
+
+def test_a_draft_model_of_another_vocabulary_uses_all_cores_too() -> None:
+    class Renamed(Wrapped):
+        def rows(self, query: RowQuery) -> Sequence[Row]:
+            return self.model.rows(query)
+
+    model = Threaded(TABLE)
+    list(drafting(Renamed(model), 2))
+    assert model.steps == [True] * 2
 
 
 def test_a_turn_has_so_many_steps() -> None:

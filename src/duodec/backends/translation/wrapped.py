@@ -21,6 +21,9 @@ class Wrapped(DraftModel):
     def widen(self, slot: int, *, is_idle: bool) -> bool:
         return self.model.widen(slot, is_idle=is_idle)
 
+    def compute_alone(self, is_alone: bool) -> None:
+        self.model.compute_alone(is_alone)
+
     @property
     def num_computed(self) -> int:
         return self.model.num_computed
