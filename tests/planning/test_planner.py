@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duodec.core.candidates import TreeCursor
+from duodec.core.draft import ROOT
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
@@ -80,6 +81,47 @@ def test_a_step_is_not_waited_for_where_its_candidates_cost_more_than_they_bring
     assert [waits(0.0, rank) for rank in range(4)] == [True] * 4
     assert [waits(0.1, rank) for rank in range(4)] == [True, True, False, False]
     assert [waits(0.5, rank) for rank in range(4)] == [False] * 4
+
+
+class Proposes:
+    """One token, as likely as that; or nothing."""
+
+    is_open = False
+
+    def __init__(self, likelihood: float = 0.0) -> None:
+        self.likelihood = likelihood
+
+    def root(self) -> int:
+        return 0
+
+    def successors(self, state: int, least: float) -> list[tuple[int, float, None]]:
+        return [(7, self.likelihood, None)] if self.likelihood > least else []
+
+    def follow(self, state: int, token: int) -> None:
+        raise AssertionError
+
+    def observe(self, state: int, token: int) -> None:
+        raise AssertionError
+
+
+def test_drafts_from_text_that_promise_too_much_say_nothing_of_the_draft_model(
+    costs: Costs,
+) -> None:
+    planner = Planner(costs, Acceptance())
+    by_text, by_model = (
+        Selection([Proposes(one), Proposes(other)], Acceptance())
+        for one, other in ((0.0, 0.9), (0.9, 0.0))
+    )
+    for selection in (by_text, by_model):
+        selection.tokens, selection.parents, selection.values = [7], [ROOT], [0.9]
+    assert planner.width(by_text) == planner.width(by_model) == 1
+    for _ in range(20):
+        planner.observe_promise(by_text, 1, 0)
+    assert planner.width(by_text) == 0
+    assert planner.width(by_model) == 1
+    for _ in range(20):
+        planner.observe_promise(by_model, 1, 0)
+    assert planner.width(by_model) == 0
 
 
 def tried(governor: Governor, tokens: int) -> int:

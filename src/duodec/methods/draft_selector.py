@@ -248,7 +248,7 @@ class DraftSelector:
         if offer.selection is not None:  # first: its sources say what they have learned
             planner.learn(offer.selection, tokens)
             if num := len(offer.draft):
-                planner.observe_promise(sum(offer.selection.values[:num]), len(tokens) - 1)
+                planner.observe_promise(offer.selection, num, len(tokens) - 1)
         planner.acceptance.learn(cursor.tree, tokens, cursor.node)
         self._texts.learn(lessons)
         self.can_pay = self._can_pay()

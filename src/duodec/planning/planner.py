@@ -40,7 +40,10 @@ class Planner:
     allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
     heads_s: float = 0.0  # that the target's own heads add to the next forward pass
     _rate: Rate = field(default_factory=lambda: Rate(_FADE))
-    _promises: Rate = field(default_factory=lambda: Rate(_FADE, _PRIOR_TRUST, _PRIOR_TRUST))
+    # of drafts without candidates of the draft model, and with some
+    _promises: Sequence[Rate] = field(
+        default_factory=lambda: [Rate(_FADE, _PRIOR_TRUST, _PRIOR_TRUST) for _ in range(2)]
+    )
     _without_draft: Rate = field(default_factory=lambda: Rate(_SLOW_FADE, 3.0, 6.0))
 
     def select(
@@ -107,8 +110,9 @@ class Planner:
         """Tokens that a step is expected to bring under nodes of that value, less those that would
         come in the time for scoring its first candidate, its first two, ..., ``row`` each; all of
         them cost as much as four, since those that are unlikely are not scored."""
+        value *= self._trust(has_draft=True)
         covered = self.acceptance.covered(self.prior)
-        return max(self.trust * value * share - num * row for num, share in enumerate(covered, 1))
+        return max(value * share - num * row for num, share in enumerate(covered, 1))
 
     def step_s(self, cursor: TreeCursor) -> float:
         """Expected seconds until the drafter's next step arrives here."""
@@ -137,18 +141,20 @@ class Planner:
         """How much more a draft must promise than what it costs."""
         return _caution(self.allowance)
 
-    @property
-    def trust(self) -> float:
-        """The share of the expected draft tokens that were accepted lately, 1 at most."""
-        return min(1.0, self._promises.value)
+    def _trust(self, *, has_draft: bool) -> float:
+        """The share of what drafts with or without candidates of the draft model promised that was
+        accepted lately, 1 at most."""
+        return min(1.0, self._promises[has_draft].value)
 
-    def observe_promise(self, expected: float, num_accepted: int) -> None:
-        """Add a draft that was scored: the values of its tokens together, and what came of it."""
-        self._promises.observe(num_accepted, expected)
+    def observe_promise(self, selection: Selection, num_scored: int, num_accepted: int) -> None:
+        """Add a draft of the first of these tokens that was scored, and what came of it."""
+        expected = sum(selection.values[:num_scored])
+        self._promises[selection.has_draft].observe(num_accepted, expected)
 
     def width(self, selection: Selection) -> int:
         """How many of the selected tokens to score."""
-        return best_width(selection.values, self.costs, self.trust, self.allowance, self.heads_s)
+        trust = self._trust(has_draft=selection.has_draft)
+        return best_width(selection.values, self.costs, trust, self.allowance, self.heads_s)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Add a round, timed from the end of the previous one."""

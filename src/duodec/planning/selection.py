@@ -78,6 +78,11 @@ class Selection:
         """The first nodes; the likelier child comes before others."""
         return Draft(tuple(self.tokens[:num_tokens]), tuple(self.parents[:num_tokens]))
 
+    @property
+    def has_draft(self) -> bool:
+        """The draft model proposes something after the text."""
+        return bool(self.sources) and bool(self.sources[0].successors(self.sources[0].root(), 0.0))
+
     def _asked(self, states: Sequence[State], value: float) -> _Asked:
         """What the sources propose at a node of this value."""
         share = SHARE * self.least / value
