@@ -171,3 +171,13 @@ def test_the_share_of_time_that_a_choice_saves() -> None:
     for _ in range(9):
         governor.observe(Sources.ALL, 1, 0.98)
     assert 0.0 < governor.saved(Sources.ALL) < 0.5
+
+
+def test_after_a_failed_trial_the_next_one_is_expected_to_save_less() -> None:
+    governor = Governor([Sources.ALL], trial=4, probes=())
+    for expected in (0.2, 0.1, 0.05):
+        assert governor.saved(Sources.ALL) == pytest.approx(expected)
+        tried(governor, 1)
+    for _ in range(4):
+        governor.observe(Sources.ALL, 3, 1.5)
+    assert governor.saved(Sources.ALL) == pytest.approx(0.5)
