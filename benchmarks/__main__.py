@@ -65,9 +65,12 @@ def recorded(
 
 
 def _named(value: Any) -> Any:
-    """A path without the folders of this machine."""
-    is_path = isinstance(value, Path) or (isinstance(value, str) and value.startswith("/"))
-    return Path(value).name if is_path else value
+    """A path, or several by commas, without the folders of this machine."""
+    if isinstance(value, Path):
+        return value.name
+    if isinstance(value, str) and value.startswith("/"):
+        return ",".join(Path(one).name for one in value.split(","))
+    return value
 
 
 def main(arguments: Sequence[str]) -> None:
