@@ -210,7 +210,7 @@ def test_acceptance_is_learned_by_confidence_and_rank() -> None:
     assert estimate(acceptance, 0.3, 1) > 0.9
     assert estimate(acceptance, 0.62, 0) < 0.2  # of the same bin as 0.6
     assert estimate(acceptance, 0.9, 0) == pytest.approx(0.9)  # under a refused node: no data
-    assert acceptance.coverage > 0.9
+    assert acceptance.covered()[-1] > 0.9
 
 
 def test_a_mirror_knows_what_the_tree_knows_however_its_nodes_arrive() -> None:
@@ -354,7 +354,7 @@ def test_what_was_proposed_is_judged_once() -> None:
     grow(selection, 80, 24)
     assert selection.tokens
     selection.learn([23])
-    worst = min(acceptance.coverage for acceptance in memory.by_length)
+    worst = min(acceptance.covered()[-1] for acceptance in memory.by_length)
     assert worst == pytest.approx(3.6 / 7)  # one label
 
 

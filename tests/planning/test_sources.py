@@ -327,8 +327,8 @@ def test_a_datastore_is_a_source_whose_acceptance_is_its_own() -> None:
     for _ in range(60):
         known = values()
     assert known.get((11,), 0.0) < 0.2
-    assert memory.stored.coverage < 0.1
-    assert TextMemory().stored.coverage > 0.5
+    assert memory.stored.covered()[-1] < 0.1
+    assert TextMemory().stored.covered()[-1] > 0.5
 
 
 # --- what is remembered makes drafts

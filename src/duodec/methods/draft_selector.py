@@ -123,8 +123,8 @@ class DraftSelector:
         ):
             self._ask()
             num_known, num_new = self._cursor.num_under, self._num_unread
-            reading_s = planner.reading_s(num_new)
-            patience_s = PATIENCE * (planner.step_s(self._cursor) + reading_s)
+            reading_s, step_s = planner.reading_s(num_new), planner.step_s(self._cursor)
+            patience_s = PATIENCE * (step_s + reading_s)
             if request.takes_turns:  # a step that is left alone goes on while the target computes
                 patience_s = max(patience_s, _LEAST_TURN_S)
             begin_s = request.clock()
@@ -146,7 +146,7 @@ class DraftSelector:
                     self._num_late = 0
                 break
             if reading_s and not self._num_late:  # or some of it was read before
-                request.costs.observe_read(num_new, waited_s)
+                request.costs.observe_read(num_new, max(0.0, waited_s - step_s))
             self._texts.memory.drafted[request.slot] = text
             self._num_late = 0
             offer = self._offer(self._cursor, offer.others, request.remaining)

@@ -99,11 +99,6 @@ class Acceptance:
             self.num_right[cell] += right
             self.num_seen[cell] += 1
 
-    @property
-    def coverage(self) -> float:
-        """The likelihood that the target's token is among an expanded node's candidates."""
-        return self.covered()[-1]
-
     def covered(self, prior: Prior = EXPECTED) -> list[float]:
         """The likelihood that the target's token is the first of an expanded node's candidates, one
         of the first two, ..., any of them."""

@@ -84,7 +84,7 @@ class Governor:
     _pause: dict[Sources, int] = field(default_factory=dict)  # the next rest, in rounds
     _rest: dict[Sources, int] = field(default_factory=dict)  # rounds left of the rest
     _trial: dict[Sources, int] = field(default_factory=dict)  # rounds since it was chosen
-    _charged_s: dict[Sources, float] = field(default_factory=dict)  # since then, beside its rounds
+    _charged_s: dict[Sources, float] = field(default_factory=dict)  # since then, in no round
     _since_probe: float = 0.0
     _plain: Rate = field(default_factory=lambda: Rate(_FADE))  # rounds of plain decoding
     _num_probes: int = 0
