@@ -28,7 +28,7 @@ import typer
 from duodec.backends.grammar.child import _num_bytes as written_bytes
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import NUM_BYTES, SECONDS, GrammarTrial
-from duodec.core.grammar import Grammar, Kind
+from duodec.core.sampling.grammar import Grammar, Kind
 from duodec.errors import BadOption
 from stress.fuzzing import ended, keep, publish
 

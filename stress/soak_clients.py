@@ -20,7 +20,7 @@ import httpx
 from benchmarks.serving.servers import Served
 from duodec.bench.tasks import read_prompts
 from duodec.core.events import Finished
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM
 
 METHODS = ("stream", "auto", "duo", "sps", "pearl", "lookup", "ar", "lookahead", "recycling")

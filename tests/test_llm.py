@@ -23,7 +23,7 @@ from duodec.backends.paced import PacedTarget
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.events import Started
 from duodec.core.protocols import Drafted, Query, Scores, Target
-from duodec.core.sampling import Context, Draw
+from duodec.core.sampling.sampler import Context, Draw
 from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 from duodec.machine.cores import CoreSharing, available_cores, keep_to

@@ -148,8 +148,8 @@ def test_the_top_of_the_package_is_its_public_interface() -> None:
     assert {source for source in sources() if "/" not in source} == TOP
 
 
-# rooms of more than a dozen modules: a method, a command and an idea of the core have a file each
-LARGE = {"cli/commands", "core", "methods", "models"}
+# rooms of more than a dozen modules: a command and a method have a file each
+LARGE = {"cli/commands", "methods"}
 
 
 def test_a_room_that_grows_is_cut_by_idea() -> None:

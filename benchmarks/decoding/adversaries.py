@@ -29,7 +29,7 @@ from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.recording import Conversation, record, shuffled
 from duodec.bench.reports.statistics import ratio_of_rates
 from duodec.bench.tasks import TASKS, read_prompts
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import warn
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig

@@ -29,8 +29,8 @@ from benchmarks.kernels.kernels import model_file, score
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
-from duodec.core import noise
-from duodec.core.sampling import Context, Draw, Sampler, SamplingParams
+from duodec.core.sampling import noise
+from duodec.core.sampling.sampler import Context, Draw, Sampler, SamplingParams
 
 Row = NDArray[np.float32]
 _WORK = {  # a sampler's parameters

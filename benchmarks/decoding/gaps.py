@@ -26,7 +26,7 @@ import typer
 from benchmarks import SCRATCH, Figures
 from duodec.bench.recording import record
 from duodec.bench.tasks import TASKS, read_prompts
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import draft_for

@@ -19,13 +19,13 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
+from duodec import SamplingParams
 from duodec.backends.curves import CostCurve
 from duodec.bench.beds import Parts, ReplayBed, answered, on_cores, replay_stage
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.replay import ReplayTarget
 from duodec.bench.recording import Turn
 from duodec.core.protocols import Launched, Query, Scores, Target
-from duodec.core.sampling import SamplingParams
 from duodec.loading.config import EngineConfig
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named

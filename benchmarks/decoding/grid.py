@@ -30,7 +30,7 @@ from duodec.bench.beds.virtual import (
 )
 from duodec.core.protocols import Candidates
 from duodec.core.round import Round
-from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.methods.method import Method
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDrafter, Request

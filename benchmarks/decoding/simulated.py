@@ -36,7 +36,7 @@ from duodec.bench.reports.tables import interval_of
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.protocols import Candidates
 from duodec.core.round import Stats
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import resolve_pair
 from duodec.methods.method import Method

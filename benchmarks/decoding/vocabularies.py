@@ -23,8 +23,8 @@ from benchmarks import Figures, Refuted
 from duodec.bench.plan import BenchPlan
 from duodec.bench.run import simulate
 from duodec.bench.tasks import read_prompts
-from duodec.core.grammar import Grammar
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.grammar import Grammar
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 from duodec.methods.registry import METHODS

@@ -33,7 +33,7 @@ from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query, RowQuery
-from duodec.core.sampling import Sampler, Tokens
+from duodec.core.sampling.sampler import Sampler, Tokens
 
 FORMATS = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K_M")
 NUM_VOCAB, WIDTH, NUM_LAYERS, NUM_HEADS = 512, 256, 2, 4

@@ -30,7 +30,7 @@ from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Query
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Sampler, SamplingParams, Tokens
+from duodec.core.sampling.sampler import Context, Sampler, SamplingParams, Tokens
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 

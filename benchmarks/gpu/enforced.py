@@ -9,7 +9,7 @@ from duodec.backends.paced import TargetAround
 from duodec.bench.beds.replay import ReplayScores
 from duodec.core.protocols import Candidates, Launched, Query, Scores
 from duodec.core.rows import Row
-from duodec.core.sampling import Distribution, Draw, Tokens
+from duodec.core.sampling.sampler import Distribution, Draw, Tokens
 from duodec.errors import DistributionUnavailable
 
 

@@ -17,7 +17,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery, Scores, Target
-from duodec.core.sampling import Sampler, Tokens
+from duodec.core.sampling.sampler import Sampler, Tokens
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _WIDTHS = (2, 4, 8, 16, 32)  # of passes whose bits are compared
@@ -179,7 +179,7 @@ def same_noise(device: str, num_tokens: int = 200_000) -> bool:
     import torch
 
     from duodec.backends.torch.sampling.noise import gumbel, halves
-    from duodec.core import noise
+    from duodec.core.sampling import noise
 
     tokens = np.arange(num_tokens)
     on_device = torch.tensor(tokens, device=device)

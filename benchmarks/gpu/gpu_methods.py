@@ -23,7 +23,7 @@ from duodec.bench.recording import Turn, record
 from duodec.bench.tasks import TASKS, read_prompts
 from duodec.core.protocols import Candidates
 from duodec.core.round import Stats
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 from duodec.loading.drafter import open_drafter

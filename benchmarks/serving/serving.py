@@ -34,7 +34,7 @@ from benchmarks import Figures
 from benchmarks.serving.servers import Served, llama_cpp, ours
 from duodec.bench.tasks import read_prompts
 from duodec.core.events import Finished
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM
 from duodec.models import resolve
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from duodec.core.events import Delta, Event, Finished, Segment, Started
-    from duodec.core.grammar import Grammar
-    from duodec.core.logprobs import Logprob
-    from duodec.core.sampling import SamplingParams
+    from duodec.core.sampling.grammar import Grammar
+    from duodec.core.sampling.logprobs import Logprob
+    from duodec.core.sampling.sampler import SamplingParams
     from duodec.errors import DuodecError
     from duodec.llm import LLM
     from duodec.scheduler.completions import Completion
@@ -24,10 +24,10 @@ _HOMES = {
     "DuodecError": "errors",
     "Event": "core.events",
     "Finished": "core.events",
-    "Grammar": "core.grammar",
+    "Grammar": "core.sampling.grammar",
     "LLM": "llm",
-    "Logprob": "core.logprobs",
-    "SamplingParams": "core.sampling",
+    "Logprob": "core.sampling.logprobs",
+    "SamplingParams": "core.sampling.sampler",
     "Segment": "core.events",
     "Started": "core.events",
 }

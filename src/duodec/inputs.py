@@ -10,9 +10,9 @@ import numpy as np
 
 from duodec.chat.prompting import chat_tokens
 from duodec.chat.template import Message
-from duodec.core.parameters import made
 from duodec.core.protocols import Tokenizer
-from duodec.core.sampling import SamplingParams, seeded
+from duodec.core.sampling.parameters import made
+from duodec.core.sampling.sampler import SamplingParams, seeded
 from duodec.errors import BadOption, ContextExceeded
 
 Prompt = str | Sequence[Message] | Sequence[int]

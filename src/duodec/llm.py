@@ -17,10 +17,10 @@ from typing import Any, overload
 from duodec.backends.grammar.trial import GrammarCompiler, GrammarTrial
 from duodec.chat.template import Message
 from duodec.core.events import Event, FinishReason, Started
-from duodec.core.grammar import Grammar, Mask
-from duodec.core.parameters import made, whole
 from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
-from duodec.core.sampling import Sampler, SamplingParams, seeded
+from duodec.core.sampling.grammar import Grammar, Mask
+from duodec.core.sampling.parameters import made, whole
+from duodec.core.sampling.sampler import Sampler, SamplingParams, seeded
 from duodec.core.text import TextStream
 from duodec.errors import warn
 from duodec.inputs import (

@@ -37,10 +37,10 @@ from duodec.backends.grammar.library import Words
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import GrammarTrial
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
-from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import Drafter, DraftRequest
 from duodec.core.rows import masked
-from duodec.core.sampling import Context, Sampler
+from duodec.core.sampling.grammar import Grammar, Mask
+from duodec.core.sampling.sampler import Context, Sampler
 from duodec.core.traits import DraftTraits
 from duodec.drafting.plans import Chain
 from duodec.errors import BadOption, GrammarsFull

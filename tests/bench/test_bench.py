@@ -32,7 +32,7 @@ from duodec.cli.app import run
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
 from duodec.core.protocols import Query
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption, ContextExceeded, ResultsUnreadable
 from duodec.llm import LLM
 from duodec.methods.method import Method

@@ -19,7 +19,7 @@ from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.replay import ReplayTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.errors import DistributionUnavailable
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Request

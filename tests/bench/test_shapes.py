@@ -22,7 +22,7 @@ from duodec.bench.beds.virtual import (
 from duodec.bench.plan import BenchPlan
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.errors import BadOption
 from duodec.methods.registry import METHODS, method
 

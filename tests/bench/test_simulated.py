@@ -50,7 +50,7 @@ from duodec.core.protocols import (
 )
 from duodec.core.round import Round
 from duodec.core.rows import Row
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
 from duodec.drafting.heads import Likeliest

@@ -18,7 +18,7 @@ from duodec.bench.beds.simulated import SimulatedBed
 from duodec.bench.beds.virtual import PricedModel, StepTable
 from duodec.bench.recording import Conversation, record
 from duodec.bench.tasks import Prompt
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM
 from duodec.methods.registry import method
 from duodec.planning.costs import Costs

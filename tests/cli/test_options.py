@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from duodec.cli import errors
 from duodec.cli.app import app
 from duodec.cli.options import GRAMMAR_LIMITS, Options, derived
-from duodec.core.parameters import Parameter, check, fields_of
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.parameters import Parameter, check, fields_of
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 from duodec.server.settings import Settings

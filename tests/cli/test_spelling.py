@@ -11,7 +11,7 @@ import typer
 from fakes import ROOT
 
 from duodec.cli import app, spelling
-from duodec.core.parameters import fields_of
+from duodec.core.sampling.parameters import fields_of
 from duodec.loading.config import EngineConfig
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.sampling import Distribution, Draw
+from duodec.core.sampling.sampler import Distribution, Draw
 from duodec.core.verify import verify
 
 tokens = st.integers(0, 3)

@@ -23,7 +23,7 @@ from duodec.backends.llamacpp.drafts.parallel import parallel
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.protocols import Query
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.distill import recipe, recording
 from duodec.distill.files import Folder
 from duodec.distill.recipe import Distillation, Result

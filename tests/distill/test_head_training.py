@@ -17,7 +17,7 @@ import torch
 from duodec.backends.torch.checkpoint.blueprint import Blueprint
 from duodec.backends.torch.checkpoint.model import TorchModel
 from duodec.backends.torch.heads.files import HeadFiles
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.distill.recording import Sample
 from duodec.distill.settings import DistillSettings
 from duodec.distill.training.heads import HeadDistillation, HeadTraining

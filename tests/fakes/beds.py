@@ -10,7 +10,7 @@ from duodec.backends.paced import num_rows
 from duodec.bench.beds.latency import LatencyCurve, PrefillCounter
 from duodec.core.protocols import Candidates, Query, Scores, Target
 from duodec.core.rows import Row
-from duodec.core.sampling import Distribution, Draw
+from duodec.core.sampling.sampler import Distribution, Draw
 from duodec.errors import ComputeFailed
 
 

@@ -22,10 +22,10 @@ from fakes.targets import Caches
 from duodec.backends.table import TableModel, TableScores
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.logprobs import Logprob
 from duodec.core.protocols import Candidates, Drafted, Drafter, DraftRequest, Query, Scores, Target
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Distribution, Draw, Sampler, SamplingParams
+from duodec.core.sampling.logprobs import Logprob
+from duodec.core.sampling.sampler import Context, Distribution, Draw, Sampler, SamplingParams
 from duodec.core.text import TextStream
 from duodec.core.traits import TargetTraits
 from duodec.drafting.growth import Tree

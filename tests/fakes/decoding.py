@@ -24,7 +24,7 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores, Target
 from duodec.core.round import Round
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.core.special_tokens import NO_TOKENS
 from duodec.methods.method import Method
 from duodec.methods.registry import METHODS, method

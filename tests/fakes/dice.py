@@ -22,11 +22,11 @@ from fakes.decoding import FixedBudget, Session, TickingClock, decode_rounds, no
 from fakes.inline_drafter import InlineDrafter
 
 from duodec.backends.table import TableModel, TableTarget
-from duodec.core import noise
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Drafted
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Distribution, Draw, Sampler
+from duodec.core.sampling import noise
+from duodec.core.sampling.sampler import Context, Distribution, Draw, Sampler
 from duodec.core.turns import InTurns
 from duodec.core.verify import rejection, verify
 from duodec.drafting import plans

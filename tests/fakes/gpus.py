@@ -28,7 +28,7 @@ from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.sampling import draws, penalties
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.errors import ModelUnreadable
 
 torch.utils.rename_privateuse1_backend("toy")

@@ -8,7 +8,7 @@ from typing import Any
 
 from huggingface_hub import errors as hub_errors
 
-from duodec.models.hub import forget
+from duodec.models.downloads.hub import forget
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 

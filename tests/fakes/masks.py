@@ -10,7 +10,7 @@ import numpy as np
 from duodec.backends.table import TableModel
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row
-from duodec.core.sampling import Context
+from duodec.core.sampling.sampler import Context
 from duodec.core.traits import DraftTraits, Parallel
 
 MASK, NUM_PARALLEL = 999, 4  # a token that no text has

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from duodec.core import noise, sampling
 from duodec.core.draft import ROOT
 from duodec.core.protocols import NUM_CANDIDATES, Candidates
 from duodec.core.rows import Row, descending, log_normaliser, top
-from duodec.core.sampling import Tokens
+from duodec.core.sampling import noise, sampler
+from duodec.core.sampling.sampler import Tokens
 from duodec.drafting.continuations import (
     END,
     FEW,
@@ -46,7 +46,7 @@ def use(patch: pytest.MonkeyPatch) -> None:
         for name, function in vars(oracle).items():
             if callable(function):
                 patch.setattr(compiled, name, function, raising=False)
-    patch.setattr(sampling, "ranking", Ranking)
+    patch.setattr(sampler, "ranking", Ranking)
     for module in (planner, speculator):
         patch.setattr(module, "grow", grow)
 

@@ -12,7 +12,7 @@ from fakes.inline_drafter import InlineDrafter
 from duodec.backends.table import TableModel, TableTarget
 from duodec.chat.prompting import chat_tokens
 from duodec.core.rows import Row
-from duodec.core.sampling import Context
+from duodec.core.sampling.sampler import Context
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.llm import LLM
 

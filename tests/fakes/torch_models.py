@@ -14,7 +14,7 @@ from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 
 NUM_VOCAB = 96
 SIZES = {

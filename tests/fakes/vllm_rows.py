@@ -9,7 +9,7 @@ import numpy as np
 from fakes.decoding import FakeClock
 
 from duodec.backends.table import TableModel
-from duodec.core.sampling import Context, Sampler
+from duodec.core.sampling.sampler import Context, Sampler
 
 CAPACITY = 4096
 Propose = Callable[[list[list[int]], np.ndarray, np.ndarray], list[list[int]]]

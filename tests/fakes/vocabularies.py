@@ -12,7 +12,7 @@ import numpy as np
 from duodec.backends.table import TableDraftModel
 from duodec.core.protocols import DraftModel
 from duodec.core.rows import Row
-from duodec.core.sampling import Context
+from duodec.core.sampling.sampler import Context
 
 _WORDS = re.compile(rb" ?\S+|\s+")
 _SAID, _UNSAID = 9.0, 0.0  # logits

@@ -13,7 +13,7 @@ from duodec.backends.table import TableTarget
 from duodec.core.events import Finished
 from duodec.core.protocols import DraftRequest, Plan
 from duodec.core.round import Round
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.turns import InTurns
 from duodec.machine.cores import CoreSharing
 from duodec.methods.auto import Auto

@@ -31,7 +31,7 @@ from fakes.inline_drafter import InlineDrafter
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.methods.registry import METHODS, method
 from duodec.planning.sources import TextSources
 

@@ -40,7 +40,7 @@ from duodec.core.protocols import (
     Scores,
 )
 from duodec.core.round import Round
-from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.core.traits import DraftTraits
 from duodec.core.turns import InTurns
 from duodec.core.verify import verify

@@ -37,7 +37,7 @@ from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafter, DraftRequest, Query, Scores
 from duodec.core.round import Round, Stats
-from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import MAX_SEQUENCES, Chain, SampledChain, Sequences
 from duodec.errors import BadOption

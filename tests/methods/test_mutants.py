@@ -25,7 +25,7 @@ from fakes.mutants import Mutant
 
 from duodec.core import verify
 from duodec.core.draft import Draft
-from duodec.core.sampling import Distribution, SamplingParams
+from duodec.core.sampling.sampler import Distribution, SamplingParams
 from duodec.drafting import growth
 from duodec.methods import loops
 from duodec.methods.draft_selector import DraftSelector

@@ -18,7 +18,7 @@ from duodec.bench.beds.latency import LatencyCurve
 from duodec.core.draft import Draft
 from duodec.core.protocols import Candidates, Query, Target
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.errors import ComputeFailed
 from duodec.llm import LLM
 from duodec.methods.registry import METHODS

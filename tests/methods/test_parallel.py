@@ -15,7 +15,7 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.protocols import DraftRequest, RowQuery
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
 

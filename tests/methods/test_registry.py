@@ -14,7 +14,7 @@ from fakes.dice import CASES, assert_exact
 from pydantic import ValidationError
 
 from duodec.backends.table import TableModel, TableTarget
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.methods import registry
 from duodec.methods.registry import METHODS, method, names

@@ -27,7 +27,7 @@ from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
 from duodec.planning.acceptance import Acceptance

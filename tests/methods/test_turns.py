@@ -16,7 +16,7 @@ from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.backends.translation.wrapped import Wrapped
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Query, RowQuery, Scores
 from duodec.core.rows import Row
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.turns import InTurns
 from duodec.drafting.growth import Tree
 from duodec.methods.auto import Auto

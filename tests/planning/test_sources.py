@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Candidates, Query, Scores, Target
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.verify import verify
 from duodec.drafting.recycling import MAX_ORDER, NUM_CANDIDATES, RecycledRows
 from duodec.drafting.suffix import Speculation

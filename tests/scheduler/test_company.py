@@ -13,7 +13,7 @@ from fakes.company import NUM_VOCAB, Company, FreshScores, Record, keep_company
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel
 from duodec.core.protocols import DraftRequest
-from duodec.core.sampling import Draw
+from duodec.core.sampling.sampler import Draw
 
 NUM_A_COMPANY = 20  # requests
 

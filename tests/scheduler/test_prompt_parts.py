@@ -15,7 +15,7 @@ from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.tree_cache import Entry
 from duodec.core.protocols import Target
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM
 from duodec.models import resolve
 

@@ -23,7 +23,7 @@ from fakes.inline_drafter import InlineDrafter
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, Drafter, Launched, Query, Scores, Target
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.traits import TargetTraits
 from duodec.drafting.plans import Chain
 from duodec.methods.draft_selector import DraftSelector

@@ -21,7 +21,7 @@ from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.events import Finished
 from duodec.core.protocols import Drafted, Drafter, Query, Scores, Target
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.core.traits import TargetCache
 from duodec.errors import BadOption, ComputeFailed
 from duodec.llm import LLM

@@ -30,7 +30,7 @@ from fakes.server import (
 
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.core.events import Finished
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 
 NUM_REQUESTS = 120
 

@@ -16,8 +16,8 @@ from fakes.server import Running, engine_on_tables, running
 from fakes.tags import Tags, random_model
 
 from duodec.backends.grammar.llguidance import Masks
-from duodec.core.grammar import Grammar
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.grammar import Grammar
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.server.api.formats.gbnf import in_lark
 

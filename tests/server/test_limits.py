@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from duodec.backends.grammar.library import Words
 from duodec.backends.grammar.llguidance import Masks
 from duodec.backends.grammar.trial import GrammarTrial
-from duodec.core.grammar import Grammar
-from duodec.core.parameters import fields_of
+from duodec.core.sampling.grammar import Grammar
+from duodec.core.sampling.parameters import fields_of
 from duodec.errors import BadOption
 from duodec.machine.cores import CoreSharing
 from duodec.server import service

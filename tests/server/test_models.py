@@ -20,7 +20,7 @@ from fakes.server import MODEL, TABLE, Running, Slowed, engine_on_tables, events
 import duodec
 from duodec.backends.llamacpp import load as llama
 from duodec.backends.table import TableTarget
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import ModelNotFound
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig

@@ -28,7 +28,7 @@ from fakes.server import (
 from benchmarks.gpu.enforced import EnforcedTarget
 from duodec.backends.table import TableTarget
 from duodec.core.events import Finished
-from duodec.core.sampling import Context, SamplingParams
+from duodec.core.sampling.sampler import Context, SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.server.settings import Settings

@@ -24,7 +24,7 @@ from duodec.core.protocols import (
     Target,
 )
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Distribution, Draw
+from duodec.core.sampling.sampler import Context, Distribution, Draw
 from duodec.core.traits import TargetTraits
 from duodec.core.verify import Verdict, propose
 

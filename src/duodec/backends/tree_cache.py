@@ -26,7 +26,7 @@ import numpy as np
 
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 
 
 class Cells(Protocol):

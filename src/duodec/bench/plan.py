@@ -16,7 +16,7 @@ from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.shapes import TREE, Shape
 from duodec.bench.beds.virtual import StepTable
 from duodec.bench.tasks import TASKS
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import draft_for

@@ -10,7 +10,7 @@ import numpy as np
 from duodec.bench.tasks import SHORT_TASKS, SHORT_TOKENS, Prompt
 from duodec.core.events import Finished
 from duodec.core.protocols import Candidates, Query, Scores, Target
-from duodec.core.sampling import SamplingParams, Tokens
+from duodec.core.sampling.sampler import SamplingParams, Tokens
 from duodec.drafting.recycling import NUM_CANDIDATES
 from duodec.errors import DuodecError
 from duodec.llm import LLM

@@ -13,7 +13,7 @@ from duodec.cli.interrupts import Interruption
 from duodec.cli.output import CompletionWriter
 from duodec.core.events import Delta, Finished
 from duodec.core.round import median
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 
 if TYPE_CHECKING:
     from duodec.llm import LLM

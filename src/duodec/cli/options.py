@@ -19,7 +19,7 @@ from duodec.backends.curves import published
 from duodec.cli import config_file
 from duodec.cli.help import Command, show_all
 from duodec.cli.spelling import canonical
-from duodec.core.parameters import Field, fields_of
+from duodec.core.sampling.parameters import Field, fields_of
 from duodec.errors import BadOption
 
 _DECODING, _OUTPUT, _PROMPTS = "Decoding", "Output", "Prompts"

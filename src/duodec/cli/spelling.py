@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import typer
 
-from duodec.core.parameters import fields_of
+from duodec.core.sampling.parameters import fields_of
 from duodec.loading.config import EngineConfig
 
 # typer exports this one class of its parser's errors; the one above it is their base

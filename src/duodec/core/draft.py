@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from operator import lt
 
-from duodec.core.sampling import Distribution
+from duodec.core.sampling.sampler import Distribution
 
 ROOT = -1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:

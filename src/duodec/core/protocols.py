@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.grammar import Grammar, Mask
 from duodec.core.rows import Row, top
-from duodec.core.sampling import Context, Distribution, Draw, Sampler, Tokens
+from duodec.core.sampling.grammar import Grammar, Mask
+from duodec.core.sampling.sampler import Context, Distribution, Draw, Sampler, Tokens
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.core.traits import DraftTraits, TargetCache, TargetTraits
 from duodec.errors import BadOption

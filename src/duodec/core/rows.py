@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.core import noise
+from duodec.core.sampling import noise
 from duodec.errors import ComputeFailed
 
 Row = NDArray[np.float32]  # (vocab,) logits

@@ -15,10 +15,10 @@ from typing import Protocol
 
 import numpy as np
 
-from duodec.core import noise
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Heads, Proposed, Query, Scores
-from duodec.core.sampling import Distribution, Sampler
+from duodec.core.sampling import noise
+from duodec.core.sampling.sampler import Distribution, Sampler
 from duodec.errors import ComputeFailed
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.core.logprobs import Logprob
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.logprobs import Logprob
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.distill.files import Folder
 from duodec.distill.prompts import Conversation, Prompts
 from duodec.distill.settings import NUM_TOPS

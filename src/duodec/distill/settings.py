@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from duodec.backends.llamacpp.drafts.parallel import MOST_PARALLEL
-from duodec.core.parameters import Parameter, check
+from duodec.core.sampling.parameters import Parameter, check
 from duodec.errors import BadOption
 
 NUM_TOPS = 64  # of the target's likeliest tokens at each position, that are recorded

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.distill import recording as recordings
 from duodec.distill.files import Folder, read_json, write_json
 from duodec.distill.library import torch

@@ -21,7 +21,7 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Sampler, Tokens
+from duodec.core.sampling.sampler import Context, Sampler, Tokens
 from duodec.core.traits import Parallel
 
 _LEAVES = (1, 2, 4, 8)

@@ -6,7 +6,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 
 Ngram = tuple[int, ...]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from duodec.core import noise
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
 from duodec.core.rows import Row
-from duodec.core.sampling import Context, Distribution
+from duodec.core.sampling import noise
+from duodec.core.sampling.sampler import Context, Distribution
 from duodec.core.verify import draw_from
 
 MAX_SEQUENCES = 8

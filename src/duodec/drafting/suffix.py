@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from duodec.core.draft import Draft
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.native.library import Handle, address
 
 _MAX_TOKENS = 1 << 18

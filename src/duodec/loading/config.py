@@ -15,7 +15,7 @@ from duodec.backends.grammar import trial
 from duodec.backends.llamacpp.drafts.parallel import MOST_PARALLEL
 from duodec.backends.llamacpp.target.caches import CACHE_TYPES
 from duodec.backends.llamacpp.target.padded import MOST_ROWS
-from duodec.core.parameters import Parameter, check, shown, whole
+from duodec.core.sampling.parameters import Parameter, check, shown, whole
 from duodec.errors import BadOption
 from duodec.machine.cores import available_cores
 from duodec.models.modelfile import Modelfile

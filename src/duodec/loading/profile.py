@@ -21,7 +21,7 @@ from duodec.backends.step_time import StepTime
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafter, DraftRequest, Plan, Query, Target, Vocabulary
 from duodec.core.round import median
-from duodec.core.sampling import Sampler, Tokens
+from duodec.core.sampling.sampler import Sampler, Tokens
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain, Comb
 from duodec.machine.busy import NOTABLE, OtherPrograms

@@ -24,7 +24,7 @@ from duodec.errors import DuodecError, ModelUnreadable
 from duodec.machine.processes import NO_GPU
 from duodec.models import ModelFile
 from duodec.models.contents import CachedCheck
-from duodec.models.hub import parts_of
+from duodec.models.downloads.hub import parts_of
 
 _LEAST_S, _BYTES_PER_S = 15.0, 10e6  # the limit of a trial
 _BOOT = """\

@@ -18,7 +18,7 @@ from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Drafted, Scores
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.core.turns import InTurns
 from duodec.drafting.growth import Seed, Tree
 from duodec.drafting.recycling import MAX_ORDER

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from duodec.core.draft import ROOT, Draft, TreeBuilder
 from duodec.core.protocols import Scores
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.drafting.jacobi import NgramPool, Window
 from duodec.methods.loops import serial
 from duodec.methods.method import Method

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from duodec.core.draft import Draft
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.methods.loops import serial
 from duodec.methods.method import Method
 from duodec.methods.request import Loop, Request

@@ -12,7 +12,7 @@ from dataclasses import replace
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
 from duodec.core.protocols import NUM_CANDIDATES, Drafted, HeadPlan, Plan, Scores
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.core.verify import Rule, keyed, verify
 from duodec.drafting.growth import Tree
 from duodec.drafting.heads import Likeliest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from duodec.core.draft import Draft
-from duodec.core.logprobs import logprob, rank
+from duodec.core.sampling.logprobs import logprob, rank
 from duodec.methods.method import Method
 from duodec.methods.request import Forward, Loop, Request, Score
 

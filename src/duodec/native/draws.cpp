@@ -1,4 +1,4 @@
-// Draw from a row: the two best of score and noise, whose bits are those of core/noise.py.
+// Draw from a row: the two best of score and noise, whose bits are those of core/sampling/noise.py.
 //
 // Most tokens cannot be among them whatever their noise is, and of the others most have too little
 // of it, which their integers show without a logarithm. So a block is looked at as a whole, and the

@@ -1,4 +1,4 @@
-// Gumbel noise, the bits of core/noise.py: a 64-bit key and a token make 32 random bits, and these
+// Gumbel noise, the bits of core/sampling/noise.py: a 64-bit key and a token make 32 random bits, and these
 // a float by a fixed sequence of additions and multiplications, which no option may contract.
 
 #pragma once

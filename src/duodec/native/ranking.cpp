@@ -1,5 +1,5 @@
 // Rank the tokens of a row of a draft model's logits: the best of them, and how likely each is.
-// `core/sampling.py` says what is ranked; `tests/fakes/oracles.py` finds the same tokens.
+// `core/sampling/sampler.py` says what is ranked; `tests/fakes/oracles.py` finds the same tokens.
 
 #include "noise.h"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from duodec.core.events import FinishReason
-from duodec.core.logprobs import Logprob
 from duodec.core.round import Stats
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.logprobs import Logprob
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.scheduler.outputs import Done, Failed, Output, Piece
 from duodec.scheduler.scheduled_request import ScheduledRequest
 

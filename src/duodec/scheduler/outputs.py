@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from duodec.core.events import Delta, Finished
-from duodec.core.logprobs import Logprob
 from duodec.core.round import Round
+from duodec.core.sampling.logprobs import Logprob
 
 
 @dataclass(frozen=True)

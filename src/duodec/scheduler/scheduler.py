@@ -24,7 +24,7 @@ from duodec.core.protocols import (
     Scores,
     Target,
 )
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.errors import ComputeFailed
 from duodec.methods.prompt_logprobs import decode
 from duodec.methods.request import Forward, Score, Wait

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from duodec.core.prefix import common_prefix
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import TargetCache
 
 _MUCH_LONGER = 4  # a text is worth as many times a prompt's tokens before the prompt evicts it

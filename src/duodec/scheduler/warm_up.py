@@ -14,7 +14,7 @@ from typing import Protocol
 
 from duodec.core.protocols import Candidates, Launched, Query, Scores, Target
 from duodec.core.rows import Row
-from duodec.core.sampling import Distribution, Draw
+from duodec.core.sampling.sampler import Distribution, Draw
 from duodec.core.text import TextStream
 from duodec.core.traits import TargetTraits
 from duodec.errors import DistributionUnavailable

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from duodec.chat.template import Message
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM
 from duodec.scheduler.outputs import Output
 from duodec.scheduler.scheduled_request import ScheduledRequest

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from duodec.core.parameters import Parameter, check
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.parameters import Parameter, check
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 
 DEFAULT_PORT = 8000

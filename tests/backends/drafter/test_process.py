@@ -29,7 +29,7 @@ from duodec.backends.table import TableDraftModel, TableModel, TableTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Plan, RowQuery
 from duodec.core.rows import Row
-from duodec.core.sampling import Sampler, SamplingParams, Tokens
+from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
 from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain, SampledChain, Sequences

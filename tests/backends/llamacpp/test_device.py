@@ -32,7 +32,7 @@ from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.backends.placement import Placement
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import Sampler, Tokens
+from duodec.core.sampling.sampler import Sampler, Tokens
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded, ModelUnreadable
 from duodec.loading.config import EngineConfig
 from duodec.loading.load import load_target

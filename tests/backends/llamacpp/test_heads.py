@@ -24,7 +24,7 @@ from duodec.backends.llamacpp.target.heads import MtpHead, State, has_mtp
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import Sampler, SamplingParams, Tokens
+from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
 from duodec.drafting.heads import Likeliest
 from duodec.errors import BadOption, ComputeFailed, ModelUnreadable
 from duodec.llm import load

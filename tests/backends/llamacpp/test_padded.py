@@ -27,7 +27,7 @@ from duodec.backends.placement import Placement
 from duodec.cli.checks.pair import check_rows
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import Sampler
+from duodec.core.sampling.sampler import Sampler
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 from duodec.loading.load import load_target

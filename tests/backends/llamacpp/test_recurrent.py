@@ -31,9 +31,9 @@ from duodec.backends.llamacpp.target.trees import LlamaScores, LlamaTrees
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import Draft
 from duodec.core.events import Finished
-from duodec.core.grammar import Grammar
 from duodec.core.protocols import Query, RowQuery
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.grammar import Grammar
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption, ModelUnreadable
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig

@@ -13,7 +13,7 @@ import pytest
 from fakes.families import write_family
 from fakes.tiny_models import write_hybrid
 
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from duodec.models import resolve

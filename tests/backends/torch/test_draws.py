@@ -21,11 +21,12 @@ from duodec.backends.torch.sampling import noise as twin
 from duodec.backends.torch.sampling.draws import draw
 from duodec.backends.torch.sampling.rows import top
 from duodec.backends.torch.target import TorchScores
-from duodec.core import noise, rows
+from duodec.core import rows
 from duodec.core.draft import Draft
-from duodec.core.grammar import Grammar
 from duodec.core.protocols import Candidates, Query
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling import noise
+from duodec.core.sampling.grammar import Grammar
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.errors import ComputeFailed
 
 keys = st.integers(0, 2**64 - 1)

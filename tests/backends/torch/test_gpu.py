@@ -19,7 +19,7 @@ from duodec.backends.torch.sampling.summaries import Drawers, drawers
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,

@@ -23,7 +23,7 @@ from duodec.backends.torch.load import load_heads
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.verify import verify
 from duodec.distill.recording import Sample
 from duodec.distill.settings import DistillSettings

@@ -36,7 +36,7 @@ from duodec.backends.torch.sampling.summary_kernel import fused_pick, fused_summ
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
 from duodec.core.rows import top
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -52,7 +52,7 @@ from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from duodec.machine import busy
 from duodec.models import resolve_heads
-from duodec.models.hub import forget
+from duodec.models.downloads.hub import forget
 from duodec.models.vocabularies import difference
 
 

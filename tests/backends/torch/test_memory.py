@@ -24,7 +24,7 @@ from duodec.backends.torch.sampling.draws import draw
 from duodec.backends.torch.target import TorchTarget
 from duodec.core.draft import Draft
 from duodec.core.protocols import Query
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.errors import ModelUnreadable
 
 GB = 10**9

@@ -22,11 +22,11 @@ from duodec.backends.llamacpp.drafts.draft import LlamaDraftModel
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.torch.forward.network import Network
 from duodec.backends.torch.target import TorchScores, TorchTarget
-from duodec.core.grammar import Grammar
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.round import Round
 from duodec.core.rows import Row
-from duodec.core.sampling import Draw, Sampler, SamplingParams
+from duodec.core.sampling.grammar import Grammar
+from duodec.core.sampling.sampler import Draw, Sampler, SamplingParams
 from duodec.methods.registry import method
 from duodec.models import resolve
 

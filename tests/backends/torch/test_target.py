@@ -42,7 +42,7 @@ from duodec.backends.torch.target import MAX_WIDTH, TorchScores, TorchTarget
 from duodec.backends.torch.uploads import upload
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Candidates
-from duodec.core.sampling import Distribution
+from duodec.core.sampling.sampler import Distribution
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 

@@ -28,10 +28,10 @@ from duodec.backends.translation.rows import NONE, Correspondence
 from duodec.backends.translation.spelling import Spelling, last_cut
 from duodec.backends.translation.text import Frame, TranslatedText
 from duodec.core.draft import Draft
-from duodec.core.grammar import Grammar
 from duodec.core.protocols import DraftRequest, RowQuery
 from duodec.core.rows import log_normaliser
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.grammar import Grammar
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain

@@ -22,7 +22,7 @@ from fakes.vllm_rows import FakeEngine
 from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel
 from duodec.core.protocols import Drafted, DraftRequest
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.integrations.vllm import pace
 from duodec.integrations.vllm.drafter_thread import DrafterThread
 from duodec.integrations.vllm.requests import Request, Requests, Row

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from duodec.core.prefix import common_prefix
-from duodec.core.sampling import Distribution, Tokens
+from duodec.core.sampling.sampler import Distribution, Tokens
 from duodec.errors import BackendUnavailable, DuodecError
 
 NO_SLOT = -1  # frames about the process itself

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from duodec.backends.drafter.channel import NO_SLOT, Channel, Failure, Frame, Kind
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.errors import DuodecError
 from duodec.machine.processes import NO_GPU, OWN_GROUP
 

@@ -26,7 +26,7 @@ from statistics import median
 import numpy as np
 
 from duodec.core.prefix import common_prefix
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 
 NUM_FIRST = 8  # tokens of the text's beginning that every window holds
 LEAST_WINDOW = 128  # tokens: a tree's text, with its first tokens

@@ -32,10 +32,10 @@ from duodec.backends.drafter.channel import (
 )
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import Draft
-from duodec.core.grammar import Grammar, Mask
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import DraftModel, DraftRequest, RowQuery
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.grammar import Grammar, Mask
+from duodec.core.sampling.sampler import Tokens
 from duodec.core.turns import InTurns
 from duodec.errors import BadOption
 

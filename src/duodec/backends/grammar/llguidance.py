@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from duodec.backends.grammar import library as grammar_library
 from duodec.backends.grammar.library import Words
-from duodec.core.grammar import Grammar
 from duodec.core.prefix import common_prefix
+from duodec.core.sampling.grammar import Grammar
 from duodec.errors import BadOption, GrammarsFull
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class _Compiled:
 
 
 class PathMask:
-    """One completion's grammar: see `duodec.core.grammar.Mask`."""
+    """One completion's grammar: see `duodec.core.sampling.grammar.Mask`."""
 
     def __init__(self, compiled: _Compiled, num_vocab: int, ends: Sequence[int]) -> None:
         self._compiled: _Compiled | None = compiled  # None: closed

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duodec.core.draft import ROOT, Draft
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 
 Moves = list[tuple[int, int]]  # (from, to), cells
 

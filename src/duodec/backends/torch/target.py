@@ -36,7 +36,7 @@ from duodec.core.protocols import (
     Target,
 )
 from duodec.core.rows import Row, check_finite
-from duodec.core.sampling import Distribution, Draw, Sampler, SamplingParams
+from duodec.core.sampling.sampler import Distribution, Draw, Sampler, SamplingParams
 from duodec.core.traits import TargetTraits
 from duodec.core.verify import Verdict, propose
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded

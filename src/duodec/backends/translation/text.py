@@ -11,7 +11,7 @@ import numpy as np
 from duodec.backends.translation.spelling import Spelling, last_cut
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 
 _LONGEST_WORD = 96  # bytes that may still be spelled otherwise when the text grows
 _MARKS = 64

@@ -13,7 +13,7 @@ import numpy as np
 from duodec.bench.recording import Turn
 from duodec.core.events import Finished
 from duodec.core.protocols import Datastore, Drafter, DraftRequest, Query, Target, Tokenizer
-from duodec.core.sampling import Sampler, SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.drafting.plans import Chain
 from duodec.llm import LLM
 from duodec.methods.method import Method

@@ -10,7 +10,7 @@ from duodec.bench.beds.shapes import TREE, Shape
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Query
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from duodec.bench.beds.base import Stage, answered, forget
 from duodec.bench.meters import bandwidth
 from duodec.bench.recording import Turn
 from duodec.core.events import Finished
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.llm import LLM, load
 from duodec.loading.config import EngineConfig
 from duodec.machine.cores import available_cores

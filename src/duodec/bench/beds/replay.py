@@ -22,7 +22,7 @@ from duodec.core.events import Finished
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Candidates, Launched, Query, Scores, Target
 from duodec.core.rows import Row
-from duodec.core.sampling import Distribution, Draw, SamplingParams, Tokens
+from duodec.core.sampling.sampler import Distribution, Draw, SamplingParams, Tokens
 from duodec.core.traits import TargetTraits
 from duodec.errors import DistributionUnavailable
 from duodec.llm import load

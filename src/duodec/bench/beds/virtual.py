@@ -37,7 +37,7 @@ from duodec.core.protocols import (
     Target,
 )
 from duodec.core.rows import Row
-from duodec.core.sampling import Distribution, Draw, Tokens
+from duodec.core.sampling.sampler import Distribution, Draw, Tokens
 from duodec.core.traits import DraftTraits, TargetTraits
 from duodec.errors import BadOption
 

@@ -12,7 +12,7 @@ from duodec.cli.completion import StreamedCompletion, stream_completion
 from duodec.cli.interrupts import Interruption, Stopped
 from duodec.cli.output import CompletionWriter, is_terminal, say, say_dim, unechoed_keys, warn
 from duodec.cli.summary import draft_line, rate
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption, ContextExceeded
 from duodec.methods.registry import method as method_named
 

@@ -13,8 +13,8 @@ from duodec.cli import opening
 from duodec.cli.output import say
 from duodec.cli.spelling import canonical
 from duodec.cli.summary import draft_line, speed_line
-from duodec.core.parameters import fields_of
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.parameters import fields_of
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.methods.registry import DEFAULT_METHOD
 from duodec.methods.registry import method as method_named

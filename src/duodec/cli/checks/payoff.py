@@ -19,7 +19,7 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Query, RowQuery
 from duodec.core.round import median
 from duodec.core.rows import check_finite
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.errors import BadOption
 from duodec.loading.drafter import recipe_for
 from duodec.machine.cores import CorePlan

@@ -16,7 +16,7 @@ from duodec.cli import options
 from duodec.cli.commands.report import check_installed, show_run
 from duodec.cli.options import CURVES
 from duodec.cli.output import progress_bar, say, say_dim
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 from duodec.methods.registry import METHODS

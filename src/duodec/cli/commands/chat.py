@@ -13,7 +13,7 @@ from duodec.cli.chat.conversation import Conversation, as_messages, as_text
 from duodec.cli.chat.models import ChatModels
 from duodec.cli.markdown import writer_for
 from duodec.cli.output import say_dim, warn
-from duodec.core.sampling import SamplingParams, seeded
+from duodec.core.sampling.sampler import SamplingParams, seeded
 from duodec.errors import BadOption, ContextExceeded
 from duodec.loading.config import EngineConfig
 

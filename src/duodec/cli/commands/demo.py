@@ -13,7 +13,7 @@ from duodec.cli.opening import open_llm, resolve_for
 from duodec.cli.options import option
 from duodec.cli.output import CompletionWriter, put, say, say_dim, warn
 from duodec.cli.summary import rate
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.machine.busy import NOTABLE, OtherPrograms

@@ -15,7 +15,7 @@ import typer
 
 from duodec.cli import options
 from duodec.cli.output import OnProgress, is_terminal, progress_bar, put, put_table, say, say_dim
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.distill.settings import DistillSettings
 from duodec.loading.config import EngineConfig
 from duodec.machine.signals import INTERRUPTED

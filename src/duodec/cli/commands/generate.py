@@ -25,8 +25,8 @@ from duodec.cli.summary import (
     speed_line,
     to_json,
 )
-from duodec.core.grammar import Grammar
-from duodec.core.sampling import SamplingParams, seeded
+from duodec.core.sampling.grammar import Grammar
+from duodec.core.sampling.sampler import SamplingParams, seeded
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 from duodec.machine.busy import NOTABLE, OtherPrograms

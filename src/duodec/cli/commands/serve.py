@@ -17,8 +17,8 @@ from duodec.cli.commands.ps import announced
 from duodec.cli.help import Command
 from duodec.cli.output import say, warn
 from duodec.cli.spelling import UsageError
-from duodec.core.parameters import fields_of
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.parameters import fields_of
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BackendUnavailable, BadOption
 from duodec.loading.config import EngineConfig
 from duodec.machine.install import install_command

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from duodec.core.candidates import TreeCursor
 from duodec.core.prefix import common_prefix
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.planning.selection import Selection
 from duodec.planning.sources import TextSources
 

@@ -9,7 +9,7 @@ from time import perf_counter
 
 from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.protocols import DraftRequest
-from duodec.core.sampling import Sampler
+from duodec.core.sampling.sampler import Sampler
 from duodec.drafting.growth import Tree
 from duodec.integrations.vllm.drafter_thread import DrafterThread
 from duodec.integrations.vllm.pace import Chain, Pace, Regime

@@ -19,8 +19,8 @@ from pydantic import (
 )
 
 from duodec.chat.template import Message
-from duodec.core.grammar import Grammar
-from duodec.core.sampling import SamplingParams, seeded
+from duodec.core.sampling.grammar import Grammar
+from duodec.core.sampling.sampler import SamplingParams, seeded
 from duodec.methods.registry import METHODS, names
 from duodec.server.api.fields import (
     Biases,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from duodec.core.logprobs import Logprob
 from duodec.core.round import Stats
+from duodec.core.sampling.logprobs import Logprob
 from duodec.scheduler.outputs import Counts, Done
 from duodec.server.api.tools.call import Call
 

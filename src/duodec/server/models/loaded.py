@@ -10,8 +10,8 @@ from threading import Lock
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
-from duodec.core.grammar import Grammar
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.grammar import Grammar
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.methods.method import Method

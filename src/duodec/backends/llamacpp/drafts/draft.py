@@ -22,10 +22,10 @@ from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.backends.llamacpp.target.trees import MAX_WIDTH
-from duodec.core.grammar import Grammar, Mask
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.grammar import Grammar, Mask
+from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import DraftTraits, Parallel
 from duodec.machine.cores import available_cores
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.gguf.header import GgufFile, ggml
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 
 FREQUENT = "duodec.frequent_tokens"  # metadata of a draft's file: tokens, the most frequent first
 _NORMAL = 1  # llama_token_type: a token of text

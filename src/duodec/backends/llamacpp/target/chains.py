@@ -28,7 +28,7 @@ from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Launched, Query, Scores, Target
 from duodec.core.rows import Row
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 

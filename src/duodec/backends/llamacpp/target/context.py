@@ -16,7 +16,7 @@ from duodec.backends.llamacpp.target.states import NoStates
 from duodec.backends.tree_cache import Entry, Missing, OutOfSequences, SlotCache
 from duodec.core.protocols import RowQuery
 from duodec.core.rows import Row
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.errors import BadOption, ComputeFailed, ContextExceeded
 
 _OF_A_TREE = 128  # cells that its nodes take beyond those of a text

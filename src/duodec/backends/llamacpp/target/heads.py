@@ -30,7 +30,7 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Candidates, Query
-from duodec.core.sampling import Context, Sampler, Tokens
+from duodec.core.sampling.sampler import Context, Sampler, Tokens
 from duodec.errors import BadOption, ComputeFailed, DuodecError, ModelUnreadable
 
 MTP, EAGLE3 = "mtp", "eagle3"

@@ -33,7 +33,7 @@ from duodec.core.draft import Draft
 from duodec.core.prefix import common_prefix
 from duodec.core.protocols import Launched, Query
 from duodec.core.rows import Row
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import TargetTraits
 
 NUM_SNAPSHOTS = 8  # of a slot's state, and so draft tokens of a forward pass

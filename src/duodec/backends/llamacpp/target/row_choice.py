@@ -24,7 +24,7 @@ from duodec.backends.llamacpp.build.native import VERSION
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.core.protocols import Query
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.machine.files import profile_place
 
 WIDTHS = (2, 4, 8, 16, 32)  # rows that a forward pass may have

@@ -14,7 +14,7 @@ from duodec.backends.llamacpp.target.padded import LlamaPadded
 from duodec.backends.llamacpp.target.recurrent import LlamaRecurrent
 from duodec.backends.llamacpp.target.trees import LlamaScores, LlamaTrees
 from duodec.core.protocols import InThisThread, Launched, Query, Scores, Target
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.core.traits import TargetCache, TargetTraits
 from duodec.core.verify import Verdict, propose
 

@@ -9,7 +9,7 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
 from duodec.core.protocols import Candidates, Proposed, Query, RowQuery, Scores
 from duodec.core.rows import Row
-from duodec.core.sampling import Distribution, Draw
+from duodec.core.sampling.sampler import Distribution, Draw
 
 MAX_WIDTH = 80  # draft tokens that a forward pass of the target may score
 

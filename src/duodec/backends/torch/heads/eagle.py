@@ -20,7 +20,7 @@ from duodec.backends.torch.uploads import upload
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.protocols import Candidates
-from duodec.core.sampling import Tokens
+from duodec.core.sampling.sampler import Tokens
 from duodec.errors import ModelUnreadable
 
 _DEPTH = 6  # tokens that the release looks ahead

@@ -17,10 +17,10 @@ from duodec.backends.torch.forward.graphs import Queue
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.sampling.penalties import adjusts
 from duodec.backends.torch.sampling.rows import top
-from duodec.core import noise
 from duodec.core.protocols import Candidates, Heads, Query
 from duodec.core.rows import descending
-from duodec.core.sampling import Context
+from duodec.core.sampling import noise
+from duodec.core.sampling.sampler import Context
 
 _FIRST = 128  # tokens of a row that come to the host
 

@@ -33,8 +33,8 @@ from duodec.backends.torch.sampling.summaries import (
     Pick,
 )
 from duodec.backends.torch.uploads import upload
-from duodec.core.noise import GUMBEL_MAX
 from duodec.core.protocols import Query
+from duodec.core.sampling.noise import GUMBEL_MAX
 
 HEAD = 1024  # tokens of a row that are examined first
 _MASS_FLOOR = float(np.float32(-25 * math.log(2)))  # below it, a mass rounds to 0

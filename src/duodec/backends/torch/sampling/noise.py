@@ -1,4 +1,4 @@
-"""Compute `duodec.core.noise` and the masses of `duodec.core.rows` in torch: the same bits.
+"""Compute `duodec.core.sampling.noise` and the masses of `duodec.core.rows` in torch: equal bits.
 
 Integers are lanes of int64 masked to 32 bits, since torch lacks arithmetic on uint32. Floats are
 made by the same sequence of fp32 operations, each a kernel of its own, so none is fused with the

@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from duodec.backends.torch.library import torch
 from duodec.backends.torch.uploads import upload
-from duodec.core.grammar import Mask
 from duodec.core.protocols import Query
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.grammar import Mask
+from duodec.core.sampling.sampler import SamplingParams
 
 
 def adjusts(params: SamplingParams) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from duodec.core.grammar import Grammar
+from duodec.core.sampling.grammar import Grammar
 from duodec.server.api.bodies import Body, Conversation
 from duodec.server.api.formats.gbnf import in_lark
 from duodec.server.api.formats.schemas import closed

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from duodec.core.logprobs import Logprob
+from duodec.core.sampling.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.ollama.bodies import OllamaBody

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from duodec.core.logprobs import Logprob
+from duodec.core.sampling.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.openai.completion_bodies import CompletionsBody

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from duodec.chat.template import Message
-from duodec.core.logprobs import Logprob
+from duodec.core.sampling.logprobs import Logprob
 from duodec.scheduler.outputs import Done, Piece
 from duodec.server.api import shapes
 from duodec.server.api.bodies import ChatMessage

@@ -16,9 +16,9 @@ from fakes.decoding import chi_square_limit, proven
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from duodec.core import noise
 from duodec.core.rows import log_normaliser, top
-from duodec.core.sampling import Context, Distribution, Sampler, SamplingParams
+from duodec.core.sampling import noise
+from duodec.core.sampling.sampler import Context, Distribution, Sampler, SamplingParams
 from duodec.errors import BadOption
 
 # --- the oracle

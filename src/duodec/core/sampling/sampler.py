@@ -19,10 +19,10 @@ from typing import Annotated, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.core import noise
-from duodec.core.grammar import Grammar, Mask
-from duodec.core.parameters import Parameter, check, real, shown, whole
 from duodec.core.rows import HEAD, Row, check_finite, descending, masked, not_finite, nucleus, top
+from duodec.core.sampling import noise
+from duodec.core.sampling.grammar import Grammar, Mask
+from duodec.core.sampling.parameters import Parameter, check, real, shown, whole
 from duodec.errors import BadOption
 from duodec.native import ranking
 

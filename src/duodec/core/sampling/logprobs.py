@@ -9,7 +9,7 @@ import numpy as np
 
 from duodec.core.protocols import Scores
 from duodec.core.rows import top
-from duodec.core.sampling import Context, Distribution, Sampler, SamplingParams
+from duodec.core.sampling.sampler import Context, Distribution, Sampler, SamplingParams
 
 _PLAIN = Sampler(SamplingParams(temperature=1.0))
 _NO_CONTEXT = Context(np.empty(0, dtype=np.int32), ())  # no parameter that looks at it

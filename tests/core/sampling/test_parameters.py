@@ -13,8 +13,8 @@ import pytest
 from fakes.decoding import Letters
 
 from duodec.backends.table import TableModel, TableTarget
-from duodec.core.parameters import Parameter, check
-from duodec.core.sampling import SamplingParams
+from duodec.core.sampling.parameters import Parameter, check
+from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.llm import LLM
 from duodec.loading.config import EngineConfig

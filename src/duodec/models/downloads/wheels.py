@@ -20,8 +20,8 @@ from duodec.errors import ChecksumMismatch, DownloadFailed
 from duodec.machine.files import cache_folder
 from duodec.machine.install import PipMissing, pip_command
 from duodec.models.base import Alias, Progress
-from duodec.models.cache import check_space, is_cached, locked, writing_cache
 from duodec.models.contents import CHUNK_BYTES, CachedCheck, check_content
+from duodec.models.downloads.cache import check_space, is_cached, locked, writing_cache
 
 
 def pip_download(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:

@@ -13,7 +13,7 @@ from fakes.decoding import chi_square_limit, proven
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duodec.core import noise
+from duodec.core.sampling import noise
 
 TOKENS = np.arange(50_000)
 STREAMS = (noise.DRAW, noise.DRAFT, noise.COIN)
