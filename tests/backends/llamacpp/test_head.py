@@ -25,6 +25,7 @@ from duodec.errors import BadOption
 
 SHIPPED = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
 NUM_VOCAB, NUM_SPECIAL = 49_152, 17
+ENDS = (0, 2)  # of a text and of a turn
 COMMON = np.arange(300, 340, dtype=np.int32)
 RARE = np.arange(45_000, 45_040, dtype=np.int32)
 TREE = Draft((5, 600, 7), (-1, 0, -1))
@@ -77,14 +78,40 @@ def test_an_order_holds_each_row_once_the_frequent_ones_first() -> None:
     assert found.is_frequent[found.order[: found.num]].all()
 
 
-def test_a_text_of_other_tokens_needs_all_rows() -> None:
-    found = known(2000)
-    assert found.num_rows(COMMON) == found.num
-    assert found.num_rows(RARE) == NUM_VOCAB
-    assert found.num_rows(np.concatenate([RARE, np.tile(COMMON, 10)])) == found.num  # long ago
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        (COMMON, 0.0),
+        (RARE, 1.0),
+        (np.concatenate([COMMON, RARE]), 0.5),
+        (np.concatenate([COMMON, np.repeat(RARE[:2], 20)]), 2 / 80),
+        (np.concatenate([RARE, np.tile(COMMON, 10)]), 0.0),  # long ago
+        (COMMON[:0], 0.0),
+    ],
+)
+def test_a_token_is_new_to_a_text_once(text: np.ndarray, share: float) -> None:
+    assert known(2000).new_share(text) == pytest.approx(share)
 
 
 # --- rows
+
+
+TILE = 16  # rows that are packed together
+MIXED = np.concatenate([np.tile(COMMON, 3), RARE[:9], RARE[3:5], RARE[30:32]])
+
+
+def computed(frequency: Frequency, text: np.ndarray) -> np.ndarray:
+    """By token, whether its row is computed after the first text of a model."""
+    if frequency.new_share(text) > 0.2:
+        return np.ones(NUM_VOCAB, dtype=bool)
+    tiles = np.argsort(frequency.order) // TILE
+    rare = frequency.rare(text)
+    return (tiles * TILE < frequency.num) | np.isin(tiles, tiles[rare])
+
+
+def is_finite(model: object, text: np.ndarray) -> np.ndarray:
+    assert isinstance(model, LlamaDraftModel)
+    return np.isfinite(rows(model, text)[0])
 
 
 def rows(model: LlamaDraftModel, text: np.ndarray) -> np.ndarray:
@@ -92,16 +119,21 @@ def rows(model: LlamaDraftModel, text: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("most", [1, 2000, 30_001])
-def test_rows_of_the_head_have_the_bits_that_they_have_in_the_whole(most: int) -> None:
+@pytest.mark.parametrize("text", [COMMON, RARE, MIXED])
+def test_rows_of_the_head_have_the_bits_that_they_have_in_the_whole(
+    most: int, text: np.ndarray
+) -> None:
     needs_ordered_heads()
     whole = LlamaRecipe(SHIPPED, 512, 2, num_head=0).load()
     part = LlamaRecipe(SHIPPED, 512, 1, num_head=most).load()
-    is_frequent = known(most).is_frequent
     assert isinstance(whole, LlamaDraftModel)
     assert isinstance(part, LlamaDraftModel)
-    for text in (COMMON, RARE, COMMON[:-1]):  # the model goes on in the other way at once
-        expected, found = rows(whole, text), rows(part, text)
-        is_computed = is_frequent if is_frequent[text].all() else np.ones(NUM_VOCAB, dtype=bool)
+    is_computed = computed(known(most), text)
+    assert is_computed[text].all()
+    assert is_computed[known(most).is_frequent].all()
+    for width in (1, 4):
+        query = RowQuery(0, text, TREE, tuple(range(width)))
+        expected, found = (np.array(model.rows(query)) for model in (whole, part))
         assert np.array_equal(found[:, is_computed], expected[:, is_computed])
         assert (found[:, ~is_computed] == -np.inf).all()
     for model in (whole, part):
@@ -109,15 +141,32 @@ def test_rows_of_the_head_have_the_bits_that_they_have_in_the_whole(most: int) -
         model.vocabulary.close()
 
 
+def test_a_head_follows_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not frequent is computed from when it came, all where little else comes, and what
+    came long ago is left out again."""
+    needs_ordered_heads()
+    monkeypatch.setattr(head, "_MOST_RARE", 3)
+    model = LlamaRecipe(SHIPPED, 512, 1, num_head=2000).load()
+    frequency = known(2000)
+    text = np.tile(COMMON, 4)
+    assert np.array_equal(is_finite(model, text), computed(frequency, text))
+    far = np.array([10_000, 20_000, 30_000, 40_000], dtype=np.int32)
+    for i in range(len(far)):  # the first one is forgotten as the fourth comes
+        longer = np.concatenate([text, far[: i + 1]])
+        lasting = np.concatenate([text, far[max(0, i - 2) : i + 1]])
+        assert np.array_equal(is_finite(model, longer), computed(frequency, lasting))
+    assert is_finite(model, RARE).all()
+    assert np.array_equal(is_finite(model, text[:-1]), computed(frequency, text[:-1]))
+    model.close()
+    model.vocabulary.close()
+
+
 def test_two_drafts_and_a_target_in_one_process_have_heads_of_their_own() -> None:
     needs_ordered_heads()
     few, more = (LlamaRecipe(SHIPPED, 512, 1, num_head=most).load() for most in (300, 2000))
     target = LlamaRecipe(SHIPPED, 512, 1, num_head=0).load()
-    counts = []
-    for model in (few, more, target, few):
-        assert isinstance(model, LlamaDraftModel)
-        counts.append(int(np.isfinite(rows(model, COMMON[:20] - 100)[0]).sum()))
-    assert counts == [300 + NUM_SPECIAL, 2000 + NUM_SPECIAL, NUM_VOCAB, 300 + NUM_SPECIAL]
+    counts = [int(is_finite(model, COMMON[:20] - 100).sum()) for model in (few, more, target, few)]
+    assert counts == [320, 2032, NUM_VOCAB, 320]  # whole tiles of 317 and 2017
     for model in (few, more, target):
         model.close()
         model.vocabulary.close()
@@ -144,7 +193,9 @@ def engine(request: pytest.FixtureRequest) -> Iterator[LLM]:
 @pytest.mark.parametrize("method", ["sps:3", "duo", "stream", "sps-rejection", "auto"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_no_text_depends_on_the_head(engine: LLM, method: str, temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, seed=3, max_tokens=48)
+    params = SamplingParams(
+        temperature=temperature, seed=3, max_tokens=48, logit_bias=dict.fromkeys(ENDS, -100)
+    )
     prompt = "The harbour was quiet that morning, and the boats lay"
     (plain,) = engine.generate([prompt], params, method="ar")
     (found,) = engine.generate([prompt], params, method=method)

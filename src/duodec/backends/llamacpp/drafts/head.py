@@ -2,8 +2,9 @@
 
 A large part of what a draft's step reads is its head, most of whose rows are of tokens that hardly
 ever come (FR-Spec, arXiv 2502.14856; VocabTrim, 2506.22694). Our kernels pack the rows by frequency
-and compute the first ones; tokens outside are not drafted. For a text of other tokens, in another
-script for instance, all are computed.
+and compute the first ones and those of tokens that the text has, which come again more often than
+any (MicroSpec, 2605.26444). Tokens outside are not drafted. For a text that still goes on with
+others, in another script for instance, all are computed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from numpy.typing import NDArray
 
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.gguf.header import GgufFile, ggml
+from duodec.core.prefix import common_prefix
 from duodec.core.sampling.sampler import Tokens
 
 FREQUENT = "duodec.frequent_tokens"  # metadata of a draft's file: tokens, the most frequent first
 _NORMAL = 1  # llama_token_type: a token of text
 BYTE_PAIRS = "gpt2"  # tokenizer.ggml.model of tokens that are numbered by their frequency
+_NONE: Tokens = np.zeros(0, dtype=np.int32)
 _RECENT = 256  # tokens of a text that tell which it is made of
-_LEAST_SHARE = 0.94  # of them within the rows that are computed
+_LEAST_SHARE = 0.8  # of them that were frequent or had come before
+_MOST_RARE = 512  # tokens of the latest texts that are not frequent, each in another tile
 MANY_TOKENS, OF_MANY = 65_536, 32_768  # of a larger vocabulary so many rows by default
 
 
@@ -56,10 +60,14 @@ class Frequency:
         """All tokens, those first, each part ascending."""
         return np.argsort(~self.is_frequent, kind="stable").astype(np.int32)
 
-    def num_rows(self, text: Tokens) -> int:
-        """How many rows to compute after a text."""
-        share = self.is_frequent[text[-_RECENT:]].mean()
-        return self.num if share >= _LEAST_SHARE else len(self.is_frequent)
+    def new_share(self, text: Tokens) -> float:
+        """The share of a text's last tokens that came for the first time, and are not frequent."""
+        recent = text[-_RECENT:]
+        return len(np.unique(self.rare(recent))) / max(1, len(recent))
+
+    def rare(self, tokens: Tokens) -> Tokens:
+        """Those that are not frequent."""
+        return tokens[~self.is_frequent[tokens]]
 
 
 def frequency(lib: Any, path: Path, most: int | None) -> Frequency | None:
@@ -88,7 +96,8 @@ class Head:
     def __init__(self, lib: Any, frequency: Frequency) -> None:
         self._lib, self._frequency = lib, frequency
         self._address: int | None = None
-        self._num_rows = len(frequency.is_frequent)
+        self._text = _NONE
+        self._rare: Tokens | None = None  # whose rows are computed, the latest first; None: all
 
     def load(self, load: Callable[[], Any]) -> Any:
         """Load the model, in this very thread."""
@@ -107,8 +116,34 @@ class Head:
         """Compute the rows that a text needs, from the next forward pass on."""
         if self._address is None:
             return
-        num_rows = self._frequency.num_rows(text)
-        if num_rows != self._num_rows:
-            compute = self._lib._lib.duodec_compute_rows
-            compute(ctypes.c_void_p(self._address), ctypes.c_int64(num_rows))
-            self._num_rows = num_rows
+        new, self._text = text[common_prefix(self._text, text) :], text
+        if not len(new):
+            return
+        if self._frequency.new_share(text) > 1 - _LEAST_SHARE:
+            if self._rare is not None:
+                self._rare = None
+                self._compute(len(self._frequency.is_frequent))
+            return
+        if self._rare is None:
+            self._rare = _latest(self._frequency.rare(text))[:_MOST_RARE]
+        else:
+            rare = self._frequency.rare(new)
+            if np.isin(rare, self._rare).all():
+                return
+            self._rare = _latest(np.concatenate([self._rare[::-1], rare]))[:_MOST_RARE]
+        self._compute(self._frequency.num, self._rare)
+
+    def _compute(self, num_first: int, others: Tokens = _NONE) -> None:
+        """So many rows in the order in which they are packed, and those of other tokens."""
+        compute = ggml(
+            self._lib, "duodec_compute_rows", None,
+            ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64,
+        )  # fmt: skip
+        others = np.ascontiguousarray(others, dtype=np.int32)
+        compute(self._address, num_first, others.ctypes.data, len(others))
+
+
+def _latest(tokens: Tokens) -> Tokens:
+    """Each once, the last one first."""
+    _, first = np.unique(tokens[::-1], return_index=True)
+    return tokens[::-1][np.sort(first)]

@@ -4,7 +4,6 @@
 // when the library is loaded, in the place of the others: theirs give a row other bits at other widths. The environment variable
 // DUODEC_KERNELS=off, read then, leaves all as llama.cpp has it.
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -46,11 +45,26 @@ const Kernel * kernel_for(const ggml_tensor * weights) {
     return kernel && weights->ne[0] % kernel->columns == 0 && weights->ne[3] == 1 && ggml_is_contiguous(weights) ? kernel : nullptr;
 }
 
-// The rows of a draft's head in the order in which they are packed. The first ones are computed, and the products of the others
-// are minus infinity.
+// The rows of a draft's head in the order in which they are packed, and the tiles of them that are computed, ascending. The
+// products of other rows are minus infinity.
 struct Head {
     const std::vector<int32_t> order;
-    std::atomic<int64_t> num_computed;
+    std::vector<int32_t> places;  // of each row in that order
+    std::vector<int32_t> tiles;
+
+    explicit Head(std::vector<int32_t> order) : order(std::move(order)), places(this->order.size()) {
+        for (size_t i = 0; i < this->order.size(); i++) places[this->order[i]] = (int32_t)i;
+        compute((int64_t)places.size(), nullptr, 0);
+    }
+
+    void compute(int64_t num_first, const int32_t * rows, int64_t num_rows) {
+        std::vector<bool> is_computed(duodec::num_tiles((int64_t)places.size()));
+        std::fill_n(is_computed.begin(), duodec::num_tiles(num_first), true);
+        for (int64_t i = 0; i < num_rows; i++) is_computed[places[rows[i]] / TILE] = true;
+        tiles.clear();
+        for (size_t t = 0; t < is_computed.size(); t++)
+            if (is_computed[t]) tiles.push_back((int32_t)t);
+    }
 };
 
 thread_local std::vector<int32_t> next_order;  // of the head that this thread loads next; none: as the file has it
@@ -143,9 +157,10 @@ class Traits : public ggml::cpu::tensor_traits {
         const ggml_tensor * weights = op->src[0], * x = op->src[1];
         const Kernel & kernel = *kernel_for(weights);
         GGML_ASSERT(x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float));
-        const int64_t num_weights = head ? head->num_computed.load() : weights->ne[1];
-        const int32_t * places = head ? head->order.data() : nullptr;
-        const int64_t columns = weights->ne[0], num_tiles = duodec::num_tiles(num_weights), row_bytes = kernel.row_bytes(columns);
+        const int64_t num_weights = weights->ne[1], all_tiles = duodec::num_tiles(num_weights);
+        const int64_t num_tiles = head ? (int64_t)head->tiles.size() : all_tiles;
+        const int32_t * tiles = num_tiles < all_tiles ? head->tiles.data() : nullptr, * places = head ? head->order.data() : nullptr;
+        const int64_t columns = weights->ne[0], row_bytes = kernel.row_bytes(columns);
         uint8_t * work = (uint8_t *)(((uintptr_t)params->wdata + 63) / 64 * 64);
         const Rows rows(op, work);
         uint8_t * activations = work + Rows::work_bytes(op);
@@ -163,9 +178,9 @@ class Traits : public ggml::cpu::tensor_traits {
                     if (turn++ % nth == ith)
                         kernel.put_row(activations + groups.first(g) * row_bytes, m, groups.rows(g), rows.in(groups.first(g) + m), columns);
         }
-        if (num_weights < weights->ne[1])
+        if (tiles)
             for (int64_t r = ith; r < rows.num_rows; r += nth)
-                std::fill_n(rows.out(r), weights->ne[1], -std::numeric_limits<float>::infinity());
+                std::fill_n(rows.out(r), num_weights, -std::numeric_limits<float>::infinity());
         const int64_t most = std::max<int64_t>(1, CHUNK_BYTES / kernel.tile_bytes(columns));
         const int64_t wanted = nth == 1 ? num_tiles : (num_tiles + nth * CHUNKS_A_THREAD - 1) / (nth * CHUNKS_A_THREAD);
         const int64_t chunk = std::min(most, wanted), num_chunks = (num_tiles + chunk - 1) / chunk;
@@ -182,8 +197,13 @@ class Traits : public ggml::cpu::tensor_traits {
                 for (int64_t g = 0; g < groups.num_groups; g++) {
                     float * out[duodec::Lanes::MOST];
                     for (int m = 0; m < groups.rows(g); m++) out[m] = rows.out(groups.first(g) + m);
-                    duodec::multiply_tiles(kernel, matrix, num_weights, places, columns, begin, end,
-                                           activations + groups.first(g) * row_bytes, groups.rows(g), out);
+                    for (int64_t from = begin, to; from < end; from = to) {  // runs of tiles that follow each other
+                        to = tiles ? from + 1 : end;
+                        while (to < end && tiles[to] == tiles[to - 1] + 1) to++;
+                        const int64_t first = tiles ? tiles[from] : from;
+                        duodec::multiply_tiles(kernel, matrix, num_weights, places, columns, first, first + to - from,
+                                               activations + groups.first(g) * row_bytes, groups.rows(g), out);
+                    }
                 }
             }
             passed += num_chunks;
@@ -290,7 +310,7 @@ ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
         const std::lock_guard<std::mutex> lock(heads_mutex);
         std::unique_ptr<Traits> & own = heads[buffer];
         if (!own) {
-            last_head = new Head{next_order, {tensor->ne[1]}};
+            last_head = new Head(next_order);
             own = std::make_unique<Traits>(std::unique_ptr<Head>(last_head));
             tensor->extra = own.get();
         }
@@ -408,8 +428,11 @@ DUODEC_EXPORT void duodec_order_rows(const int32_t * order, int64_t num) {
 // The head that this thread has loaded since an order was named; null where none was ordered. It lives as long as its model.
 DUODEC_EXPORT void * duodec_ordered_head(void) { return last_head; }
 
-// Computes the first `num` rows of a head in its order, from the next forward pass on.
-DUODEC_EXPORT void duodec_compute_rows(void * head, int64_t num) { ((Head *)head)->num_computed = num; }
+// Computes the tiles of the first `num_first` rows of a head in its order, and those of `num` rows more, from the next forward
+// pass on. None runs meanwhile.
+DUODEC_EXPORT void duodec_compute_rows(void * head, int64_t num_first, const int32_t * rows, int64_t num) {
+    ((Head *)head)->compute(num_first, rows, num);
+}
 
 namespace { double attention_deviation(); }
 
