@@ -11,8 +11,6 @@ import numpy as np
 
 from duodec.backends.llamacpp.drafts.head import (
     BYTE_PAIRS,
-    MANY_TOKENS,
-    OF_MANY,
     Frequency,
 )
 from duodec.core.traits import Parallel
@@ -38,6 +36,8 @@ from duodec.models.vocabularies import difference
 
 _VERSION = 1
 _LEAST_STEPS = 10
+_MANY_TOKENS = 65_536  # of a vocabulary; a larger one's embedding and head are kept
+_NUM_FREQUENT = 32_768  # of its tokens, whose logits are trained
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Distillation(Work):
         """Whether embedding and head stay as they are: of a large vocabulary they are most of a
         small model, and its own already."""
         is_own = not self.is_transplanted and self.parallel is None
-        return is_own and self.num_vocab > MANY_TOKENS
+        return is_own and self.num_vocab > _MANY_TOKENS
 
     def _head(self, student: Any, recording: Recording) -> WholeHead:
         if not self._keeps_vocabulary:
@@ -200,7 +200,7 @@ class Distillation(Work):
         kinds = np.array(self.source.field("tokenizer.ggml.token_type"))
         is_numbered = self.source.field("tokenizer.ggml.model") == BYTE_PAIRS
         counted = recording.frequent_tokens().tolist()
-        frequency = Frequency.of(kinds, counted, is_numbered, OF_MANY)
+        frequency = Frequency.of(kinds, counted, is_numbered, _NUM_FREQUENT)
         return FrequentHead(student, self.settings.quantize, frequency.is_frequent)
 
     def _num_steps(self, training: Training) -> int:

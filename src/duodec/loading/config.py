@@ -183,8 +183,9 @@ class EngineConfig:
     draft_head: Annotated[
         int | None,
         Parameter(
-            "Most frequent tokens that the draft model chooses from where a text is made of them, "
-            "for shorter steps; 0: all. By default 32768 of a vocabulary of more than 65536.",
+            "Most frequent tokens that the draft model chooses from, beside those of the text, for "
+            "shorter steps; 0: all. By default a third of a vocabulary of more than 40000, "
+            "32768 at most.",
             "Machine",
             metavar="TOKENS",
             ge=0,

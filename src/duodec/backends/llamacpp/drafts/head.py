@@ -30,7 +30,8 @@ _NONE: Tokens = np.zeros(0, dtype=np.int32)
 _RECENT = 256  # tokens of a text that tell which it is made of
 _LEAST_SHARE = 0.8  # of them that were frequent or had come before
 _MOST_RARE = 512  # tokens of the latest texts that are not frequent, each in another tile
-MANY_TOKENS, OF_MANY = 65_536, 32_768  # of a larger vocabulary so many rows by default
+MANY_TOKENS = 40_000  # in a vocabulary; of a larger one a part is computed by default
+_MOST, _PART = 32_768, 3  # so many of its rows, and of a smaller one a third
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def frequency(lib: Any, path: Path, most: int | None) -> Frequency | None:
         counted = [token for token in file.numbers(FREQUENT) if token < len(kinds)]
         is_numbered = file.text("tokenizer.ggml.model") == BYTE_PAIRS
     if most is None:
-        most = OF_MANY if len(kinds) > MANY_TOKENS else 0
+        most = min(_MOST, len(kinds) // _PART) if len(kinds) > MANY_TOKENS else 0
     if not 0 < most < (len(kinds) if is_numbered else len(set(counted))):
         return None
     found = Frequency.of(kinds, counted, is_numbered, most)
