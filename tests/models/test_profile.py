@@ -16,6 +16,7 @@ from fakes.inline_drafter import InlineDrafter
 from duodec.backends import table
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli.app import run
+from duodec.core.protocols import DraftRequest
 from duodec.llm import LLM
 from duodec.loading import profile as profiling
 from duodec.loading import resolve
@@ -57,6 +58,24 @@ def test_a_profile_holds_what_forwards_and_steps_take(profile: Profile) -> None:
     costs = profile.costs(is_drafting=True)
     assert costs.forward_s(0) == pytest.approx(0.003)
     assert costs.step_s() == pytest.approx(0.002)
+
+
+def test_the_texts_are_of_frequent_tokens_whose_rows_a_short_head_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(profiling, "CONTEXTS", (16, 40))
+    asked: list[DraftRequest] = []
+
+    class Recording(InlineDrafter):
+        def submit(self, request: DraftRequest) -> None:
+            asked.append(request)
+            super().submit(request)
+
+    engine = LLM(TableTarget(MODEL), TOKENIZER, 200, Recording(DRAFT.load()))
+    profiling.measure(engine, "a key", ("target", "draft"))
+    assert {len(request.text) for request in asked} == {16, 40}
+    first = [request.text[:-1] for request in asked]  # the last token tells passes apart
+    assert all(text.max() < MODEL.num_vocab // 8 for text in first)
 
 
 def test_the_fewest_threads_that_are_fast_enough_are_taken(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import cast
@@ -116,22 +117,13 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
         cores = CorePlan.make(
             available_cores(), target_is_on_cpu=False, num_draft_threads=config.draft_threads
         ).draft_cores
+        parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
         model, table = None, None
         if needs_model and pair.draft is not None:
-            recipe = LlamaRecipe(
-                pair.draft.path,
-                engine.num_context,
-                len(cores),
-                vocabulary.num_vocab,
-                max_window=config.draft_window,
-                num_head=config.draft_head,
-                num_parallel=config.draft_parallel,
-            )
-            loaded = recipe_for(cast(SentVocabulary, vocabulary), recipe).load()
+            loaded = draft_model(pair.draft.path, config, parts)
             # as it is recorded: whoever gives it back gets the same figures
             table = StepTable.parse(plan.draft_ms or str(measured(innermost(loaded))))
             model = PricedModel(loaded, table.faster(plan.draft_speed))
-        parts = Parts(vocabulary, engine.num_context, None, engine.datastore, plan.sampling, cores)
         host = HostPrices.parse(plan.host_us or str(_host(engine)))
         bed = SimulatedBed(parts, engine.target, model, plan.latency, host)
         facts = {"host_us": str(host), **({"draft_ms": str(table)} if table else {})}
@@ -148,6 +140,20 @@ def _host(engine: LLM) -> HostPrices:
         return planner.select(sources, Acceptance(), planner.num_tokens, 24)
 
     return measured_host(engine.target, engine.tokenizer.num_vocab, select)
+
+
+def draft_model(path: Path, config: EngineConfig, parts: Parts) -> DraftModel:
+    """The draft model of a bed, in this process."""
+    recipe = LlamaRecipe(
+        path,
+        parts.num_context,
+        len(parts.target_cores),
+        parts.vocabulary.num_vocab,
+        max_window=config.draft_window,
+        num_head=config.draft_head,
+        num_parallel=config.draft_parallel,
+    )
+    return recipe_for(cast(SentVocabulary, parts.vocabulary), recipe).load()
 
 
 def measured(model: DraftModel) -> StepTable:

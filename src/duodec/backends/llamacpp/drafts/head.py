@@ -99,6 +99,7 @@ class Head:
         self._address: int | None = None
         self._text = _NONE
         self._rare: Tokens | None = None  # whose rows are computed, the latest first; None: all
+        self._is_computed = frequency.is_frequent.copy()  # where it is not None
 
     def load(self, load: Callable[[], Any]) -> Any:
         """Load the model, in this very thread."""
@@ -128,11 +129,13 @@ class Head:
         if self._rare is None:
             self._rare = _latest(self._frequency.rare(text))[:_MOST_RARE]
         else:
-            rare = self._frequency.rare(new)
-            if np.isin(rare, self._rare).all():
+            lacking = new[~self._is_computed[new]]
+            if not len(lacking):
                 return
-            self._rare = _latest(np.concatenate([self._rare[::-1], rare]))[:_MOST_RARE]
+            self._rare = _latest(np.concatenate([self._rare[::-1], lacking]))[:_MOST_RARE]
         self._compute(self._frequency.num, self._rare)
+        self._is_computed[:] = self._frequency.is_frequent
+        self._is_computed[self._rare] = True
 
     def _compute(self, num_first: int, others: Tokens = _NONE) -> None:
         """So many rows in the order in which they are packed, and those of other tokens."""
