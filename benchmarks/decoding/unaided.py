@@ -80,7 +80,11 @@ def _settings(stack: ExitStack, python: Path, target: Path, drafts: dict[str, Pa
     settings = [Setting(name, plain, {"speculation": {"method": name}}) for name in methods]
     for draft, path in drafts.items() or [("its own draft", Path("auto"))]:
         drafted = stack.enter_context(ours(*common, "-md", str(path)))
-        settings.append(Setting(f"auto, {draft}", drafted, {}))
+        # plain decoding there, too: each process has its luck with memory
+        settings += [
+            Setting(f"{PLAIN}, {draft}", drafted, {"speculation": {"method": PLAIN}}),
+            Setting(f"auto, {draft}", drafted, {}),
+        ]
     settings += [theirs(LLAMA), theirs(f"{LLAMA}, n-grams", _NGRAM)]
     for draft, path in drafts.items():
         for n_max in lengths:
@@ -134,14 +138,15 @@ def _turns(
     settings: list[Setting], number: int, prompt: Prompt, max_tokens: int, temperatures: str
 ) -> list[dict[str, Any]]:
     """One prompt by all settings, which another one begins each time."""
-    first_s = {}
-    for setting in settings:  # their first request here: nothing of the prompt is cached
+    first_s: dict[str, float] = {}
+    shift = number % len(settings)
+    by_turns = (*settings[shift:], *settings[:shift])
+    for setting in by_turns:  # their first request here: nothing of the prompt is cached
         if setting.server.url not in first_s:
             first_s[setting.server.url] = completion(setting, prompt, 1, 0).ttft_s
     rows = []
     for temperature in map(float, temperatures.split(",")):
-        shift = number % len(settings)
-        for setting in (*settings[shift:], *settings[:shift]):
+        for setting in by_turns:
             run = completion(setting, prompt, max_tokens, temperature)
             rows.append(
                 {
