@@ -60,10 +60,7 @@ def test_a_profile_holds_what_forwards_and_steps_take(profile: Profile) -> None:
     assert costs.step_s() == pytest.approx(0.002)
 
 
-def test_the_texts_are_of_frequent_tokens_whose_rows_a_short_head_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(profiling, "CONTEXTS", (16, 40))
+def test_the_texts_are_of_frequent_tokens_whose_rows_a_short_head_has() -> None:
     asked: list[DraftRequest] = []
 
     class Recording(InlineDrafter):
@@ -72,7 +69,7 @@ def test_the_texts_are_of_frequent_tokens_whose_rows_a_short_head_has(
             super().submit(request)
 
     engine = LLM(TableTarget(MODEL), TOKENIZER, 200, Recording(DRAFT.load()))
-    profiling.measure(engine, "a key", ("target", "draft"))
+    profiling.measure(engine, "a key", ("target", "draft"), contexts=(16, 40))
     assert {len(request.text) for request in asked} == {16, 40}
     first = [request.text[:-1] for request in asked]  # the last token tells passes apart
     assert all(text.max() < MODEL.num_vocab // 8 for text in first)
