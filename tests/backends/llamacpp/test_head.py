@@ -155,6 +155,8 @@ def test_a_head_follows_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
         longer = np.concatenate([text, far[: i + 1]])
         lasting = np.concatenate([text, far[max(0, i - 2) : i + 1]])
         assert np.array_equal(is_finite(model, longer), computed(frequency, lasting))
+    other = np.concatenate([COMMON[::-1], far[:1]])  # it has none of that text's tokens
+    assert np.array_equal(is_finite(model, other), computed(frequency, other))
     assert is_finite(model, RARE).all()
     assert np.array_equal(is_finite(model, text[:-1]), computed(frequency, text[:-1]))
     model.close()

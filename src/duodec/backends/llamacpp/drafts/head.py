@@ -29,7 +29,7 @@ BYTE_PAIRS = "gpt2"  # tokenizer.ggml.model of tokens that are numbered by their
 _NONE: Tokens = np.zeros(0, dtype=np.int32)
 _RECENT = 256  # tokens of a text that tell which it is made of
 _LEAST_SHARE = 0.8  # of them that were frequent or had come before
-_MOST_RARE = 512  # tokens of the latest texts that are not frequent, each in another tile
+_MOST_RARE = 512  # tokens that are not frequent, the latest ones, each in another tile
 MANY_TOKENS = 40_000  # in a vocabulary; of a larger one a part is computed by default
 _MOST, _PART = 32_768, 3  # so many of its rows, and of a smaller one a third
 
@@ -115,10 +115,12 @@ class Head:
             self._address = ggml(self._lib, "duodec_ordered_head", ctypes.c_void_p)()
 
     def fit(self, text: Tokens) -> None:
-        """Compute the rows that a text needs, from the next forward pass on."""
+        """Compute the rows that a text needs, from the next forward pass on. One that begins
+        otherwise than the last is not given that one's tokens."""
         if self._address is None:
             return
-        new, self._text = text[common_prefix(self._text, text) :], text
+        num_known = common_prefix(self._text, text)
+        new, self._text = text[num_known:], text
         if not len(new):
             return
         if self._frequency.new_share(text) > 1 - _LEAST_SHARE:
@@ -126,7 +128,7 @@ class Head:
                 self._rare = None
                 self._compute(len(self._frequency.is_frequent))
             return
-        if self._rare is None:
+        if self._rare is None or not num_known:
             self._rare = _latest(self._frequency.rare(text))[:_MOST_RARE]
         else:
             lacking = new[~self._is_computed[new]]
