@@ -186,6 +186,12 @@ def test_without_a_draft_the_default_drafts_from_earlier_text_only(cli: Cli) -> 
     assert record["text"] == cli.answer("--method", "ar", "--seed", "1")["text"]
 
 
+def test_a_draft_that_is_named_is_used_where_it_pays(cli: Cli) -> None:
+    """Like any other: nothing is slower for it than plain decoding."""
+    record = cli.answer("--draft", "smollm2-draft", "--seed", "1")
+    assert (record["method"], record["draft"]) == ("auto", "smollm2-draft")
+
+
 def test_the_prompt_comes_from_standard_input(cli: Cli) -> None:
     record = cli.answer("--seed", "1")
     status, out, _ = cli("generate", "--seed", "1", stdin="hello\n")

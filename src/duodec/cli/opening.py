@@ -61,11 +61,10 @@ def check_length(max_tokens: int | None, stop: Sequence[str]) -> None:
         raise BadOption("a --stop text is empty; leave it out")
 
 
-def method_or_none(name: str, draft: str | None) -> str | None:
-    """A method's name; None for the default. If the user names a draft, it is used. Raises
-    BadOption, which lists the methods."""
+def method_or_none(name: str) -> str | None:
+    """A method's name; None for the default. Raises BadOption, which lists the methods."""
     if name == "auto":
-        return None if draft in ("auto", "none") else "stream"
+        return None
     method_named(name)
     return name
 

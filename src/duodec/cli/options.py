@@ -125,8 +125,8 @@ def option(spelled: str, words: str, panel: str | None = None, **more: Any) -> A
 
 MethodName = Annotated[str, option(
     "--method NAME",
-    "How to decode; auto: what pays on this machine and text, plain decoding included; "
-    "stream where you name a draft. All of them are listed below.", _DECODING
+    "How to decode; auto: what pays on this machine and text, plain decoding included. All of "
+    "them are listed below.", _DECODING
 )]  # fmt: skip
 Stop = Annotated[
     list[str] | None,

@@ -77,7 +77,7 @@ def _set(chat: Conversation, rest: str) -> None:
 
 def set_method(chat: Conversation, name: str) -> None:
     """Raises BadOption for an unknown method, and for one without what it needs."""
-    chosen = opening.method_or_none(name, "auto")
+    chosen = opening.method_or_none(name)
     wanted = method_named(chosen) if chosen else None
     if wanted and wanted.needs_draft_model and chat.engine.drafter is None:
         raise BadOption(f"method '{name}' needs a draft model; start the chat with --draft")
@@ -144,7 +144,7 @@ def _draft(chat: Conversation, rest: str) -> None:
         raise BadOption(f"/draft is {rest!r}; use /draft on or /draft off")
     if rest == "on" and chat.engine.drafter is None:
         raise BadOption("no draft model is loaded; start the chat with --draft")
-    chat.method = "stream" if rest == "on" else "ar"
+    chat.method = None if rest == "on" else "ar"
 
 
 def _save(chat: Conversation, rest: str) -> None:

@@ -60,7 +60,7 @@ def chat(
     """
     opening.check_length(max_tokens, ())
     config = opening.with_datastore(config, method)
-    chosen = opening.method_or_none(method, config.draft)
+    chosen = opening.method_or_none(method)
     if raw and system is not None:
         raise BadOption("--system needs the chat template that --raw leaves out; choose one")
     writer = writer_for(show_draft=show_draft, is_plain=plain or raw)

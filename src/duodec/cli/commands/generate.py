@@ -92,7 +92,7 @@ def generate(
     sampling = replace(seeded(sampling), grammar=_grammar(json_schema, regex))
     opening.check_length(max_tokens, stop or ())
     config = opening.with_datastore(config, method)
-    chosen = opening.method_or_none(method, config.draft)
+    chosen = opening.method_or_none(method)
     if raw and system is not None:
         raise BadOption("--system needs the chat template that --raw leaves out; choose one")
     text = _prompt_text(prompt, prompt_option, file)

@@ -107,7 +107,7 @@ def source_of(name: str, models: Mapping[str, EngineConfig], method: str) -> Sou
     from duodec.server.models.registry import Source
 
     config = opening.with_datastore(models[name], method)
-    chosen = opening.method_or_none(method, config.draft)
+    chosen = opening.method_or_none(method)
     pair = cache(partial(opening.resolve_for, config, chosen))
 
     def load(taken: int) -> LLM:
