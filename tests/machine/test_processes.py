@@ -75,27 +75,32 @@ def test_the_terminals_keys_do_not_reach_them_and_priorities_count(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no idle priority")
-def test_a_grammar_that_takes_long_leaves_the_processor_to_others() -> None:
+def test_a_grammar_that_takes_long_leaves_the_processor_to_others_step_by_step() -> None:
+    """At first it shares it: where a target computes on all cores, nothing would be left to it."""
     schema = Grammar("json_schema", json.dumps(explosive()))
     here, end_s = psutil.Process(), perf_counter() + LONG_S
+    seen: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         trial = pool.submit(GrammarTrial(), schema, Masks(Letters(ends=True)).words)
-        has_yielded = False
-        while not has_yielded and not trial.done() and perf_counter() < end_s:
+        while "last" not in seen and not trial.done() and perf_counter() < end_s:
             sleep(0.02)
             for process in here.children(recursive=True):
-                has_yielded = has_yielded or is_idle(process.pid)
+                seen += [turn for turn in [turn_of(process.pid)] if turn and turn not in seen]
         with pytest.raises(BadOption, match="to compile"):
             trial.result()
-    assert has_yielded
+    assert seen == ["later", "last"]
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
-def is_idle(pid: int) -> bool:
+def turn_of(pid: int) -> str | None:
+    """When a process gets the processor, if not like all others."""
     try:
-        return sys.platform == "linux" and os.sched_getscheduler(pid) == os.SCHED_IDLE
+        if sys.platform == "linux" and os.sched_getscheduler(pid) == os.SCHED_IDLE:
+            return "last"
+        own, its = (os.getpriority(os.PRIO_PROCESS, one) for one in (0, pid))
+        return "later" if its > own else None
     except ProcessLookupError:
-        return False
+        return None
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell")

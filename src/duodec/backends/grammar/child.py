@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from duodec.backends.grammar.library import Trial, compiled, fault, library
 from duodec.machine.helper import ANSWER, SIZE
-from duodec.machine.processes import yield_to_all
+from duodec.machine.processes import activity, share_with_others, yield_to_all
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer as Tokens
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 # how a trial ended; with the bytes that the grammar takes, or with what is wrong with it
 DONE, WRONG, COMPLEX, SLOW, LARGE, DEEP, UNREAD = range(7)
 _WAIT_FACTOR = 5.0  # how much longer than its processor time a trial may take by the clock
-PROMPT_S = 0.1  # what takes longer leaves the processor to others
+PROMPT_S = 0.1  # what takes longer shares the processor with others,
+_SHARED_S = 1.0  # and after so much of its time gets only what they leave
 # a quarter of what this process's twin compiles with: see `duodec.backends.grammar.llguidance`
 _STACK_BYTES = 4 << 20
 _LONGEST = 4096  # bytes of what the library says
@@ -55,8 +56,12 @@ def _ended(tokens: Tokens, trial: Trial) -> tuple[int, bytes]:
         _try(tokens, trial.source, writing)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        if not select.select([pipe], [], [], PROMPT_S)[0]:
-            yield_to_all(fork)
+        while not select.select([pipe], [], [], PROMPT_S)[0]:
+            seen = activity(fork)
+            if seen is None or seen.cpu_s > _SHARED_S:
+                yield_to_all(fork)
+                break
+            share_with_others(fork)  # a target on this processor leaves nothing
         said = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
     if code == 0 and said:
