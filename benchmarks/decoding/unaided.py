@@ -2,8 +2,9 @@
 
 Chat completions of the same file over HTTP, one at a time; all settings take turns at each prompt.
 The first request of a prompt at each server prefills it and gives the time to the first token; the
-others find it cached and give tokens a second. llama.cpp's server is that of the package
-xllamacpp, from another environment:
+others find it cached and give tokens a second. A run has one temperature: `auto` would know another
+one's responses to the same prompts. llama.cpp's server is that of the package xllamacpp, from
+another environment:
 
     python -m benchmarks unaided --python OTHER/bin/python --data FOLDER --limit 5
 
@@ -105,7 +106,7 @@ def main(
     data: Annotated[Path | None, typer.Option(help="A folder of Spec-Bench's questions.")] = None,
     limit: Annotated[int, typer.Option(help="Prompts a task.")] = 5,
     max_tokens: Annotated[int, typer.Option()] = 64,
-    temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0,0.7",
+    temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
     context: Annotated[int, typer.Option()] = 4096,
     methods: Annotated[str, typer.Option(help="Of ours without a draft model, beside ar.")]
     = "lookup,recycling,auto",
@@ -115,6 +116,8 @@ def main(
     path = resolve(target).path
     paths = [] if drafts == "none" else [resolve(draft).path for draft in drafts.split(",")]
     named = {path.stem: path for path in paths}
+    if len(named) < len(paths):
+        raise typer.BadParameter(f"two drafts have one file name: {drafts}", param_hint="-md")
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         settings = _settings(
@@ -126,7 +129,7 @@ def main(
             asyncio.run(ask(setting.server, {**_HELLO, **setting.body}, "chat/completions"))
         try:
             for number, prompt in enumerate(track(prompts, description="prompts")):
-                rows += _turns(settings, number, prompt, max_tokens, temperatures)
+                rows += _turns(settings, number, prompt, max_tokens, temperature)
         except KeyboardInterrupt:
             if not rows:
                 raise
@@ -135,7 +138,7 @@ def main(
 
 
 def _turns(
-    settings: list[Setting], number: int, prompt: Prompt, max_tokens: int, temperatures: str
+    settings: list[Setting], number: int, prompt: Prompt, max_tokens: int, temperature: float
 ) -> list[dict[str, Any]]:
     """One prompt by all settings, which another one begins each time."""
     first_s: dict[str, float] = {}
@@ -145,56 +148,48 @@ def _turns(
         if setting.server.url not in first_s:
             first_s[setting.server.url] = completion(setting, prompt, 1, 0).ttft_s
     rows = []
-    for temperature in map(float, temperatures.split(",")):
-        for setting in by_turns:
-            run = completion(setting, prompt, max_tokens, temperature)
-            rows.append(
-                {
-                    "task": prompt.task,
-                    "prompt": prompt.prompt_id,
-                    "setting": setting.name,
-                    "temperature": temperature,
-                    "cold_first_s": first_s[setting.server.url],
-                    "num_tokens": run.num_tokens,
-                    "rate": run.rate,
-                    "text": run.text,
-                }
-            )
+    for setting in by_turns:
+        run = completion(setting, prompt, max_tokens, temperature)
+        rows.append(
+            {
+                "task": prompt.task,
+                "prompt": prompt.prompt_id,
+                "setting": setting.name,
+                "cold_first_s": first_s[setting.server.url],
+                "num_tokens": run.num_tokens,
+                "rate": run.rate,
+                "text": run.text,
+            }
+        )
     return rows
 
 
 def _table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By temperature and setting; rates over plain decoding's are medians over prompts, of tasks'
-    medians the geometric mean, times to the first token over plain decoding's the geometric mean
-    over prompts. Prints it."""
-    plain = {
-        (row["task"], row["prompt"], row["temperature"]): row
-        for row in rows
-        if row["setting"] == PLAIN
-    }
-    ratios: dict[tuple[float, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    firsts: dict[tuple[float, str], list[float]] = defaultdict(list)
-    differing: dict[tuple[float, str], int] = defaultdict(int)
+    """By setting; rates over plain decoding's are medians over prompts, of tasks' medians the
+    geometric mean, times to the first token over plain decoding's the geometric mean over prompts.
+    Prints it."""
+    plain = {(row["task"], row["prompt"]): row for row in rows if row["setting"] == PLAIN}
+    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    firsts: dict[str, list[float]] = defaultdict(list)
+    differing: dict[str, int] = defaultdict(int)
     for row in rows:
-        key = row["temperature"], row["setting"]
-        expected = plain[row["task"], row["prompt"], row["temperature"]]
-        ratios[key][row["task"]].append(row["rate"] / expected["rate"])
-        firsts[key].append(row["cold_first_s"] / expected["cold_first_s"])
-        differing[key] += row["text"] != expected["text"]
+        name, expected = row["setting"], plain[row["task"], row["prompt"]]
+        ratios[name][row["task"]].append(row["rate"] / expected["rate"])
+        firsts[name].append(row["cold_first_s"] / expected["cold_first_s"])
+        differing[name] += row["text"] != expected["text"]
     table = []
-    for (temperature, name), by_task in ratios.items():
+    for name, by_task in ratios.items():
         medians = {task: median(found) for task, found in by_task.items()}
         found = {
-            "temperature": temperature,
             "setting": name,
             "over_plain": _geometric_mean(list(medians.values())),
             "by_task": medians,
-            "first_over_plain": _geometric_mean(firsts[temperature, name]),
-            "num_other_texts": differing[temperature, name],
+            "first_over_plain": _geometric_mean(firsts[name]),
+            "num_other_texts": differing[name],
         }
         table.append(found)
         print(
-            f"{temperature:3.1f} {name:<24} {found['over_plain']:5.2f}  first token after "
+            f"{name:<24} {found['over_plain']:5.2f}  first token after "
             f"{found['first_over_plain']:4.2f} of it, {found['num_other_texts']} other texts; "
             + ", ".join(f"{task} {ratio:.2f}" for task, ratio in medians.items())
         )
