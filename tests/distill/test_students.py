@@ -22,11 +22,21 @@ from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
 from duodec.core.protocols import Query
 from duodec.core.traits import Parallel
+from duodec.distill.files import Folder
 from duodec.distill.recording import NONE, Recording, Sample
-from duodec.distill.settings import FORMATS, NUM_TOPS
+from duodec.distill.settings import FORMATS, NUM_TOPS, DistillSettings
 from duodec.distill.source import SourceFile
-from duodec.distill.training.batches import Batch, step_of, steps_per_epoch
-from duodec.distill.training.logits import FrequentHead
+from duodec.distill.training import batches, loop
+from duodec.distill.training.batches import (
+    MAX_LENGTH,
+    PART_TOKENS,
+    Batch,
+    parts_of,
+    step_of,
+    steps_per_epoch,
+)
+from duodec.distill.training.logits import FrequentHead, WholeHead
+from duodec.distill.training.loop import Training
 from duodec.distill.training.losses import LOSSES, Known, acceptance, agreement, kl
 from duodec.distill.training.rounding import as_stored, rounded
 from duodec.distill.training.student import as_array, hidden, open_student, transplant
@@ -320,6 +330,51 @@ def test_the_mask_is_a_token_that_no_text_has(tmp_path: Path) -> None:
     assert parallel(library.load(), again, None) == how
     write_gguf(student, SourceFile(again), path, layers=(0, 1), name="", kind="f16")
     assert parallel(library.load(), path, None) is None, "this one was not trained so"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_parts"),
+    [([7], 1), ([600] * 8, 3), ([2000, 3000], 1), ([9, 300, 900, 1024, 5000], 3)],
+)
+def test_the_parts_of_a_step_are_whole_and_fit_in_memory(
+    lengths: list[int], num_parts: int
+) -> None:
+    samples = [sample(length, 3) for length in lengths]
+    parts = list(parts_of(samples))
+    assert [one for part in parts for one in part] == samples
+    for part in parts:
+        assert part
+        longest = max(min(len(one.tokens), MAX_LENGTH) for one in part)
+        assert len(part) == 1 or len(part) * longest <= PART_TOKENS
+    assert len(parts) == num_parts
+
+
+def test_a_step_in_parts_has_the_gradients_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [sample(8 + 2 * i, 3 + i) for i in range(6)]
+    for one in samples:
+        one.logprobs[:, 0] = np.log(0.9)
+    monkeypatch.setattr(loop, "has_bfloat16", lambda kind: False)
+    path = write_dense(tmp_path / "own.gguf")
+    found = []
+    for num_tokens in (PART_TOKENS, 40):
+        monkeypatch.setattr(batches, "PART_TOKENS", num_tokens)
+        student = open_student(SourceFile(path), (0, 1), "cpu")
+        training = Training(
+            student, Recording((), (), 0.0, 0), DistillSettings(quantize="f16"), 0, 0.0, 1,
+            Folder(tmp_path), WholeHead(student), parallel=Parallel(16, 3),
+        )  # fmt: skip
+        dice = np.random.default_rng(1)
+        parts = training._parts(samples, dice)
+        assert (len(parts) > 1) == (num_tokens < PART_TOKENS)
+        loss = training._backward(parts, dice)
+        found.append((loss, [weight.grad for weight in student.parameters()]))
+    (loss, grads), (other_loss, other_grads) = found
+    assert other_loss == pytest.approx(loss, rel=1e-4)
+    for grad, other in zip(grads, other_grads, strict=True):
+        assert grad.abs().max() > 0
+        assert torch.allclose(grad, other, rtol=1e-3, atol=1e-4 * float(grad.abs().max()))
 
 
 def test_an_epoch_has_every_sample_once() -> None:

@@ -10,13 +10,13 @@ from duodec.distill.files import Folder
 from duodec.distill.prompts import Prompts
 from duodec.distill.settings import NUM_TOPS, DistillSettings
 from duodec.distill.source import SourceFile
+from duodec.distill.training.batches import MAX_LENGTH, PART_TOKENS
 from duodec.distill.training.loop import CHUNK
 from duodec.errors import BadOption
 
 _FIXED = 800 << 20  # torch itself, and what else a process has
 _OF_WEIGHT = 4 * 5  # weight, gradient, two moments, and a copy while the file is read
 _OF_KEPT = 4 * 3  # of a weight that stays: itself, rounded, and a copy while the file is read
-_PROMPT = 150  # tokens of a usual one
 _TURNS = 1.5  # completions of a conversation
 _RECORDED = 2 * NUM_TOPS + 4 * NUM_TOPS + 8  # bytes a token
 _CHECKPOINTS = 2 * 3 * 4  # bytes of a weight: one is whole while the next is written
@@ -45,7 +45,7 @@ class Needs:
         shapes = source.shapes
         width = shapes["token_embd.weight"][1]
         inner = shapes["blk.0.ffn_up.weight"][0]
-        num_tokens = settings.batch * (settings.max_tokens + _PROMPT)
+        num_tokens = min(settings.batch * MAX_LENGTH, PART_TOKENS)
         # of the text and of mask tokens, most of which are left out
         states = 4 * num_tokens * settings.draft_parallel * len(layers) * (12 * width + 4 * inner)
         logits = 4 * 4 * CHUNK * num_vocab

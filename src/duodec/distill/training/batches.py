@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from duodec.distill.recording import Sample
 from duodec.distill.training.losses import Known
 
 MAX_LENGTH = 1024  # tokens of a sample: its last ones
+PART_TOKENS = 2048  # of a step whose states are in memory at once, padding included
 _KEPT, _LEAST_KEPT = 0.7, 0.2  # chains that go on at each mask token, and of all, at least
 _WINDOW = 16  # steps whose samples are sorted by length, so that little is padding
 
@@ -32,6 +33,18 @@ def step_of(samples: Sequence[Sample], batch: int, step: int, seed: int) -> list
     steps = [ordered[i : i + batch] for i in range(0, len(ordered), batch)]
     chosen = steps[dice.permutation(len(steps))[number]]
     return [samples[i] for i in chosen]
+
+
+def parts_of(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
+    """A step's samples, the shortest first, as many at once as fit in memory, and one at least: a
+    step of long texts takes no more of it than one of short ones."""
+    begin = 0
+    for end, sample in enumerate(samples):
+        length = min(len(sample.tokens), MAX_LENGTH)
+        if end > begin and length * (end + 1 - begin) > PART_TOKENS:
+            yield samples[begin:end]
+            begin = end
+    yield samples[begin:]
 
 
 def steps_per_epoch(samples: Sequence[Sample], batch: int) -> int:

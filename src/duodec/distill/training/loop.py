@@ -23,7 +23,7 @@ from duodec.distill.files import Folder
 from duodec.distill.library import torch
 from duodec.distill.recording import Recording, Sample
 from duodec.distill.settings import DistillSettings
-from duodec.distill.training.batches import Batch, step_of, steps_per_epoch
+from duodec.distill.training.batches import Batch, parts_of, step_of, steps_per_epoch
 from duodec.distill.training.interrupting import interruptible_between_steps
 from duodec.distill.training.logits import WholeHead
 from duodec.distill.training.losses import LOSSES, Known, agreement
@@ -31,6 +31,7 @@ from duodec.distill.training.rounding import rounded
 from duodec.distill.training.student import hidden
 from duodec.errors import BadOption, ComputeFailed
 from duodec.machine.files import replacing
+from duodec.machine.memory import give_back_freed
 
 CHUNK = 256  # positions whose logits are in memory at once
 MAX_EPOCHS = 12
@@ -95,6 +96,7 @@ class Training:
                 if self.step % interval == 0:
                     self._measure_once()
                 loss = self._one_step()
+                give_back_freed()
                 now_s = self.clock()
                 self.seconds = before_s + now_s - begin_s
                 on_step(self, loss)
@@ -113,12 +115,12 @@ class Training:
         """Seconds of a step, measured without changing a weight."""
         every = [self._samples(step) for step in range(3)]
         longest = max(every, key=lambda samples: sum(len(s.tokens) for s in samples))
-        batch = self._batch(longest, np.random.default_rng(0))
+        parts = self._parts(longest, np.random.default_rng(0))
         seconds = []
         with deterministic():
             for _ in range(2):  # the first one also reserves memory
                 begin_s = self.clock()
-                self._backward(batch, np.random.default_rng(0))
+                self._backward(parts, np.random.default_rng(0))
                 seconds.append(self.clock() - begin_s)
         self._optimizer.zero_grad()
         return min(seconds)
@@ -158,6 +160,9 @@ class Training:
     def _batch(self, samples: Sequence[Sample], dice: np.random.Generator | None = None) -> Batch:
         return Batch.of(samples, self.device, self.temperature, self.parallel, dice)
 
+    def _parts(self, samples: Sequence[Sample], dice: np.random.Generator) -> list[Batch]:
+        return [self._batch(part, dice) for part in parts_of(samples)]
+
     def _states(self, batch: Batch) -> Any:
         """Of the batch's places."""
         states = hidden(self.student, batch.tokens, batch.positions, batch.sees)
@@ -166,7 +171,7 @@ class Training:
     def _one_step(self) -> float:
         self._optimizer.zero_grad()
         dice = np.random.default_rng([self.seed, self.step])
-        loss = self._backward(self._batch(self._samples(self.step), dice), dice)
+        loss = self._backward(self._parts(self._samples(self.step), dice), dice)
         if not math.isfinite(loss):
             raise ComputeFailed(
                 f"the loss of step {self.step} is no number; use a lower --learning-rate than "
@@ -185,25 +190,26 @@ class Training:
         fall = 0.5 * (1 + math.cos(math.pi * self.step / self.num_steps))
         return min(1.0, (self.step + 1) / warm_up) * (_LAST_RATE + (1 - _LAST_RATE) * fall)
 
-    def _backward(self, batch: Batch, dice: np.random.Generator) -> float:
-        """Add the gradients of a batch's mean loss, computed with weights as the file will hold
-        them; logits are computed in parts, as those of all positions would take gigabytes."""
-        total = 0.0
+    def _backward(self, parts: Sequence[Batch], dice: np.random.Generator) -> float:
+        """Add the gradients of a step's mean loss, computed with weights as the file will hold
+        them; states and logits are computed in parts, as all of them would take gigabytes."""
+        total, num = 0.0, sum(len(batch.places) for batch in parts)
         kind = torch.device(self.device).type
         logits_of = self.head.to_train(dice)
         with (
             rounded(self.student, self.settings.quantize),
             torch.autocast(kind, torch.bfloat16, enabled=has_bfloat16(kind)),
         ):
-            states = self._states(batch)
-            leaf = states.detach().requires_grad_()
-            for part, known in _chunks(leaf, self.head.columns(batch.known)):
-                logits = logits_of(part).float()
-                log_q = torch.log_softmax(logits * self._scale, -1)
-                loss = self._loss(log_q, known).sum() / len(states)
-                loss.backward()
-                total += float(loss.detach())
-            states.backward(leaf.grad)
+            for batch in parts:
+                states = self._states(batch)
+                leaf = states.detach().requires_grad_()
+                for chunk, known in _chunks(leaf, self.head.columns(batch.known)):
+                    logits = logits_of(chunk).float()
+                    log_q = torch.log_softmax(logits * self._scale, -1)
+                    loss = self._loss(log_q, known).sum() / num
+                    loss.backward()
+                    total += float(loss.detach())
+                states.backward(leaf.grad)
         return total
 
     # --- checkpoints
