@@ -45,6 +45,32 @@ def test_threads_that_take_turns_keep_one_heap_of_freed_memory() -> None:
     assert num_bytes * 0.9 < int(done.stdout) < 2 * num_bytes
 
 
+_HOLES = """
+import numpy as np, psutil
+from duodec.backends.allocator import give_back_freed_memory, keep_freed_memory
+keep_freed_memory()
+def rss(): return psutil.Process().memory_info().rss
+before = rss()
+blocks = [np.ones(BYTES, dtype=np.uint8) for _ in range(20)]
+del blocks[:-1]  # all but the last one, so that the heap cannot shrink from its end
+kept = rss() - before
+give_back_freed_memory()
+print(kept, rss() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator is meant")
+def test_what_is_kept_can_be_given_back() -> None:
+    num_bytes = 20 << 20
+    program = _HOLES.replace("BYTES", str(num_bytes))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    kept, left = map(int, done.stdout.split())
+    assert kept > 15 * num_bytes
+    assert left < 3 * num_bytes
+
+
 class _Mallinfo(ctypes.Structure):
     _fields_ = [("arena", ctypes.c_size_t), *((f"other_{i}", ctypes.c_size_t) for i in range(9))]
 

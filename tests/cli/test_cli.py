@@ -692,6 +692,11 @@ def test_a_base_model_is_refused_at_the_start_and_goes_on_raw(cli: Cli) -> None:
     assert out == cli(*plain)[1]
 
 
+def test_drafting_that_is_switched_on_again_is_the_default(cli: Cli) -> None:
+    _, err = talk(cli, "/show", "/draft off", "/show", "/draft on", "/show")
+    assert re.findall(r"method (\w+)", err) == ["auto", "ar", "auto"]
+
+
 def test_without_a_draft_none_can_be_switched_on(cli: Cli) -> None:
     _, err = talk(cli, "/draft on", "/set method sps", arguments=["--draft", "none"])
     assert err.count("start the chat with --draft") == 2

@@ -1,10 +1,8 @@
-"""Find how much memory this process may still use, and give back what it has freed."""
+"""Find how much memory this process may still use."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 import psutil
@@ -17,13 +15,6 @@ def available_bytes(membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) ->
     """The memory that the machine, or a container's limit if lower, has left. Memory that caches
     files counts as free."""
     return min([psutil.virtual_memory().available, *_left_by_limits(membership, cgroups)])
-
-
-def give_back_freed() -> None:
-    """Give memory that was freed back to the system: glibc keeps what lies before other blocks, and
-    after many large ones of many sizes that is gigabytes. Other libraries are left alone."""
-    with suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _left_by_limits(membership: Path, cgroups: Path) -> Iterator[int]:

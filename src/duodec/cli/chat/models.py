@@ -42,7 +42,7 @@ class ChatModels:
     def _resolved(self, target: str) -> ResolvedPair:
         # the draft that was named suits the target that was named
         draft = self.config.draft if target == self.config.target else "auto"
-        # loaded even if it may not pay: `/draft on` uses it, and until then it sleeps
+        # loaded even if it may not pay: what decodes finds out, or another method needs it
         return opening.resolve_for(replace(self.config, target=target, draft=draft), self.method)
 
     def _load(self, pair: ResolvedPair) -> None:

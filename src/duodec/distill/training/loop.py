@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from duodec.backends.allocator import give_back_freed_memory
 from duodec.core.traits import Parallel
 from duodec.distill.files import Folder
 from duodec.distill.library import torch
@@ -31,7 +32,6 @@ from duodec.distill.training.rounding import rounded
 from duodec.distill.training.student import hidden
 from duodec.errors import BadOption, ComputeFailed
 from duodec.machine.files import replacing
-from duodec.machine.memory import give_back_freed
 
 CHUNK = 256  # positions whose logits are in memory at once
 MAX_EPOCHS = 12
@@ -96,7 +96,7 @@ class Training:
                 if self.step % interval == 0:
                     self._measure_once()
                 loss = self._one_step()
-                give_back_freed()
+                give_back_freed_memory()
                 now_s = self.clock()
                 self.seconds = before_s + now_s - begin_s
                 on_step(self, loss)
