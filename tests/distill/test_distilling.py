@@ -211,6 +211,19 @@ def test_a_large_vocabulary_stays_as_it_was(
         assert same == is_kept, name
 
 
+def test_prompts_of_the_targets_own_are_answered_as_well(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, steps=2, num_prompts=40, written_prompts=16)
+    done = work(models, tmp_path / "new.gguf", settings)
+    result = done.run()
+    given, every = ({c.turns for c in p.conversations} for p in (done.given, done.prompts))
+    assert len(given) == len(every) == result.num_conversations == 40
+    assert every - given, "the target wrote none"
+    with pytest.raises(BadOption, match="another written_prompts"):
+        work(models, done.output, replace(settings, written_prompts=8))
+
+
 def test_a_folder_of_another_distillation_is_not_mixed_with_this_one(
     made: tuple[Distillation, Result], models: dict[str, Path]
 ) -> None:

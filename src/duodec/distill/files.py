@@ -42,6 +42,10 @@ class Folder:
         return self.path / "manifest.json"
 
     @property
+    def written_prompts(self) -> Path:
+        return self.path / "prompts.json"
+
+    @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoint.pt"
 

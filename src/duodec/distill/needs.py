@@ -49,7 +49,10 @@ class Needs:
         # of the text and of mask tokens, most of which are left out
         states = 4 * num_tokens * settings.draft_parallel * len(layers) * (12 * width + 4 * inner)
         logits = 4 * 4 * CHUNK * num_vocab
-        recorded = int(len(prompts.conversations) * _TURNS * settings.max_tokens * _RECORDED)
+        num_prompts = len(prompts.conversations) + settings.written_prompts
+        if settings.num_prompts:
+            num_prompts = min(num_prompts, settings.num_prompts)
+        recorded = int(num_prompts * _TURNS * settings.max_tokens * _RECORDED)
         return cls(
             _OF_WEIGHT * num_trained
             + _OF_KEPT * (num_params - num_trained)

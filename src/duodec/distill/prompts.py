@@ -43,6 +43,14 @@ class Prompts:
     conversations: tuple[Conversation, ...]
     num_held_out: int
 
+    @classmethod
+    def of(cls, found: Iterable[Conversation], limit: int | None, seed: int) -> Prompts:
+        """Each once, in an order by ``seed``, and at most ``limit`` of them."""
+        each = list({conversation.turns: conversation for conversation in found}.values())
+        order = np.random.default_rng(seed).permutation(len(each))[:limit]
+        num_held_out = max(_LEAST_HELD_OUT, round(_HELD_OUT * len(order)))
+        return cls(tuple(each[i] for i in order), num_held_out)
+
     @property
     def digest(self) -> str:
         """Of every message, in order."""
@@ -53,17 +61,16 @@ class Prompts:
 def collect(files: Sequence[Path], limit: int | None, seed: int) -> Prompts:
     """The prompts of files (our own if there are none), each once, in an order by ``seed``. Raises
     BadOption for files that hold no text, and for too few prompts."""
-    every = list(_of_files(files)) if files else [_asked(*turns) for turns in built_in()]
-    found = list({conversation.turns: conversation for conversation in every}.values())
-    if len(found) < 2 * _LEAST_HELD_OUT:
+    every = _of_files(files) if files else (asked(*turns) for turns in built_in())
+    prompts = Prompts.of(every, limit, seed)
+    num_found = len(prompts.conversations)
+    if num_found < 2 * _LEAST_HELD_OUT:
         where = ", ".join(map(str, files))
         raise BadOption(
-            f"{where} holds {len(found)} prompts, and {2 * _LEAST_HELD_OUT} are the least: some "
+            f"{where} holds {num_found} prompts, and {2 * _LEAST_HELD_OUT} are the least: some "
             "measure, the others train; add prompts, or leave --prompts out for our own"
         )
-    order = np.random.default_rng(seed).permutation(len(found))[:limit]
-    num_held_out = max(_LEAST_HELD_OUT, round(_HELD_OUT * len(order)))
-    return Prompts(tuple(found[i] for i in order), num_held_out)
+    return prompts
 
 
 def _of_files(files: Sequence[Path]) -> Iterator[Conversation]:
@@ -92,7 +99,7 @@ def _of_text(document: Text) -> Iterator[Conversation]:
     """A prompt a paragraph."""
     for paragraph in _BETWEEN.split("".join(document.pieces)):
         if paragraph.strip():
-            yield _asked(paragraph.strip()[:_MOST_CHARACTERS])
+            yield asked(paragraph.strip()[:_MOST_CHARACTERS])
 
 
 def _of_chat(messages: Iterable[Message]) -> Iterator[Conversation]:
@@ -104,5 +111,6 @@ def _of_chat(messages: Iterable[Message]) -> Iterator[Conversation]:
         yield Conversation(tuple(kept))
 
 
-def _asked(*turns: str) -> Conversation:
+def asked(*turns: str) -> Conversation:
+    """What a user says, turn by turn."""
     return Conversation(tuple({"role": "user", "content": turn} for turn in turns))

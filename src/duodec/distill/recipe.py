@@ -100,7 +100,7 @@ class Distillation(Work):
             self.source,
             self.layers,
             self.num_vocab,
-            self.prompts,
+            self.given,
             self.settings,
             keeps_vocabulary=self._keeps_vocabulary,
         )

@@ -171,7 +171,7 @@ def _samples(
             _read_on(histories[i], rest[i])
         prompts = {i: _fitting(llm, histories[i], params) for i in asked}
         found = [i for i in asked if prompts[i]]
-        done = llm.generate([prompts[i] for i in found], _with_seeds(params, found), method="ar")
+        done = llm.generate([prompts[i] for i in found], with_seeds(params, found), method="ar")
         for i, completion in zip(found, done, strict=True):
             histories[i].append({"role": "assistant", "content": completion.text})
             yield _sample(prompts[i], completion)
@@ -194,7 +194,7 @@ def _fitting(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams) -
     return tokens if len(tokens) + (params.max_tokens or 0) <= llm.num_context else []
 
 
-def _with_seeds(params: SamplingParams, numbers: Sequence[int]) -> list[SamplingParams]:
+def with_seeds(params: SamplingParams, numbers: Sequence[int]) -> list[SamplingParams]:
     """One seed each, so that equal prompts do not share their noise."""
     return [replace(params, seed=((params.seed or 0) + i) % (1 << 64)) for i in numbers]
 

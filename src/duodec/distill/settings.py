@@ -93,6 +93,18 @@ class DistillSettings:
             "The format of the file: q4_0, q8_0 or f16.", _PANEL, metavar="TYPE", choices=FORMATS
         ),
     ] = "q4_0"
+    written_prompts: Annotated[
+        int,
+        Parameter(
+            "Prompts that the target writes itself, in addition to the others (Magpie, arXiv "
+            "2406.08464), in a fifth of --minutes at most.",
+            _PANEL,
+            ("--write-prompts",),
+            "N",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 0
     num_prompts: Annotated[
         int | None,
         Parameter("Most prompts to record; by default all.", _PANEL, ("--limit",), "N", ge=4),

@@ -12,7 +12,8 @@ from duodec.core.sampling.sampler import SamplingParams
 from duodec.distill import recording as recordings
 from duodec.distill.files import Folder, read_json, write_json
 from duodec.distill.library import torch
-from duodec.distill.prompts import Prompts, collect
+from duodec.distill.magpie import Written, write_prompts
+from duodec.distill.prompts import Prompts, asked, collect
 from duodec.distill.recording import Recording
 from duodec.distill.settings import DistillSettings
 from duodec.errors import BadOption, warn
@@ -21,8 +22,9 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import ResolvedPair, resolve_target
 from duodec.machine.cores import available_cores
 
-_FOLDER_VERSION = 3  # of the shards and checkpoints in it, and of what options mean
-_RECORDING_PART = 0.4  # of the minutes, at most
+_FOLDER_VERSION = 4  # of the shards and checkpoints in it, and of what options mean
+_RECORDING_PART = 0.4  # of the minutes, at most, prompts that are written included
+_WRITING_PART = 0.5  # of that, for these prompts
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -47,13 +49,13 @@ class Work:
 
     @property
     def recording_s(self) -> float:
-        """Seconds that recording takes, at most."""
+        """Seconds that writing prompts and recording take, at most."""
         return _RECORDING_PART * 60 * self.settings.minutes
 
     def check_target(self) -> None:
         """Find the target and the prompts. Raises BadOption, ModelNotFound, ModelUnreadable or
         BackendUnavailable."""
-        self.prompts: Prompts = collect(self.files, self.settings.num_prompts, self.seed)
+        self.given: Prompts = collect(self.files, self.settings.num_prompts, self.seed)
         self.target = resolve_target(self.config)
         with closing(self.target.open_vocabulary()) as vocabulary:
             self.num_vocab = vocabulary.num_vocab
@@ -86,7 +88,8 @@ class Work:
         return {
             "version": _FOLDER_VERSION,
             "target": identity(self.target.file.path),
-            "prompts": self.prompts.digest,
+            "prompts": self.given.digest,
+            "written_prompts": self.settings.written_prompts,
             "seed": self.seed,
             "temperature": self.params.temperature,
             "max_tokens": self.settings.max_tokens,
@@ -101,15 +104,26 @@ class Work:
             config = replace(self.config, draft=None, num_slots=self.settings.parallel)
             pair = ResolvedPair(config, self.target.backend, self.target.file)
             with load(pair, on_warning=self.on_warning) as llm:
-                recordings.check_fits(self.prompts, llm, params)
+                if self.settings.written_prompts:
+                    write_prompts(
+                        llm,
+                        self.settings.written_prompts,
+                        self.seed,
+                        self.folder,
+                        most_s=_WRITING_PART * self.recording_s,
+                        on_progress=self.on_progress,
+                    )
+                prompts, writing_s = self._every_prompt()
+                recordings.check_fits(prompts, llm, params)
                 recordings.record(
                     llm,
-                    self.prompts,
+                    prompts,
                     params,
                     self.folder,
-                    most_s=self.recording_s,
+                    most_s=self.recording_s - writing_s,
                     on_progress=self.on_progress,
                 )
+        self.prompts, writing_s = self._every_prompt()
         found = recordings.read(self.folder, self.prompts)
         write_json(self.folder.manifest, {**manifest, "recorded": found.num_conversations})
         if not found.held_out or not found.training:
@@ -117,7 +131,15 @@ class Work:
                 "no completion was recorded that measures, or none that trains; use shorter "
                 "prompts or a larger --context"
             )
-        return found
+        return replace(found, seconds=found.seconds + writing_s)
+
+    def _every_prompt(self) -> tuple[Prompts, float]:
+        """Those given and those that the target wrote, and the seconds that writing took."""
+        written = Written.read(self.folder)
+        if not written.messages:
+            return self.given, written.seconds
+        every = (*self.given.conversations, *map(asked, written.messages))
+        return Prompts.of(every, self.settings.num_prompts, self.seed), written.seconds
 
     def use_device(self) -> str:
         """Where torch trains, with as many threads as the options say."""

@@ -28,6 +28,7 @@ EPILOG = """
 Examples:
 duodec distill smollm2 --minutes 60  # adapt its own draft, with our prompts
 duodec distill MODEL.gguf --from SMALL.gguf --prompts chats.jsonl  # with your prompts
+duodec distill smollm2 --write-prompts 2000  # with prompts that the target writes itself
 duodec distill smollm2 --from smollm2 --layers 6  # a copy of the target with six of its layers
 duodec distill qwen2.5-coder-1.5b --from smollm2  # another vocabulary: it gets the target's
 duodec distill smollm2 --heads medusa  # heads on the target itself, for --target-backend torch
