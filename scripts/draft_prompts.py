@@ -30,7 +30,7 @@ from rich.progress import track
 
 from duodec import SamplingParams
 from duodec.bench.tasks import TASKS, read_prompts
-from duodec.distill.builtin import conversations
+from duodec.distill.prompts.builtin import conversations
 from duodec.llm import load
 from duodec.loading.config import EngineConfig
 from tests.models.weights import weights

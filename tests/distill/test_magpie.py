@@ -13,7 +13,7 @@ import pytest
 
 from duodec import LLM, SamplingParams
 from duodec.distill.files import Folder
-from duodec.distill.magpie import Written, around_a_message, write_prompts
+from duodec.distill.prompts.magpie import Written, around_a_message, write_prompts
 from duodec.errors import BadOption
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from duodec.bench.tasks import TASKS, read_prompts
-from duodec.distill.builtin import conversations
-from duodec.distill.prompts import collect
+from duodec.distill.prompts.builtin import conversations
+from duodec.distill.prompts.collect import collect
 from duodec.errors import BadOption
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fakes.server import running
 
-from duodec.distill.prompts import collect
+from duodec.distill.prompts.collect import collect
 from duodec.errors import BadOption
 from duodec.server.prompt_log import PromptLog
 

@@ -11,7 +11,7 @@ from duodec.bench.results import Generation
 from duodec.bench.run import simulate
 from duodec.bench.tasks import Prompt
 from duodec.core.sampling.sampler import SamplingParams
-from duodec.distill.prompts import Conversation
+from duodec.distill.prompts.collect import Conversation
 from duodec.errors import ComputeFailed
 from duodec.loading.config import EngineConfig
 

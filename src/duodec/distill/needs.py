@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duodec.distill.files import Folder
-from duodec.distill.prompts import Prompts
+from duodec.distill.prompts.collect import Prompts
 from duodec.distill.settings import NUM_TOPS, DistillSettings
 from duodec.distill.source import SourceFile
 from duodec.distill.training.batches import MAX_LENGTH, PART_TOKENS

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from duodec.core.sampling.logprobs import Logprob
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.distill.files import Folder
-from duodec.distill.prompts import Conversation, Prompts
+from duodec.distill.prompts.collect import Conversation, Prompts
 from duodec.distill.settings import NUM_TOPS
 from duodec.errors import BadOption, ContextExceeded
 from duodec.llm import LLM

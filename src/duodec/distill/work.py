@@ -12,8 +12,8 @@ from duodec.core.sampling.sampler import SamplingParams
 from duodec.distill import recording as recordings
 from duodec.distill.files import Folder, read_json, write_json
 from duodec.distill.library import torch
-from duodec.distill.magpie import Written, write_prompts
-from duodec.distill.prompts import Prompts, asked, collect
+from duodec.distill.prompts.collect import Prompts, asked, collect
+from duodec.distill.prompts.magpie import Written, write_prompts
 from duodec.distill.recording import Recording
 from duodec.distill.settings import DistillSettings
 from duodec.errors import BadOption, warn

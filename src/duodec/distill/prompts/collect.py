@@ -13,7 +13,7 @@ import numpy as np
 
 from duodec.chat.template import Message
 from duodec.datastores.documents import Chat, Text, documents, sources
-from duodec.distill.builtin import conversations as built_in
+from duodec.distill.prompts.builtin import conversations as built_in
 from duodec.errors import BadOption
 
 _HELD_OUT = 0.06  # of all prompts, that no training sees
