@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from duodec.chat.prompting import chat_tokens
 from duodec.cli.checks import Check
 from duodec.cli.output import size
 from duodec.cli.spelling import as_options
@@ -49,6 +48,8 @@ def check_vocabularies(target: TargetModel, draft: TargetModel) -> Check:
 
 
 def check_template(target: TargetModel) -> Check:
+    from duodec.chat.prompting import chat_tokens
+
     if target.chat_template:
         try:
             chat_tokens(target, [{"role": "user", "content": "hi"}])

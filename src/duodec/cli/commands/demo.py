@@ -15,11 +15,10 @@ from duodec.cli.output import CompletionWriter, put, say, say_dim, warn
 from duodec.cli.summary import rate
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
-from duodec.llm import LLM
 from duodec.machine.busy import NOTABLE, OtherPrograms
 
 if TYPE_CHECKING:
-    pass
+    from duodec.llm import LLM
 
 EPILOG = """
 Examples:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from duodec.cli import options
-from duodec.cli.checks.payoff import Speed, check_speed
 from duodec.cli.opening import open_llm, resolve_for
 from duodec.cli.output import progress_bar, put, put_table, say_dim, warn
 from duodec.errors import BackendUnavailable, BadOption
@@ -71,6 +70,8 @@ def profile(
 
     The planner starts with the curves T(n) and d(k) of this pair on this machine.
     """
+    from duodec.cli.checks.payoff import Speed, check_speed
+
     if plot and not plot.resolve().parent.is_dir():
         raise BadOption(f"--plot {plot}: there is no such folder; create it first")
     pair = resolve_for(config, None)
