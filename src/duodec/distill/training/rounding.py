@@ -44,12 +44,13 @@ def as_stored(data: Any, kind: str) -> Any:
 
 def _of_blocks(blocks: Any, kind: str) -> Any:
     """Blocks of weights, a row each."""
-    most = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
-    scale = most / -8 if kind == "q4_0" else most.abs() / 127
+    least, most = blocks.aminmax(dim=1, keepdim=True)
+    furthest = torch.where(most >= -least, most, least)
+    scale = furthest / -8 if kind == "q4_0" else furthest.abs() / 127
     inverse = torch.where(scale == 0, 0.0, 1 / scale)
+    steps = blocks * inverse
     if kind == "q4_0":
-        steps = torch.trunc(blocks * inverse + 8.5).clamp(0, 15) - 8
+        steps.add_(8.5).trunc_().clamp_(0, 15).sub_(8)
     else:
-        product = blocks * inverse
-        steps = torch.trunc(product.abs() + 0.5).copysign(product)  # half away from zero
-    return steps * scale.half().float()
+        steps = torch.trunc(steps.abs() + 0.5).copysign(steps)  # half away from zero
+    return steps.mul_(scale.half().float())
