@@ -85,7 +85,7 @@ def test_the_better_file_is_kept_and_the_result_is_written(
     made: tuple[Distillation, Result],
 ) -> None:
     done, result = made
-    assert result.is_better == (result.after.default > result.before.default)
+    assert result.is_better == result.after.beats(result.before)
     assert result.path.is_file()
     assert done.output.exists() == result.is_better
     record = json.loads(done.folder.result.read_text())

@@ -32,6 +32,10 @@ class Verdict:
     chain: float
     default: float
 
+    def beats(self, other: Verdict) -> bool:
+        """By all sources; where these need as many passes, as over few prompts they may, alone."""
+        return (self.default, self.chain) > (other.default, other.chain)
+
 
 def judged(
     config: EngineConfig,

@@ -129,7 +129,7 @@ class Distillation(Work):
             parallel=training.parallel,
         )
         before, after = self._judge()
-        is_better = after.default > before.default
+        is_better = after.beats(before)
         if is_better:
             self.folder.candidate.replace(self.output)
         result = Result(
