@@ -26,6 +26,7 @@ from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.distill import recipe, recording
 from duodec.distill.files import Folder
+from duodec.distill.prompts.magpie import Written
 from duodec.distill.recipe import Distillation, Result
 from duodec.distill.settings import NUM_TOPS, DistillSettings
 from duodec.distill.source import SourceFile
@@ -220,8 +221,27 @@ def test_prompts_of_the_targets_own_are_answered_as_well(
     given, every = ({c.turns for c in p.conversations} for p in (done.given, done.prompts))
     assert len(given) == len(every) == result.num_conversations == 40
     assert every - given, "the target wrote none"
-    with pytest.raises(BadOption, match="another written_prompts"):
-        work(models, done.output, replace(settings, written_prompts=8))
+    for name in ("written_prompts", "num_prompts"):
+        with pytest.raises(BadOption, match=f"another {name}"):
+            work(models, done.output, replace(settings, **{name: 44}))
+
+
+def test_no_prompt_is_written_once_some_are_recorded(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    """As when an interrupted run goes on with more --minutes: each shard keeps its prompts."""
+
+    def stop(words: str, done: int, total: int) -> None:
+        if words.startswith("recording"):
+            raise KeyboardInterrupt
+
+    settings, output = replace(SETTINGS, steps=2, written_prompts=16), tmp_path / "new.gguf"
+    again = work(models, output, settings, on_progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        again.run()
+    Written(["A message.", "Another message."], 4, 0.0).write(again.folder)
+    work(models, output, settings).run()
+    assert Written.read(again.folder).num_sampled == 4
 
 
 def test_a_folder_of_another_distillation_is_not_mixed_with_this_one(

@@ -88,6 +88,7 @@ class Work:
         return {
             "version": _FOLDER_VERSION,
             "target": identity(self.target.file.path),
+            "num_prompts": self.settings.num_prompts,
             "prompts": self.given.digest,
             "written_prompts": self.settings.written_prompts,
             "seed": self.seed,
@@ -104,7 +105,8 @@ class Work:
             config = replace(self.config, draft=None, num_slots=self.settings.parallel)
             pair = ResolvedPair(config, self.target.backend, self.target.file)
             with load(pair, on_warning=self.on_warning) as llm:
-                if self.settings.written_prompts:
+                # more of them would change what each shard holds
+                if self.settings.written_prompts and not self.folder.shard(0).exists():
                     write_prompts(
                         llm,
                         self.settings.written_prompts,

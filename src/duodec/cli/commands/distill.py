@@ -37,7 +37,7 @@ What happens:
 1. The target completes prompts at --temperature. Its likeliest tokens are recorded. 2. A copy of \
 --from is trained to say what the target says. 3. The copy is written as GGUF. 4. Both draft for \
 held-out prompts on a virtual clock; the file is kept at --output only if the target needs fewer \
-forward passes with it.
+forward passes with it (between equals, with the draft alone).
 
 Ctrl-C at any time: the same command goes on where it stopped. All work is in OUTPUT.distill, which
 you may delete afterwards. It needs torch. See docs/distill.md.
