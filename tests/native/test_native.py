@@ -28,7 +28,7 @@ from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.protocols import NUM_CANDIDATES, Candidates
 from duodec.core.sampling import noise
-from duodec.core.sampling.sampler import SamplingParams
+from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.drafting.recycling import RecycledRows
 from duodec.drafting.suffix import Suffixes
 from duodec.native import ranking
@@ -73,7 +73,8 @@ def candidates(dice: random.Random) -> Candidates:
 
 
 def sources(seed: int) -> tuple[list[Source], Acceptance]:
-    """The same for the same seed: a tree, rows, matches of two stores and at times a datastore."""
+    """The same for the same seed: a tree, rows, matches of two stores and at times a datastore, of
+    a text that is greedy or sampled."""
     dice = random.Random(seed)
     tree, nodes = CandidateTree(), [ROOT]
     for _ in range(dice.randint(0, 20)):
@@ -94,7 +95,11 @@ def sources(seed: int) -> tuple[list[Source], Acceptance]:
     memory.earlier.extend(tokens(dice, dice.choice([0, 100])))
     memory.earlier.end()
     store = FakeDatastore([tokens(dice, 200)]) if dice.random() < 0.5 else None
-    texts = TextSources(memory, text[:0], store)
+    params = SamplingParams(
+        temperature=dice.choice([0.0, 1e-4, 0.7, 1.5]), seed=dice.randrange(1 << 64)
+    )
+    sampler = Sampler(params, dice.randint(0, 2))
+    texts = TextSources(memory, text[:0], store, dice.choice([None, sampler, sampler]))
     texts.read(text)
     own = TreeSource(tree, acceptance(dice), dice.choice(nodes))
     return [own, *texts.sources(text)], memory.agreement

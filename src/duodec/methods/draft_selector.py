@@ -21,7 +21,6 @@ from duodec.core.protocols import Drafted, Scores
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.turns import InTurns
 from duodec.drafting.growth import Seed, Tree
-from duodec.drafting.recycling import MAX_ORDER
 from duodec.methods.request import PATIENCE, Need, Request
 from duodec.planning.planner import Planner
 from duodec.planning.selection import Selection, Source
@@ -300,9 +299,9 @@ class DraftSelector:
             if below.is_known:
                 yield (*path, below.tree.tokens[below.tree.children(below.node)[0]])
             else:
-                context = (*self._text[-MAX_ORDER:].tolist(), *path)[-MAX_ORDER:]
-                found = self._texts.memory.rows.longest(context)
-                yield (*path, found[1].tokens[0] if found else context[-1])
+                text = np.concatenate([self._text, np.array(path, dtype=np.int32)])
+                found = self._texts.likeliest(text)
+                yield (*path, int(text[-1]) if found is None else found)
 
 
 def _newer(drafted: Drafted, known: TreeCursor) -> TreeCursor:

@@ -50,7 +50,7 @@ class Stream(Method):
             # a drafter that rests while the target computes has nothing to lose by being waited
             # for, and shows what it is worth only then
             planner.patience, planner.busy, planner.prior = 1.0, 0.0, HOPED
-        texts = TextSources(self.memory, request.text, request.datastore)
+        texts = TextSources(self.memory, request.text, request.datastore, request.sampler)
         try:
             yield from streaming(request, planner, self.plan, texts, self.governor(request))
         finally:

@@ -97,4 +97,9 @@ void duodec_draw(const float *scores, const int64_t *tokens, int64_t num, int64_
     std::copy_n(best.tokens, 2, best_tokens);
     std::copy_n(best.sums, 2, best_sums);
 }
+
+// The noise of a few tokens.
+void duodec_gumbel(const int32_t *tokens, int64_t num, uint64_t key, float *noise) {
+    for (int64_t i = 0; i < num; ++i) noise[i] = gumbel(bits_of(uint32_t(tokens[i]), key));
+}
 }

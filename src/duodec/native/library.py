@@ -27,6 +27,7 @@ _RESULTS_AND_ARGUMENTS = {
         None,
         [c_void_p, c_void_p, c_int64, c_int64, c_uint64, c_void_p, c_void_p],
     ),
+    "duodec_gumbel": (None, [c_void_p, c_int64, c_uint64, c_void_p]),
     "duodec_grow": (c_int64, [c_char_p, c_void_p, c_void_p, c_void_p]),
     "duodec_likeliest": (c_int64, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
     "duodec_noisy": (

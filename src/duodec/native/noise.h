@@ -5,6 +5,21 @@
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+
+inline uint64_t mixed(uint64_t z) {
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+// Of the target's draw at a position: the stream of that is 0.
+inline uint64_t key_of(uint64_t seed, uint64_t choice, uint64_t position) {
+    uint64_t state = 0;
+    for (uint64_t value : {seed, choice, position, uint64_t(0)})
+        state = mixed((state ^ value) + 0x9e3779b97f4a7c15u);
+    return state;
+}
 
 inline uint32_t mixed(uint32_t z, uint32_t half) {
     z ^= half;

@@ -2,9 +2,11 @@
 // `tests/fakes/oracles.py` finds the same nodes in the same order, with the same bits.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
+#include "noise.h"
 #include "rows.h"
 
 namespace {
@@ -17,7 +19,7 @@ enum Pattern { ALONE, UNLIKE_DRAFT, DRAFT_ALONE, TOGETHER };  // who proposes a 
 // --- what is asked; every field has 8 bytes
 
 struct Constants {
-    double prior_weight, share;
+    double prior_weight, share, least;  // the least likelihood whose logarithm is taken
     double by_rank[NUM_CANDIDATES], by_length[NUM_LENGTHS], lengths[NUM_LENGTHS];
     double num_ranks, num_edges;
     double edges[1];  // and more
@@ -60,21 +62,32 @@ struct Request {
     Text texts[MAX_TEXTS];
     int64_t num_tokens, depth, has_branches;
     double least;
+    double power;  // of a likelihood at temperature 1; 0: no draw is sampled
+    uint64_t seed;
+    int64_t choice, position;  // of the token after the text
 };
 
-static_assert(sizeof(Request) == 8 * (38 + 1), "as Python packs it");
+static_assert(sizeof(Request) == 8 * (38 + 5), "as Python packs it");
 
 // --- selection
 
 struct State {  // where each source stands at a node
     int32_t at[NUM_SOURCES];  // a node of its own; NOWHERE
     Context context;          // of the rows, which stand everywhere
+    int32_t depth;            // under the text
 };
 
 struct Successor {
     int32_t token;
     double likelihood;
     int32_t at;
+};
+
+struct Proposed {  // by a text or a row, before anything is learned of it
+    int32_t token, at;
+    double score;  // what it is worth; with noise, its logarithm
+
+    bool operator<(const Proposed &other) const { return score > other.score; }
 };
 
 struct Edge {
@@ -117,6 +130,7 @@ struct Workspace {  // kept between calls, so that none allocates
     std::vector<Edge> edges;    // a heap
     std::vector<Successor> found[NUM_SOURCES];
     std::vector<Merged> merged;
+    std::vector<Proposed> proposed;
 };
 
 class Growth : Workspace {
@@ -139,6 +153,7 @@ class Growth : Workspace {
         const int64_t depth = r.num_tokens ? r.depth : 0;
         State state;
         std::fill_n(state.at, NUM_SOURCES, int32_t(NOWHERE));
+        state.depth = 0;
         state.at[DRAFT] = int32_t(r.root);
         for (int64_t i = 0; i < r.num_texts; ++i) state.at[TEXTS + i] = ROOT;
         for (int64_t i = 0; i < r.num_end; ++i) state.context.push(int32_t(r.end[i]));
@@ -159,6 +174,7 @@ class Growth : Workspace {
             state.context = states[edge.parent + 1].context;
             state.context.push(edge.token);
             std::copy_n(edge.at, NUM_SOURCES, state.at);
+            state.depth = edge.depth;
             states.push_back(state);
             node = int32_t(count++);
             value = edge.value;
@@ -249,10 +265,10 @@ class Growth : Workspace {
 
     void ask(int source, const State &state, double least) {
         if (source == ROWS)
-            ask_rows(state.context, least);
+            ask_rows(state, least);
         else if (state.at[source] != NOWHERE)
             source == DRAFT ? ask_tree(state.at[DRAFT], least)
-                            : ask_text(source - TEXTS, state.at[source], least);
+                            : ask_text(source - TEXTS, state, least);
     }
 
     void offer(int source, double likelihood, int32_t token, int32_t at, double least) {
@@ -266,18 +282,21 @@ class Growth : Workspace {
                   least);
     }
 
-    void ask_rows(const Context &context, double least) {
+    void ask_rows(const State &state, double least) {
         const Row *row = nullptr;
-        const int length = r.rows ? r.rows->longest(context, &row) : 0;
+        const int length = r.rows ? r.rows->longest(state.context, &row) : 0;
         if (!length) return;
         const double *confidences = row->has_confidences ? row->confidences : r.constants->by_rank;
+        proposed.clear();
         for (int64_t i = 0; i < row->num; ++i)
-            offer(ROWS, estimate(r.learned->by_order[length - 1], confidences[i], i), row->tokens[i],
-                  NOWHERE, least);
+            proposed.push_back({row->tokens[i], int32_t(NOWHERE), confidences[i]});
+        if (r.power && row->num) foresee(r.power, confidences[0], false, state.depth);
+        offer_all(ROWS, r.learned->by_order[length - 1], least);
     }
 
-    void ask_text(int64_t number, int32_t node, double least) {
+    void ask_text(int64_t number, const State &state, double least) {
         const Text &text = r.texts[number];
+        const int32_t node = state.at[TEXTS + number];
         const Table *table = text.length ? &r.learned->heads : &r.learned->stored;
         double sure = 1.0;
         if (text.length > 0) {
@@ -289,11 +308,39 @@ class Growth : Workspace {
         }
         const double above = node == ROOT ? 1.0 : text.shares[node];
         const Children &children = texts[number];
-        int64_t rank = 0;
+        proposed.clear();
         int32_t child = children.first[node + 1];
         for (; child != NOWHERE; child = children.next[child])
-            offer(TEXTS + int(number), estimate(*table, sure * text.shares[child] / above, rank++),
-                  text.tokens[child], child, least);
+            proposed.push_back({text.tokens[child], child, sure * text.shares[child] / above});
+        if (r.power && text.length >= 0) foresee(1.0, 1.0, true, state.depth);
+        offer_all(TEXTS + int(number), *table, least);
+    }
+
+    void offer_all(int source, const Table &table, double least) {
+        int64_t rank = 0;
+        for (const Proposed &one : proposed)
+            offer(source, estimate(table, one.score, rank++), one.token, one.at, least);
+    }
+
+    // How likely the proposed tokens are drawn with the noise of their position, the likeliest
+    // first; `planning/coupling.py` says why. Of a text the rest is what it does not propose.
+    void foresee(double power, double most, bool has_rest, int32_t depth) {
+        if (proposed.empty()) return;
+        const uint64_t key = key_of(r.seed, r.choice, uint64_t(r.position + depth));
+        const double least = r.constants->least;
+        most = std::max(most, least);
+        double known = 0.0, sum = 0.0;
+        for (Proposed &one : proposed) {
+            known += one.score;
+            one.score = power * std::log(std::max(one.score, least) / most) +
+                        double(gumbel(bits_of(uint32_t(one.token), key)));
+        }
+        std::stable_sort(proposed.begin(), proposed.end());
+        const double best = proposed[0].score;
+        const double rest = has_rest ? std::max(0.0, 1.0 - known) : 0.0;
+        for (Proposed &one : proposed) sum += one.score = std::exp(one.score - best);
+        const double share = std::exp(-rest * std::exp(-best)) / sum;
+        for (Proposed &one : proposed) one.score *= share;
     }
 
     Request r;

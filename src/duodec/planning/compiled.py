@@ -10,6 +10,7 @@ from struct import Struct
 from duodec.drafting.recycling import MAX_ORDER
 from duodec.native.library import Numbers, address, library
 from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT, Acceptance
+from duodec.planning.coupling import LEAST, Coupling
 from duodec.planning.selection import LEAST_VALUE, SHARE, Selection
 from duodec.planning.sources import (
     BY_LENGTH,
@@ -27,10 +28,10 @@ _STORED, _OF_HEADS = 0, -1  # in place of a match's length
 _MAX_TEXTS = 4
 _CONSTANTS = array(
     "d",
-    [PRIOR_WEIGHT, SHARE, *BY_RANK, *BY_LENGTH, *LENGTHS, NUM_RANKS, len(EDGES), *EDGES],
+    [PRIOR_WEIGHT, SHARE, LEAST, *BY_RANK, *BY_LENGTH, *LENGTHS, NUM_RANKS, len(EDGES), *EDGES],
 )
 _NO_TEXT = (0, 0, 0, 0, 0)
-_REQUEST = Struct(f"{9 + 1 + MAX_ORDER + 1 + 1 + _MAX_TEXTS * len(_NO_TEXT) + 3}qd")
+_REQUEST = Struct(f"{9 + 1 + MAX_ORDER + 1 + 1 + _MAX_TEXTS * len(_NO_TEXT) + 3}qddQqq")
 
 
 def grow(
@@ -65,6 +66,7 @@ def grow(
         depth,
         has_branches,
         least,
+        *_coupling(rows.coupling),
     )
     count = library().duodec_grow(request, address(tokens), address(parents), address(values))
     selection.depth, selection.least = depth if num_tokens else 0, least
@@ -83,6 +85,14 @@ def _tree(source: TreeSource) -> tuple[int, ...]:
 def _rows(source: RowSource) -> tuple[int, ...]:
     end = source.end[-MAX_ORDER:]
     return source.rows.store.address, *end, *(0,) * (MAX_ORDER - len(end)), len(end)
+
+
+def _coupling(coupling: Coupling | None) -> tuple[float, int, int, int]:
+    """The power of likelihoods, 0 where nothing is sampled; seed, choice and position."""
+    if coupling is None:
+        return 0.0, 0, 0, 0
+    sampler = coupling.sampler
+    return coupling.power, sampler.seed, sampler.choice, coupling.position
 
 
 def _learned(rows: RowSource, texts: Sequence[_Text], agreement: Acceptance) -> array[int]:

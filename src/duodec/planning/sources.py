@@ -13,11 +13,12 @@ from time import perf_counter
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
 from duodec.core.protocols import Candidates, Datastore, Scores
-from duodec.core.sampling.sampler import Tokens
+from duodec.core.sampling.sampler import Sampler, Tokens
 from duodec.drafting.continuations import most_frequent
 from duodec.drafting.recycling import MAX_ORDER, RecycledRows
 from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.planning.acceptance import Acceptance
+from duodec.planning.coupling import Coupling
 from duodec.planning.governor import Rate
 from duodec.planning.selection import ALONE, Source
 from duodec.planning.supplement import Supplement
@@ -93,12 +94,18 @@ class _Continuations(ABC):
     is_open = False
 
     def __init__(
-        self, tokens: Sequence[int], parents: Sequence[int], shares: Sequence[float]
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        shares: Sequence[float],
+        coupling: Coupling | None = None,
     ) -> None:
-        """``shares`` by node: of the places that go on with it."""
+        """``shares`` by node: of the places that go on with it. What is sampled has a coupling."""
         self.tokens = tokens
         self.parents = parents
         self.shares = shares
+        self.coupling = coupling
+        self._depths = {ROOT: 0}  # of nodes that were asked for
 
     @cached_property
     def _children(self) -> dict[int, list[int]]:
@@ -118,11 +125,11 @@ class _Continuations(ABC):
         children = self._children.get(state)
         if children is None:
             return []
-        acceptance, confidences = self._judged(state, children)
+        acceptance, judged = self._judged(state, children)
         return [
             (self.tokens[child], likelihood, child)
-            for rank, child in enumerate(children)
-            if (likelihood := acceptance.estimate(confidences[rank], rank)) >= least
+            for rank, (child, confidence) in enumerate(judged)
+            if (likelihood := acceptance.estimate(confidence, rank)) >= least
         ]
 
     def follow(self, state: int, token: int) -> None:
@@ -131,41 +138,58 @@ class _Continuations(ABC):
     def observe(self, state: int, token: int) -> None:
         children = self._children.get(state)
         if children is not None:
-            acceptance, confidences = self._judged(state, children)
-            acceptance.label(confidences, [self.tokens[child] == token for child in children])
+            acceptance, judged = self._judged(state, children)
+            acceptance.label(
+                [confidence for _, confidence in judged],
+                [self.tokens[child] == token for child, _ in judged],
+            )
 
-    def _judged(self, node: int, children: Sequence[int]) -> tuple[Acceptance, list[float]]:
-        """What was learned of a node's children, and the confidence in each."""
+    def _judged(
+        self, node: int, children: Sequence[int]
+    ) -> tuple[Acceptance, list[tuple[int, float]]]:
+        """What was learned of a node's children; and these, with the confidence in each."""
         acceptance, sure = self._judge(node)
         above = 1.0 if node == ROOT else self.shares[node]
-        return acceptance, [sure * self.shares[child] / above for child in children]
+        confidences = [sure * self.shares[child] / above for child in children]
+        if self.coupling is None:
+            return acceptance, list(zip(children, confidences, strict=True))
+        tokens = [self.tokens[child] for child in children]
+        found = self.coupling.of_text(tokens, confidences, self._depth(node))
+        return acceptance, [(children[i], confidence) for i, confidence in found]
+
+    def _depth(self, node: int) -> int:
+        if node not in self._depths:
+            self._depths[node] = self._depth(self.parents[node]) + 1
+        return self._depths[node]
 
 
 class MatchSource(_Continuations):
     """What followed the same tokens in this text or in earlier completions. Every token that it is
     right about makes the match longer, and longer matches are right more often."""
 
-    def __init__(self, found: Speculation, by_length: ByLength) -> None:
-        super().__init__(found.tokens, found.parents, found.shares)
+    def __init__(
+        self, found: Speculation, by_length: ByLength, coupling: Coupling | None = None
+    ) -> None:
+        super().__init__(found.tokens, found.parents, found.shares, coupling)
         self.by_length = by_length
         self.length = found.length  # of the match at the end of the text, in tokens
-        self._lengths = {ROOT: found.length}  # at a node
 
     def _judge(self, node: int) -> tuple[Acceptance, float]:
-        number = bisect_right(LENGTHS, self._length(node)) - 1
+        number = bisect_right(LENGTHS, self.length + self._depth(node)) - 1
         return self.by_length[number], BY_LENGTH[number]
-
-    def _length(self, node: int) -> int:
-        if node not in self._lengths:
-            self._lengths[node] = self._length(self.parents[node]) + 1
-        return self._lengths[node]
 
 
 class StoredSource(_Continuations):
     """What followed the same tokens in a datastore."""
 
-    def __init__(self, draft: Draft, shares: Sequence[float], acceptance: Acceptance) -> None:
-        super().__init__(draft.tokens, draft.parents, shares)
+    def __init__(
+        self,
+        draft: Draft,
+        shares: Sequence[float],
+        acceptance: Acceptance,
+        coupling: Coupling | None = None,
+    ) -> None:
+        super().__init__(draft.tokens, draft.parents, shares, coupling)
         self.acceptance = acceptance
 
     def _judge(self, node: int) -> tuple[Acceptance, float]:
@@ -173,7 +197,7 @@ class StoredSource(_Continuations):
 
 
 class HeadSource(_Continuations):
-    """What the target's own heads propose."""
+    """What the target's own heads propose: its confidences know the noise already."""
 
     def __init__(self, tree: CandidateTree, acceptance: Acceptance) -> None:
         shares: list[float] = []
@@ -192,15 +216,23 @@ class HeadSource(_Continuations):
 
 
 class RowSource:
-    """Recycled rows; a state is the last tokens before a node."""
+    """Recycled rows; a state is the end of the text and the tokens from there to a node."""
 
     is_open = True
 
-    def __init__(self, rows: RecycledRows, acceptance: Sequence[Acceptance], end: Context) -> None:
-        """``acceptance`` by the length of the context, from 1; ``end`` is the text's."""
+    def __init__(
+        self,
+        rows: RecycledRows,
+        acceptance: Sequence[Acceptance],
+        end: Context,
+        coupling: Coupling | None = None,
+    ) -> None:
+        """``acceptance`` by the length of the context, from 1; ``end`` is the text's. What is
+        sampled has a coupling."""
         self.rows = rows
         self.acceptance = acceptance
         self.end = end
+        self.coupling = coupling
 
     def root(self) -> Context:
         return self.end
@@ -209,8 +241,9 @@ class RowSource:
         known = self.rows.longest(state)
         if known is None:
             return []
-        order, (tokens, confidences) = known
-        likelihoods = self.acceptance[order - 1].by_rank(confidences or BY_RANK[: len(tokens)])
+        order, candidates = known
+        tokens, confidences = self._judged(state, candidates)
+        likelihoods = self.acceptance[order - 1].by_rank(confidences)
         return [  # `follow` says where they lead
             (token, likelihood, None)
             for token, likelihood in zip(tokens, likelihoods, strict=True)
@@ -218,16 +251,27 @@ class RowSource:
         ]
 
     def follow(self, state: Context, token: int) -> Context:
-        return (*state[1 - MAX_ORDER :], token)
+        return (*state, token)
 
     def observe(self, state: Context, token: int) -> None:
-        found = self.rows.longest(state)
-        if found is not None:
-            order, (tokens, confidences) = found
-            num = len(tokens)
+        known = self.rows.longest(state)
+        if known is not None:
+            order, candidates = known
+            tokens, confidences = self._judged(state, candidates)
             self.acceptance[order - 1].observe(
-                confidences or BY_RANK[:num], range(num), [t == token for t in tokens]
+                confidences, range(len(tokens)), [t == token for t in tokens]
             )
+
+    def _judged(
+        self, state: Context, candidates: Candidates
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """A row's tokens, the likeliest first, and the confidence in each."""
+        tokens, confidences = candidates
+        confidences = confidences or BY_RANK[: len(tokens)]
+        if self.coupling is None or not tokens:
+            return tokens, confidences
+        found = self.coupling.of_row(tokens, confidences, len(state) - len(self.end))
+        return tuple(tokens[i] for i, _ in found), tuple(sure for _, sure in found)
 
 
 @dataclass(frozen=True)
@@ -264,10 +308,16 @@ class TextSources:
     datastore, where one is loaded (2311.08252)."""
 
     def __init__(
-        self, memory: TextMemory, text: Tokens, datastore: Datastore | None = None
+        self,
+        memory: TextMemory,
+        text: Tokens,
+        datastore: Datastore | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
+        """With ``sampler``, of which the noise is then known, draws are foreseen by it."""
         self.memory = memory
         self._datastore = datastore
+        self._sampler = None if sampler is None or sampler.params.is_greedy else sampler
         self._own = Suffixes(_MAX_DEPTH)
         self._num_prompt = len(text)
 
@@ -278,13 +328,12 @@ class TextSources:
     def sources(self, text: Tokens, depth: int = _MAX_DEPTH) -> list[Source]:
         """The sources at the end of a text, at most so many tokens deep. It may be longer than
         what was read."""
-        found: list[Source] = [
-            RowSource(self.memory.rows, self.memory.by_order, tuple(text[-MAX_ORDER:].tolist()))
-        ]
+        coupling = self._coupling(len(text))
+        found: list[Source] = [self._rows(text, coupling)]
         for store in (self._own, self.memory.earlier):
             speculation = store.speculate(text, _FACTOR, _MIN_SHARE, depth)
             if speculation.tokens:
-                found.append(MatchSource(speculation, self.memory.by_length))
+                found.append(MatchSource(speculation, self.memory.by_length, coupling))
         if self._datastore is not None:
             windows = self._datastore.continuations(
                 text, max_span=_MAX_SPAN, min_span=_MIN_SPAN, length=_STORED_DEPTH
@@ -292,8 +341,22 @@ class TextSources:
             if len(windows):
                 common = most_frequent(windows, _STORED_TOKENS)
                 shares = tuple(count / len(windows) for count in common.counts)
-                found.append(StoredSource(common.draft, shares, self.memory.stored))
+                stored = StoredSource(common.draft, shares, self.memory.stored, coupling)
+                found.append(stored)
         return found
+
+    def likeliest(self, text: Tokens) -> int | None:
+        """The likeliest token after a text by the target's rows; None where they know none."""
+        rows = self._rows(text, self._coupling(len(text)))
+        found = rows.successors(rows.root(), 0.0)
+        return found[0][0] if found else None
+
+    def _coupling(self, position: int) -> Coupling | None:
+        return None if self._sampler is None else Coupling(self._sampler, position)
+
+    def _rows(self, text: Tokens, coupling: Coupling | None) -> RowSource:
+        end = tuple(text[-MAX_ORDER:].tolist())
+        return RowSource(self.memory.rows, self.memory.by_order, end, coupling)
 
     def lessons(
         self,
