@@ -19,7 +19,8 @@ enum Pattern { ALONE, UNLIKE_DRAFT, DRAFT_ALONE, TOGETHER };  // who proposes a 
 // --- what is asked; every field has 8 bytes
 
 struct Constants {
-    double prior_weight, share, least;  // the least likelihood whose logarithm is taken
+    double prior_weight, share;
+    double least, spread;  // of likelihoods under noise
     double by_rank[NUM_CANDIDATES], by_length[NUM_LENGTHS], lengths[NUM_LENGTHS];
     double num_ranks, num_edges;
     double edges[1];  // and more
@@ -83,11 +84,9 @@ struct Successor {
     int32_t at;
 };
 
-struct Proposed {  // by a text or a row, before anything is learned of it
-    int32_t token, at;
-    double score;  // what it is worth; with noise, its logarithm
-
-    bool operator<(const Proposed &other) const { return score > other.score; }
+struct Judged {  // of a row
+    int32_t token;
+    double confidence;
 };
 
 struct Edge {
@@ -130,7 +129,6 @@ struct Workspace {  // kept between calls, so that none allocates
     std::vector<Edge> edges;    // a heap
     std::vector<Successor> found[NUM_SOURCES];
     std::vector<Merged> merged;
-    std::vector<Proposed> proposed;
 };
 
 class Growth : Workspace {
@@ -285,13 +283,14 @@ class Growth : Workspace {
     void ask_rows(const State &state, double least) {
         const Row *row = nullptr;
         const int length = r.rows ? r.rows->longest(state.context, &row) : 0;
-        if (!length) return;
+        if (!length || !row->num) return;
         const double *confidences = row->has_confidences ? row->confidences : r.constants->by_rank;
-        proposed.clear();
+        Judged judged[NUM_CANDIDATES];
+        for (int64_t i = 0; i < row->num; ++i) judged[i] = {row->tokens[i], confidences[i]};
+        if (r.power) order_anew(judged, row->num, key_at(state.depth));
         for (int64_t i = 0; i < row->num; ++i)
-            proposed.push_back({row->tokens[i], int32_t(NOWHERE), confidences[i]});
-        if (r.power && row->num) foresee(r.power, confidences[0], false, state.depth);
-        offer_all(ROWS, r.learned->by_order[length - 1], least);
+            offer(ROWS, estimate(r.learned->by_order[length - 1], judged[i].confidence, i),
+                  judged[i].token, NOWHERE, least);
     }
 
     void ask_text(int64_t number, const State &state, double least) {
@@ -306,41 +305,53 @@ class Growth : Workspace {
                 std::upper_bound(shortest + 1, shortest + NUM_LENGTHS, length) - shortest - 1;
             table = &r.learned->by_length[kind], sure = r.constants->by_length[kind];
         }
+        const bool is_noisy = r.power && text.length >= 0;
+        const uint64_t key = is_noisy ? key_at(state.depth) : 0;
         const double above = node == ROOT ? 1.0 : text.shares[node];
         const Children &children = texts[number];
-        proposed.clear();
-        int32_t child = children.first[node + 1];
-        for (; child != NOWHERE; child = children.next[child])
-            proposed.push_back({text.tokens[child], child, sure * text.shares[child] / above});
-        if (r.power && text.length >= 0) foresee(1.0, 1.0, true, state.depth);
-        offer_all(TEXTS + int(number), *table, least);
-    }
-
-    void offer_all(int source, const Table &table, double least) {
         int64_t rank = 0;
-        for (const Proposed &one : proposed)
-            offer(source, estimate(table, one.score, rank++), one.token, one.at, least);
+        int32_t child = children.first[node + 1];
+        for (; child != NOWHERE; child = children.next[child]) {
+            double likelihood = estimate(*table, sure * text.shares[child] / above, rank++);
+            if (is_noisy) likelihood = with_noise(likelihood, text.tokens[child], key);
+            offer(TEXTS + int(number), likelihood, text.tokens[child], child, least);
+        }
     }
 
-    // How likely the proposed tokens are drawn with the noise of their position, the likeliest
-    // first; `planning/coupling.py` says why. Of a text the rest is what it does not propose.
-    void foresee(double power, double most, bool has_rest, int32_t depth) {
-        if (proposed.empty()) return;
-        const uint64_t key = key_of(r.seed, r.choice, uint64_t(r.position + depth));
-        const double least = r.constants->least;
-        most = std::max(most, least);
-        double known = 0.0, sum = 0.0;
-        for (Proposed &one : proposed) {
-            known += one.score;
-            one.score = power * std::log(std::max(one.score, least) / most) +
-                        double(gumbel(bits_of(uint32_t(one.token), key)));
+    // --- a draw is foreseen by its noise: `planning/coupling.py`
+
+    uint64_t key_at(int32_t depth) const {
+        return key_of(r.seed, r.choice, uint64_t(r.position + depth));
+    }
+
+    double log_of_likelihood(double likelihood, double most = 1.0) const {
+        return std::log(std::max(likelihood, r.constants->least) / most);
+    }
+
+    // Of a row.
+    void order_anew(Judged *judged, int64_t num, uint64_t key) const {
+        const double most = std::max(judged[0].confidence, r.constants->least);
+        for (int64_t i = 0; i < num; ++i) {
+            const Judged one = {judged[i].token,
+                                r.power * log_of_likelihood(judged[i].confidence, most) +
+                                    double(gumbel(bits_of(uint32_t(judged[i].token), key)))};
+            int64_t place = i;
+            for (; place && judged[place - 1].confidence < one.confidence; --place)
+                judged[place] = judged[place - 1];
+            judged[place] = one;
         }
-        std::stable_sort(proposed.begin(), proposed.end());
-        const double best = proposed[0].score;
-        const double rest = has_rest ? std::max(0.0, 1.0 - known) : 0.0;
-        for (Proposed &one : proposed) sum += one.score = std::exp(one.score - best);
-        const double share = std::exp(-rest * std::exp(-best)) / sum;
-        for (Proposed &one : proposed) one.score *= share;
+        const double best = judged[0].confidence;
+        double sum = 0.0;
+        for (int64_t i = 0; i < num; ++i)
+            sum += judged[i].confidence = std::exp(judged[i].confidence - best);
+        for (int64_t i = 0; i < num; ++i) judged[i].confidence /= sum;
+    }
+
+    // Of a token that followed earlier.
+    double with_noise(double likelihood, int32_t token, uint64_t key) const {
+        const double likely = std::exp(r.constants->spread * log_of_likelihood(likelihood));
+        const double noise = double(gumbel(bits_of(uint32_t(token), key)));
+        return likelihood / likely * std::exp(-(1.0 - likely) / likely * std::exp(-noise));
     }
 
     Request r;

@@ -10,7 +10,7 @@ from struct import Struct
 from duodec.drafting.recycling import MAX_ORDER
 from duodec.native.library import Numbers, address, library
 from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT, Acceptance
-from duodec.planning.coupling import LEAST, Coupling
+from duodec.planning.coupling import LEAST, SPREAD, Coupling
 from duodec.planning.selection import LEAST_VALUE, SHARE, Selection
 from duodec.planning.sources import (
     BY_LENGTH,
@@ -28,7 +28,7 @@ _STORED, _OF_HEADS = 0, -1  # in place of a match's length
 _MAX_TEXTS = 4
 _CONSTANTS = array(
     "d",
-    [PRIOR_WEIGHT, SHARE, LEAST, *BY_RANK, *BY_LENGTH, *LENGTHS, NUM_RANKS, len(EDGES), *EDGES],
+    [PRIOR_WEIGHT, SHARE, LEAST, SPREAD, *BY_RANK, *BY_LENGTH, *LENGTHS, NUM_RANKS, len(EDGES), *EDGES],
 )
 _NO_TEXT = (0, 0, 0, 0, 0)
 _REQUEST = Struct(f"{9 + 1 + MAX_ORDER + 1 + 1 + _MAX_TEXTS * len(_NO_TEXT) + 3}qddQqq")

@@ -125,11 +125,15 @@ class _Continuations(ABC):
         children = self._children.get(state)
         if children is None:
             return []
-        acceptance, judged = self._judged(state, children)
+        acceptance, confidences = self._judged(state, children)
+        likelihoods = acceptance.by_rank(confidences)
+        if self.coupling is not None:
+            tokens = [self.tokens[child] for child in children]
+            likelihoods = self.coupling.of_texts(tokens, likelihoods, self._depth(state))
         return [
             (self.tokens[child], likelihood, child)
-            for rank, (child, confidence) in enumerate(judged)
-            if (likelihood := acceptance.estimate(confidence, rank)) >= least
+            for child, likelihood in zip(children, likelihoods, strict=True)
+            if likelihood >= least
         ]
 
     def follow(self, state: int, token: int) -> None:
@@ -138,24 +142,14 @@ class _Continuations(ABC):
     def observe(self, state: int, token: int) -> None:
         children = self._children.get(state)
         if children is not None:
-            acceptance, judged = self._judged(state, children)
-            acceptance.label(
-                [confidence for _, confidence in judged],
-                [self.tokens[child] == token for child, _ in judged],
-            )
+            acceptance, confidences = self._judged(state, children)
+            acceptance.label(confidences, [self.tokens[child] == token for child in children])
 
-    def _judged(
-        self, node: int, children: Sequence[int]
-    ) -> tuple[Acceptance, list[tuple[int, float]]]:
-        """What was learned of a node's children; and these, with the confidence in each."""
+    def _judged(self, node: int, children: Sequence[int]) -> tuple[Acceptance, tuple[float, ...]]:
+        """What was learned of a node's children, and the confidence in each."""
         acceptance, sure = self._judge(node)
         above = 1.0 if node == ROOT else self.shares[node]
-        confidences = [sure * self.shares[child] / above for child in children]
-        if self.coupling is None:
-            return acceptance, list(zip(children, confidences, strict=True))
-        tokens = [self.tokens[child] for child in children]
-        found = self.coupling.of_text(tokens, confidences, self._depth(node))
-        return acceptance, [(children[i], confidence) for i, confidence in found]
+        return acceptance, tuple(sure * self.shares[child] / above for child in children)
 
     def _depth(self, node: int) -> int:
         if node not in self._depths:
