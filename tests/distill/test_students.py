@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +376,31 @@ def test_a_step_in_parts_has_the_gradients_of_the_whole(
     for grad, other in zip(grads, other_grads, strict=True):
         assert grad.abs().max() > 0
         assert torch.allclose(grad, other, rtol=1e-3, atol=1e-4 * float(grad.abs().max()))
+
+
+def test_steps_are_planned_by_whole_ones_that_train_nothing(tmp_path: Path) -> None:
+    """A clock that ticks at each look: of a step (two looks), of the measurement before."""
+    samples = tuple(sample(12, 5) for _ in range(8))
+    path = write_dense(tmp_path / "own.gguf")
+    seconds = itertools.count()
+
+    def trained(*, is_planned: bool) -> list[Any]:
+        student = open_student(SourceFile(path), (0, 1), "cpu")
+        training = Training(
+            student, Recording(samples, samples[:2], 0.0, 0), DistillSettings(quantize="f16"), 0,
+            0.0, 2, Folder(tmp_path), WholeHead(student), clock=lambda: float(next(seconds)),
+        )  # fmt: skip
+        if is_planned:
+            assert training.steps_in(104.0) == 100, "four measurements of a second are held back"
+        training.run(lambda now, loss: None)
+        assert [one.step for one in training.history] == [0, 1, 2]
+        return [*student.parameters(), training.history[-1].loss]
+
+    *weights, loss = trained(is_planned=False)
+    *others, other_loss = trained(is_planned=True)
+    assert other_loss == loss
+    for weight, other in zip(weights, others, strict=True):
+        assert torch.equal(weight, other)
 
 
 def test_an_epoch_has_every_sample_once() -> None:

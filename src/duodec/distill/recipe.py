@@ -212,7 +212,7 @@ class Distillation(Work):
         elif not isinstance(planned, int):
             left_s = 60 * self.settings.minutes - training.recording.seconds
             most = most_steps(training.recording, self.settings)
-            planned = max(_LEAST_STEPS, min(most, int(left_s / training.step_s())))
+            planned = max(_LEAST_STEPS, min(most, training.steps_in(left_s)))
         write_json(self.folder.manifest, {**manifest, "num_steps": planned})
         return planned
 

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -111,19 +112,27 @@ class Training:
             if is_interrupted():
                 raise KeyboardInterrupt
 
-    def step_s(self) -> float:
-        """Seconds of a step, measured without changing a weight."""
+    def steps_in(self, seconds: float) -> int:
+        """How many steps take so long, measured on whole ones that change no weight, with the
+        measurements on held-out samples that come between them."""
+        begin_s = self.clock()
+        self._measure_once()
+        measure_s = self.clock() - begin_s
+        return int((seconds - _NUM_MEASURES * measure_s) / self._step_s())
+
+    def _step_s(self) -> float:
         every = [self._samples(step) for step in range(3)]
         longest = max(every, key=lambda samples: sum(len(s.tokens) for s in samples))
-        parts = self._parts(longest, np.random.default_rng(0))
         seconds = []
         with deterministic():
-            for _ in range(2):  # the first one also reserves memory
+            for _ in range(3):  # the first one also reserves memory
                 begin_s = self.clock()
-                self._backward(parts, np.random.default_rng(0))
+                self._update(longest, np.random.default_rng(0), rate=0.0)
+                give_back_freed_memory()
                 seconds.append(self.clock() - begin_s)
         self._optimizer.zero_grad()
-        return min(seconds)
+        self._optimizer.state.clear()
+        return fmean(seconds[1:])
 
     def measure(self, samples: Sequence[Sample]) -> Measure:
         """Loss and agreement on these samples."""
@@ -169,9 +178,16 @@ class Training:
         return states.flatten(0, 1)[batch.places]
 
     def _one_step(self) -> float:
-        self._optimizer.zero_grad()
         dice = np.random.default_rng([self.seed, self.step])
-        loss = self._backward(self._parts(self._samples(self.step), dice), dice)
+        rate = self.settings.learning_rate * self._rate()
+        loss = self._update(self._samples(self.step), dice, rate)
+        self.step += 1
+        return loss
+
+    def _update(self, samples: Sequence[Sample], dice: np.random.Generator, rate: float) -> float:
+        """Returns the loss of these samples before. Raises ComputeFailed if that is no number."""
+        self._optimizer.zero_grad()
+        loss = self._backward(self._parts(samples, dice), dice)
         if not math.isfinite(loss):
             raise ComputeFailed(
                 f"the loss of step {self.step} is no number; use a lower --learning-rate than "
@@ -179,9 +195,8 @@ class Training:
             )
         torch.nn.utils.clip_grad_norm_(self._trained.values(), 1.0)
         for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self._rate()
+            group["lr"] = rate
         self._optimizer.step()
-        self.step += 1
         return loss
 
     def _rate(self) -> float:
