@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -15,6 +16,7 @@ from duodec.backends.interrupts import FLAG, callback, interruptible
 from duodec.backends.llamacpp import devices, library
 from duodec.backends.llamacpp.devices import Device
 from duodec.backends.llamacpp.drafts.head import Head
+from duodec.backends.llamacpp.drafts.small_weights import small_weights
 from duodec.backends.llamacpp.gguf import overrides
 from duodec.backends.llamacpp.gguf.header import Header
 from duodec.backends.llamacpp.target.caches import CacheTypes
@@ -54,6 +56,7 @@ class LlamaModel:
         on: Sequence[Device] = (),
         is_mapped: bool = True,
         head: Head | None = None,
+        has_small_weights: bool = False,
         has_mtp: bool = False,
     ) -> None:
         self.path, self.head = path, head
@@ -82,7 +85,8 @@ class LlamaModel:
             params.devices = ctypes.addressof(chosen)
 
         def read() -> Any:
-            return lib.llama_model_load_from_file(os.fsencode(path), params)
+            with small_weights(lib) if has_small_weights else nullcontext():
+                return lib.llama_model_load_from_file(os.fsencode(path), params)
 
         self.handle = interruptible(
             lambda: head.load(read) if head else read(),

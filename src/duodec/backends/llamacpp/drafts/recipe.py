@@ -25,6 +25,7 @@ class LlamaRecipe:
     max_window: int | None = None  # tokens of each that it holds; None: chosen here
     uses_flash_attention: bool | None = None  # None: as is faster for few rows
     num_head: int | None = None  # rows of its head, the most frequent; None: chosen here; 0: all
+    has_small_weights: bool = True  # of 4.5 bits, where those of the file are larger
     num_parallel: int | None = None  # tokens that a step drafts at once; None: as it was trained
     num_slots: int = 1  # texts that are drafted for in turn: as many states of a recurrent model
 
@@ -32,7 +33,10 @@ class LlamaRecipe:
         lib = library.load()
         known = frequency(lib, self.path, self.num_head)
         head = Head(lib, known) if known else None
-        return self.over(LlamaModel(self.path, num_gpu_layers=0, head=head))
+        small = self.has_small_weights
+        return self.over(
+            LlamaModel(self.path, num_gpu_layers=0, head=head, has_small_weights=small)
+        )
 
     def over(self, model: LlamaModel) -> LlamaDraftModel | LlamaRecurrentDraft:
         """The draft model of a file that is loaded already."""

@@ -18,6 +18,7 @@
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
 #include "attention.h"
+#include "small_weights.h"
 #include "traits.h"
 #include "weights.h"
 
@@ -73,6 +74,14 @@ thread_local Head * last_head;                 // that this thread has loaded
 bool is_ordered(const ggml_tensor * weights) {
     return (int64_t)next_order.size() == weights->ne[1] && weights->ne[2] == 1 &&
            (!strcmp(weights->name, "output.weight") || !strcmp(weights->name, "token_embd.weight"));
+}
+
+constexpr ggml_type SMALL = GGML_TYPE_IQ4_NL;
+thread_local bool packs_small;  // what this thread loads next: weights of more bits are packed in that format
+
+bool is_made_smaller(const ggml_tensor * weights) {
+    const Kernel * kernel = kernel_for(weights), * small = kernel_of(SMALL);
+    return packs_small && kernel && weights->ne[0] % small->columns == 0 && small->tile_bytes(weights->ne[0]) < kernel->tile_bytes(weights->ne[0]);
 }
 
 int64_t matrix_bytes(const Kernel & kernel, const ggml_tensor * weights) {
@@ -140,13 +149,16 @@ struct Rows {
 
 class Traits : public ggml::cpu::tensor_traits {
   public:
-    explicit Traits(std::unique_ptr<Head> head = {}) : head(std::move(head)) {}
+    explicit Traits(bool is_small, std::unique_ptr<Head> head = {}) : is_small(is_small), head(std::move(head)) {}
 
+    const bool is_small;               // weights are packed in the smaller format, not in the file's
     const std::unique_ptr<Head> head;  // none: all rows, as the file has them
+
+    const Kernel & kernel_of_packed(const ggml_tensor * weights) const { return is_small ? *kernel_of(SMALL) : *kernel_for(weights); }
 
   private:
     bool work_size(int, const ggml_tensor * op, size_t & size) override {
-        const Kernel & kernel = *kernel_for(op->src[0]);
+        const Kernel & kernel = kernel_of_packed(op->src[0]);
         const int64_t rows = op->op == GGML_OP_MUL_MAT_ID ? op->src[2]->ne[0] * op->src[2]->ne[1] : ggml_nrows(op->src[1]);
         size = Rows::work_bytes(op) + rows * kernel.row_bytes(op->src[1]->ne[0]) + 64;
         return true;
@@ -155,7 +167,7 @@ class Traits : public ggml::cpu::tensor_traits {
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         if (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) return false;
         const ggml_tensor * weights = op->src[0], * x = op->src[1];
-        const Kernel & kernel = *kernel_for(weights);
+        const Kernel & kernel = kernel_of_packed(weights);
         GGML_ASSERT(x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float));
         const int64_t num_weights = weights->ne[1], all_tiles = duodec::num_tiles(num_weights);
         const int64_t num_tiles = head ? (int64_t)head->tiles.size() : all_tiles;
@@ -212,7 +224,7 @@ class Traits : public ggml::cpu::tensor_traits {
     }
 };
 
-Traits traits;
+Traits traits(false), small_traits(true);
 
 // --- attention
 
@@ -305,13 +317,14 @@ std::mutex heads_mutex;
 void (*free_memory)(ggml_backend_buffer_t);  // of the buffers of ggml that ours are
 
 ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
-    tensor->extra = kernel_for(tensor) ? &traits : nullptr;
+    const bool is_small = is_made_smaller(tensor);
+    tensor->extra = !kernel_for(tensor) ? nullptr : is_small ? &small_traits : &traits;
     if (tensor->extra && is_ordered(tensor)) {
         const std::lock_guard<std::mutex> lock(heads_mutex);
         std::unique_ptr<Traits> & own = heads[buffer];
         if (!own) {
             last_head = new Head(next_order);
-            own = std::make_unique<Traits>(std::unique_ptr<Head>(last_head));
+            own = std::make_unique<Traits>(is_small, std::unique_ptr<Head>(last_head));
             tensor->extra = own.get();
         }
     }
@@ -326,32 +339,50 @@ void free_buffer(ggml_backend_buffer_t buffer) {
     free_memory(buffer);
 }
 
-void pack(const Kernel & kernel, ggml_tensor * tensor, const uint8_t * file, int64_t begin, int64_t end) {
-    const Head * head = ((const Traits *)tensor->extra)->head.get();
+// Reads rows of a tensor in its own format, and writes them in the smaller one.
+void make_smaller(ggml_type type, const uint8_t * file, int64_t file_row, int64_t rows, int64_t columns, uint8_t * to) {
+    std::vector<float> values(columns);
+    for (int64_t i = 0; i < rows; i++) {
+        if (type == GGML_TYPE_F32) memcpy(values.data(), file + i * file_row, file_row);
+        else ggml_get_type_traits(type)->to_float(file + i * file_row, values.data(), columns);
+        for (int64_t b = 0; b < columns; b += duodec::BLOCK, to += kernel_of(SMALL)->block_bytes) {
+            const ggml_fp16_t scale = ggml_fp32_to_fp16(duodec::round_block(values.data() + b, to + sizeof(ggml_fp16_t)));
+            memcpy(to, &scale, sizeof(scale));
+        }
+    }
+}
+
+void pack(ggml_tensor * tensor, const uint8_t * file, int64_t begin, int64_t end) {
+    const Traits & own = *(const Traits *)tensor->extra;
+    const Kernel & as_read = *kernel_for(tensor), & kernel = own.kernel_of_packed(tensor);
     const int64_t columns = tensor->ne[0], rows = tensor->ne[1], tiles = duodec::num_tiles(rows);
-    const int64_t file_row = columns / kernel.columns * kernel.block_bytes, tile_bytes = kernel.tile_bytes(columns);
-    std::vector<uint8_t> gathered(head ? TILE * file_row : 0);
+    const int64_t file_row = columns / as_read.columns * as_read.block_bytes, packed_row = columns / kernel.columns * kernel.block_bytes;
+    const int64_t tile_bytes = kernel.tile_bytes(columns);
+    std::vector<uint8_t> gathered(own.head ? TILE * file_row : 0), smaller(own.is_small ? TILE * packed_row : 0);
     for (int64_t t = begin; t < end; t++) {
         const int64_t first = t % tiles * TILE, row = t / tiles * rows + first, count = std::min<int64_t>(TILE, rows - first);
         const uint8_t * from = file + row * file_row;
-        if (head) {
-            for (int64_t i = 0; i < count; i++) memcpy(gathered.data() + i * file_row, file + head->order[first + i] * file_row, file_row);
+        if (own.head) {
+            for (int64_t i = 0; i < count; i++) memcpy(gathered.data() + i * file_row, file + own.head->order[first + i] * file_row, file_row);
             from = gathered.data();
         }
-        kernel.pack_tile((uint8_t *)tensor->data + t * tile_bytes, from, file_row, (int)count, columns);
+        if (own.is_small) {
+            make_smaller(tensor->type, from, file_row, count, columns, smaller.data());
+            from = smaller.data();
+        }
+        kernel.pack_tile((uint8_t *)tensor->data + t * tile_bytes, from, packed_row, (int)count, columns);
     }
 }
 
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
-    const Kernel & kernel = *kernel_for(tensor);
     const int64_t tiles = duodec::num_tiles(tensor->ne[1]) * tensor->ne[2];
     const int64_t most = std::max<int64_t>(1, std::thread::hardware_concurrency());
     const int64_t num_threads = std::min({most, (int64_t)(size / PACKED_AT_ONCE) + 1, tiles});
     std::vector<std::thread> others;
     for (int64_t i = 1; i < num_threads; i++)
-        others.emplace_back(pack, std::cref(kernel), tensor, (const uint8_t *)data, i * tiles / num_threads, (i + 1) * tiles / num_threads);
-    pack(kernel, tensor, (const uint8_t *)data, 0, tiles / num_threads);
+        others.emplace_back(pack, tensor, (const uint8_t *)data, i * tiles / num_threads, (i + 1) * tiles / num_threads);
+    pack(tensor, (const uint8_t *)data, 0, tiles / num_threads);
     for (auto & other : others) other.join();
 }
 
@@ -373,7 +404,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
 size_t alignment(ggml_backend_buffer_type_t) { return duodec::LINE; }
 
 size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
-    const Kernel * kernel = kernel_for(tensor);
+    const Kernel * kernel = is_made_smaller(tensor) ? kernel_of(SMALL) : kernel_for(tensor);
     return kernel ? matrix_bytes(*kernel, tensor) * tensor->ne[2] : ggml_nbytes(tensor);
 }
 
@@ -424,6 +455,9 @@ DUODEC_EXPORT void duodec_order_rows(const int32_t * order, int64_t num) {
     next_order.assign(order, order + num);
     if (num) last_head = nullptr;
 }
+
+// Packs the weights that this thread loads from now on in fewer bits, where theirs are more; or as the file has them.
+DUODEC_EXPORT void duodec_pack_small(bool is_small) { packs_small = is_small; }
 
 // The head that this thread has loaded since an order was named; null where none was ordered. It lives as long as its model.
 DUODEC_EXPORT void * duodec_ordered_head(void) { return last_head; }

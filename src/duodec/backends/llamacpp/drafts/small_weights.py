@@ -1,0 +1,30 @@
+"""Pack a draft's weights in 4.5 bits, whatever its file has: what a step takes is mostly to read them.
+
+A draft only guesses, so its weights may be rounded; many small models are published in 8 bits, or in
+5 where their rows fit no smaller format. Our kernels read each row of the file, round it to IQ4_NL
+(32 weights a scale, a fixed table of 16 values), and pack that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.gguf.header import ggml
+
+
+@contextmanager
+def small_weights(lib: Any) -> Iterator[None]:
+    """Models that this thread loads meanwhile have them. Other kernels compute the file's."""
+    if not library.kernels(lib) or not hasattr(lib._lib, "duodec_pack_small"):
+        yield
+        return
+    pack_small = ggml(lib, "duodec_pack_small", None, ctypes.c_bool)
+    pack_small(True)
+    try:
+        yield
+    finally:
+        pack_small(False)
