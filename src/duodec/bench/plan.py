@@ -214,6 +214,7 @@ class BenchPlan:
             "draft_threads": config.draft_threads,
             "draft_window": config.draft_window,
             "draft_head": config.draft_head,
+            "draft_weights": config.draft_weights,
             "draft_parallel": config.draft_parallel,
             "runs_code": self.runs_code,
             "kernels": "exact" if config.exact else "fast" if config.fast else "default",

@@ -191,6 +191,15 @@ class EngineConfig:
             ge=0,
         ),
     ] = None
+    draft_weights: Annotated[
+        str,
+        Parameter(
+            "Compute the draft model with 4.5 bits a weight where its file has more than 5, for "
+            "shorter steps (auto), or as its file has them (file).",
+            "Machine",
+            choices=("auto", "file"),
+        ),
+    ] = "auto"
     draft_parallel: Annotated[
         int | None,
         Parameter(

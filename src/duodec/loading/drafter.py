@@ -66,6 +66,7 @@ def open_drafter(
         max_window=window,
         uses_flash_attention=known.draft_uses_flash_attention if known else None,
         num_head=config.draft_head,
+        has_small_weights=config.draft_weights == "auto",
         num_parallel=config.draft_parallel,
         num_slots=config.num_slots,
     )

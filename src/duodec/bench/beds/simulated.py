@@ -151,6 +151,7 @@ def draft_model(path: Path, config: EngineConfig, parts: Parts) -> DraftModel:
         parts.vocabulary.num_vocab,
         max_window=config.draft_window,
         num_head=config.draft_head,
+        has_small_weights=config.draft_weights == "auto",
         num_parallel=config.draft_parallel,
     )
     return recipe_for(cast(SentVocabulary, parts.vocabulary), recipe).load()

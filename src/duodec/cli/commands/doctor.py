@@ -59,6 +59,7 @@ def doctor(
                 "datastore",
                 "draft_window",
                 "draft_head",
+                "draft_weights",
                 "draft_parallel",
                 "pace",
                 *options.GRAMMAR_LIMITS,

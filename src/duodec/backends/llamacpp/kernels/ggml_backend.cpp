@@ -81,7 +81,8 @@ thread_local bool packs_small;  // what this thread loads next: weights of more 
 
 bool is_made_smaller(const ggml_tensor * weights) {
     const Kernel * kernel = kernel_for(weights), * small = kernel_of(SMALL);
-    return packs_small && kernel && weights->ne[0] % small->columns == 0 && small->tile_bytes(weights->ne[0]) < kernel->tile_bytes(weights->ne[0]);
+    if (!packs_small || !kernel || weights->ne[0] % small->columns) return false;
+    return 6 * small->tile_bytes(weights->ne[0]) <= 5 * kernel->tile_bytes(weights->ne[0]);  // not of 4 bits, which would only be worse
 }
 
 int64_t matrix_bytes(const Kernel & kernel, const ggml_tensor * weights) {
