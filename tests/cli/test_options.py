@@ -106,7 +106,15 @@ def test_a_value_out_of_range_is_one_line_about_the_option(
         (
             "profile",
             EngineConfig,
-            ("datastore", "draft_window", "draft_head", "draft_weights", "draft_parallel", "pace", *GRAMMAR_LIMITS),
+            (
+                "datastore",
+                "draft_window",
+                "draft_head",
+                "draft_weights",
+                "draft_parallel",
+                "pace",
+                *GRAMMAR_LIMITS,
+            ),
         ),
     ],
 )

@@ -28,7 +28,18 @@ _STORED, _OF_HEADS = 0, -1  # in place of a match's length
 _MAX_TEXTS = 4
 _CONSTANTS = array(
     "d",
-    [PRIOR_WEIGHT, SHARE, LEAST, SPREAD, *BY_RANK, *BY_LENGTH, *LENGTHS, NUM_RANKS, len(EDGES), *EDGES],
+    [
+        PRIOR_WEIGHT,
+        SHARE,
+        LEAST,
+        SPREAD,
+        *BY_RANK,
+        *BY_LENGTH,
+        *LENGTHS,
+        NUM_RANKS,
+        len(EDGES),
+        *EDGES,
+    ],
 )
 _NO_TEXT = (0, 0, 0, 0, 0)
 _REQUEST = Struct(f"{9 + 1 + MAX_ORDER + 1 + 1 + _MAX_TEXTS * len(_NO_TEXT) + 3}qddQqq")

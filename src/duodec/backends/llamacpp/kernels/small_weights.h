@@ -11,12 +11,11 @@ namespace duodec {
 inline float round_block(const float * x, uint8_t * codes) {
     static const struct Nearest {
         uint8_t code[256];  // by 128 more than a value
+        uint8_t operator()(float v) const { return code[v > 0 ? v < 255 ? (int)v : 255 : 0]; }  // 0 for what is no number
         Nearest() {
-            for (int v = 0; v < 256; v++) {
-                code[v] = 0;
-                for (uint8_t c = 1; c < 16; c++)
+            for (int v = 0; v < 256; v++)
+                for (uint8_t c = code[v] = 0; c < 16; c++)
                     if (std::abs(NORMAL_CODES[c] - v) < std::abs(NORMAL_CODES[code[v]] - v)) code[v] = c;
-            }
         }
     } nearest;
     float largest = 0;
@@ -27,8 +26,7 @@ inline float round_block(const float * x, uint8_t * codes) {
         const float inverse = std::abs(largest) > 1e-20f ? end / largest : 0;
         float products = 0, squares = 0;
         for (int i = 0; i < BLOCK; i++) {
-            const int v = std::clamp((int)(inverse * x[i] + 128.5f), 0, 255);
-            const float value = (float)(NORMAL_CODES[nearest.code[v]] - 128), weight = x[i] * x[i];
+            const float value = (float)(NORMAL_CODES[nearest(inverse * x[i] + 128.5f)] - 128), weight = x[i] * x[i];
             products += weight * value * x[i];
             squares += weight * value * value;
         }
@@ -38,10 +36,8 @@ inline float round_block(const float * x, uint8_t * codes) {
             best = inverse;
         }
     }
-    for (int i = 0; i < BLOCK / 2; i++) {
-        const auto code_of = [&](float w) { return nearest.code[std::clamp((int)(best * w + 128.5f), 0, 255)]; };
-        codes[i] = (uint8_t)(code_of(x[i]) | code_of(x[i + BLOCK / 2]) << 4);
-    }
+    for (int i = 0; i < BLOCK / 2; i++)
+        codes[i] = (uint8_t)(nearest(best * x[i] + 128.5f) | nearest(best * x[i + BLOCK / 2] + 128.5f) << 4);
     return scale;
 }
 
