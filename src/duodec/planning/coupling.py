@@ -10,9 +10,11 @@ candidates (`Sampler.candidates`).
 
 Of a token that followed earlier only the likelihood q is known that it does so again. If p were q,
 it would be drawn where its sum exceeds that of all others together, with likelihood
-``exp(-(1 - q) / q exp(-g))``. But q is low mostly where a text goes on otherwise altogether, whatever
-the noise: of q the part ``q ** SPREAD`` is taken for p, the rest for the share of such texts. On
-average over the noise that is q. The selection's own copy is in C++ (`native/selection.cpp`).
+``exp(-(1 - q) / q exp(-g))``. But q is low mostly where a text goes on otherwise altogether,
+whatever the noise: of q the part ``q ** SPREAD`` is taken for p, and the rest for the share of
+texts that go on alike. On average over the noise that is q.
+
+The selection's own copy is in C++ (`native/selection.cpp`).
 """
 
 from __future__ import annotations

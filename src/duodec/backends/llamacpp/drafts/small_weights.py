@@ -1,8 +1,8 @@
-"""Pack a draft's weights in 4.5 bits, whatever its file has: what a step takes is mostly to read them.
+"""Pack a draft's weights in 4.5 bits where its file has more: a step mostly reads them.
 
-A draft only guesses, so its weights may be rounded; many small models are published in 8 bits, or in
-5 where their rows fit no smaller format. Our kernels read each row of the file, round it to IQ4_NL
-(32 weights a scale, a fixed table of 16 values), and pack that.
+A draft only guesses, so its weights may be rounded. Many small models are published in 8 bits, or
+in 5 and 8 where their rows fit no K-quant. Our kernels read each row of the file, round it to
+IQ4_NL (32 weights a scale, a fixed table of 16 values), and pack that.
 """
 
 from __future__ import annotations
