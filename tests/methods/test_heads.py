@@ -366,6 +366,7 @@ def test_auto_sends_the_draft_model_what_heads_propose() -> None:
                 seeds.append(len(plan.seed))
             super().submit(request)
 
-    rounds = decoded("stream", WARM, drafter=Told(HEADS.load()))
-    assert len(rounds) < 25
+    for seed in range(4, 8):  # what is drafted depends on the clock a little
+        rounds = decoded("stream", replace(WARM, seed=seed), drafter=Told(HEADS.load()))
+        assert len(rounds) < 25
     assert max(seeds) > 1
