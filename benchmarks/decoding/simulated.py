@@ -197,7 +197,8 @@ def main(
         num_bytes = pair.draft.path.stat().st_size
         whole = base.model.model  # on a GPU all rows of its head are computed
         if any(name.endswith(ON_GPU) for name in names):
-            whole = draft_model(pair.draft.path, replace(pair.config, draft_head=0), base.parts)
+            as_published = replace(pair.config, draft_head=0, draft_weights="file")
+            whole = draft_model(pair.draft.path, as_published, base.parts)
         runs: dict[str, Runs] = {}
         for text in curves.split(";"):
             given, shape, bandwidth = (*text.split("@"), "", "")[:3]
