@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,68 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         status = lib.llama_model_quantize(str(SHIPPED).encode(), str(made[name]).encode(), params)
         assert status == 0
     return made
+
+
+# --- a block of weights, under the sanitizer
+
+_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+_PROBE = Path(__file__).with_name("round_probe.cpp")
+_KERNELS = Path(duodec.__file__).parent / "backends" / "llamacpp" / "kernels"
+
+
+@pytest.fixture(scope="module")
+def rounded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[np.ndarray], np.ndarray]:
+    """What blocks of weights, (n, 32), stand for once they are rounded."""
+    program = tmp_path_factory.mktemp("probe") / "round"
+    sanitizer = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all")
+    subprocess.run(
+        ["c++", "-std=c++17", "-O1", *sanitizer, f"-I{_KERNELS}", "-o", program, _PROBE], check=True
+    )
+
+    def run(blocks: np.ndarray) -> np.ndarray:
+        sent = blocks.astype(np.float32).tobytes()
+        done = subprocess.run([program], input=sent, capture_output=True, check=True)
+        assert not done.stderr, done.stderr.decode()
+        found = np.frombuffer(done.stdout, np.dtype([("scale", "<f4"), ("codes", "u1", 16)]))
+        codes = np.concatenate([found["codes"] & 15, found["codes"] >> 4], axis=1)
+        return np.asarray(found["scale"][:, None] * _VALUES[codes])
+
+    return run
+
+
+def error(blocks: np.ndarray, others: np.ndarray) -> float:
+    return float(np.sqrt(((others - blocks) ** 2).sum() / (blocks**2).sum()))
+
+
+@pytest.mark.parametrize("size", [1e-6, 0.02, 300.0])
+def test_a_block_is_rounded_better_than_to_equal_steps(
+    size: float, rounded: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    blocks = np.random.default_rng(0).normal(0, size, (500, 32)).astype(np.float32)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)
+    step = largest / -8  # Q4_0
+    equal_steps = step * np.clip(np.round(blocks / step), -8, 7)
+    assert error(blocks, rounded(blocks)) < 0.9 * error(blocks, equal_steps)
+
+
+def test_values_of_the_table_stay(rounded: Callable[[np.ndarray], np.ndarray]) -> None:
+    dice = np.random.default_rng(1)
+    blocks = np.array([dice.permutation(np.tile(_VALUES, 2)) for _ in range(50)]) * 0.003
+    assert rounded(blocks) == pytest.approx(blocks, rel=1e-5)
+
+
+def test_what_is_no_number_stays_in_its_block(
+    rounded: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    blocks = np.random.default_rng(2).normal(0, 1, (6, 32)).astype(np.float32)
+    expected = rounded(blocks)
+    blocks[1, 3], blocks[2, 5], blocks[3, 31], blocks[4] = np.nan, np.inf, -np.inf, 0
+    found = rounded(blocks)
+    assert np.array_equal(found[[0, 5]], expected[[0, 5]])
+    assert not found[4].any()
+
+
+# --- whole drafts
 
 
 def rows(path: Path, *, is_small: bool, num_head: int | None = 0) -> np.ndarray:
