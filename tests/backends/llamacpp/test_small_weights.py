@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ import pytest
 import duodec
 from duodec import LLM, SamplingParams
 from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.drafts import small_weights
 from duodec.backends.llamacpp.drafts.recipe import LlamaRecipe
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.core.draft import Draft
 from duodec.core.protocols import RowQuery
 from duodec.errors import BadOption
+from duodec.loading import drafter
 
 SHIPPED = Path(duodec.__file__).parent / "data" / "smollm2-135m-draft-q4_0.gguf"
 _FORMATS = {"q8_0": 7, "q5_1": 9, "f16": 1, "q4_1": 3}  # llama_ftype
@@ -148,15 +151,30 @@ def test_what_is_loaded_later_has_its_own_weights(files: dict[str, Path]) -> Non
     assert np.array_equal(rows(files["q8_0"], is_small=False), before)
 
 
-def test_llama_cpps_own_kernels_have_the_files_weights(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = rows(files["q8_0"], is_small=False)
-    monkeypatch.setattr(library, "kernels", lambda lib: "")
-    model = LlamaModel(files["q8_0"], num_gpu_layers=0, has_small_weights=True)
-    model.close()
-    monkeypatch.undo()
-    assert np.array_equal(rows(files["q8_0"], is_small=False), expected)
+@pytest.mark.parametrize("kernels", ["", "ours, of an earlier build"])
+def test_other_kernels_are_not_asked(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "kernels", lambda lib: kernels)
+    lib = library.load() if not kernels else SimpleNamespace(_lib=SimpleNamespace())
+    monkeypatch.setattr(small_weights, "ggml", lambda *_: pytest.fail("they are"))
+    with small_weights.small_weights(lib):
+        pass
+
+
+@pytest.mark.parametrize(("kind", "is_small"), [("auto", True), ("file", False)])
+def test_the_drafter_is_told(kind: str, is_small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told(Exception):
+        pass
+
+    recipes: list[LlamaRecipe] = []
+
+    def start(recipe: LlamaRecipe, **_: object) -> None:
+        recipes.append(recipe)
+        raise Told
+
+    monkeypatch.setattr(drafter, "ProcessDrafter", start)
+    with pytest.raises(Told):
+        LLM.load(str(SHIPPED), draft=str(SHIPPED), draft_weights=kind)
+    assert [recipe.has_small_weights for recipe in recipes] == [is_small]
 
 
 @pytest.fixture(scope="module", params=["auto", "file"])

@@ -185,7 +185,7 @@ class Training:
         return loss
 
     def _update(self, samples: Sequence[Sample], dice: np.random.Generator, rate: float) -> float:
-        """Returns the loss of these samples before. Raises ComputeFailed if that is no number."""
+        """Returns the loss before the step. Raises ComputeFailed if it is not finite."""
         self._optimizer.zero_grad()
         loss = self._backward(self._parts(samples, dice), dice)
         if not math.isfinite(loss):
