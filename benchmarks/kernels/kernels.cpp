@@ -8,9 +8,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "memory.h"
 #include "weights.h"
 
 using namespace duodec;
@@ -28,16 +31,27 @@ template <class Run> static double median_s(int repeats, Run run) {
     return times[times.size() / 2];
 }
 
+// Memory as the backend gives it to weights: not written yet.
+struct Memory {
+    std::unique_ptr<uint8_t[]> bytes;
+    size_t size;
+
+    explicit Memory(size_t size) : bytes(new uint8_t[size + LINE]), size(size) { use_huge_pages(bytes.get(), size + LINE); }
+    uint8_t * begin() const { return (uint8_t *)(((uintptr_t)bytes.get() + LINE - 1) / LINE * LINE); }
+};
+
 // Bytes a second that are read when nothing is done with them but one addition.
-static double bandwidth(const std::vector<uint8_t> & bytes) {
+static double bandwidth(size_t size) {
+    const Memory memory(size);
+    memset(memory.begin(), 1, size);
     static volatile float sink;
-    return bytes.size() / median_s(5, [&] {
+    return size / median_s(5, [&] {
         Lanes::Real sums[4] = {Lanes::zero(), Lanes::zero(), Lanes::zero(), Lanes::zero()};
-        const float * x = (const float *)bytes.data();
+        const float * x = (const float *)memory.begin();
         const size_t step = 4 * Lanes::ROWS;
-        for (size_t i = 0; i + step <= bytes.size() / 4; i += step)
+        for (size_t i = 0; i + step <= size / 4; i += step)
             for (int k = 0; k < 4; k++) {
-                __builtin_prefetch(x + i + k * Lanes::ROWS + 1024);
+                __builtin_prefetch(x + i + k * Lanes::ROWS + AHEAD / 4);
                 sums[k] = Lanes::sum(sums[k], Lanes::from_float(x + i + k * Lanes::ROWS));
             }
         float out[Lanes::ROWS];
@@ -87,16 +101,15 @@ int main(int count, char ** words) {
             else { fprintf(stderr, "kernels: no option %s\n", word.c_str()); return 2; }
         } else wanted.push_back(word);
     }
-    std::vector<uint8_t> plain(megabytes << 20, 1);
-    const double bytes_s = bandwidth(plain), peak = std::max({integer_speed<4>(), integer_speed<8>(), integer_speed<12>()});
+    const double bytes_s = bandwidth(megabytes << 20), peak = std::max({integer_speed<4>(), integer_speed<8>(), integer_speed<12>()});
     printf("%s, one thread: reads %.1f GB/s, %.0f thousand million integer products a second\n", Lanes::NAME, bytes_s / 1e9, peak / 1e9);
     printf("%lld x %lld weights; ms, share of bandwidth, share of the integer peak\n", (long long)rows, (long long)columns);
     for (const Named & named : FORMATS) {
         if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), named.name) == wanted.end()) continue;
         const Kernel & kernel = *kernel_of(named.type);
         const int64_t matrix_bytes = num_tiles(rows) * kernel.tile_bytes(columns), copies = std::max<int64_t>(1, (megabytes << 20) / matrix_bytes);
-        std::vector<uint8_t> storage(matrix_bytes * copies + 64);
-        uint8_t * weights = (uint8_t *)(((uintptr_t)storage.data() + 63) / 64 * 64);
+        const Memory memory(matrix_bytes * copies);
+        uint8_t * weights = memory.begin();
         const int64_t file_row = columns / kernel.columns * kernel.block_bytes;
         std::vector<uint8_t> file(file_row * TILE);
         // numbers of about one in every format: no NaN, and no subnormal ones, which are slow and which models have not

@@ -1,8 +1,8 @@
 // How quantised weights lie in a GGUF file, and how they are packed for few rows.
 //
 // A tile is 16 rows of weights. Its codes come in vectors of 64 bytes: four consecutive codes of each of the 16 rows; eight
-// vectors make a block of 32 columns. Codes of four bits are stored two vectors to one; the bits above them, and scales and
-// minima, follow in sections of their own, so that every load of codes is aligned.
+// vectors make a block of 32 columns. Codes of four bits are stored two vectors to one. The bits above them, scales and minima
+// follow each block, so that a tile is read from its first byte to its last: a core fetches one such stream ahead, not several.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -88,25 +88,23 @@ template <class Use, class Result> Result with_format(int type, Use use, Result 
     }
 }
 
-// Where the sections of a tile of K columns begin, in bytes.
-template <class F> struct Sections {
-    int64_t above, scales, minima, halves, num_bytes;
+// Where the parts of a tile of codes lie, in bytes: the halves that some blocks share (scales, then minima), and after them each
+// of these blocks.
+template <class F> struct Layout {
+    static constexpr int above = F::width == Width::EIGHT ? 512 : 256;  // in a block, which begins with codes
+    static constexpr int scales = above + (F::width == Width::FIVE ? 64 : F::width == Width::SIX ? 128 : 0);
+    static constexpr int minima = scales + (F::scale == Scale::HALF || F::is_halved ? 32 : 16);
+    static constexpr int block_bytes = minima + (F::minimum == Minimum::HALF ? 32 : F::minimum == Minimum::SIX ? 16 : 0);
+    static constexpr int half_bytes = !F::has_super ? 0 : F::minimum == Minimum::SIX ? 64 : 32;
 
-    explicit Sections(int64_t columns) {
-        if constexpr (F::is_float) {
-            above = scales = minima = halves = num_bytes = columns * TILE * F::num_bytes;
-            num_bytes = (num_bytes + LINE - 1) / LINE * LINE;
-            return;
-        }
-        const int64_t blocks = columns / BLOCK;
-        above = blocks * (F::width == Width::EIGHT ? 512 : 256);
-        scales = above + blocks * (F::width == Width::FIVE ? 64 : F::width == Width::SIX ? 128 : 0);
-        minima = scales + blocks * (F::scale == Scale::HALF || F::scale == Scale::TWO ? 32 : 16);
-        halves = minima + blocks * (F::minimum == Minimum::HALF ? 32 : F::minimum == Minimum::SIX ? 16 : 0);
-        const int64_t end = halves + (F::has_super ? blocks / 8 * (F::minimum == Minimum::SIX ? 64 : 32) : 0);
-        num_bytes = (end + LINE - 1) / LINE * LINE;
-    }
+    static int64_t halves(int64_t b) { return b / F::steps * (half_bytes + F::steps * block_bytes); }
+    static int64_t block(int64_t b) { return halves(b) + half_bytes + b % F::steps * block_bytes; }
 };
+
+template <class F> int64_t tile_bytes(int64_t columns) {
+    const int64_t end = F::is_float ? columns * TILE * F::num_bytes : Layout<F>::halves(columns / BLOCK);
+    return (end + LINE - 1) / LINE * LINE;
+}
 
 // A block of 32 weights as a file has it: codes, and the small numbers that belong to them.
 struct FileBlock {
@@ -157,7 +155,6 @@ template <class F> inline FileBlock read_block(const uint8_t * p, int j) {
 
 // Packs `rows` (at most 16) rows of weights of `row_bytes` each into a tile; rows that are missing are zero.
 template <class F> void pack_tile(uint8_t * tile, const uint8_t * file, int64_t row_bytes, int rows, int64_t columns) {
-    const Sections<F> at(columns);
     if constexpr (F::is_float) {
         for (int64_t k = 0; k < columns; k++)
             for (int r = 0; r < TILE; r++) {
@@ -167,40 +164,32 @@ template <class F> void pack_tile(uint8_t * tile, const uint8_t * file, int64_t 
             }
         return;
     } else {
-        memset(tile + at.scales, 0, at.num_bytes - at.scales);  // a row of zero scales is zero
+        using At = Layout<F>;
+        memset(tile, 0, tile_bytes<F>(columns));  // a row of zero scales is zero
         for (int64_t b = 0; b < columns / BLOCK; b++) {
+            uint8_t * block_at = tile + At::block(b), * halves = tile + At::halves(b);
             uint8_t codes[8][LINE] = {};
             for (int r = 0; r < rows; r++) {
                 constexpr int parts = F::columns / BLOCK;
                 const FileBlock block = read_block<F>(file + r * row_bytes + b / parts * F::num_bytes, b % parts);
                 for (int v = 0; v < 8; v++) memcpy(codes[v] + 4 * r, block.codes + 4 * v, 4);
-                const auto put_half = [&](int64_t section, uint16_t half) { memcpy(tile + section + 2 * r, &half, 2); };
-                if constexpr (F::scale == Scale::HALF) put_half(at.scales + b * 32, block.half);
-                else tile[at.scales + b * (F::is_halved ? 32 : 16) + r] = block.scale[0];
-                if constexpr (F::is_halved) tile[at.scales + b * 32 + 16 + r] = block.scale[1];
-                if constexpr (F::minimum == Minimum::HALF) put_half(at.minima + b * 32, block.half_minimum);
-                if constexpr (F::minimum == Minimum::SIX) tile[at.minima + b * 16 + r] = block.minimum;
-                if constexpr (F::has_super) {
-                    constexpr int stride = F::minimum == Minimum::SIX ? 64 : 32;
-                    put_half(at.halves + b / 8 * stride, block.half);
-                    if constexpr (F::minimum == Minimum::SIX) put_half(at.halves + b / 8 * stride + 32, block.half_minimum);
-                }
+                if constexpr (F::scale == Scale::HALF) memcpy(block_at + At::scales + 2 * r, &block.half, 2);
+                else block_at[At::scales + r] = block.scale[0];
+                if constexpr (F::is_halved) block_at[At::scales + 16 + r] = block.scale[1];
+                if constexpr (F::minimum == Minimum::HALF) memcpy(block_at + At::minima + 2 * r, &block.half_minimum, 2);
+                if constexpr (F::minimum == Minimum::SIX) block_at[At::minima + r] = block.minimum;
+                if constexpr (F::has_super) memcpy(halves + 2 * r, &block.half, 2);
+                if constexpr (F::minimum == Minimum::SIX) memcpy(halves + 32 + 2 * r, &block.half_minimum, 2);
             }
             if constexpr (F::width == Width::EIGHT) {
-                memcpy(tile + b * 512, codes, 512);
+                memcpy(block_at, codes, 512);
             } else {
-                uint8_t * low = tile + b * 256;
-                for (int v = 0; v < 4; v++) for (int i = 0; i < LINE; i++) low[LINE * v + i] = (codes[2 * v][i] & 15) | codes[2 * v + 1][i] << 4;
-                if constexpr (F::width == Width::FIVE) {
-                    uint8_t * above = tile + at.above + b * 64;
-                    memset(above, 0, 64);
+                for (int v = 0; v < 4; v++) for (int i = 0; i < LINE; i++) block_at[LINE * v + i] = (codes[2 * v][i] & 15) | codes[2 * v + 1][i] << 4;
+                uint8_t * above = block_at + At::above;
+                if constexpr (F::width == Width::FIVE)
                     for (int v = 0; v < 8; v++) for (int i = 0; i < LINE; i++) above[i] |= (codes[v][i] >> 4) << v;
-                }
-                if constexpr (F::width == Width::SIX) {
-                    uint8_t * above = tile + at.above + b * 128;
-                    memset(above, 0, 128);
+                if constexpr (F::width == Width::SIX)
                     for (int v = 0; v < 8; v++) for (int i = 0; i < LINE; i++) above[LINE * (v / 4) + i] |= (codes[v][i] >> 4) << 2 * (v % 4);
-                }
             }
         }
     }

@@ -18,6 +18,7 @@
 #include "ggml-cpu.h"
 #include "ggml-impl.h"
 #include "attention.h"
+#include "memory.h"
 #include "small_weights.h"
 #include "traits.h"
 #include "weights.h"
@@ -35,7 +36,7 @@ using duodec::Kernel;
 using duodec::kernel_of;
 using duodec::TILE;
 
-constexpr int64_t CHUNKS_A_THREAD = 8;
+constexpr int64_t CHUNKS_A_THREAD = 4;
 constexpr int64_t CHUNK_BYTES = 256 << 10;  // at most: stays in a core's cache while groups of rows pass
 constexpr int64_t PACKED_AT_ONCE = 4 << 20;  // bytes; smaller tensors are packed by one thread
 
@@ -392,6 +393,7 @@ const char * buffer_name(ggml_backend_buffer_type_t) { return "CPU_DUODEC"; }
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     if (!buffer) return nullptr;
+    duodec::use_huge_pages(ggml_backend_buffer_get_base(buffer), size);
     buffer->buft = type;
     free_memory = buffer->iface.free_buffer;
     buffer->iface.free_buffer = free_buffer;

@@ -19,7 +19,6 @@ struct Lanes {
     static constexpr int MOST = 8;  // rows of activations that are multiplied at once
     static constexpr int MOST_FLOATS = 6;  // with weights that are floats: two sums a row fill the 16 registers
     static constexpr int FEW = 2;  // so many take both halves of a tile at once
-    static constexpr int AHEAD = 16384;  // bytes of codes, fetched before they are multiplied: what a core's own prefetching misses
     static constexpr int TOGETHER = 1;  // of these, whose dot products are computed by turns: none waits for its last
     static constexpr int BIASED = DUODEC_HAS_VNNI ? 128 : 0;
     using Int = __m256i;

@@ -13,7 +13,6 @@ struct Lanes {
     static constexpr int MOST = 16;  // rows of activations that are multiplied at once
     static constexpr int MOST_FLOATS = 16;  // with weights that are floats
     static constexpr int FEW = 0;  // rows that take all parts of a tile at once: it has one part
-    static constexpr int AHEAD = 8192;  // bytes of codes, fetched before they are multiplied: what a core's own prefetching misses
     static constexpr int TOGETHER = 4;  // of these, whose dot products are computed by turns: none waits for its last
     static constexpr int BIASED = 128;
     using Int = __m512i;

@@ -17,6 +17,8 @@
 
 namespace duodec {
 
+constexpr int AHEAD = 2048;  // bytes of weights, fetched before they are multiplied: what a core's own prefetching misses
+
 template <class F> inline void unpack(const uint8_t * codes, const uint8_t * above, Lanes::Codes x[8]) {
     using L = Lanes;
     if constexpr (F::width == Width::EIGHT) {
@@ -86,38 +88,32 @@ template <class F, int M> void multiply_codes(const uint8_t * tile, const uint8_
     using Dots = typename L::template Dots<F::largest>;
     constexpr int TOGETHER = L::TOGETHER;
     constexpr int PARTS = M <= L::FEW ? TILE / L::ROWS : 1;  // of a tile, at once
-    constexpr int code_bytes = F::width == Width::EIGHT ? 512 : 256;
-    constexpr int above_bytes = F::width == Width::FIVE ? 64 : 128;
-    constexpr int scale_bytes = F::scale == Scale::HALF || F::is_halved ? 32 : 16;
-    constexpr int minimum_bytes = F::minimum == Minimum::HALF ? 32 : 16;
-    constexpr int half_bytes = F::minimum == Minimum::SIX ? 64 : 32;
-    const Sections<F> at(columns);
+    using At = Layout<F>;
     const int64_t num_blocks = columns / BLOCK;
     for (int first = 0; first < TILE; first += PARTS * L::ROWS) {  // rows of weights
         L::Real sums[PARTS][M];
         DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
             DUODEC_UNROLL for (int m = 0; m < M; m++) sums[p][m] = L::zero();
         }
-        const uint8_t * codes = tile + 4 * first, * above = tile + at.above + 4 * first;
-        const uint8_t * scales = tile + at.scales + (F::scale == Scale::HALF ? 2 : 1) * first;
-        const uint8_t * minima = tile + at.minima + (F::minimum == Minimum::HALF ? 2 : 1) * first;
-        const uint8_t * halves = tile + at.halves + 2 * first;
+        const uint8_t * at = tile;
         const Activations * a = (const Activations *)group;
         for (int64_t b = 0; b < num_blocks; b += F::steps) {
             L::Real half[PARTS], half_minimum[PARTS];
             if constexpr (F::has_super) {
                 DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
-                    half[p] = L::from_half((const uint16_t *)halves + p * L::ROWS);
-                    if constexpr (F::minimum == Minimum::SIX) half_minimum[p] = L::from_half((const uint16_t *)(halves + 32) + p * L::ROWS);
+                    const uint8_t * halves = at + 2 * (first + p * L::ROWS);
+                    half[p] = L::from_half((const uint16_t *)halves);
+                    if constexpr (F::minimum == Minimum::SIX) half_minimum[p] = L::from_half((const uint16_t *)(halves + 32));
                 }
-                halves += half_bytes;
+                at += At::half_bytes;
             }
             for (int j = 0; j < F::steps; j++) {
-                for (int i = 0; i < code_bytes; i += LINE) __builtin_prefetch(codes + L::AHEAD + i);
+                for (int i = 0; i < At::block_bytes; i += LINE) __builtin_prefetch(at + AHEAD + i);
                 DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
-                    const int row = p * L::ROWS;
+                    const int row = first + p * L::ROWS;
+                    const uint8_t * scales = at + At::scales, * minima = at + At::minima;
                     L::Codes x[8];
-                    unpack<F>(codes + 4 * row, above + 4 * row, x);
+                    unpack<F>(at + 4 * row, at + At::above + 4 * row, x);
                     L::Real scale[2], minimum;
                     if constexpr (F::scale == Scale::HALF) scale[0] = L::from_half((const uint16_t *)scales + row);
                     else if constexpr (F::scale == Scale::EXPONENT) scale[0] = L::from_exponent(scales + row);
@@ -156,10 +152,7 @@ template <class F, int M> void multiply_codes(const uint8_t * tile, const uint8_
                         }
                     }
                 }
-                codes += code_bytes;
-                above += above_bytes;
-                scales += scale_bytes;
-                minima += minimum_bytes;
+                at += At::block_bytes;
                 a += M;
             }
         }

@@ -23,8 +23,7 @@ inline const Kernel * kernel_of(int type) {
         [](auto format) -> const Kernel * {
             using F = decltype(format);
             static const Kernel kernel = {
-                F::columns, F::num_bytes, most_rows<F>(), [](int64_t columns) { return Sections<F>(columns).num_bytes; },
-                row_bytes<F>, pack_tile<F>, put_row<F>, multiply_of<F>,
+                F::columns, F::num_bytes, most_rows<F>(), duodec::tile_bytes<F>, duodec::row_bytes<F>, duodec::pack_tile<F>, duodec::put_row<F>, duodec::multiply_of<F>,
             };
             return &kernel;
         },
