@@ -3,41 +3,63 @@
 #include <cmath>
 
 #include "formats.h"
+#include "lanes.h"
 
 namespace duodec {
+
+// The sum of a lane's numbers.
+inline float total(Lanes::Real a) {
+    float each[Lanes::ROWS];
+    Lanes::store(each, a);
+    for (int half = Lanes::ROWS / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) each[i] += each[half + i];
+    return each[0];
+}
+
+// The value of the table that is nearest to each number, or its code.
+template <bool IS_CODE> Lanes::Real nearest(Lanes::Real x) {
+    using L = Lanes;
+    L::Real found[3] = {L::splat(IS_CODE ? 0 : NORMAL_CODES[0] - 128), L::zero(), L::zero()};  // sums that do not wait for each other
+#pragma GCC unroll 15
+    for (int c = 0; c < 15; c++) {  // numbers beyond the middle of two values take the step to the second
+        const int here = NORMAL_CODES[c], next = NORMAL_CODES[c + 1];
+        const L::Real step = L::where_greater(x, L::splat((here + next) / 2.0f - 128), L::splat(IS_CODE ? 1 : next - here));
+        found[c % 3] = L::sum(found[c % 3], step);
+    }
+    return L::sum(L::sum(found[0], found[1]), found[2]);
+}
 
 // Rounds a block of 32 weights. Returns its scale, of least squared error where large weights count more; of three ways to lay the
 // values over the weights the best is taken.
 inline float round_block(const float * x, uint8_t * codes) {
-    static const struct Nearest {
-        uint8_t code[256];  // by 128 more than a value
-        uint8_t operator()(float v) const { return code[v > 0 ? v < 255 ? (int)v : 255 : 0]; }  // 0 for what is no number
-        Nearest() {
-            for (int v = 0; v < 256; v++)
-                for (uint8_t c = code[v] = 0; c < 16; c++)
-                    if (std::abs(NORMAL_CODES[c] - v) < std::abs(NORMAL_CODES[code[v]] - v)) code[v] = c;
-        }
-    } nearest;
-    float largest = 0;
-    for (int i = 0; i < BLOCK; i++)
-        if (std::abs(x[i]) > std::abs(largest)) largest = x[i];
-    float scale = 0, least = 0, best = 0;
+    using L = Lanes;
+    float most = 0, least = 0;
+    for (int i = 0; i < BLOCK; i += L::ROWS) {
+        const L::Real a = L::from_float(x + i);
+        most = std::max(most, L::greatest(a));
+        least = std::min(least, -L::greatest(L::less(L::zero(), a)));
+    }
+    const float largest = most > -least ? most : least;
+    float scale = 0, gain = 0, best = 0;
     for (const float end : {-127.0f, -123.0f, -131.0f}) {  // what the largest weight becomes
         const float inverse = std::abs(largest) > 1e-20f ? end / largest : 0;
-        float products = 0, squares = 0;
-        for (int i = 0; i < BLOCK; i++) {
-            const float value = (float)(NORMAL_CODES[nearest(inverse * x[i] + 128.5f)] - 128), weight = x[i] * x[i];
-            products += weight * value * x[i];
-            squares += weight * value * value;
+        L::Real products = L::zero(), squares = L::zero();
+        for (int i = 0; i < BLOCK; i += L::ROWS) {
+            const L::Real a = L::from_float(x + i), value = nearest<false>(L::mul(a, L::splat(inverse)));
+            const L::Real weighted = L::mul(L::mul(a, a), value);
+            products = L::add_product(products, weighted, a);
+            squares = L::add_product(squares, weighted, value);
         }
-        if (squares > 0 && products * products > least * squares) {
-            scale = products / squares;
-            least = scale * products;
+        const float product = total(products), square = total(squares);
+        if (square > 0 && product * product > gain * square) {
+            scale = product / square;
+            gain = scale * product;
             best = inverse;
         }
     }
-    for (int i = 0; i < BLOCK / 2; i++)
-        codes[i] = (uint8_t)(nearest(best * x[i] + 128.5f) | nearest(best * x[i + BLOCK / 2] + 128.5f) << 4);
+    float found[BLOCK];
+    for (int i = 0; i < BLOCK; i += L::ROWS) L::store(found + i, nearest<true>(L::mul(L::from_float(x + i), L::splat(best))));
+    for (int i = 0; i < BLOCK / 2; i++) codes[i] = (uint8_t)((int)found[i] | (int)found[i + BLOCK / 2] << 4);
     return scale;
 }
 
