@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -94,6 +95,7 @@ def main(arguments: Sequence[str]) -> None:
     experiment = EXPERIMENTS[name]
     module = import_module(f"benchmarks.{experiment.module}")
     function = vars(module)[experiment.function]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers end with it
     app = typer.Typer(add_completion=False)
     app.command()(recorded(experiment, function, command, result))
     app(options, prog_name=f"python -m benchmarks {name}")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -281,6 +282,13 @@ def test_a_profile_belongs_to_backend_dtype_and_device() -> None:
     assert len(set(keys)) == len(keys)
     short = resolve_pair(EngineConfig(**base, target_backend="torch", dtype="fp32")).profile_key  # type: ignore[arg-type]
     assert short == keys[2]
+
+
+@pytest.mark.parametrize("options", [{"draft_weights": "file"}, {"draft_head": 2000}])
+def test_a_profile_belongs_to_how_the_draft_is_computed(options: dict[str, Any]) -> None:
+    pair = {"target": str(resolve("smollm2-draft").path), "draft": "smollm2-draft"}
+    keys = {resolve_pair(EngineConfig(**pair, **one)).profile_key for one in ({}, options)}
+    assert len(keys) == 2
 
 
 # Cores

@@ -28,7 +28,7 @@ from duodec.machine.busy import NOTABLE, OtherPrograms
 from duodec.machine.files import profile_place, replacing
 from duodec.planning.costs import Costs
 
-VERSION = 4
+VERSION = 5
 WIDTHS = (0, 1, 3, 7, 15, 31, 63)
 LEAVES = (1, 2, 4, 8)
 CONTEXTS = (64, 512)  # tokens in the context
