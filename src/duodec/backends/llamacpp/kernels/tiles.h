@@ -67,6 +67,7 @@ template <class F, int M> void multiply_floats(const uint8_t * tile, const uint8
         DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = odd[m] = L::zero();
         int64_t k = 0;
         for (; k + 1 < columns; k += 2) {
+            for (int i = 0; i < 2 * TILE * F::num_bytes; i += LINE) __builtin_prefetch(w + k * TILE * F::num_bytes + AHEAD + i);
             const L::Real even_w = weights(w + k * TILE * F::num_bytes), odd_w = weights(w + (k + 1) * TILE * F::num_bytes);
             DUODEC_UNROLL for (int m = 0; m < M; m++) {
                 sums[m] = L::add_product(sums[m], even_w, L::splat(x[k * M + m]));
