@@ -1,4 +1,4 @@
-"""A model's file that becomes shorter while it is used: fatal where it is mapped."""
+"""What memory holds a model's weights: its file, mapped, and packed copies in large pages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from duodec.backends.llamacpp import library
+from duodec.backends.llamacpp.model import LlamaModel
 from duodec.loading.config import EngineConfig
 
 pytest.importorskip("llama_cpp", reason="llama.cpp is not built: make setup")
@@ -44,3 +46,29 @@ def test_a_file_that_is_read_whole_may_be_truncated(tmp_path: Path, how: str) ->
 
 def test_a_file_is_mapped_unless_the_user_says_otherwise() -> None:
     assert not EngineConfig().no_mmap
+
+
+def huge_page_bytes() -> int:
+    """Of this process's memory, what it asked to have in pages of 2 MB."""
+    found = size = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if name == "Size:":
+            size = 1024 * int(values[0])
+        elif name == "VmFlags:" and "hg" in values:
+            found += size
+    return found
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="pages are of one size here"
+)
+def test_packed_weights_lie_in_large_pages() -> None:
+    if not library.kernels(library.load()):
+        pytest.skip("this build of llama.cpp has no kernels of ours")
+    before = huge_page_bytes()
+    model = LlamaModel(DRAFT, num_gpu_layers=0)
+    try:
+        assert huge_page_bytes() - before > 0.8 * DRAFT.stat().st_size
+    finally:
+        model.close()
