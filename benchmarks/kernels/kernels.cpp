@@ -34,9 +34,8 @@ template <class Run> static double median_s(int repeats, Run run) {
 // Memory as the backend gives it to weights: not written yet.
 struct Memory {
     std::unique_ptr<uint8_t[]> bytes;
-    size_t size;
 
-    explicit Memory(size_t size) : bytes(new uint8_t[size + LINE]), size(size) { use_huge_pages(bytes.get(), size + LINE); }
+    explicit Memory(size_t size) : bytes(new uint8_t[size + LINE]) { use_huge_pages(bytes.get(), size + LINE); }
     uint8_t * begin() const { return (uint8_t *)(((uintptr_t)bytes.get() + LINE - 1) / LINE * LINE); }
 };
 

@@ -50,14 +50,16 @@ _PROBE = Path(__file__).with_name("round_probe.cpp")
 _KERNELS = Path(duodec.__file__).parent / "backends" / "llamacpp" / "kernels"
 
 
-@pytest.fixture(scope="module")
-def rounded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[np.ndarray], np.ndarray]:
-    """What blocks of weights, (n, 32), stand for once they are rounded."""
+@pytest.fixture(scope="module", params=[(), ("-march=native",)], ids=["plain", "native"])
+def rounded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[np.ndarray], np.ndarray]:
+    """What blocks of weights, (n, 32), stand for once they are rounded, by plain C++ and by what
+    this processor has."""
     program = tmp_path_factory.mktemp("probe") / "round"
     sanitizer = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all")
-    subprocess.run(
-        ["c++", "-std=c++17", "-O1", *sanitizer, f"-I{_KERNELS}", "-o", program, _PROBE], check=True
-    )
+    flags = ("-std=c++17", "-O1", *request.param, *sanitizer, f"-I{_KERNELS}")
+    subprocess.run(["c++", *flags, "-o", program, _PROBE], check=True)
 
     def run(blocks: np.ndarray) -> np.ndarray:
         sent = blocks.astype(np.float32).tobytes()
