@@ -50,7 +50,7 @@ static double bandwidth(size_t size) {
         const size_t step = 4 * Lanes::ROWS;
         for (size_t i = 0; i + step <= size / 4; i += step)
             for (int k = 0; k < 4; k++) {
-                __builtin_prefetch(x + i + k * Lanes::ROWS + AHEAD / 4);
+                prefetch((const uint8_t *)(x + i + k * Lanes::ROWS), 4 * Lanes::ROWS);
                 sums[k] = Lanes::sum(sums[k], Lanes::from_float(x + i + k * Lanes::ROWS));
             }
         float out[Lanes::ROWS];

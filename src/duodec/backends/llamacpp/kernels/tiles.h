@@ -17,7 +17,13 @@
 
 namespace duodec {
 
-constexpr int AHEAD = 2048;  // bytes of weights, fetched before they are multiplied: what a core's own prefetching misses
+constexpr int AHEAD = 3072;  // bytes
+
+// Fetches weights before they are multiplied: what a core's own prefetching misses. Into the second cache, which can wait for more
+// lines at once than the first.
+inline void prefetch(const uint8_t * weights, int num_bytes) {
+    for (int i = 0; i < num_bytes; i += LINE) __builtin_prefetch(weights + AHEAD + i, 0, 2);
+}
 
 template <class F> inline void unpack(const uint8_t * codes, const uint8_t * above, Lanes::Codes x[8]) {
     using L = Lanes;
@@ -67,7 +73,7 @@ template <class F, int M> void multiply_floats(const uint8_t * tile, const uint8
         DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = odd[m] = L::zero();
         int64_t k = 0;
         for (; k + 1 < columns; k += 2) {
-            for (int i = 0; i < 2 * TILE * F::num_bytes; i += LINE) __builtin_prefetch(w + k * TILE * F::num_bytes + AHEAD + i);
+            prefetch(w + k * TILE * F::num_bytes, 2 * TILE * F::num_bytes);
             const L::Real even_w = weights(w + k * TILE * F::num_bytes), odd_w = weights(w + (k + 1) * TILE * F::num_bytes);
             DUODEC_UNROLL for (int m = 0; m < M; m++) {
                 sums[m] = L::add_product(sums[m], even_w, L::splat(x[k * M + m]));
@@ -109,7 +115,7 @@ template <class F, int M> void multiply_codes(const uint8_t * tile, const uint8_
                 at += At::half_bytes;
             }
             for (int j = 0; j < F::steps; j++) {
-                for (int i = 0; i < At::block_bytes; i += LINE) __builtin_prefetch(at + AHEAD + i);
+                prefetch(at, At::block_bytes);
                 DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
                     const int row = first + p * L::ROWS;
                     const uint8_t * scales = at + At::scales, * minima = at + At::minima;
