@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import pytest
 import typer
 from fakes import ROOT
@@ -16,6 +20,21 @@ from benchmarks import Figures, Refuted
 from benchmarks.decoding import grid
 from benchmarks.table import EXPERIMENTS, Experiment
 
+SERVING = """\
+import sys
+import time
+from benchmarks import __main__ as tool
+from benchmarks.decoding import grid
+from benchmarks.serving import servers
+
+def serve():
+    with servers.ours("-m", sys.argv[1]) as served:
+        print(served.pid, flush=True)
+        time.sleep(600)
+
+grid.main = serve
+tool.main(["grid"])
+"""
 FORMAT = {"experiment", "question", "command", "environment", "settings", "figures"}
 
 
@@ -111,6 +130,17 @@ def test_an_unknown_option_or_experiment_is_refused(monkeypatch: pytest.MonkeyPa
     assert run(measure, monkeypatch, "--nothing") == 2
     with pytest.raises(SystemExit, match="there is no experiment girds; did you mean grid"):
         tool.main(["girds"])
+
+
+def test_servers_end_with_an_experiment_that_is_ended() -> None:
+    pytest.importorskip("llama_cpp", reason="llama.cpp is not built: make setup")
+    command = [sys.executable, "-c", SERVING, "smollm2-draft"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as experiment:
+        assert experiment.stdout is not None
+        server = psutil.Process(int(experiment.stdout.readline()))
+        experiment.terminate()
+        assert experiment.wait(60) == 128 + signal.SIGTERM
+    assert not server.is_running()
 
 
 def test_without_a_name_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
