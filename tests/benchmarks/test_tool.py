@@ -138,9 +138,13 @@ def test_servers_end_with_an_experiment_that_is_ended() -> None:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as experiment:
         assert experiment.stdout is not None
         server = psutil.Process(int(experiment.stdout.readline()))
-        experiment.terminate()
-        assert experiment.wait(60) == 128 + signal.SIGTERM
-    assert not server.is_running()
+        try:
+            experiment.terminate()
+            assert experiment.wait(60) == 128 + signal.SIGTERM
+            assert not server.is_running()
+        finally:
+            if server.is_running():  # the test has failed
+                server.kill()
 
 
 def test_without_a_name_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
