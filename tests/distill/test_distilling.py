@@ -34,8 +34,8 @@ from duodec.distill.training.student import hidden, open_student
 from duodec.errors import BadOption
 from duodec.loading.config import EngineConfig
 
-SETTINGS = DistillSettings(
-    steps=30, num_prompts=28, max_tokens=24, learning_rate=3e-3, quantize="f16", parallel=4
+SETTINGS = DistillSettings(  # fewer held-out prompts would be judged by chance
+    steps=100, num_prompts=100, max_tokens=24, learning_rate=3e-3, quantize="f16", parallel=4
 )
 
 
@@ -75,10 +75,10 @@ def weights(folder: Folder) -> dict[str, bytes]:
 def test_the_draft_learns_what_the_target_says(made: tuple[Distillation, Result]) -> None:
     _, result = made
     first, last = result.measures[0], result.measures[-1]
-    assert (first.step, last.step) == (0, 30)
+    assert (first.step, last.step) == (0, 100)
     assert last.loss < 0.8 * first.loss
     assert last.top1 > first.top1
-    assert last.top1 + last.top4 > first.top1 + first.top4  # of 48 positions
+    assert last.top1 + last.top4 > first.top1 + first.top4
     assert result.after.chain > result.before.chain
 
 
@@ -91,7 +91,7 @@ def test_the_better_file_is_kept_and_the_result_is_written(
     assert done.output.exists() == result.is_better
     record = json.loads(done.folder.result.read_text())
     assert record["after"]["default"] == result.after.default
-    assert record["num_steps"] == 30
+    assert record["num_steps"] == 100
     assert not list(done.folder.path.glob("*.part"))
 
 
@@ -121,7 +121,7 @@ def test_a_recording_holds_what_the_target_draws_from(made: tuple[Distillation, 
     done, _ = made
     found = recording.read(done.folder, done.prompts)
     assert found.held_out
-    assert found.num_conversations == 28
+    assert found.num_conversations == 100
     for sample in (*found.held_out, *found.training):
         completion = sample.tokens[sample.num_prompt :]
         assert 1 <= len(completion) <= 24
@@ -235,7 +235,8 @@ def test_no_prompt_is_written_once_some_are_recorded(
         if words.startswith("recording"):
             raise KeyboardInterrupt
 
-    settings, output = replace(SETTINGS, steps=2, written_prompts=16), tmp_path / "new.gguf"
+    settings = replace(SETTINGS, steps=2, num_prompts=28, written_prompts=16)
+    output = tmp_path / "new.gguf"
     again = work(models, output, settings, on_progress=stop)
     with pytest.raises(KeyboardInterrupt):
         again.run()
