@@ -106,7 +106,7 @@ int main(int count, char ** words) {
     for (const Named & named : FORMATS) {
         if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), named.name) == wanted.end()) continue;
         const Kernel & kernel = *kernel_of(named.type);
-        const int64_t matrix_bytes = num_tiles(rows) * kernel.tile_bytes(columns), copies = std::max<int64_t>(1, (megabytes << 20) / matrix_bytes);
+        const int64_t matrix_bytes = kernel.matrix_bytes(rows, columns), copies = std::max<int64_t>(1, (megabytes << 20) / matrix_bytes);
         const Memory memory(matrix_bytes * copies);
         uint8_t * weights = memory.begin();
         const int64_t file_row = columns / kernel.columns * kernel.block_bytes;
@@ -114,7 +114,8 @@ int main(int count, char ** words) {
         // numbers of about one in every format: no NaN, and no subnormal ones, which are slow and which models have not
         for (size_t i = 0; i < file.size(); i++) file[i] = 0x30 | (i * 2654435761u >> 13 & 0x0f);
         if (named.type == MXFP4) for (size_t i = 0; i < file.size(); i++) file[i] |= 0x40;
-        for (int64_t t = 0; t < num_tiles(rows) * copies; t++) kernel.pack_tile(weights + t * kernel.tile_bytes(columns), file.data(), file_row, TILE, columns);
+        for (int64_t c = 0; c < copies; c++)
+            for (int64_t t = 0; t < num_tiles(rows); t++) kernel.pack_tile(weights + c * matrix_bytes, rows, columns, t, file.data(), file_row);
         std::vector<float> x(columns);
         for (int64_t k = 0; k < columns; k++) x[k] = (float)((k * 37 % 101) - 50) / 25;
         printf("%-6s", named.name);
@@ -124,7 +125,7 @@ int main(int count, char ** words) {
             std::vector<float> products(m * rows);
             const Groups groups(kernel, 0, m);
             for (int64_t g = 0; g < groups.num_groups; g++)
-                for (int i = 0; i < groups.rows(g); i++) kernel.put_row(activations.data() + groups.first(g) * activation_bytes, i, groups.rows(g), x.data(), columns);
+                for (int i = 0; i < groups.rows(g); i++) kernel.put_row(activations.data() + groups.first(g) * activation_bytes, i, groups.rows(g), x.data(), 0, columns);
             const auto multiply_all = [&] {
                 for (int64_t c = 0; c < copies; c++)
                     for (int64_t begin = 0; begin < num_tiles(rows); begin += 16) {

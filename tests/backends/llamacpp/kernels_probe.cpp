@@ -46,12 +46,9 @@ int main() {
         std::vector<float> x(num_rows * columns), products(num_rows * rows, -1.0f);
         if (!read(splits) || !read(file) || !read(x)) return fail("the case ends early");
 
-        const int64_t tiles = num_tiles(rows), tile_bytes = kernel->tile_bytes(columns), row_bytes = kernel->row_bytes(columns);
-        const Bytes weights = aligned(tiles * tile_bytes);
-        for (int64_t t = 0; t < tiles; t++) {
-            const int64_t first = t * TILE;
-            kernel->pack_tile(weights.get() + t * tile_bytes, file.data() + first * file_row, file_row, (int)std::min<int64_t>(TILE, rows - first), columns);
-        }
+        const int64_t tiles = num_tiles(rows), row_bytes = kernel->row_bytes(columns);
+        const Bytes weights = aligned(kernel->matrix_bytes(rows, columns));
+        for (int64_t t = 0; t < tiles; t++) kernel->pack_tile(weights.get(), rows, columns, t, file.data() + t * TILE * file_row, file_row);
         const Bytes activations = aligned(num_rows * row_bytes);
         for (size_t s = 0; s + 1 < splits.size(); s++) {
             const Groups groups(*kernel, splits[s], splits[s + 1]);
@@ -59,7 +56,7 @@ int main() {
                 uint8_t * group = activations.get() + groups.first(g) * row_bytes;
                 float * out[Lanes::MOST];
                 for (int m = 0; m < groups.rows(g); m++) {
-                    kernel->put_row(group, m, groups.rows(g), x.data() + (groups.first(g) + m) * columns, columns);
+                    kernel->put_row(group, m, groups.rows(g), x.data() + (groups.first(g) + m) * columns, 0, columns);
                     out[m] = products.data() + (groups.first(g) + m) * rows;
                 }
                 for (int64_t begin = 0; begin < tiles; begin += at_once)

@@ -65,14 +65,14 @@ template <class F> int64_t row_bytes(int64_t columns) {
     return F::is_float ? columns * (int64_t)sizeof(float) : columns / BLOCK * (int64_t)sizeof(Activations);
 }
 
-// Writes row `m` of a group of `rows`.
-template <class F> void put_row(uint8_t * group, int m, int rows, const float * x, int64_t columns) {
+// Writes columns `begin` to `end`, multiples of a block or the last, of row `m` of a group of `rows`.
+template <class F> void put_row(uint8_t * group, int m, int rows, const float * x, int64_t begin, int64_t end) {
     if constexpr (F::is_float) {
         float * to = (float *)group + m;
-        for (int64_t k = 0; k < columns; k++) to[k * rows] = x[k];
+        for (int64_t k = begin; k < end; k++) to[k * rows] = x[k];
     } else {
         Activations * to = (Activations *)group + m;
-        for (int64_t b = 0; b < columns / BLOCK; b++) round_block<F>(to[b * rows], x + b * BLOCK);
+        for (int64_t b = begin / BLOCK; b < end / BLOCK; b++) round_block<F>(to[b * rows], x + b * BLOCK);
     }
 }
 

@@ -2,7 +2,8 @@
 //
 // A tile is 16 rows of weights. Its codes come in vectors of 64 bytes: four consecutive codes of each of the 16 rows; eight
 // vectors make a block of 32 columns. Codes of four bits are stored two vectors to one. The bits above them, scales and minima
-// follow each block, so that a tile is read from its first byte to its last: a core fetches one such stream ahead, not several.
+// follow each block. The blocks of a matrix, in the order in which they are multiplied, lie by turns in four streams: a core
+// fetches each of these ahead, and waits for more lines at once than it does for one stream.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -15,6 +16,8 @@ namespace duodec {
 constexpr int TILE = 16;   // rows of weights
 constexpr int BLOCK = 32;  // columns
 constexpr int64_t LINE = 64;
+constexpr int STREAMS = 4;
+constexpr int64_t APART = 512;  // bytes: streams begin at odd multiples, or a cache would have one place for all of them
 
 // Numbers of ggml's types, which name a format in a file.
 enum Type {
@@ -88,23 +91,53 @@ template <class Use, class Result> Result with_format(int type, Use use, Result 
     }
 }
 
-// Where the parts of a tile of codes lie, in bytes: the halves that some blocks share (scales, then minima), and after them each
-// of these blocks.
+inline int64_t num_tiles(int64_t rows) { return (rows + TILE - 1) / TILE; }
+
+// Where the weights of a packed matrix lie, in bytes: the blocks of its tiles, and after all of them the halves that some blocks
+// share (scales, then minima). A block of floats has 8 columns, the first one's weights first.
 template <class F> struct Layout {
-    static constexpr int above = F::width == Width::EIGHT ? 512 : 256;  // in a block, which begins with codes
+    static constexpr int columns = F::is_float ? 8 : BLOCK;  // of a block
+    static constexpr int above = F::width == Width::EIGHT ? 512 : 256;  // in a block of codes, which begins with them
     static constexpr int scales = above + (F::width == Width::FIVE ? 64 : F::width == Width::SIX ? 128 : 0);
     static constexpr int minima = scales + (F::scale == Scale::HALF || F::is_halved ? 32 : 16);
-    static constexpr int block_bytes = minima + (F::minimum == Minimum::HALF ? 32 : F::minimum == Minimum::SIX ? 16 : 0);
+    static constexpr int codes_bytes = minima + (F::minimum == Minimum::HALF ? 32 : F::minimum == Minimum::SIX ? 16 : 0);
+    static constexpr int block_bytes = F::is_float ? columns * TILE * F::num_bytes : codes_bytes;
     static constexpr int half_bytes = !F::has_super ? 0 : F::minimum == Minimum::SIX ? 64 : 32;
 
-    static int64_t halves(int64_t b) { return b / F::steps * (half_bytes + F::steps * block_bytes); }
-    static int64_t block(int64_t b) { return halves(b) + half_bytes + b % F::steps * block_bytes; }
+    int64_t num_blocks;  // of a tile
+    int64_t tiles, stream_bytes;
+
+    Layout(int64_t rows, int64_t num_columns)
+        : num_blocks((num_columns + columns - 1) / columns), tiles(num_tiles(rows)),
+          stream_bytes(((tiles * num_blocks + STREAMS - 1) / STREAMS * block_bytes + APART - 1) / APART * APART | APART) {}
+
+    // Of block `b` of a tile.
+    int64_t block(int64_t tile, int64_t b) const {
+        const int64_t n = tile * num_blocks + b;
+        return n % STREAMS * stream_bytes + n / STREAMS * block_bytes;
+    }
+    int64_t halves(int64_t tile, int64_t b) const { return STREAMS * stream_bytes + (tile * num_blocks + b) / F::steps * half_bytes; }
+    int64_t num_bytes() const { return (halves(tiles, 0) + LINE - 1) / LINE * LINE; }
 };
 
-template <class F> int64_t tile_bytes(int64_t columns) {
-    const int64_t end = F::is_float ? columns * TILE * F::num_bytes : Layout<F>::halves(columns / BLOCK);
-    return (end + LINE - 1) / LINE * LINE;
-}
+// Goes from block to block.
+template <class F> struct Walk {
+    const uint8_t * at;
+    int64_t stream_bytes;
+    int stream;
+
+    Walk(const uint8_t * matrix, const Layout<F> & layout, int64_t tile)
+        : at(matrix + layout.block(tile, 0)), stream_bytes(layout.stream_bytes), stream((int)(tile * layout.num_blocks % STREAMS)) {}
+    void next() {
+        at += stream_bytes;
+        if (++stream == STREAMS) {
+            stream = 0;
+            at += Layout<F>::block_bytes - STREAMS * stream_bytes;
+        }
+    }
+};
+
+template <class F> int64_t matrix_bytes(int64_t rows, int64_t columns) { return Layout<F>(rows, columns).num_bytes(); }
 
 // A block of 32 weights as a file has it: codes, and the small numbers that belong to them.
 struct FileBlock {
@@ -153,21 +186,22 @@ template <class F> inline FileBlock read_block(const uint8_t * p, int j) {
     return b;
 }
 
-// Packs `rows` (at most 16) rows of weights of `row_bytes` each into a tile; rows that are missing are zero.
-template <class F> void pack_tile(uint8_t * tile, const uint8_t * file, int64_t row_bytes, int rows, int64_t columns) {
-    if constexpr (F::is_float) {
-        for (int64_t k = 0; k < columns; k++)
-            for (int r = 0; r < TILE; r++) {
-                uint8_t * to = tile + (k * TILE + r) * F::num_bytes;
-                if (r < rows) memcpy(to, file + r * row_bytes + k * F::num_bytes, F::num_bytes);
-                else memset(to, 0, F::num_bytes);
-            }
-        return;
-    } else {
-        using At = Layout<F>;
-        memset(tile, 0, tile_bytes<F>(columns));  // a row of zero scales is zero
-        for (int64_t b = 0; b < columns / BLOCK; b++) {
-            uint8_t * block_at = tile + At::block(b), * halves = tile + At::halves(b);
+// Packs rows of weights of `row_bytes` each, as many as tile `tile` of the matrix has; rows that are missing are zero.
+template <class F> void pack_tile(uint8_t * matrix, int64_t num_rows, int64_t columns, int64_t tile, const uint8_t * file, int64_t row_bytes) {
+    const Layout<F> layout(num_rows, columns);
+    const int rows = (int)std::min<int64_t>(TILE, num_rows - tile * TILE);
+    for (int64_t b = 0; b < layout.num_blocks; b++) {
+        uint8_t * block_at = matrix + layout.block(tile, b);
+        memset(block_at, 0, layout.block_bytes);  // a row of zero scales is zero
+        if constexpr (F::is_float) {
+            const int64_t first = b * layout.columns, count = std::min<int64_t>(layout.columns, columns - first);
+            for (int64_t k = 0; k < count; k++)
+                for (int r = 0; r < rows; r++)
+                    memcpy(block_at + (k * TILE + r) * F::num_bytes, file + r * row_bytes + (first + k) * F::num_bytes, F::num_bytes);
+        } else {
+            using At = Layout<F>;
+            uint8_t * halves = matrix + layout.halves(tile, b);
+            if (F::has_super && b % F::steps == 0) memset(halves, 0, At::half_bytes);
             uint8_t codes[8][LINE] = {};
             for (int r = 0; r < rows; r++) {
                 constexpr int parts = F::columns / BLOCK;

@@ -47,6 +47,8 @@ const Kernel * kernel_for(const ggml_tensor * weights) {
     return kernel && weights->ne[0] % kernel->columns == 0 && weights->ne[3] == 1 && ggml_is_contiguous(weights) ? kernel : nullptr;
 }
 
+int64_t matrix_bytes(const Kernel & kernel, const ggml_tensor * weights) { return kernel.matrix_bytes(weights->ne[1], weights->ne[0]); }
+
 // The rows of a draft's head in the order in which they are packed, and the tiles of them that are computed, ascending. The
 // products of other rows are minus infinity.
 struct Head {
@@ -83,11 +85,7 @@ thread_local bool packs_small;  // what this thread loads next: weights of more 
 bool is_made_smaller(const ggml_tensor * weights) {
     const Kernel * kernel = kernel_for(weights), * small = kernel_of(SMALL);
     if (!packs_small || !kernel || weights->ne[0] % small->columns) return false;
-    return 6 * small->tile_bytes(weights->ne[0]) <= 5 * kernel->tile_bytes(weights->ne[0]);  // not of 4 bits, which would only be worse
-}
-
-int64_t matrix_bytes(const Kernel & kernel, const ggml_tensor * weights) {
-    return duodec::num_tiles(weights->ne[1]) * kernel.tile_bytes(weights->ne[0]);
+    return 6 * matrix_bytes(*small, weights) <= 5 * matrix_bytes(*kernel, weights);  // not of 4 bits, which would only be worse
 }
 
 // --- one operation
@@ -184,18 +182,19 @@ class Traits : public ggml::cpu::tensor_traits {
             ggml_barrier(params->threadpool);
         }
 
-        int64_t turn = 0;
+        // each thread some columns of all rows, so that no two write to one line
+        const int64_t blocks = (columns + duodec::BLOCK - 1) / duodec::BLOCK;
+        const int64_t begin = blocks * ith / nth * duodec::BLOCK, end = std::min(columns, blocks * (ith + 1) / nth * duodec::BLOCK);
         for (int64_t e = 0; e < rows.num_matrices; e++) {
             const Groups groups = rows.groups(kernel, e);
             for (int64_t g = 0; g < groups.num_groups; g++)
                 for (int m = 0; m < groups.rows(g); m++)
-                    if (turn++ % nth == ith)
-                        kernel.put_row(activations + groups.first(g) * row_bytes, m, groups.rows(g), rows.in(groups.first(g) + m), columns);
+                    kernel.put_row(activations + groups.first(g) * row_bytes, m, groups.rows(g), rows.in(groups.first(g) + m), begin, end);
         }
         if (tiles)
             for (int64_t r = ith; r < rows.num_rows; r += nth)
                 std::fill_n(rows.out(r), num_weights, -std::numeric_limits<float>::infinity());
-        const int64_t most = std::max<int64_t>(1, CHUNK_BYTES / kernel.tile_bytes(columns));
+        const int64_t most = std::max<int64_t>(1, CHUNK_BYTES * all_tiles / matrix_bytes(kernel, weights));
         const int64_t wanted = nth == 1 ? num_tiles : (num_tiles + nth * CHUNKS_A_THREAD - 1) / (nth * CHUNKS_A_THREAD);
         const int64_t chunk = std::min(most, wanted), num_chunks = (num_tiles + chunk - 1) / chunk;
         if (ith == 0) ggml_threadpool_chunk_set(params->threadpool, nth);
@@ -359,10 +358,10 @@ void pack(ggml_tensor * tensor, const uint8_t * file, int64_t begin, int64_t end
     const Kernel & as_read = *kernel_for(tensor), & kernel = own.kernel_of_packed(tensor);
     const int64_t columns = tensor->ne[0], rows = tensor->ne[1], tiles = duodec::num_tiles(rows);
     const int64_t file_row = columns / as_read.columns * as_read.block_bytes, packed_row = columns / kernel.columns * kernel.block_bytes;
-    const int64_t tile_bytes = kernel.tile_bytes(columns);
     std::vector<uint8_t> gathered(own.head ? TILE * file_row : 0), smaller(own.is_small ? TILE * packed_row : 0);
     for (int64_t t = begin; t < end; t++) {
         const int64_t first = t % tiles * TILE, row = t / tiles * rows + first, count = std::min<int64_t>(TILE, rows - first);
+        uint8_t * matrix = (uint8_t *)tensor->data + t / tiles * matrix_bytes(kernel, tensor);
         const uint8_t * from = file + row * file_row;
         if (own.head) {
             for (int64_t i = 0; i < count; i++) memcpy(gathered.data() + i * file_row, file + own.head->order[first + i] * file_row, file_row);
@@ -372,7 +371,7 @@ void pack(ggml_tensor * tensor, const uint8_t * file, int64_t begin, int64_t end
             make_smaller(tensor->type, from, file_row, count, columns, smaller.data());
             from = smaller.data();
         }
-        kernel.pack_tile((uint8_t *)tensor->data + t * tile_bytes, from, packed_row, (int)count, columns);
+        kernel.pack_tile(matrix, rows, columns, t % tiles, from, packed_row);
     }
 }
 
@@ -487,23 +486,22 @@ DUODEC_EXPORT double duodec_deviation(void) {
         const Kernel * kernel = kernel_of(type);
         if (!kernel) continue;
         const ggml_type_traits * traits_of = ggml_get_type_traits((ggml_type)type);
-        const int64_t file_row = (int64_t)ggml_row_size((ggml_type)type, columns), tile_bytes = kernel->tile_bytes(columns);
-        std::vector<uint8_t> file(rows * file_row), packed(duodec::num_tiles(rows) * tile_bytes + 64), group(num_x * kernel->row_bytes(columns) + 64);
+        const int64_t file_row = (int64_t)ggml_row_size((ggml_type)type, columns);
+        std::vector<uint8_t> file(rows * file_row), packed(kernel->matrix_bytes(rows, columns) + 64), group(num_x * kernel->row_bytes(columns) + 64);
         if (type == GGML_TYPE_F32) memcpy(file.data(), weights.data(), file.size());
         else ggml_quantize_chunk((ggml_type)type, weights.data(), file.data(), 0, rows, columns, nullptr);
-        uint8_t * tiles = (uint8_t *)(((uintptr_t)packed.data() + 63) / 64 * 64);
-        for (int64_t t = 0; t < duodec::num_tiles(rows); t++)
-            kernel->pack_tile(tiles + t * tile_bytes, file.data() + t * TILE * file_row, file_row, (int)std::min<int64_t>(TILE, rows - t * TILE), columns);
+        uint8_t * matrix = (uint8_t *)(((uintptr_t)packed.data() + 63) / 64 * 64);
+        for (int64_t t = 0; t < duodec::num_tiles(rows); t++) kernel->pack_tile(matrix, rows, columns, t, file.data() + t * TILE * file_row, file_row);
         std::vector<float> products(num_x * rows);
         const Groups groups(*kernel, 0, num_x);
         for (int64_t g = 0; g < groups.num_groups; g++) {
             float * out[duodec::Lanes::MOST];
             uint8_t * at = group.data() + groups.first(g) * kernel->row_bytes(columns);
             for (int m = 0; m < groups.rows(g); m++) {
-                kernel->put_row(at, m, groups.rows(g), x.data() + (groups.first(g) + m) * columns, columns);
+                kernel->put_row(at, m, groups.rows(g), x.data() + (groups.first(g) + m) * columns, 0, columns);
                 out[m] = products.data() + (groups.first(g) + m) * rows;
             }
-            duodec::multiply_tiles(*kernel, tiles, rows, nullptr, columns, 0, duodec::num_tiles(rows), at, groups.rows(g), out);
+            duodec::multiply_tiles(*kernel, matrix, rows, nullptr, columns, 0, duodec::num_tiles(rows), at, groups.rows(g), out);
         }
         double most = 0, squares = 0;
         for (int64_t r = 0; r < rows; r++) {

@@ -17,7 +17,7 @@
 
 namespace duodec {
 
-constexpr int AHEAD = 3072;  // bytes
+constexpr int AHEAD = 1280;  // bytes of a stream
 
 // Fetches weights before they are multiplied: what a core's own prefetching misses. Into the second cache, which can wait for more
 // lines at once than the first.
@@ -58,8 +58,9 @@ template <class F> inline void unpack(const uint8_t * codes, const uint8_t * abo
     }
 }
 
-// `out[m]` takes the products of the tile's rows with row m of a group of M: of weights that are floats.
-template <class F, int M> void multiply_floats(const uint8_t * tile, const uint8_t * group, int64_t columns, float * const * out) {
+// `out[m]` takes the products of the rows of a matrix's tile with row m of a group of M: of weights that are floats.
+template <class F, int M>
+void multiply_floats(const uint8_t * matrix, const Layout<F> & layout, int64_t columns, int64_t tile, const uint8_t * group, float * const * out) {
     using L = Lanes;
     const float * x = (const float *)group;
     const auto weights = [](const uint8_t * p) {
@@ -67,22 +68,27 @@ template <class F, int M> void multiply_floats(const uint8_t * tile, const uint8
         else if constexpr (F::width == Width::BFLOAT) return L::from_bfloat((const uint16_t *)p);
         else return L::from_float((const float *)p);
     };
+    constexpr int stride = TILE * F::num_bytes;  // of a column
     for (int first = 0; first < TILE; first += L::ROWS) {  // rows of weights
-        const uint8_t * w = tile + first * F::num_bytes;
         L::Real sums[M], odd[M];
         DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = odd[m] = L::zero();
-        int64_t k = 0;
-        for (; k + 1 < columns; k += 2) {
-            prefetch(w + k * TILE * F::num_bytes, 2 * TILE * F::num_bytes);
-            const L::Real even_w = weights(w + k * TILE * F::num_bytes), odd_w = weights(w + (k + 1) * TILE * F::num_bytes);
-            DUODEC_UNROLL for (int m = 0; m < M; m++) {
-                sums[m] = L::add_product(sums[m], even_w, L::splat(x[k * M + m]));
-                odd[m] = L::add_product(odd[m], odd_w, L::splat(x[(k + 1) * M + m]));
+        Walk<F> block(matrix, layout, tile);
+        for (int64_t k = 0; k < columns; block.next()) {
+            const uint8_t * w = block.at + first * F::num_bytes;
+            const int64_t end = std::min<int64_t>(columns, k + Layout<F>::columns);
+            prefetch(block.at, Layout<F>::block_bytes);
+            for (; k + 1 < end; k += 2, w += 2 * stride) {
+                const L::Real even_w = weights(w), odd_w = weights(w + stride);
+                DUODEC_UNROLL for (int m = 0; m < M; m++) {
+                    sums[m] = L::add_product(sums[m], even_w, L::splat(x[k * M + m]));
+                    odd[m] = L::add_product(odd[m], odd_w, L::splat(x[(k + 1) * M + m]));
+                }
             }
-        }
-        if (k < columns) {
-            const L::Real last = weights(w + k * TILE * F::num_bytes);
-            DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = L::add_product(sums[m], last, L::splat(x[k * M + m]));
+            if (k < end) {
+                const L::Real last = weights(w);
+                DUODEC_UNROLL for (int m = 0; m < M; m++) sums[m] = L::add_product(sums[m], last, L::splat(x[k * M + m]));
+                k++;
+            }
         }
         DUODEC_UNROLL for (int m = 0; m < M; m++) L::store(out[m] + first, L::sum(sums[m], odd[m]));
     }
@@ -90,31 +96,33 @@ template <class F, int M> void multiply_floats(const uint8_t * tile, const uint8
 
 // The same of weights that are codes. A few rows take all parts of a tile block by block, so that each line of memory is read
 // once; more rows need the registers for their sums, and take one part of the tile after the other.
-template <class F, int M> void multiply_codes(const uint8_t * tile, const uint8_t * group, int64_t columns, float * const * out) {
+template <class F, int M> void multiply_codes(const uint8_t * matrix, const Layout<F> & layout, int64_t tile, const uint8_t * group, float * const * out) {
     using L = Lanes;
     using Dots = typename L::template Dots<F::largest>;
     constexpr int TOGETHER = L::TOGETHER;
     constexpr int PARTS = M <= L::FEW ? TILE / L::ROWS : 1;  // of a tile, at once
     using At = Layout<F>;
-    const int64_t num_blocks = columns / BLOCK;
     for (int first = 0; first < TILE; first += PARTS * L::ROWS) {  // rows of weights
         L::Real sums[PARTS][M];
         DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
             DUODEC_UNROLL for (int m = 0; m < M; m++) sums[p][m] = L::zero();
         }
-        const uint8_t * at = tile;
+        const uint8_t * shared = matrix + layout.halves(tile, 0);
+        Walk<F> block(matrix, layout, tile);
         const Activations * a = (const Activations *)group;
-        for (int64_t b = 0; b < num_blocks; b += F::steps) {
+        for (int64_t b = 0; b < layout.num_blocks; b += F::steps) {
             L::Real half[PARTS], half_minimum[PARTS];
             if constexpr (F::has_super) {
+                prefetch(shared, At::half_bytes);
                 DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
-                    const uint8_t * halves = at + 2 * (first + p * L::ROWS);
+                    const uint8_t * halves = shared + 2 * (first + p * L::ROWS);
                     half[p] = L::from_half((const uint16_t *)halves);
                     if constexpr (F::minimum == Minimum::SIX) half_minimum[p] = L::from_half((const uint16_t *)(halves + 32));
                 }
-                at += At::half_bytes;
+                shared += At::half_bytes;
             }
             for (int j = 0; j < F::steps; j++) {
+                const uint8_t * at = block.at;
                 prefetch(at, At::block_bytes);
                 DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
                     const int row = first + p * L::ROWS;
@@ -159,7 +167,7 @@ template <class F, int M> void multiply_codes(const uint8_t * tile, const uint8_
                         }
                     }
                 }
-                at += At::block_bytes;
+                block.next();
                 a += M;
             }
         }
@@ -169,12 +177,14 @@ template <class F, int M> void multiply_codes(const uint8_t * tile, const uint8_
     }
 }
 
-template <class F, int M> void multiply(const uint8_t * tile, const uint8_t * group, int64_t columns, float * const * out) {
-    if constexpr (F::is_float) multiply_floats<F, M>(tile, group, columns, out);
-    else multiply_codes<F, M>(tile, group, columns, out);
+template <class F, int M>
+void multiply(const uint8_t * matrix, int64_t rows, int64_t columns, int64_t tile, const uint8_t * group, float * const * out) {
+    const Layout<F> layout(rows, columns);
+    if constexpr (F::is_float) multiply_floats<F, M>(matrix, layout, columns, tile, group, out);
+    else multiply_codes<F, M>(matrix, layout, tile, group, out);
 }
 
-using Multiply = void (*)(const uint8_t *, const uint8_t *, int64_t, float * const *);
+using Multiply = void (*)(const uint8_t *, int64_t, int64_t, int64_t, const uint8_t *, float * const *);
 
 template <class F, int... M> const Multiply * multiplies(std::integer_sequence<int, M...>) {
     static constexpr Multiply functions[] = {multiply<F, M + 1>...};

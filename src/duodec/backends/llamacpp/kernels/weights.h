@@ -9,10 +9,10 @@ struct Kernel {
     int columns;      // of a block in the file: rows of weights are a multiple
     int block_bytes;  // of a block in the file
     int most_rows;    // of activations in a group
-    int64_t (*tile_bytes)(int64_t columns);
+    int64_t (*matrix_bytes)(int64_t rows, int64_t columns);
     int64_t (*row_bytes)(int64_t columns);  // of activations
-    void (*pack_tile)(uint8_t * tile, const uint8_t * file, int64_t row_bytes, int rows, int64_t columns);
-    void (*put_row)(uint8_t * group, int m, int rows, const float * x, int64_t columns);
+    void (*pack_tile)(uint8_t * matrix, int64_t rows, int64_t columns, int64_t tile, const uint8_t * file, int64_t row_bytes);
+    void (*put_row)(uint8_t * group, int m, int rows, const float * x, int64_t begin, int64_t end);
     Multiply (*multiply_of)(int rows);
 };
 
@@ -23,14 +23,12 @@ inline const Kernel * kernel_of(int type) {
         [](auto format) -> const Kernel * {
             using F = decltype(format);
             static const Kernel kernel = {
-                F::columns, F::num_bytes, most_rows<F>(), duodec::tile_bytes<F>, duodec::row_bytes<F>, duodec::pack_tile<F>, duodec::put_row<F>, duodec::multiply_of<F>,
+                F::columns, F::num_bytes, most_rows<F>(), duodec::matrix_bytes<F>, duodec::row_bytes<F>, duodec::pack_tile<F>, duodec::put_row<F>, duodec::multiply_of<F>,
             };
             return &kernel;
         },
         (const Kernel *)nullptr);
 }
-
-inline int64_t num_tiles(int64_t rows) { return (rows + TILE - 1) / TILE; }
 
 // Rows begin to end in groups of nearly equal size, none larger than the kernel multiplies at once.
 struct Groups {
@@ -47,17 +45,16 @@ struct Groups {
 inline void multiply_tiles(const Kernel & kernel, const uint8_t * weights, int64_t rows, const int32_t * places, int64_t columns,
                            int64_t begin, int64_t end, const uint8_t * group, int group_rows, float * const * out) {
     const Multiply multiply = kernel.multiply_of(group_rows);
-    const int64_t stride = kernel.tile_bytes(columns);
     float * at[Lanes::MOST];
     for (int64_t t = begin; t < end; t++) {
         if (!places && (t + 1) * TILE <= rows) {
             for (int m = 0; m < group_rows; m++) at[m] = out[m] + t * TILE;
-            multiply(weights + t * stride, group, columns, at);
+            multiply(weights, rows, columns, t, group, at);
             continue;
         }
         float whole[Lanes::MOST][TILE];  // the last tile, whose last rows are none, or rows that belong elsewhere
         for (int m = 0; m < group_rows; m++) at[m] = whole[m];
-        multiply(weights + t * stride, group, columns, at);
+        multiply(weights, rows, columns, t, group, at);
         const int64_t count = rows - t * TILE < TILE ? rows - t * TILE : TILE;
         for (int m = 0; m < group_rows; m++)
             for (int64_t i = 0; i < count; i++) out[m][places ? places[t * TILE + i] : t * TILE + i] = whole[m][i];
