@@ -36,8 +36,8 @@ using duodec::Kernel;
 using duodec::kernel_of;
 using duodec::TILE;
 
-constexpr int64_t CHUNKS_A_THREAD = 4;
-constexpr int64_t CHUNK_BYTES = 256 << 10;  // at most: stays in a core's cache while groups of rows pass
+constexpr int64_t LEAST_CHUNK = 12 << 10;  // bytes: less does not pay for the taking
+constexpr int64_t MOST_CACHED = 256 << 10;  // stays in a core's cache while several groups of rows pass
 constexpr int64_t PACKED_AT_ONCE = 4 << 20;  // bytes; smaller tensors are packed by one thread
 
 ggml_backend_buffer_type_t buffer_type();
@@ -142,8 +142,33 @@ struct Rows {
 
     float * out(int64_t r) const {
         const int64_t n = ids ? order[r] : r;
+        if (op->ne[2] == 1 && op->ne[3] == 1) return (float *)((char *)op->data + n * op->nb[1]);
         const int64_t i1 = n % op->ne[1], i2 = n / op->ne[1] % op->ne[2], i3 = n / op->ne[1] / op->ne[2];
         return (float *)((char *)op->data + i1 * op->nb[1] + i2 * op->nb[2] + i3 * op->nb[3]);
+    }
+};
+
+// How threads share tiles: of those that are left each takes a half of an equal part, so that they end together, however fast
+// each is, and read long streams.
+struct Chunks {
+    int64_t num_tiles, num_threads, least, most;  // tiles, threads, and tiles of a chunk
+    int64_t num_chunks = 0;
+
+    Chunks(int64_t num_tiles, int64_t num_threads, int64_t least, int64_t most)
+        : num_tiles(num_tiles), num_threads(num_threads), least(std::max<int64_t>(1, std::min(least, most))), most(std::max<int64_t>(1, most)) {
+        while (begin(num_chunks) < num_tiles) num_chunks++;
+    }
+    // The first tile of a chunk; beyond the last chunk, the number of tiles.
+    int64_t begin(int64_t chunk) const {
+        int64_t tile = 0;
+        for (; chunk >= num_threads && tile < num_tiles; chunk -= num_threads) tile += num_threads * size(tile);
+        return std::min(num_tiles, tile + chunk * size(tile));
+    }
+
+  private:
+    // Of each thread's chunk, once `tile` tiles are taken.
+    int64_t size(int64_t tile) const {
+        return num_threads == 1 ? most : std::clamp((num_tiles - tile) / (2 * num_threads), least, most);
     }
 };
 
@@ -194,9 +219,8 @@ class Traits : public ggml::cpu::tensor_traits {
         if (tiles)
             for (int64_t r = ith; r < rows.num_rows; r += nth)
                 std::fill_n(rows.out(r), num_weights, -std::numeric_limits<float>::infinity());
-        const int64_t most = std::max<int64_t>(1, CHUNK_BYTES * all_tiles / matrix_bytes(kernel, weights));
-        const int64_t wanted = nth == 1 ? num_tiles : (num_tiles + nth * CHUNKS_A_THREAD - 1) / (nth * CHUNKS_A_THREAD);
-        const int64_t chunk = std::min(most, wanted), num_chunks = (num_tiles + chunk - 1) / chunk;
+        const int64_t tile_bytes = matrix_bytes(kernel, weights) / all_tiles;
+        const Chunks chunks(num_tiles, nth, LEAST_CHUNK / tile_bytes, rows.num_rows > kernel.most_rows ? MOST_CACHED / tile_bytes : num_tiles);
         if (ith == 0) ggml_threadpool_chunk_set(params->threadpool, nth);
         ggml_barrier(params->threadpool);
 
@@ -205,8 +229,8 @@ class Traits : public ggml::cpu::tensor_traits {
             const Groups groups = rows.groups(kernel, e);
             if (!groups.num_groups) continue;
             const uint8_t * matrix = (const uint8_t *)weights->data + e * matrix_bytes(kernel, weights);
-            for (; next < passed + num_chunks; next = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-                const int64_t begin = (next - passed) * chunk, end = std::min(num_tiles, begin + chunk);
+            for (; next < passed + chunks.num_chunks; next = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+                const int64_t begin = chunks.begin(next - passed), end = chunks.begin(next - passed + 1);
                 for (int64_t g = 0; g < groups.num_groups; g++) {
                     float * out[duodec::Lanes::MOST];
                     for (int m = 0; m < groups.rows(g); m++) out[m] = rows.out(groups.first(g) + m);
@@ -219,7 +243,7 @@ class Traits : public ggml::cpu::tensor_traits {
                     }
                 }
             }
-            passed += num_chunks;
+            passed += chunks.num_chunks;
         }
         return true;
     }
