@@ -85,7 +85,8 @@ thread_local bool packs_small;  // what this thread loads next: weights of more 
 bool is_made_smaller(const ggml_tensor * weights) {
     const Kernel * kernel = kernel_for(weights), * small = kernel_of(SMALL);
     if (!packs_small || !kernel || weights->ne[0] % small->columns) return false;
-    return 6 * matrix_bytes(*small, weights) <= 5 * matrix_bytes(*kernel, weights);  // not of 4 bits, which would only be worse
+    constexpr int64_t MANY = 1 << 20;  // rows: space between streams does not count
+    return 6 * small->matrix_bytes(MANY, weights->ne[0]) <= 5 * kernel->matrix_bytes(MANY, weights->ne[0]);  // not of 4 bits: only worse
 }
 
 // --- one operation
@@ -148,29 +149,18 @@ struct Rows {
     }
 };
 
-// How threads share tiles: of those that are left each takes a half of an equal part, so that they end together, however fast
-// each is, and read long streams.
-struct Chunks {
-    int64_t num_tiles, num_threads, least, most;  // tiles, threads, and tiles of a chunk
-    int64_t num_chunks = 0;
-
-    Chunks(int64_t num_tiles, int64_t num_threads, int64_t least, int64_t most)
-        : num_tiles(num_tiles), num_threads(num_threads), least(std::max<int64_t>(1, std::min(least, most))), most(std::max<int64_t>(1, most)) {
-        while (begin(num_chunks) < num_tiles) num_chunks++;
+// Where the chunks begin in which threads take tiles, and the end of the last: of the tiles that are left each thread takes half of
+// its part, so that all end together, however fast each is, and read long streams. No chunk has more tiles than `most`.
+std::vector<int64_t> chunks_of(int64_t num_tiles, int64_t num_threads, int64_t least, int64_t most) {
+    std::vector<int64_t> begins;
+    for (int64_t tile = 0; tile < num_tiles;) {
+        const int64_t part = (num_tiles - tile) / (num_threads == 1 ? 1 : 2 * num_threads);
+        const int64_t size = std::max<int64_t>(1, std::min(most, std::max(least, part)));
+        for (int64_t i = 0; i < num_threads && tile < num_tiles; i++, tile += size) begins.push_back(tile);
     }
-    // The first tile of a chunk; beyond the last chunk, the number of tiles.
-    int64_t begin(int64_t chunk) const {
-        int64_t tile = 0;
-        for (; chunk >= num_threads && tile < num_tiles; chunk -= num_threads) tile += num_threads * size(tile);
-        return std::min(num_tiles, tile + chunk * size(tile));
-    }
-
-  private:
-    // Of each thread's chunk, once `tile` tiles are taken.
-    int64_t size(int64_t tile) const {
-        return num_threads == 1 ? most : std::clamp((num_tiles - tile) / (2 * num_threads), least, most);
-    }
-};
+    begins.push_back(num_tiles);
+    return begins;
+}
 
 class Traits : public ggml::cpu::tensor_traits {
   public:
@@ -220,7 +210,9 @@ class Traits : public ggml::cpu::tensor_traits {
             for (int64_t r = ith; r < rows.num_rows; r += nth)
                 std::fill_n(rows.out(r), num_weights, -std::numeric_limits<float>::infinity());
         const int64_t tile_bytes = matrix_bytes(kernel, weights) / all_tiles;
-        const Chunks chunks(num_tiles, nth, LEAST_CHUNK / tile_bytes, rows.num_rows > kernel.most_rows ? MOST_CACHED / tile_bytes : num_tiles);
+        const int64_t most = rows.num_rows > kernel.most_rows ? MOST_CACHED / tile_bytes : num_tiles;
+        const std::vector<int64_t> chunks = chunks_of(num_tiles, nth, LEAST_CHUNK / tile_bytes, most);
+        const int64_t num_chunks = (int64_t)chunks.size() - 1;
         if (ith == 0) ggml_threadpool_chunk_set(params->threadpool, nth);
         ggml_barrier(params->threadpool);
 
@@ -229,8 +221,8 @@ class Traits : public ggml::cpu::tensor_traits {
             const Groups groups = rows.groups(kernel, e);
             if (!groups.num_groups) continue;
             const uint8_t * matrix = (const uint8_t *)weights->data + e * matrix_bytes(kernel, weights);
-            for (; next < passed + chunks.num_chunks; next = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-                const int64_t begin = chunks.begin(next - passed), end = chunks.begin(next - passed + 1);
+            for (; next < passed + num_chunks; next = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+                const int64_t begin = chunks[next - passed], end = chunks[next - passed + 1];
                 for (int64_t g = 0; g < groups.num_groups; g++) {
                     float * out[duodec::Lanes::MOST];
                     for (int m = 0; m < groups.rows(g); m++) out[m] = rows.out(groups.first(g) + m);
@@ -243,7 +235,7 @@ class Traits : public ggml::cpu::tensor_traits {
                     }
                 }
             }
-            passed += chunks.num_chunks;
+            passed += num_chunks;
         }
         return true;
     }
