@@ -854,6 +854,7 @@ def test_keys_typed_while_an_answer_streams_stay_out_of_it(
         def type_something(number: int) -> None:
             if number == 3:
                 keyboard.write(b"/bye\n")
+                assert select.select([stdin], [], [], 60)[0], "the terminal has no line"
 
         monkeypatch.setattr(chat, "_terminal_reader", lambda: read)
         monkeypatch.setattr(sys, "stdin", stdin)
