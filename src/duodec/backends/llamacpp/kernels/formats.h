@@ -3,7 +3,7 @@
 // A tile is 16 rows of weights. Its codes come in vectors of 64 bytes: four consecutive codes of each of the 16 rows; eight
 // vectors make a block of 32 columns. Codes of four bits are stored two vectors to one. The bits above them, scales and minima
 // follow each block. The blocks of a matrix, in the order in which they are multiplied, lie by turns in four streams: a core
-// fetches each of these ahead, and waits for more lines at once than it does for one stream.
+// reads these while it computes, which it hardly does with one (docs/measurements.md).
 #pragma once
 #include <algorithm>
 #include <cstddef>
