@@ -34,7 +34,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.gpu.gpu_sections import CURVES, WARNINGS, Note, Report, attempt
-from benchmarks.gpu.made_models import Shape, shape_named, write_folder, write_gguf
+from benchmarks.made_models import Shape, shape_named, write_folder, write_gguf
 from duodec.bench.card import environment
 from duodec.errors import BackendUnavailable, BadOption
 

@@ -28,7 +28,7 @@ _MOST_BYTES, _PRESET = 64 << 20, 3
 # diskcache for llama.cpp's bindings
 _WHEELS = ("click<8.2", "diskcache", "psutil", "shellingham", "typer<0.17")
 _ROOT = Path(__file__).parents[2]
-_OURS = ("__init__.py", "__main__.py", "table.py", "gpu")
+_OURS = ("__init__.py", "__main__.py", "made_models.py", "table.py", "gpu")
 # a library by the names that it is loaded by: a wheel has each as a file of its own
 _LLAMA = re.compile(
     r"llama_cpp/.*\.py|llama_cpp/lib/(lib(llama|ggml)\.so|lib\w[\w-]*\.so\.\d+)"

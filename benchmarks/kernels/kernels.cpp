@@ -61,6 +61,11 @@ static double bandwidth(size_t size) {
     });
 }
 
+template <class Dots, class L = Lanes> static void add(Dots & dots, int v, Lanes::Codes codes, const int8_t * a) {
+    if constexpr (L::HOLDS_CODES) dots.add(v, codes, a);
+    else dots.add(v, codes, L::word(a, v));
+}
+
 // Products a second of codes of four bits and activations, both at hand, in so many sums at once.
 template <int chains> static double integer_speed() {
     constexpr int turns = 1 << 16;
@@ -72,9 +77,9 @@ template <int chains> static double integer_speed() {
     const double seconds = median_s(5, [&] {
         const Lanes::Codes codes = Lanes::load(bytes);
         Lanes::Dots<15> dots[chains];
-        for (auto & dot : dots) { dot.begin(0); dot.add(0, codes, words[0]); }
+        for (auto & dot : dots) { dot.begin(0); add(dot, 0, codes, words[0]); }
         for (int i = 0; i < turns; i++) {
-            DUODEC_UNROLL for (int v = 8; v < 16; v++) DUODEC_UNROLL for (int k = 0; k < chains; k++) dots[k].add(v, codes, words[k]);
+            DUODEC_UNROLL for (int v = 8; v < 16; v++) DUODEC_UNROLL for (int k = 0; k < chains; k++) add(dots[k], v, codes, words[k]);
             asm volatile("" : : "r"(words) : "memory");  // which may be others at the next turn
         }
         float out[Lanes::ROWS];

@@ -3,9 +3,10 @@
 For each setting, in a process of its own (kernels are chosen when the library is loaded): the time
 of a forward pass by its rows, of the prefill, of loading; the memory that loading takes; and how
 far the logits of one text move with the width of the forward pass, the threads, and the parts of
-the prefill. The settings take turns. A format after a model's name is requantised to it first:
+the prefill. The settings take turns. A format after a model's name is requantised to it first; the
+name of a shape, such as `experts`, is a model of random weights:
 
-    python -m benchmarks kernels smollm2 qwen2.5-coder-1.5b qwen2.5-coder-1.5b:Q8_0
+    python -m benchmarks kernels smollm2 qwen2.5-coder-1.5b qwen2.5-coder-1.5b:Q8_0 experts:Q4_K_M
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks import SCRATCH, Figures
+from benchmarks.made_models import EXPERTS, SHAPES, write_gguf
 from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.checks import self_test
 from duodec.backends.llamacpp.model import LlamaModel
@@ -50,6 +52,7 @@ FORMATS = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K_M": 15,
     "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38,
 }  # fmt: skip
+MADE = {**SHAPES, "experts": EXPERTS}
 PURE = "-pure"  # after a format: of all matrices, where llama.cpp would give some of them another
 
 
@@ -65,11 +68,15 @@ class Measured:
     deviation: float  # greatest difference of a logit between any two ways to compute it
 
 
+def scratch_file(stem: str) -> Path:
+    SCRATCH.mkdir(exist_ok=True)
+    return SCRATCH / f"{stem}.gguf"
+
+
 def requantised(path: Path, name: str) -> Path:
     """A model with its weights in another format, made once."""
-    made = SCRATCH / f"{path.stem}-{name.lower()}.gguf"
+    made = scratch_file(f"{path.stem}-{name.lower()}")
     if not made.exists():
-        SCRATCH.mkdir(exist_ok=True)
         lib: Any = library.load()
         params = lib.llama_model_quantize_default_params()
         params.ftype, params.allow_requantize = FORMATS[name.removesuffix(PURE)], True
@@ -84,8 +91,12 @@ def requantised(path: Path, name: str) -> Path:
 
 
 def model_file(name: str) -> Path:
-    """The file of a model, requantised where a format follows its name."""
+    """The file of a model, requantised where a format follows its name, or made in that format
+    where it is a shape's."""
     model, _, format_ = name.partition(":")
+    if model in MADE:
+        mix = format_ or "Q4_K_M"
+        return write_gguf(scratch_file(f"{model}-{mix.lower()}"), MADE[model], mix)
     path = Path(model) if model.endswith(".gguf") else weights(model)
     return requantised(path, format_) if format_ else path
 
@@ -99,8 +110,7 @@ def measure(path: Path, num_threads: int, *, packs: bool, repeats: int) -> Measu
     load_s = perf_counter() - begin
     load_bytes = _most_bytes() - before
     target = LlamaTarget(model, num_context=1024, num_threads=num_threads)
-    prose = (Path(__file__).parents[2] / "LICENSE").read_text()
-    tokens = model.tokenize(prose, is_templated=False)[: PREFILL + START]
+    tokens = text_for(model)
     times: dict[int, list[float]] = {width: [] for width in WIDTHS}
     prefill: list[float] = []
     score(target, tokens[:START])
@@ -120,6 +130,15 @@ def measure(path: Path, num_threads: int, *, packs: bool, repeats: int) -> Measu
         {width: median(of_width) for width, of_width in times.items()},
         deviation(target, tokens[:128]),
     )  # fmt: skip
+
+
+def text_for(model: LlamaModel) -> list[int]:
+    """Tokens of prose; any, where the model has no vocabulary."""
+    if model.lib.llama_vocab_type(model.vocab) == model.lib.LLAMA_VOCAB_TYPE_NONE:
+        drawn = np.random.default_rng(0).integers(3, model.num_vocab, PREFILL + START)
+        return list(map(int, drawn))
+    prose = (Path(__file__).parents[2] / "LICENSE").read_text()
+    return model.tokenize(prose, is_templated=False)[: PREFILL + START]
 
 
 def deviation(target: LlamaTarget, tokens: Sequence[int]) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,9 +17,10 @@ import numpy as np
 import pytest
 from fakes import ROOT
 
-from benchmarks.gpu import made_models, packing
+from benchmarks import made_models
+from benchmarks.gpu import packing
 from benchmarks.gpu.gpu_forwards import LlamaPasses, curve, moved_bits, times, words
-from benchmarks.gpu.made_models import MIXES, SHAPES, shape_named, write_folder, write_gguf
+from benchmarks.made_models import MIXES, SHAPES, shape_named, write_folder, write_gguf
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.errors import BadOption
@@ -73,6 +76,17 @@ def test_a_made_file_is_a_model_of_its_shape(mix: str, tmp_path: Path) -> None:
             assert rows.shape == (3, TINY.num_vocab)
             assert np.isfinite(rows).all()
             assert 0.05 < rows.std() < 20
+
+
+def test_tokens_choose_among_the_experts_of_a_made_file(tmp_path: Path) -> None:
+    shape = replace(TINY, num_experts=8, num_used=2)
+    path = write_gguf(tmp_path / "made.gguf", shape, "Q4_K_M")
+    with closing(LlamaModel(path, num_gpu_layers=0)) as model:
+        assert model.metadata("granitemoe.expert_used_count") == "2"
+        with closing(LlamaPasses(model, 512, 1)) as passes:
+            rows = passes.logits(words(40, TINY.num_vocab), 40, [7, 8, 9])
+    assert len(set(rows.argmax(axis=1))) == len(rows) == 4
+    assert 0.05 < rows.std() < 20
 
 
 @pytest.mark.parametrize(("mix", "gigabytes"), [("Q4_K_M", 4.92), ("Q8_0", 8.54), ("BF16", 16.07)])
@@ -131,6 +145,7 @@ def test_bits_are_compared_by_width_and_by_row(tmp_path: Path) -> None:
     assert CostCurve.parse(curve(falling, "here")["points"]).seconds(2) == 0.005
 
 
+@pytest.mark.slow
 def test_llama_cpp_is_measured_without_what_it_does_not_need(tmp_path: Path, texts: Path) -> None:
     found = measured(tmp_path, texts, "Q4_K_M,environment", (*ABSENT, "torch", "transformers"))
     assert {"torch", "transformers", "llguidance"} <= set(found["environment"]["found"]["missing"])
@@ -197,6 +212,10 @@ def test_what_travels_is_collected_and_weighed(
     ):  # fmt: skip
         assert (folder / name).exists(), name
     assert not list(folder.glob("typer-1.data"))
+    sources = [path.read_text() for path in (folder / "benchmarks").rglob("*.py")]
+    for module in re.findall(r"^ *from (benchmarks\S*) import", "\n".join(sources), re.MULTILINE):
+        path = folder / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), module
     with pytest.raises(BadOption, match="is not empty"):
         packing.pack_into(folder, None, "3.12")
     monkeypatch.setattr(packing, "_MOST_BYTES", 1 << 20)

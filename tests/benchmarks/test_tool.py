@@ -132,6 +132,7 @@ def test_an_unknown_option_or_experiment_is_refused(monkeypatch: pytest.MonkeyPa
         tool.main(["girds"])
 
 
+@pytest.mark.slow
 def test_servers_end_with_an_experiment_that_is_ended() -> None:
     pytest.importorskip("llama_cpp", reason="llama.cpp is not built: make setup")
     command = [sys.executable, "-c", SERVING, "smollm2-draft"]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
-import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -19,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fakes.instruction_sets import FAST, SETS
 from fakes.quantised import FORMATS, Bytes, Format
 
 import duodec.backends.llamacpp
@@ -33,60 +32,6 @@ ULP = 2.0**-24  # of a float32, relative: what one rounding may move
 LEAST = np.float32(1e-30)  # blocks of smaller activations are zero
 
 Floats = npt.NDArray[np.float32]
-
-AVX2 = ("-mavx2", "-mfma", "-mf16c")
-AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
-
-
-@dataclass(frozen=True)
-class InstructionSet:
-    prints: str  # what the kernels call it
-    options: tuple[str, ...]
-    needs: tuple[str, ...] = ()  # of an x86 processor, as Linux names them
-    is_arm: bool = False
-
-    def compiler(self) -> list[str]:
-        if self._is_foreign:
-            return ["aarch64-linux-gnu-g++", "-static"]
-        return shlex.split(os.environ.get("CXX", "")) or _first_of("c++", "g++", "clang++")
-
-    def runner(self) -> list[str]:
-        return _first_of("qemu-aarch64", "qemu-aarch64-static") if self._is_foreign else []
-
-    def missing(self) -> str:
-        """Why it cannot be tried here; empty where it can."""
-        for program in (self.compiler()[0], *self.runner()):
-            if not shutil.which(program):
-                return f"{self.prints}: there is no {program}"
-        lacks = set(self.needs) - _processor_flags()
-        return f"{self.prints}: the processor has no {', '.join(sorted(lacks))}" if lacks else ""
-
-    @property
-    def _is_foreign(self) -> bool:
-        return self.is_arm and platform.machine() not in {"aarch64", "arm64"}
-
-
-def _first_of(*programs: str) -> list[str]:
-    return [next(filter(shutil.which, programs), programs[0])]
-
-
-def _processor_flags() -> set[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return set()
-    lines = [line for line in text.splitlines() if line.startswith("flags")]
-    return set(lines[0].split(":")[1].split()) if lines else set()
-
-
-SETS = {
-    "plain": InstructionSet("plain C++", ("-O1", "-DDUODEC_PLAIN")),
-    "avx2": InstructionSet("AVX2", ("-O3", *AVX2), ("avx2", "fma", "f16c")),
-    "avx-vnni": InstructionSet("AVX-VNNI", ("-O3", *AVX2, "-mavxvnni"), ("avx_vnni",)),
-    "avx512": InstructionSet("AVX-512 VNNI", ("-O3", *AVX512), ("avx512bw", "avx512_vnni")),
-    "neon": InstructionSet("NEON dot products", ("-O3", "-march=armv8.2-a+dotprod"), is_arm=True),
-}
-FAST = tuple(name for name in SETS if name != "plain")
 
 
 @dataclass(frozen=True)
@@ -324,6 +269,7 @@ def test_exponents_reach_both_ends(plain: Probe) -> None:
     check(kind, weights, x, *plain.products(Case(kind, weights, x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_every_number_of_16_bits_is_exact(name: str, compiled: Compile) -> None:
     probe = compiled(name)

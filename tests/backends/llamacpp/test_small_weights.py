@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fakes.instruction_sets import SETS, InstructionSet
 
 import duodec
 from duodec import LLM, SamplingParams
@@ -45,31 +47,54 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 # --- a block of weights, under the sanitizer
 
-_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+
+@dataclass(frozen=True)
+class Format:
+    """What the codes of a format stand for, and how much of the error of equal steps remains."""
+
+    values: np.ndarray
+    error: float
+
+
+_IQ4_NL = Format(
+    np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]), 0.9
+)
+_FORMAT_OF = {20: _IQ4_NL, 2: Format(np.arange(-8, 8), 0.98)}  # by ggml's number; Q4_0
 _PROBE = Path(__file__).with_name("round_probe.cpp")
 _KERNELS = Path(duodec.__file__).parent / "backends" / "llamacpp" / "kernels"
+_NATIVE = InstructionSet("what this processor has", ("-march=native",))
+_TRIED = (SETS["plain"], SETS["avx2"], _NATIVE)
 
 
-@pytest.fixture(scope="module", params=[(), ("-march=native",)], ids=["plain", "native"])
-def rounded(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[np.ndarray], np.ndarray]:
-    """What blocks of weights, (n, 32), stand for once they are rounded, by plain C++ and by what
-    this processor has."""
+class Rounding:
+    """Blocks of weights, (n, 32), as they are rounded by one instruction set."""
+
+    def __init__(self, program: Path) -> None:
+        self._program = program
+        self.format = _FORMAT_OF[int(np.frombuffer(self._run(b""), np.int32)[0])]
+
+    def __call__(self, blocks: np.ndarray) -> np.ndarray:
+        out = self._run(blocks.astype(np.float32).tobytes())[4:]
+        found = np.frombuffer(out, np.dtype([("scale", "<f4"), ("codes", "u1", 16)]))
+        codes = np.concatenate([found["codes"] & 15, found["codes"] >> 4], axis=1)
+        return np.asarray(found["scale"][:, None] * self.format.values[codes])
+
+    def _run(self, sent: bytes) -> bytes:
+        done = subprocess.run([self._program], input=sent, capture_output=True, check=True)
+        assert not done.stderr, done.stderr.decode()
+        return done.stdout
+
+
+@pytest.fixture(scope="module", params=_TRIED, ids=lambda tried: tried.prints)
+def rounded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rounding:
+    """What blocks of weights stand for once they are rounded by one instruction set."""
+    if missing := request.param.missing():
+        pytest.skip(missing)
     program = tmp_path_factory.mktemp("probe") / "round"
     sanitizer = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all")
-    flags = ("-std=c++17", "-O1", *request.param, *sanitizer, f"-I{_KERNELS}")
-    subprocess.run(["c++", *flags, "-o", program, _PROBE], check=True)
-
-    def run(blocks: np.ndarray) -> np.ndarray:
-        sent = blocks.astype(np.float32).tobytes()
-        done = subprocess.run([program], input=sent, capture_output=True, check=True)
-        assert not done.stderr, done.stderr.decode()
-        found = np.frombuffer(done.stdout, np.dtype([("scale", "<f4"), ("codes", "u1", 16)]))
-        codes = np.concatenate([found["codes"] & 15, found["codes"] >> 4], axis=1)
-        return np.asarray(found["scale"][:, None] * _VALUES[codes])
-
-    return run
+    flags = ("-std=c++17", *request.param.options, "-O1", *sanitizer, f"-I{_KERNELS}")
+    subprocess.run([*request.param.compiler(), *flags, "-o", program, _PROBE], check=True)
+    return Rounding(program)
 
 
 def error(blocks: np.ndarray, others: np.ndarray) -> float:
@@ -77,25 +102,21 @@ def error(blocks: np.ndarray, others: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("size", [1e-6, 0.02, 300.0])
-def test_a_block_is_rounded_better_than_to_equal_steps(
-    size: float, rounded: Callable[[np.ndarray], np.ndarray]
-) -> None:
+def test_a_block_is_rounded_better_than_to_equal_steps(size: float, rounded: Rounding) -> None:
     blocks = np.random.default_rng(0).normal(0, size, (500, 32)).astype(np.float32)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)
     step = largest / -8  # Q4_0
     equal_steps = step * np.clip(np.round(blocks / step), -8, 7)
-    assert error(blocks, rounded(blocks)) < 0.9 * error(blocks, equal_steps)
+    assert error(blocks, rounded(blocks)) < rounded.format.error * error(blocks, equal_steps)
 
 
-def test_values_of_the_table_stay(rounded: Callable[[np.ndarray], np.ndarray]) -> None:
-    dice = np.random.default_rng(1)
-    blocks = np.array([dice.permutation(np.tile(_VALUES, 2)) for _ in range(50)]) * 0.003
+def test_values_of_the_format_stay(rounded: Rounding) -> None:
+    dice, values = np.random.default_rng(1), np.tile(rounded.format.values, 2)
+    blocks = np.array([dice.permutation(values) for _ in range(50)]) * 0.003
     assert rounded(blocks) == pytest.approx(blocks, rel=1e-5)
 
 
-def test_what_is_no_number_stays_in_its_block(
-    rounded: Callable[[np.ndarray], np.ndarray],
-) -> None:
+def test_what_is_no_number_stays_in_its_block(rounded: Rounding) -> None:
     blocks = np.random.default_rng(2).normal(0, 1, (6, 32)).astype(np.float32)
     expected = rounded(blocks)
     blocks[1, 3], blocks[2, 5], blocks[3, 31], blocks[4] = np.nan, np.inf, -np.inf, 0

@@ -46,6 +46,17 @@ template <class F> void round_block(Activations & to, const float * x) {
         _mm_storeu_si128((__m128i *)(to.codes + 16 * h), _mm512_cvtepi32_epi8(codes));
         sums[h] = _mm512_reduce_add_epi32(codes);
     }
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(DUODEC_PLAIN)  // as lanes.h
+    __m256i eight[4];
+    for (int i = 0; i < 4; i++) eight[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(inverse)));
+    const __m256i by_fours = _mm256_packs_epi16(_mm256_packs_epi32(eight[0], eight[1]), _mm256_packs_epi32(eight[2], eight[3]));
+    const __m256i codes = _mm256_permutevar8x32_epi32(by_fours, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256((__m256i *)to.codes, codes);
+    __m256i added = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
+    added = _mm256_hadd_epi32(added, added);
+    added = _mm256_hadd_epi32(added, added);
+    sums[0] = _mm256_extract_epi32(added, 0);
+    sums[1] = _mm256_extract_epi32(added, 4);
 #else
     for (int k = 0; k < BLOCK; k++) {
         const int32_t code = (int32_t)std::nearbyint(x[k] * inverse);

@@ -79,7 +79,7 @@ bool is_ordered(const ggml_tensor * weights) {
            (!strcmp(weights->name, "output.weight") || !strcmp(weights->name, "token_embd.weight"));
 }
 
-constexpr ggml_type SMALL = GGML_TYPE_IQ4_NL;
+constexpr ggml_type SMALL = (ggml_type)duodec::Small::type;
 thread_local bool packs_small;  // what this thread loads next: weights of more bits are packed in that format
 
 bool is_made_smaller(const ggml_tensor * weights) {

@@ -1,7 +1,7 @@
 // The widest instruction set that this file is compiled for.
 //
-// Each set gives the same integers and adds the same floats in the same order, so that a model computes the same bits on
-// every processor. `DUODEC_PLAIN` asks for plain C++, against which the tests hold the others.
+// Each set gives the same integers and adds the same floats in the same order, so that weights in one format give the same
+// bits on every processor. `DUODEC_PLAIN` asks for plain C++, against which the tests hold the others.
 #pragma once
 
 #if defined(DUODEC_PLAIN)

@@ -16,10 +16,10 @@ namespace duodec::avx2 {
 struct Lanes {
     static constexpr const char * NAME = DUODEC_HAS_VNNI ? "AVX-VNNI" : "AVX2";
     static constexpr int ROWS = 8;
-    static constexpr int MOST = 8;  // rows of activations that are multiplied at once
+    static constexpr int MOST = 6;  // rows of activations that are multiplied at once
     static constexpr int MOST_FLOATS = 6;  // with weights that are floats: two sums a row fill the 16 registers
-    static constexpr int FEW = 2;  // so many take both halves of a tile at once
-    static constexpr int TOGETHER = 1;  // of these, whose dot products are computed by turns: none waits for its last
+    static constexpr bool HOLDS_CODES = false;  // registers do not: twice six rows of integers fill them
+    static constexpr bool IS_SLOW_WITH_BYTES = !DUODEC_HAS_VNNI;  // codes of eight bits take twice the time of four
     static constexpr int BIASED = DUODEC_HAS_VNNI ? 128 : 0;
     using Int = __m256i;
     using Real = __m256;
@@ -34,40 +34,47 @@ struct Lanes {
     }
     static Codes lookup(Codes c, const uint8_t * table) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), c); }
     static Int set(int32_t x) { return _mm256_set1_epi32(x); }
+    // Keeps a compiler from moving additions behind products for which there is no register left.
+    static void keep(__m256i & x) {
+#if defined(__GNUC__)
+        asm volatile("" : "+x"(x));
+#endif
+    }
 #if DUODEC_HAS_VNNI
     template <int LARGEST> struct Dots {
         Int sum;
         void begin(int32_t start) { sum = set(start); }
-        void add(int v, Codes c, const int8_t * a) {
+        void add(int, Codes c, __m256i word) {
 #if defined(__AVXVNNI__)
-            sum = _mm256_dpbusd_avx_epi32(sum, c, word(a, v));
+            sum = _mm256_dpbusd_avx_epi32(sum, c, word);
 #else
-            sum = _mm256_dpbusd_epi32(sum, c, word(a, v));
+            sum = _mm256_dpbusd_epi32(sum, c, word);
 #endif
+            keep(sum);
         }
         Int end() const { return sum; }
     };
 #else
+    static __m256i added_pairs(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
     // Products are added in 16 bits, two of each vector, for as many vectors as cannot overflow, and then in 32.
     template <int LARGEST> struct Dots {
-        static constexpr int RUN = LARGEST == 255 ? 1 : 32767 / (2 * 127 * LARGEST);
+        static constexpr int RUN = 32767 / (2 * 127 * LARGEST);
         Int sum;
         __m256i pairs;
         void begin(int32_t start) { sum = set(start); }
-        void add(int v, Codes c, const int8_t * a) {
-            __m256i products;
-            if constexpr (LARGEST == 255) {  // eight bits and a sign: the bias comes off, and the sign of a weight moves to its activation
-                const __m256i w = _mm256_xor_si256(c, _mm256_set1_epi8((char)0x80));
-                products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(word(a, v), w));
-            } else products = _mm256_maddubs_epi16(c, word(a, v));
-            if (v % RUN) { pairs = _mm256_add_epi16(pairs, products); return; }
-            if (v) sum = end();
-            pairs = products;
+        void add(int v, Codes c, __m256i word) {
+            const __m256i products = _mm256_maddubs_epi16(c, word);
+            if (v % RUN) pairs = _mm256_add_epi16(pairs, products);
+            else {
+                if (v) sum = end();
+                pairs = products;
+            }
+            keep(pairs);
         }
-        Int end() const { return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
+        Int end() const { return _mm256_add_epi32(sum, added_pairs(pairs)); }
     };
 #endif
-    static __m256i word(const int8_t * a, int v) {
+    static __m256i word(const int8_t * a, int v) {  // four codes of activations, for each row of weights
         int32_t bytes;
         memcpy(&bytes, a + 4 * v, 4);
         return set(bytes);
@@ -104,5 +111,19 @@ struct Lanes {
         return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
     }
 };
+
+#if !DUODEC_HAS_VNNI
+// Eight bits and a sign: the bias comes off, and the sign of a weight moves to its activation. No two products can be added in 16 bits.
+template <> struct Lanes::Dots<255> {
+    Int sum;
+    void begin(int32_t start) { sum = set(start); }
+    void add(int, Codes c, __m256i word) {
+        const __m256i w = _mm256_xor_si256(c, _mm256_set1_epi8((char)0x80));
+        sum = _mm256_add_epi32(sum, added_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(word, w))));
+        keep(sum);
+    }
+    Int end() const { return sum; }
+};
+#endif
 
 }  // namespace duodec::avx2

@@ -12,7 +12,8 @@ struct Lanes {
     static constexpr int ROWS = 16;
     static constexpr int MOST = 16;  // rows of activations that are multiplied at once
     static constexpr int MOST_FLOATS = 16;  // with weights that are floats
-    static constexpr int FEW = 0;  // rows that take all parts of a tile at once: it has one part
+    static constexpr bool HOLDS_CODES = true;  // registers do, of a block
+    static constexpr bool IS_SLOW_WITH_BYTES = false;  // codes of eight bits take twice the time of four
     static constexpr int TOGETHER = 4;  // of these, whose dot products are computed by turns: none waits for its last
     static constexpr int BIASED = 128;
     using Int = __m512i;

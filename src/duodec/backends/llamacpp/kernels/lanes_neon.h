@@ -11,7 +11,8 @@ struct Lanes {
     static constexpr int ROWS = 8;
     static constexpr int MOST = 4;  // rows of activations that are multiplied at once
     static constexpr int MOST_FLOATS = 4;  // with weights that are floats
-    static constexpr int FEW = 0;  // rows that take all parts of a tile at once: not tried
+    static constexpr bool HOLDS_CODES = true;  // registers do, of a block
+    static constexpr bool IS_SLOW_WITH_BYTES = false;  // codes of eight bits take twice the time of four
     static constexpr int TOGETHER = 2;  // of these, whose dot products are computed by turns: none waits for its last
     static constexpr int BIASED = 0;
     struct Int { int32x4_t a, b; };

@@ -27,7 +27,8 @@ struct Lanes {
     static constexpr int ROWS = 8;      // of weights, side by side
     static constexpr int MOST = 4;  // rows of activations that are multiplied at once
     static constexpr int MOST_FLOATS = 4;  // with weights that are floats
-    static constexpr int FEW = 0;  // rows that take all parts of a tile at once
+    static constexpr bool HOLDS_CODES = true;  // registers do, of a block
+    static constexpr bool IS_SLOW_WITH_BYTES = false;  // codes of eight bits take twice the time of four
     static constexpr int TOGETHER = 1;  // of these, whose dot products are computed by turns: none waits for its last
     static constexpr int BIASED = 128;  // what a biased code has too much when it is multiplied
     struct Int { int32_t v[ROWS]; };

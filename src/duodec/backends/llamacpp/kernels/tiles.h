@@ -15,6 +15,12 @@
 #define DUODEC_UNROLL  // takes a compiler half a minute, for kernels that no model uses
 #endif
 
+#if defined(__GNUC__)
+#define DUODEC_INLINE inline __attribute__((always_inline))  // sums stay in registers from block to block
+#else
+#define DUODEC_INLINE inline
+#endif
+
 namespace duodec {
 
 constexpr int AHEAD = 1280;  // bytes of a stream
@@ -25,35 +31,30 @@ inline void prefetch(const uint8_t * weights, int num_bytes) {
     for (int i = 0; i < num_bytes; i += LINE) __builtin_prefetch(weights + AHEAD + i, 0, 2);
 }
 
-template <class F> inline void unpack(const uint8_t * codes, const uint8_t * above, Lanes::Codes x[8]) {
+// Unpacks vectors 2 * V and 2 * V + 1 of the codes of a block.
+template <class F, int V> DUODEC_INLINE void unpack(const uint8_t * codes, const uint8_t * above, Lanes::Codes & even, Lanes::Codes & odd) {
     using L = Lanes;
     if constexpr (F::width == Width::EIGHT) {
-        DUODEC_UNROLL for (int v = 0; v < 8; v++) x[v] = L::load(codes + LINE * v);
+        even = L::load(codes + LINE * 2 * V);
+        odd = L::load(codes + LINE * (2 * V + 1));
     } else {
-        DUODEC_UNROLL for (int v = 0; v < 4; v++) {
-            const L::Codes two = L::load(codes + LINE * v);
-            x[2 * v] = L::low(two);
-            x[2 * v + 1] = L::high(two);
-        }
+        const L::Codes two = L::load(codes + LINE * V);
+        even = L::low(two);
+        odd = L::high(two);
         if constexpr (F::table != Table::NONE) {
             const uint8_t * table = F::table == Table::NORMAL ? NORMAL_CODES : FP4_CODES;
-            DUODEC_UNROLL for (int v = 0; v < 8; v++) x[v] = L::lookup(x[v], table);
+            even = L::lookup(even, table);
+            odd = L::lookup(odd, table);
         }
         if constexpr (F::width == Width::FIVE) {
             const L::Codes h = L::load(above);
-            x[0] = L::with<0, 16>(x[0], h); x[1] = L::with<1, 16>(x[1], h);
-            x[2] = L::with<2, 16>(x[2], h); x[3] = L::with<3, 16>(x[3], h);
-            x[4] = L::with<4, 16>(x[4], h); x[5] = L::with<5, 16>(x[5], h);
-            x[6] = L::with<6, 16>(x[6], h); x[7] = L::with<7, 16>(x[7], h);
+            even = L::with<2 * V, 16>(even, h);
+            odd = L::with<2 * V + 1, 16>(odd, h);
         }
         if constexpr (F::width == Width::SIX) {
-            DUODEC_UNROLL for (int i = 0; i < 2; i++) {
-                const L::Codes h = L::load(above + LINE * i);
-                x[4 * i] = L::with<0, 48>(x[4 * i], h);
-                x[4 * i + 1] = L::with<2, 48>(x[4 * i + 1], h);
-                x[4 * i + 2] = L::with<4, 48>(x[4 * i + 2], h);
-                x[4 * i + 3] = L::with<6, 48>(x[4 * i + 3], h);
-            }
+            const L::Codes h = L::load(above + LINE * (V / 2));
+            even = L::with<V % 2 * 4, 48>(even, h);
+            odd = L::with<V % 2 * 4 + 2, 48>(odd, h);
         }
     }
 }
@@ -94,14 +95,111 @@ void multiply_floats(const uint8_t * matrix, const Layout<F> & layout, int64_t c
     }
 }
 
-// The same of weights that are codes. A few rows take all parts of a tile block by block, so that each line of memory is read
-// once; more rows need the registers for their sums, and take one part of the tile after the other.
+// What the integers of a block are multiplied with, for as many rows of weights as lanes.
+struct Factors {
+    Lanes::Real scale[2], minimum;
+};
+
+template <class F> DUODEC_INLINE Factors factors(const uint8_t * block, int row, Lanes::Real half, Lanes::Real half_minimum) {
+    using L = Lanes;
+    const uint8_t * scales = block + Layout<F>::scales, * minima = block + Layout<F>::minima;
+    Factors f;
+    if constexpr (F::scale == Scale::HALF) f.scale[0] = L::from_half((const uint16_t *)scales + row);
+    else if constexpr (F::scale == Scale::EXPONENT) f.scale[0] = L::from_exponent(scales + row);
+    else if constexpr (F::scale == Scale::SIX) f.scale[0] = L::mul(half, L::from_unsigned(scales + row));
+    else f.scale[0] = L::mul(half, L::from_signed((const int8_t *)scales + row));
+    if constexpr (F::is_halved) f.scale[1] = L::mul(half, L::from_signed((const int8_t *)scales + 16 + row));
+    if constexpr (F::minimum == Minimum::HALF) f.minimum = L::from_half((const uint16_t *)minima + row);
+    if constexpr (F::minimum == Minimum::SIX) f.minimum = L::mul(half_minimum, L::from_unsigned(minima + row));
+    return f;
+}
+
+// Adds to a row's sum what the integers of a block come to, or of half of one.
+template <class F> DUODEC_INLINE void add_block(Lanes::Real & sum, Lanes::Int dots, const Factors & f, int h, const Activations & a) {
+    using L = Lanes;
+    sum = L::add_product(sum, L::real(dots), L::mul(f.scale[h], L::splat(a.scale)));
+    if constexpr (F::minimum == Minimum::HALF) sum = L::add_product(sum, f.minimum, L::splat(a.sum));
+    if constexpr (F::minimum == Minimum::SIX) sum = L::take_product(sum, f.minimum, L::splat(a.sum));
+}
+
+template <class F> inline int32_t start_of(const Activations & a, int h) { return F::minimum == Minimum::NONE ? a.start[h] : 0; }
+
+// A block times M rows of activations, a few rows after the other: where registers hold its codes.
+template <class F, int M, class L = Lanes>
+DUODEC_INLINE void multiply_by_rows(const uint8_t * block, int row, Lanes::Real half, Lanes::Real half_minimum, const Activations * a, Lanes::Real (&sums)[M]) {
+    using Dots = typename L::template Dots<F::largest>;
+    constexpr int HALVES = F::is_halved ? 2 : 1, VECTORS = 8 / HALVES;
+    Lanes::Codes x[8];
+    const uint8_t * codes = block + 4 * row, * above = codes + Layout<F>::above;
+    unpack<F, 0>(codes, above, x[0], x[1]);
+    unpack<F, 1>(codes, above, x[2], x[3]);
+    unpack<F, 2>(codes, above, x[4], x[5]);
+    unpack<F, 3>(codes, above, x[6], x[7]);
+    const Factors f = factors<F>(block, row, half, half_minimum);
+    DUODEC_UNROLL for (int m = 0; m < M; m += L::TOGETHER) {
+        const int end = m + L::TOGETHER < M ? m + L::TOGETHER : M;  // unrolled: known
+        Dots dots[HALVES][L::TOGETHER];
+        DUODEC_UNROLL for (int i = m; i < end; i++) {
+            DUODEC_UNROLL for (int h = 0; h < HALVES; h++) dots[h][i - m].begin(start_of<F>(a[i], h));
+        }
+        DUODEC_UNROLL for (int v = 0; v < VECTORS; v++) {
+            DUODEC_UNROLL for (int i = m; i < end; i++) {
+                DUODEC_UNROLL for (int h = 0; h < HALVES; h++) dots[h][i - m].add(v, x[VECTORS * h + v], a[i].codes + 16 * h);
+            }
+        }
+        DUODEC_UNROLL for (int i = m; i < end; i++) {
+            DUODEC_UNROLL for (int h = 0; h < HALVES; h++) add_block<F>(sums[i], dots[h][i - m].end(), f, h, a[i]);
+        }
+    }
+}
+
+// Adds the products of two vectors of codes, first vector 2 * V, to the integers of all parts of a tile and all rows of activations.
+template <class F, int V, int PARTS, int M, class Dots, class L = Lanes> DUODEC_INLINE void add_two(const uint8_t * block, const Activations * a, Dots (&dots)[PARTS][M]) {
+    constexpr int first = F::is_halved ? V % 2 * 2 : V * 2;  // of these that were added
+    Lanes::Codes even[PARTS], odd[PARTS];
+    DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
+        const uint8_t * codes = block + 4 * p * L::ROWS;
+        unpack<F, V>(codes, codes + Layout<F>::above, even[p], odd[p]);
+    }
+    DUODEC_UNROLL for (int m = 0; m < M; m++) {
+        const auto word = L::word(a[m].codes, 2 * V);
+        DUODEC_UNROLL for (int p = 0; p < PARTS; p++) dots[p][m].add(first, even[p], word);
+    }
+    DUODEC_UNROLL for (int m = 0; m < M; m++) {
+        const auto word = L::word(a[m].codes, 2 * V + 1);
+        DUODEC_UNROLL for (int p = 0; p < PARTS; p++) dots[p][m].add(first + 1, odd[p], word);
+    }
+}
+
+// The same vector by vector of codes, all rows at once: where registers hold no more than the integers. A word of activations is
+// loaded once for all parts of a tile.
+template <class F, int PARTS, int M, class L = Lanes>
+DUODEC_INLINE void multiply_by_vectors(const uint8_t * block, const Lanes::Real (&half)[PARTS], const Lanes::Real (&half_minimum)[PARTS], const Activations * a, Lanes::Real (&sums)[PARTS][M]) {
+    DUODEC_UNROLL for (int h = 0; h < (F::is_halved ? 2 : 1); h++) {
+        typename L::template Dots<F::largest> dots[PARTS][M];
+        DUODEC_UNROLL for (int m = 0; m < M; m++) {
+            DUODEC_UNROLL for (int p = 0; p < PARTS; p++) dots[p][m].begin(start_of<F>(a[m], h));
+        }
+        if (h == 0) {
+            add_two<F, 0>(block, a, dots);
+            add_two<F, 1>(block, a, dots);
+        }
+        if (h == 1 || !F::is_halved) {
+            add_two<F, 2>(block, a, dots);
+            add_two<F, 3>(block, a, dots);
+        }
+        DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
+            const Factors f = factors<F>(block, p * L::ROWS, half[p], half_minimum[p]);
+            DUODEC_UNROLL for (int m = 0; m < M; m++) add_block<F>(sums[p][m], dots[p][m].end(), f, h, a[m]);
+        }
+    }
+}
+
+// `out[m]` takes the products with row m of a group of M, as above: of weights that are codes.
 template <class F, int M> void multiply_codes(const uint8_t * matrix, const Layout<F> & layout, int64_t tile, const uint8_t * group, float * const * out) {
     using L = Lanes;
-    using Dots = typename L::template Dots<F::largest>;
-    constexpr int TOGETHER = L::TOGETHER;
-    constexpr int PARTS = M <= L::FEW ? TILE / L::ROWS : 1;  // of a tile, at once
     using At = Layout<F>;
+    constexpr int PARTS = L::HOLDS_CODES ? 1 : TILE / L::ROWS;  // of a tile, at once
     for (int first = 0; first < TILE; first += PARTS * L::ROWS) {  // rows of weights
         L::Real sums[PARTS][M];
         DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
@@ -122,51 +220,9 @@ template <class F, int M> void multiply_codes(const uint8_t * matrix, const Layo
                 shared += At::half_bytes;
             }
             for (int j = 0; j < F::steps; j++) {
-                const uint8_t * at = block.at;
-                prefetch(at, At::block_bytes);
-                DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
-                    const int row = first + p * L::ROWS;
-                    const uint8_t * scales = at + At::scales, * minima = at + At::minima;
-                    L::Codes x[8];
-                    unpack<F>(at + 4 * row, at + At::above + 4 * row, x);
-                    L::Real scale[2], minimum;
-                    if constexpr (F::scale == Scale::HALF) scale[0] = L::from_half((const uint16_t *)scales + row);
-                    else if constexpr (F::scale == Scale::EXPONENT) scale[0] = L::from_exponent(scales + row);
-                    else if constexpr (F::scale == Scale::SIX) scale[0] = L::mul(half[p], L::from_unsigned(scales + row));
-                    else scale[0] = L::mul(half[p], L::from_signed((const int8_t *)scales + row));
-                    if constexpr (F::is_halved) scale[1] = L::mul(half[p], L::from_signed((const int8_t *)scales + 16 + row));
-                    if constexpr (F::minimum == Minimum::HALF) minimum = L::from_half((const uint16_t *)minima + row);
-                    if constexpr (F::minimum == Minimum::SIX) minimum = L::mul(half_minimum[p], L::from_unsigned(minima + row));
-                    DUODEC_UNROLL for (int m = 0; m < M; m += TOGETHER) {
-                        const int end = m + TOGETHER < M ? m + TOGETHER : M;  // unrolled: known
-                        if constexpr (F::is_halved) {
-                            Dots left[TOGETHER], right[TOGETHER];
-                            DUODEC_UNROLL for (int i = m; i < end; i++) { left[i - m].begin(a[i].start[0]); right[i - m].begin(a[i].start[1]); }
-                            DUODEC_UNROLL for (int v = 0; v < 4; v++) {
-                                DUODEC_UNROLL for (int i = m; i < end; i++) {
-                                    left[i - m].add(v, x[v], a[i].codes);
-                                    right[i - m].add(v, x[4 + v], a[i].codes + 16);
-                                }
-                            }
-                            DUODEC_UNROLL for (int i = m; i < end; i++) {
-                                const L::Real factor = L::splat(a[i].scale);
-                                sums[p][i] = L::add_product(sums[p][i], L::real(left[i - m].end()), L::mul(scale[0], factor));
-                                sums[p][i] = L::add_product(sums[p][i], L::real(right[i - m].end()), L::mul(scale[1], factor));
-                            }
-                        } else {
-                            Dots dots[TOGETHER];
-                            DUODEC_UNROLL for (int i = m; i < end; i++) dots[i - m].begin(F::minimum == Minimum::NONE ? a[i].start[0] : 0);
-                            DUODEC_UNROLL for (int v = 0; v < 8; v++) {
-                                DUODEC_UNROLL for (int i = m; i < end; i++) dots[i - m].add(v, x[v], a[i].codes);
-                            }
-                            DUODEC_UNROLL for (int i = m; i < end; i++) {
-                                sums[p][i] = L::add_product(sums[p][i], L::real(dots[i - m].end()), L::mul(scale[0], L::splat(a[i].scale)));
-                                if constexpr (F::minimum == Minimum::HALF) sums[p][i] = L::add_product(sums[p][i], minimum, L::splat(a[i].sum));
-                                if constexpr (F::minimum == Minimum::SIX) sums[p][i] = L::take_product(sums[p][i], minimum, L::splat(a[i].sum));
-                            }
-                        }
-                    }
-                }
+                prefetch(block.at, At::block_bytes);
+                if constexpr (L::HOLDS_CODES) multiply_by_rows<F>(block.at, first, half[0], half_minimum[0], a, sums[0]);
+                else multiply_by_vectors<F>(block.at, half, half_minimum, a, sums);
                 block.next();
                 a += M;
             }

@@ -29,6 +29,8 @@ class Shape:
     num_kv_heads: int
     inner: int  # width of the feed-forward part
     num_vocab: int
+    num_experts: int = 0  # feed-forward parts of ``inner`` each
+    num_used: int = 0  # of them, by a token
 
     @property
     def head(self) -> int:
@@ -41,6 +43,7 @@ SHAPES: Mapping[str, Shape] = {
     "qwen2.5-7b": Shape(28, 3584, 28, 4, 18944, 152064),
     "llama-2-7b": Shape(32, 4096, 32, 32, 11008, 32000),
 }
+EXPERTS = Shape(8, 1024, 16, 4, 1024, 32000, num_experts=16, num_used=2)
 
 
 def shape_named(name: str) -> Shape:
@@ -73,9 +76,13 @@ _BLOCKS = 1 << 17  # that repeat
 
 
 def write_gguf(path: Path, shape: Shape, mix: str) -> Path:
-    """A file in Llama's architecture, without a vocabulary. Raises OSError."""
+    """A file in Llama's architecture, or Granite's for experts, without a vocabulary. Raises
+    BadOption for an unknown mix, and OSError."""
+    if mix not in MIXES:
+        raise BadOption(f"models are not made in {mix}; choose from: {', '.join(MIXES)}")
+    partial = path.with_suffix(".partial")
     tensors = [(name, dims, _format_of(name, shape, mix)) for name, dims in _tensors(shape)]
-    with path.open("wb") as file:
+    with partial.open("wb") as file:
         facts = _facts(shape, mix, path.stem)
         file.write(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(facts)))
         for key, value in facts.items():
@@ -86,17 +93,21 @@ def write_gguf(path: Path, shape: Shape, mix: str) -> Path:
             file.write(struct.pack(f"<{len(dims)}QIQ", *reversed(dims), kind.type, offset))
             offset = _aligned(offset + _size(dims, kind))
         _pad(file)
-        made: dict[int, memoryview] = {}
+        made: dict[tuple[int, bool], memoryview] = {}
         for _, dims, kind in tensors:
-            if kind.type not in made:
-                made[kind.type] = memoryview(_blocks(kind).tobytes())
-            _repeat(file, made[kind.type], _size(dims, kind))
+            is_norm = len(dims) == 1
+            if (kind.type, is_norm) not in made:
+                blocks = _blocks(kind, is_norm=is_norm)
+                made[kind.type, is_norm] = memoryview(blocks.tobytes())
+            _repeat(file, made[kind.type, is_norm], _size(dims, kind))
             _pad(file)
-    return path
+    return partial.replace(path)
 
 
 def write_folder(folder: Path, shape: Shape) -> Path:
-    """A folder as transformers saves it, in bfloat16, without a tokenizer. Raises OSError."""
+    """A folder as transformers saves it, in bfloat16, without a tokenizer. Experts are for GGUF
+    files only. Raises OSError."""
+    assert not shape.num_experts
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
@@ -138,18 +149,28 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
             ("attn_v", keys, shape.width),
             ("attn_output", shape.width, shape.width),
             ("ffn_norm", shape.width),
-            ("ffn_gate", shape.inner, shape.width),
-            ("ffn_up", shape.inner, shape.width),
-            ("ffn_down", shape.width, shape.inner),
+            *_feed_forward(shape),
         ):
             yield f"blk.{i}.{name}.weight", tuple(dims)
     yield "output_norm.weight", (shape.width,)
     yield "output.weight", (shape.num_vocab, shape.width)
 
 
+def _feed_forward(shape: Shape) -> Iterator[tuple[Any, ...]]:
+    """Names, and rows by columns, of experts each."""
+    experts: tuple[int, ...] = ()
+    ending = ""
+    if shape.num_experts:
+        experts, ending = (shape.num_experts,), "_exps"
+        yield "ffn_gate_inp", shape.num_experts, shape.width
+    yield f"ffn_gate{ending}", *experts, shape.inner, shape.width
+    yield f"ffn_up{ending}", *experts, shape.inner, shape.width
+    yield f"ffn_down{ending}", *experts, shape.width, shape.inner
+
+
 def _format_of(name: str, shape: Shape, mix: str) -> Format:
     """As `llama-quantize` chooses it."""
-    if "norm" in name:
+    if "norm" in name or "ffn_gate_inp" in name:
         return FORMATS["F32"]
     if mix != "Q4_K_M":
         return FORMATS[mix]
@@ -163,20 +184,33 @@ def _format_of(name: str, shape: Shape, mix: str) -> Format:
 
 
 def _facts(shape: Shape, mix: str, name: str) -> dict[str, Any]:
+    architecture, more = "llama", dict[str, Any]()
+    if shape.num_experts:
+        # where embeddings can be made large: of small ones, all tokens choose the same experts
+        architecture = "granitemoe"
+        more = {
+            "expert_count": shape.num_experts, "expert_used_count": shape.num_used,
+            "embedding_scale": 50.0, "residual_scale": 1.0, "logit_scale": 1.0,
+            "attention.scale": shape.head**-0.5,
+        }  # fmt: skip
+    sizes = {
+        "context_length": 8192,
+        "embedding_length": shape.width,
+        "block_count": shape.num_layers,
+        "feed_forward_length": shape.inner,
+        "attention.head_count": shape.num_heads,
+        "attention.head_count_kv": shape.num_kv_heads,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": shape.head,
+        "vocab_size": shape.num_vocab,
+        **more,
+    }
     return {
-        "general.architecture": "llama",
+        "general.architecture": architecture,
         "general.name": name,
         "general.file_type": MIXES[mix],
         "general.quantization_version": 2,
-        "llama.context_length": 8192,
-        "llama.embedding_length": shape.width,
-        "llama.block_count": shape.num_layers,
-        "llama.feed_forward_length": shape.inner,
-        "llama.attention.head_count": shape.num_heads,
-        "llama.attention.head_count_kv": shape.num_kv_heads,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.dimension_count": shape.head,
-        "llama.vocab_size": shape.num_vocab,
+        **{f"{architecture}.{key}": value for key, value in sizes.items()},
         "tokenizer.ggml.model": "no_vocab",
     }
 
@@ -196,11 +230,13 @@ def _name_of_transformers(name: str) -> str:
     return f"{prefix}{_OF_TRANSFORMERS[part]}.{weight}"
 
 
-def _blocks(kind: Format) -> np.ndarray[Any, Any]:
-    """Random blocks of a format; F32 is of norms, which are 1."""
+def _blocks(kind: Format, *, is_norm: bool = False) -> np.ndarray[Any, Any]:
+    """Random blocks of a format; of norms, ones."""
     rng = np.random.default_rng(0)
-    if kind is FORMATS["F32"]:
+    if is_norm:
         return np.ones(_BLOCKS, np.float32)
+    if kind is FORMATS["F32"]:
+        return rng.standard_normal(_BLOCKS, dtype=np.float32) * np.float32(0.02)
     if kind is FORMATS["BF16"]:
         return _bfloat16(rng.standard_normal(64 * _BLOCKS, dtype=np.float32) * 0.02)
     raw = rng.integers(0, 256, (_BLOCKS, kind.num_bytes), dtype=np.uint8)
