@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,15 +197,15 @@ def test_a_stopped_forward_pass_leaves_nothing_half_read(monkeypatch: pytest.Mon
     query = RowQuery(0, text, Draft(), (0,))
     ((row,),) = context.rows([query])
     expected = row.copy()
-    begin = FLAG.begin
+    begin = type(FLAG).__enter__
 
-    def stopped() -> None:
-        begin()
-        FLAG._text[0] = b"1"
+    def stopped(flag: Any) -> None:
+        begin(flag)
+        flag._text[0] = b"1"
 
     other = RowQuery(0, text[::-1].copy(), Draft(), (0,))
     with monkeypatch.context() as patch:
-        patch.setattr(FLAG, "begin", stopped)
+        patch.setattr(type(FLAG), "__enter__", stopped)
         with pytest.raises(KeyboardInterrupt):
             context.rows([other])
     ((row,),) = context.rows([query])

@@ -12,8 +12,8 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from threading import Lock, Thread, current_thread, main_thread
 from typing import Any, Generic, TypeVar
 
@@ -77,7 +77,7 @@ def interruptible(call: Callable[[], T], discard: Callable[[T], object]) -> T:
 
 class _Flag:
     """A C string that is "1" when the forward pass of the main thread should end, and "0"
-    otherwise.
+    otherwise. Entered while such a pass is computed.
 
     `atoi` of the C library, called with its address, is a callback that needs no Python."""
 
@@ -89,13 +89,13 @@ class _Flag:
         self.address = ctypes.addressof(self._text)
         self.function: int = ctypes.cast(ctypes.CDLL(None).atoi, ctypes.c_void_p).value or 0
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         with self._lock:
             self._count += 1
             self._is_running = True
             self._text[0] = b"0"
 
-    def end(self) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._lock:
             self._is_running = False
             self._text[0] = b"0"
@@ -114,17 +114,9 @@ class _Flag:
 FLAG = _Flag()
 
 
-@contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable() -> AbstractContextManager[None]:
     """Mark that the main thread computes a forward pass."""
-    if current_thread() is not main_thread():
-        yield
-        return
-    FLAG.begin()
-    try:
-        yield
-    finally:
-        FLAG.end()
+    return FLAG if current_thread() is main_thread() else nullcontext()
 
 
 _ends: list[int] = []  # of the pipe to which Python writes signals, once there is one

@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, sleep
+from typing import Any
 
 import numpy as np
 import psutil
@@ -31,6 +32,7 @@ from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Plan, RowQu
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
 from duodec.core.traits import DraftTraits
+from duodec.core.turns import InTurns
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain, SampledChain, Sequences
 from duodec.errors import BackendUnavailable, BadOption, ModelUnreadable
@@ -276,14 +278,19 @@ def text_of(
 
 
 def session_of(
-    drafter: ProcessDrafter | None, temperature: float = 0.0, num_tokens: int = NUM_TOKENS
+    drafter: ProcessDrafter | None,
+    temperature: float = 0.0,
+    num_tokens: int = NUM_TOKENS,
+    prompt: Sequence[int] = PROMPT,
+    **settings: Any,
 ) -> Request:
     params = SamplingParams(temperature=temperature, seed=11)
     session = Session(
         TableTarget(TableModel(seconds=0.002)),
-        PROMPT,
-        len(PROMPT) + num_tokens,
-        sampler=Sampler(params, num_prompt_tokens=len(PROMPT)),
+        prompt,
+        len(prompt) + num_tokens,
+        sampler=Sampler(params, num_prompt_tokens=len(prompt)),
+        **settings,
     )
     if drafter is not None:
         session.drafter = drafter
@@ -395,6 +402,23 @@ def test_reading_slowly_is_not_hanging_when_requests_supersede_each_other(
     assert (drafter.restarts, warnings) == (0, [])
 
 
+@pytest.mark.slow
+def test_reading_within_a_step_that_is_waited_for_is_not_hanging(
+    start: Start, warnings: list[str]
+) -> None:
+    """In turns with the target, nobody is told to go on without it meanwhile."""
+    drafter = start(Reading(chunk_s=1.7))  # longer than silence between steps may be
+    quick = finished(drafter, request([1, 2], InTurns(Chain(7))))  # but for the first step
+    assert len(quick.draft) == 7
+    long = np.arange(80) % 32
+    drafter.submit(request(long[:70], InTurns(Chain(2))))
+    drafter.poll(0, 0.2)
+    drafter.poll(0, 0.1)  # it is in its first chunk, and says no more before the end of that
+    made = finished(drafter, request(long, InTurns(Chain(2))))  # all chunks in the first step
+    assert len(made.draft) == 2
+    assert (drafter.restarts, warnings) == (0, [])
+
+
 def test_reading_ends_though_a_fast_target_supersedes_every_request(start: Start) -> None:
     """A target quicker than one draft step: the first nodes after a long text are stale when
     they arrive, and must still say that the reading is over, or nobody waits for a draft again."""
@@ -472,6 +496,7 @@ def test_a_failed_request_is_told_once_and_the_next_is_drafted(
 # --- loading ---
 
 
+@pytest.mark.slow
 def test_the_error_of_loading_is_raised_where_loading_is_waited_for(
     start: Start, warnings: list[str]
 ) -> None:
@@ -614,6 +639,7 @@ class Endless:
         return EndlessModel(TABLE.load())
 
 
+@pytest.mark.slow
 def test_one_that_computes_without_end_hangs(start: Start, warnings: list[str]) -> None:
     drafter = start(Endless())
     assert drafts_again(drafter)
@@ -694,6 +720,7 @@ def test_a_caller_that_is_long_away_sees_no_hanging(start: Start, warnings: list
     assert (asked.restarts, cancelled.restarts, warnings) == (0, 0, [])
 
 
+@pytest.mark.slow
 def test_a_model_that_vanishes_is_told_and_found_again(
     start: Start, tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -737,6 +764,26 @@ def test_timing_must_not_change_text(start: Start, fault: str, temperature: floa
             assert session.num_rounds < 32, "some drafts were used"
     if fault == "dying":
         assert drafter.restarts > 0
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_long_prompt_that_is_read_in_turns_changes_no_text(
+    start: Start, temperature: float, is_killed: bool
+) -> None:
+    prompt = [token % 32 for token in range(100)]
+    expected = text_of("ar", session_of(None, temperature, 24, prompt))
+    drafter = start(Reading(chunk_s=0.02))
+    for name in ("sps", "pearl", "duo", "stream", "auto"):
+        session = session_of(drafter, temperature, 24, prompt, shares_cores=True, takes_turns=True)
+
+        def strike(i: int) -> None:
+            if is_killed and i % 7 == 3:
+                kill(drafter)
+
+        assert text_of(name, session, strike) == expected
+        if name == "sps" and not is_killed:
+            assert any(done.num_drafted for done in session.rounds), "what was read is of use"
 
 
 def test_dying_in_a_chain_of_mask_tokens_changes_no_text(start: Start) -> None:
@@ -845,6 +892,7 @@ def test_closing_is_prompt_and_final(state: str, warnings: list[str]) -> None:
         drafter.wait_ready()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts files in /proc")
 def test_restarts_leave_nothing_behind(warnings: list[str]) -> None:
     def belongings() -> tuple[int, set[int]]:

@@ -40,8 +40,10 @@ class Kind(IntEnum):
     NODES = 6  # one step further
     DONE = 7  # nothing more comes for this request; also answers a cancel
     ERROR = 8  # the request failed; with NO_SLOT, the process ends
+    READING_IN_STEP = 9  # still reading a long text, in a step that is waited for
 
 
+READINGS = frozenset((Kind.READING, Kind.READING_IN_STEP))
 _KINDS = frozenset(Kind)
 
 

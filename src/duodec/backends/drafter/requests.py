@@ -8,7 +8,14 @@ from time import perf_counter
 
 import numpy as np
 
-from duodec.backends.drafter.channel import Failure, Frame, Kind, Progress, pack_request
+from duodec.backends.drafter.channel import (
+    READINGS,
+    Failure,
+    Frame,
+    Kind,
+    Progress,
+    pack_request,
+)
 from duodec.backends.drafter.child import Child
 from duodec.backends.drafter.supervision import DOUBT_S, Pace, Silence
 from duodec.core.candidates import CandidateTree
@@ -31,7 +38,7 @@ class _Answer:
     tree: CandidateTree | None = None
     num_steps: int = 0
     is_complete: bool = False
-    is_reading: bool = False
+    reading: Kind | None = None  # how a long text is being read; None: none is
     read_s: float = 0.0
     draft_s: float = 0.0
     num_kept: int = 0  # expanded nodes of the last tree that are in this one
@@ -53,11 +60,11 @@ class _Answer:
                 self.root_s = progress.draft_s
                 self.num_kept = self.tree.num_expanded - 1  # it may have read a seed, too
         self.read_s, self.draft_s = progress.read_s, progress.draft_s
-        self.is_reading = kind == Kind.READING
+        self.reading = kind if kind in READINGS else None
         self.is_complete = kind == Kind.DONE
 
     def end(self) -> None:
-        self.is_complete, self.is_reading = True, False
+        self.is_complete, self.reading = True, None
 
     def drafted(self, busy_s: float) -> Drafted:
         if len(self.draft) != len(self.tokens):
@@ -103,8 +110,7 @@ class Requests:
         shape = self._shape(request)
         # a child in the middle of a long text goes on reading until it sees this
         old = self._answers.get(request.slot)
-        is_reading = old is not None and old.is_reading
-        self._answers[request.slot] = _Answer(self._epoch, is_reading=is_reading)
+        self._answers[request.slot] = _Answer(self._epoch, reading=old.reading if old else None)
         self._put(request.slot, _Message(self._epoch, request.text, shape))
 
     def cancel(self, slot: int) -> None:
@@ -130,7 +136,8 @@ class Requests:
     def silence(self) -> tuple[float | None, float]:
         """Since when the child has kept us waiting, and for how many seconds that is nothing odd;
         None: it owes us nothing."""
-        pace = self._chunks if self._is_reading() else self._steps
+        is_reading = any(answer.reading for answer in self._answers.values())
+        pace = self._chunks if is_reading else self._steps
         return self._silence.since_s, pace.limit_s()
 
     def is_overdue(self) -> bool:
@@ -187,7 +194,8 @@ class Requests:
         if answer is None:
             return  # cancelled
         if answer.epoch != frame.epoch:  # superseded; but who drafts has done with reading
-            answer.is_reading = answer.is_reading and frame.kind == Kind.READING
+            if frame.kind not in READINGS:
+                answer.reading = None
             return
         value: Progress | Failure = frame.value()
         if isinstance(value, Failure):
@@ -195,7 +203,7 @@ class Requests:
             child.failed = child.failed or value
             return
         self._busy_s = value.busy_s
-        if answer.is_reading:
+        if answer.reading == Kind.READING:
             self._chunks.observe(value.read_s - answer.read_s)
         if frame.kind == Kind.NODES:
             self._steps.observe(value.draft_s - answer.draft_s)
@@ -203,7 +211,8 @@ class Requests:
         child.has_drafted = child.has_drafted or frame.kind in (Kind.NODES, Kind.DONE)
 
     def _is_reading(self) -> bool:
-        return any(answer.is_reading for answer in self._answers.values())
+        """Apart from any step: nobody waits for it."""
+        return any(answer.reading == Kind.READING for answer in self._answers.values())
 
 
 def _frame(child: Child, slot: int, message: _Message) -> Frame:

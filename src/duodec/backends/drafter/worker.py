@@ -60,6 +60,13 @@ class _Job:
     read_s: float = 0.0
     draft_s: float = 0.0
 
+    @property
+    def reading(self) -> Kind:
+        """How its reading is told: in turns the target waits, so the first step reads a long text,
+        on all cores."""
+        in_turns = isinstance(self.request.plan, InTurns)
+        return Kind.READING_IN_STEP if in_turns else Kind.READING
+
 
 class Worker:
     """The child's loop over one channel and one model."""
@@ -168,18 +175,18 @@ class Worker:
 
     def _read(self, job: _Job) -> bool:
         """Read a long text, all but its last token, whose row the first step wants; a few new
-        tokens go with that step. Whether there was anything to read."""
+        tokens go with that step. Whether it took a turn of its own."""
         slot, text = job.request.slot, job.request.text
         job.start_s = perf_counter()
         is_long = len(text) - common_prefix(self._seen.get(slot, _NOTHING), text) > LONG_TEXT
-        # in turns the target waits for it: it is read on all cores, by the first step
-        is_long = is_long and not isinstance(job.request.plan, InTurns)
         if is_long:
-            self._tell(Kind.READING, job)
+            self._tell(job.reading, job)
+        is_apart = is_long and job.reading == Kind.READING  # or the first step reads it
+        if is_apart:
             self._model.rows(RowQuery(slot, text[:-1], Draft(), ()))
             job.read_s = perf_counter() - job.start_s
         self._seen[slot] = text
-        return is_long
+        return is_apart
 
     def _masked(self, job: _Job) -> DraftRequest:
         """The request, with a mask of its own where its grammar can be followed here."""
@@ -203,8 +210,7 @@ class Worker:
             raise _Abandoned
         if job.steps is None:
             job.read_s = perf_counter() - job.start_s
-        if not isinstance(job.request.plan, InTurns):  # its step is waited for
-            self._tell(Kind.READING, job)
+        self._tell(job.reading, job)
 
     def _tell(self, kind: Kind, job: _Job, tree: Draft | CandidateTree | None = None) -> None:
         """A frame about a job, with the nodes of ``tree`` that were not sent yet."""
