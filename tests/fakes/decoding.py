@@ -84,8 +84,8 @@ class FixedBudget(Costs):
     def curve(self, num_tokens: int) -> Sequence[float]:
         return [1.0] * (num_tokens + 1)
 
-    def worst_s(self, num_tokens: int) -> float:
-        return 1.0
+    def worst(self, num_tokens: int) -> Sequence[float]:
+        return self.curve(num_tokens)
 
     def step_s(self) -> float:
         return 0.1

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from duodec.core import protocols, rows
 from duodec.core.draft import ROOT
 from duodec.core.protocols import NUM_CANDIDATES, Candidates
-from duodec.core.rows import Row, descending, log_normaliser, top
+from duodec.core.rows import Row, descending, log_normaliser
 from duodec.core.sampling import noise, sampler
 from duodec.core.sampling.sampler import Tokens
 from duodec.drafting.continuations import (
@@ -46,10 +47,12 @@ def use(patch: pytest.MonkeyPatch) -> None:
         for name, function in vars(oracle).items():
             if callable(function):
                 patch.setattr(compiled, name, function, raising=False)
-    patch.setattr(sampler, "ranking", Ranking)
+    for module in (protocols, rows, sampler):
+        patch.setattr(module, "ranking", Ranking)
     patch.setattr(noise, "of_few", of_few)
     for module in (planner, speculator):
         patch.setattr(module, "grow", grow)
+    patch.setattr(planner, "fastest_width", fastest_width)
 
 
 def of_few(key: int, tokens: Sequence[int]) -> Sequence[float]:
@@ -126,6 +129,23 @@ def grow(
         parents.append(parent)
         values.append(value)
         all_states.append(states)
+
+
+def fastest_width(
+    values: Sequence[float], seconds: Sequence[float], worst: Sequence[float], *,
+    trust: float, caution: float, lost: float, most_bet: float, bet: float, more_s: float,
+) -> int:  # fmt: skip
+    """`compiled.fastest_width`."""
+    plain_s = max(1e-9, seconds[0] + more_s)
+    best, width, promised = caution / plain_s, 0, 0.0
+    for num, value in enumerate(values, 1):
+        promised += trust * value
+        if worst[num] + more_s > plain_s * (1.0 + lost + min(most_bet, bet * promised)):
+            continue
+        rate = (1.0 + promised) / max(1e-9, seconds[num] + more_s)
+        if rate > best:
+            best, width = rate, num
+    return width
 
 
 class PythonSuffixes:
@@ -230,13 +250,25 @@ class Ranking:
     """`ranking`, of rows that are finite."""
 
     @staticmethod
+    def top(row: Row, k: int) -> NDArray[np.int64]:
+        return descending(row)[:k]
+
+    @staticmethod
     def likeliest(row: Row, k: int) -> ranking.Best:
-        tokens = top(row, k)
+        tokens = Ranking.top(row, k)
         return tokens, np.exp(row[tokens].astype(np.float64) - log_normaliser(row))
 
     @staticmethod
+    def candidates(row: Row, k: int) -> ranking.Best | None:
+        tokens = Ranking.top(row, k)
+        if np.isnan(row).any() or not np.isfinite(row[tokens[0]]):
+            return None
+        weights = np.exp(row[tokens].astype(np.float64) - float(row[tokens[0]]))
+        return tokens, weights / weights.sum()
+
+    @staticmethod
     def noisy(row: Row, k: int, head: int, temperature: float, key: int) -> ranking.Best:
-        tokens = np.sort(top(row, head))
+        tokens = np.sort(Ranking.top(row, head))
         scores = row[tokens] * np.float32(1 / temperature)
         if len(tokens) > 1:
             scores = scores + noise.gumbel(key, tokens)

@@ -107,6 +107,7 @@ def test_plain_decoding_is_measured_before_anything_is_drafted(name: str) -> Non
     assert max(own.num_scored for own in done) > 3
 
 
+@pytest.mark.slow
 def test_a_width_that_was_never_tried_is_not_far_from_those_that_were() -> None:
     """One pass of 63 draft tokens cost 64 plain ones."""
     for shape in SHAPES:

@@ -27,13 +27,16 @@ from duodec.backends.table import TableModel, TableTarget
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.core.protocols import NUM_CANDIDATES, Candidates
+from duodec.core.rows import top
 from duodec.core.sampling import noise
+from duodec.core.sampling.sampler import Context as Before
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.drafting.recycling import RecycledRows
 from duodec.drafting.suffix import Suffixes
+from duodec.errors import ComputeFailed
 from duodec.native import ranking
 from duodec.native.library import Handle, library
-from duodec.planning import planner
+from duodec.planning import compiled, planner
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.selection import Selection, Source
 from duodec.planning.sources import RowSource, TextMemory, TextSources, TreeSource
@@ -42,6 +45,7 @@ NUM_VOCAB = 24
 Context = tuple[int, ...]
 
 
+TEXT = Before(np.zeros(1, dtype=np.int32))
 LOOPS = ("in Python", "in C++")
 
 
@@ -287,7 +291,48 @@ def test_equal_sums_give_the_lowest_token() -> None:
     assert found.tolist() == [5, 6]
 
 
-# --- rows of a draft model's logits
+# --- rows of logits
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 10**6), st.integers(1, 20_000), st.sampled_from([0, 1, 2, 8, 128, 1024, 8192]),
+    st.sampled_from(["many values", "few values", "banned"]),
+)  # fmt: skip
+def test_the_largest_come_first_and_the_lowest_among_equals(seed, num_vocab, k, kind) -> None:
+    dice = np.random.default_rng(seed)
+    row = dice.normal(size=num_vocab).astype(np.float32)
+    if kind == "few values":
+        row = np.round(row)  # -0 and 0 are equal
+    if kind == "banned":
+        row[dice.integers(0, num_vocab, num_vocab)] = -np.inf
+    assert top(row, k).tolist() == oracles.Ranking.top(row, k).tolist()
+    assert top(row, k).tolist() == np.argsort(-row, kind="stable")[:k].tolist()
+
+
+@pytest.mark.parametrize("place", [0, 63, 64, 150, 199])
+def test_a_row_with_what_is_no_number_has_no_largest(place: int) -> None:
+    row = np.arange(200, dtype=np.float32)
+    row[place] = np.nan
+    with pytest.raises(ComputeFailed, match="no numbers"):
+        top(row, 3)
+    for params in (SamplingParams(), SamplingParams(temperature=1.0)):
+        with pytest.raises(ComputeFailed, match="no numbers"):
+            Sampler(params).draw(row, TEXT)
+    assert Candidates.of(row, 3) == Candidates()
+    masked = SamplingParams(logit_bias={place: -np.inf})
+    with pytest.raises(ComputeFailed, match="no numbers"):
+        Sampler(masked).draw(row, TEXT)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_a_row_whose_largest_is_not_finite_draws_nothing(value: float) -> None:
+    row = np.full(200, -np.inf, dtype=np.float32)
+    row[70] = value
+    for params in (SamplingParams(), SamplingParams(temperature=1.0)):
+        with pytest.raises(ComputeFailed, match="no numbers"):
+            Sampler(params).draw(row, TEXT)
+    assert Candidates.of(row, 3) == Candidates()
 
 
 @settings(deadline=None)
@@ -301,6 +346,12 @@ def test_the_likeliest_tokens_and_their_probabilities(seed, num_vocab, k, spread
     assert found is not None
     assert found[0].tolist() == expected[0].tolist()
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-9)
+    found, expected = ranking.candidates(row, k), oracles.Ranking.candidates(row, k)
+    assert found is not None
+    assert expected is not None
+    assert found[0].tolist() == expected[0].tolist()
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-12, atol=1e-15)
+    assert found[1].sum() == pytest.approx(1.0)
 
 
 @settings(deadline=None)
@@ -335,4 +386,25 @@ def test_a_row_that_is_no_numbers_is_not_ranked(odd: float, place: int) -> None:
     row = np.zeros(700, dtype=np.float32)
     row[place] = odd
     assert ranking.likeliest(row, 4) is None
+    assert ranking.candidates(row, 4) is None
     assert ranking.noisy(row, 4, 128, 0.8, 1) is None
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.floats(0, 1), max_size=80).map(lambda values: sorted(values, reverse=True)),
+    st.lists(st.floats(0, 0.5), min_size=81, max_size=81),
+    st.integers(0, 80), st.floats(0.05, 1), st.floats(1, 1.4), st.floats(0, 2), st.floats(0, 1),
+)  # fmt: skip
+def test_the_width_that_yields_most_is_that_of_its_oracle(
+    values, steps, num_known, trust, caution, lost, more_s
+) -> None:
+    seconds = np.cumsum([1.0, *steps[1:]]).tolist()[: len(values) + 1]
+    worst = [s if i <= num_known else np.inf for i, s in enumerate(seconds)]
+    more = {
+        "trust": trust, "caution": caution, "lost": lost, "most_bet": 2.0, "bet": 0.25,
+        "more_s": more_s,
+    }  # fmt: skip
+    width = compiled.fastest_width(values, seconds, worst, **more)
+    assert width == oracles.fastest_width(values, seconds, worst, **more)
+    assert width <= num_known

@@ -247,6 +247,20 @@ def test_several_answers_stop_drafting_where_it_makes_all_of_them_slower() -> No
     assert 0 < num_open(found) < 18  # tried again, ever less
 
 
+@pytest.mark.parametrize(("cores", "first"), [(None, Sources.ALL), (1, Sources.NONE)])
+def test_what_a_request_found_alone_does_not_hold_for_several(
+    cores: int | None, first: Sources
+) -> None:
+    gate = Governor(cores_for_target=cores)
+    for number in range(40):
+        gate.sources()
+        gate.cycle(1, 0.1 * number, is_plain_work=True)
+        gate.took(1)
+    assert gate.sources() == first, "on shared cores a batch first decodes plainly"
+    found = gate_cycles(gate, 4, 0.3, 60)
+    assert found[1:] == gate_cycles(Governor(cores_for_target=cores), 4, 0.3, 60)[1:]
+
+
 def test_more_answers_begin_with_what_fewer_have_found() -> None:
     gate = Governor()
     gate_cycles(gate, 4, 0.3, 60)

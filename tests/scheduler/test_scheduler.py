@@ -578,18 +578,19 @@ def test_what_one_target_costs_is_not_expected_of_another() -> None:
 
 
 def test_a_conversation_among_others_stays_where_it_was_read() -> None:
-    engine = engine_of()
+    engine = engine_of(num_context=8000)
     read: list[int] = []
 
     def called(queries: Sequence[Query]) -> None:
-        read.extend(len(query.text) for query in queries if query.slot == 0)
+        read.extend(len(query.text) for query in queries if query.slot == 1)
 
     shared = Counted(Chains(TableTarget(TABLE)), 0.002, on_score=called)
-    other = Listener(replace(asks(2, "ar")[1], max_tokens=300))
-    with served(engine, shared, lone=TableTarget(TABLE), num_chunk=16) as pool:
-        first = Listener(Ask((3, 1) * 20, max_tokens=40))
+    other = Listener(replace(asks(2, "ar")[1], max_tokens=4000))
+    lone = Counted(TableTarget(TABLE), 0.002)
+    with served(engine, shared, lone=lone, num_chunk=16) as pool:
+        pool.submit(other)  # and stays to the end
+        first = Listener(Ask((3, 1) * 20, max_tokens=40, method="ar"))  # all but the last is read
         pool.submit(first)
-        pool.submit(other)
         text = (3, 1) * 20 + first.result().finished.tokens
         assert len(text) == 80
         read.clear()

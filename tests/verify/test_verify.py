@@ -295,6 +295,7 @@ def test_calls_are_held_to_the_schemas(call: Call, fault: str) -> None:
     assert [one.verdict for one in found] == expected  # what the model writes twice is its own
 
 
+@pytest.mark.slow
 def test_a_model_is_served_and_compared_with_itself_without_drafts(tmp_path: Path) -> None:
     words = ["--method", "lookup", "--prompts", "1", "-n", "8", "--checks", "greedy,seeds", "-q"]
     assert run(["verify", str(weights("smollm2")), *words, "-o", str(tmp_path)]) == 0

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT, Draft
-from duodec.core.rows import Row, top
+from duodec.core.rows import Row
 from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.sampler import Context, Distribution, Draw, Sampler, Tokens
 from duodec.core.special_tokens import SpecialTokens, Spelled
 from duodec.core.traits import DraftTraits, TargetCache, TargetTraits
 from duodec.errors import BadOption
+from duodec.native import ranking
 from duodec.native.library import NUM_CANDIDATES as NUM_CANDIDATES
 
 
@@ -59,16 +60,20 @@ class Candidates(NamedTuple):
     def of(cls, row: Row, count: int) -> Candidates:
         """The ``count`` likeliest tokens of a row of logits; none of a row that is not finite,
         which is an error only where a text draws from it."""
-        if not count or not math.isfinite(row.max()):
+        best = ranking.candidates(row, count) if count else None
+        if best is None:
             return cls()
-        best = top(row, count)
-        return cls.ranked(best.tolist(), row[best])
+        tokens, confidences = best
+        return cls(tuple(tokens.tolist()), tuple(confidences.tolist()))
 
     @classmethod
-    def ranked(cls, tokens: Sequence[int], logits: NDArray[np.floating]) -> Candidates:
-        """Tokens whose logits are known, best first."""
-        weights = np.exp((logits - logits[0]).astype(np.float64))
-        return cls(tuple(tokens), tuple((weights / weights.sum()).tolist()))
+    def among(cls, tokens: NDArray[np.int64], logits: Row) -> Candidates:
+        """Tokens whose logits are known, likeliest first; none of logits that are not finite."""
+        best = ranking.candidates(logits, len(tokens))
+        if best is None:
+            return cls()
+        order, confidences = best
+        return cls(tuple(tokens[order].tolist()), tuple(confidences.tolist()))
 
 
 class Heads(Protocol):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from duodec.core.sampling import noise
 from duodec.errors import ComputeFailed
+from duodec.native import ranking
 
 Row = NDArray[np.float32]  # (vocab,) logits
 
@@ -35,22 +36,12 @@ def not_finite() -> ComputeFailed:
 
 
 def top(values: Row, k: int) -> NDArray[np.int64]:
-    """Indices of the k largest values, largest first, lowest index first among equals.
-
-    The k-th best of the column maxima bounds the k-th best value from below, so one fast pass
-    leaves few values to sort.
-    """
-    k = min(k, len(values))
-    width = 8 * max(k, 128)  # columns: enough that their k-th best maximum is a sharp bound
-    if len(values) >= 4 * width:
-        body = len(values) - len(values) % width
-        maxima = values[:body].reshape(-1, width).max(axis=0)
-        above = np.flatnonzero(values >= np.partition(maxima, -k)[-k])
-    elif len(values) > 2 * k:
-        above = np.flatnonzero(values >= np.partition(values, -k)[-k])
-    else:
-        above = np.arange(len(values))
-    return above[descending(values[above])[:k]]
+    """Indices of the k largest values, largest first, lowest index first among equals. Raises
+    ComputeFailed where one is NaN."""
+    found = ranking.top(values, k)
+    if found is None:
+        raise not_finite()
+    return found
 
 
 def descending(values: Row) -> NDArray[np.int64]:

@@ -29,7 +29,13 @@ _RESULTS_AND_ARGUMENTS = {
     ),
     "duodec_gumbel": (None, [c_void_p, c_int64, c_uint64, c_void_p]),
     "duodec_grow": (c_int64, [c_char_p, c_void_p, c_void_p, c_void_p]),
+    "duodec_fastest_width": (
+        c_int64,
+        [c_void_p, c_int64, c_void_p, c_void_p, *[c_double] * 6],
+    ),
+    "duodec_top": (c_int64, [c_void_p, c_int64, c_int64, c_void_p]),
     "duodec_likeliest": (c_int64, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
+    "duodec_candidates": (c_int64, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
     "duodec_noisy": (
         c_int64,
         [c_void_p, c_int64, c_int64, c_int64, c_float, c_uint64, c_void_p, c_void_p],

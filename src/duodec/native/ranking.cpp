@@ -1,5 +1,6 @@
-// Rank the tokens of a row of a draft model's logits: the best of them, and how likely each is.
-// `core/sampling/sampler.py` says what is ranked; `tests/fakes/oracles.py` finds the same tokens.
+// Rank the tokens of a row of logits: the best of them, and how likely each is.
+// `core/rows.py` and `core/sampling/sampler.py` say what is ranked; `tests/fakes/oracles.py` finds
+// the same tokens.
 
 #include "noise.h"
 
@@ -89,8 +90,8 @@ struct Ranked {
 
 class Ranking {
   public:
-    // The k best. Returns false for a row whose largest is not finite, or that has a NaN.
-    bool rank(const float *row, int64_t num, int64_t k) {
+    // The k best. Returns false for a row that has a NaN.
+    bool find(const float *row, int64_t num, int64_t k) {
         const int64_t num_blocks = num / BLOCK, whole = num_blocks * BLOCK;
         maxima.resize(num_blocks);
         bool is_odd = find_maxima(row, num_blocks, maxima.data());
@@ -100,11 +101,11 @@ class Ranking {
             most = std::max(most, row[i]);
         }
         for (float one : maxima) most = std::max(most, one);
-        if (is_odd || !std::isfinite(most)) return false;
+        if (is_odd) return false;
 
         // the k-th best maximum bounds the k-th best value from below
         float bound = NONE;
-        if (k <= num_blocks) {
+        if (0 < k && k <= num_blocks) {
             sorted = maxima;
             std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(),
                              [](float a, float b) { return a > b; });
@@ -119,15 +120,37 @@ class Ranking {
             if (maxima[block] >= bound) keep(block * BLOCK, (block + 1) * BLOCK);
         keep(whole, num);
         const int64_t count = std::min<int64_t>(k, best.size());
-        std::partial_sort(best.begin(), best.begin() + count, best.end());
+        if (count < int64_t(best.size()))
+            std::nth_element(best.begin(), best.begin() + count, best.end());
         best.resize(count);
+        std::sort(best.begin(), best.end());
         return true;
+    }
+
+    // The same. Returns false also for a row whose largest is not finite.
+    bool rank(const float *row, int64_t num, int64_t k) {
+        return find(row, num, k) && std::isfinite(most);
     }
 
     double normaliser(const float *row, int64_t num) const {
         double sum = sum_of_exponentials(row, num / BLOCK, most, maxima.data());
         for (int64_t i = num / BLOCK * BLOCK; i < num; ++i) sum += std::exp(row[i] - most);
         return most + std::log(sum);
+    }
+
+    // Tokens and the softmax of the scores of the best of them, of which the first k are told.
+    int64_t tell(int64_t k, int64_t *tokens, double *confidences) const {
+        const auto weight = [&](const Ranked &one) {
+            return std::exp(double(one.score) - double(best[0].score));
+        };
+        double sum = 0.0;
+        for (const Ranked &one : best) sum += weight(one);
+        const int64_t count = std::min<int64_t>(k, best.size());
+        for (int64_t i = 0; i < count; ++i) {
+            tokens[i] = best[i].token;
+            confidences[i] = weight(best[i]) / sum;
+        }
+        return count;
     }
 
     std::vector<Ranked> best;
@@ -140,6 +163,16 @@ class Ranking {
 }  // namespace
 
 extern "C" {
+
+// The k largest, largest first, the lowest token first among equals. Returns how many; -1 for a row
+// that has a NaN.
+int64_t duodec_top(const float *row, int64_t num, int64_t k, int64_t *tokens) {
+    thread_local Ranking ranking;
+    if (!ranking.find(row, num, k)) return -1;
+    int64_t count = 0;
+    for (const Ranked &one : ranking.best) tokens[count++] = one.token;
+    return count;
+}
 
 // The k likeliest tokens, best first, with their probabilities. Returns how many; -1 for logits
 // that are not finite.
@@ -156,6 +189,14 @@ int64_t duodec_likeliest(const float *row, int64_t num, int64_t k, int64_t *toke
     return count;
 }
 
+// The k likeliest tokens, best first, with the softmax of their logits. Returns as above.
+int64_t duodec_candidates(const float *row, int64_t num, int64_t k, int64_t *tokens,
+                          double *confidences) {
+    thread_local Ranking ranking;
+    if (!ranking.rank(row, num, k)) return -1;
+    return ranking.tell(k, tokens, confidences);
+}
+
 // The k best of `head` likeliest tokens by logit over temperature plus noise, and the softmax of
 // these scores.
 int64_t duodec_noisy(const float *row, int64_t num, int64_t k, int64_t head, float factor,
@@ -168,15 +209,6 @@ int64_t duodec_noisy(const float *row, int64_t num, int64_t k, int64_t head, flo
         if (is_contest) one.score += gumbel(bits_of(uint32_t(one.token), key));
     }
     std::sort(ranking.best.begin(), ranking.best.end());
-    double sum = 0.0;
-    for (const Ranked &one : ranking.best)
-        sum += std::exp(double(one.score) - double(ranking.best[0].score));
-    const int64_t count = std::min<int64_t>(k, ranking.best.size());
-    for (int64_t i = 0; i < count; ++i) {
-        tokens[i] = ranking.best[i].token;
-        confidences[i] =
-            std::exp(double(ranking.best[i].score) - double(ranking.best[0].score)) / sum;
-    }
-    return count;
+    return ranking.tell(k, tokens, confidences);
 }
 }

@@ -1,6 +1,8 @@
-"""Rank the tokens of a draft model's row of logits, in C++: see `core.sampling.Sampler`."""
+"""Rank the tokens of a row of logits, in C++: see `core.rows` and `core.sampling.Sampler`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,24 +13,38 @@ Best = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Tokens, best first, and how likely each is."""
 
 
+def top(row: NDArray[np.float32], k: int) -> NDArray[np.int64] | None:
+    """The k largest entries, largest first, lowest token first among equals; None for a row that
+    has a NaN."""
+    row = np.ascontiguousarray(row, dtype=np.float32)
+    tokens = np.empty(min(k, len(row)), dtype=np.int64)
+    count = library().duodec_top(row.ctypes.data, len(row), len(tokens), tokens.ctypes.data)
+    return None if count < 0 else tokens
+
+
 def likeliest(row: NDArray[np.float32], k: int) -> Best | None:
     """The k likeliest tokens with their probabilities; None for a row whose largest logit is not
     finite."""
-    row = np.ascontiguousarray(row, dtype=np.float32)
-    tokens, confidences = np.empty(k, dtype=np.int64), np.empty(k)
-    count = library().duodec_likeliest(
-        row.ctypes.data, len(row), k, tokens.ctypes.data, confidences.ctypes.data
-    )
-    return None if count < 0 else (tokens[:count], confidences[:count])
+    return _best(library().duodec_likeliest, row, k)
+
+
+def candidates(row: NDArray[np.float32], k: int) -> Best | None:
+    """The k likeliest tokens with the softmax of their logits; None as above."""
+    return _best(library().duodec_candidates, row, k)
 
 
 def noisy(row: NDArray[np.float32], k: int, head: int, temperature: float, key: int) -> Best | None:
     """The k best of the ``head`` likeliest tokens by logit over temperature plus the noise of
     ``key``, with the softmax of all their scores; None as above."""
+    return _best(library().duodec_noisy, row, k, head, 1 / temperature, key)
+
+
+def _best(
+    function: Callable[..., int], row: NDArray[np.float32], k: int, *settings: float
+) -> Best | None:
     row = np.ascontiguousarray(row, dtype=np.float32)
     tokens, confidences = np.empty(k, dtype=np.int64), np.empty(k)
-    count = library().duodec_noisy(
-        row.ctypes.data, len(row), k, head, 1 / temperature, key,
-        tokens.ctypes.data, confidences.ctypes.data,
-    )  # fmt: skip
+    count = function(
+        row.ctypes.data, len(row), k, *settings, tokens.ctypes.data, confidences.ctypes.data
+    )
     return None if count < 0 else (tokens[:count], confidences[:count])

@@ -12,6 +12,7 @@
 namespace {
 
 constexpr int64_t ROOT = -1, NOWHERE = -2;
+constexpr double TICK_S = 1e-9;  // the least that a forward pass takes
 constexpr int NUM_LENGTHS = 5, MAX_TEXTS = 4;
 constexpr int DRAFT = 0, ROWS = 1, TEXTS = 2, NUM_SOURCES = TEXTS + MAX_TEXTS;
 enum Pattern { ALONE, UNLIKE_DRAFT, DRAFT_ALONE, TOGETHER };  // who proposes a token
@@ -361,6 +362,24 @@ class Growth : Workspace {
 }  // namespace
 
 extern "C" {
+
+// How many of `num` draft tokens to score: see `planning.compiled.fastest_width`. `seconds` and
+// `worst` are by number of draft tokens, 0 to `num`.
+int64_t duodec_fastest_width(const double *values, int64_t num, const double *seconds,
+                             const double *worst, double trust, double caution, double lost,
+                             double most_bet, double bet, double more_s) {
+    const double plain_s = std::max(TICK_S, seconds[0] + more_s);
+    double best = caution / plain_s, promised = 0.0;
+    int64_t width = 0;
+    for (int64_t i = 1; i <= num; ++i) {
+        promised += trust * values[i - 1];
+        const double most_lost = lost + std::min(most_bet, bet * promised);
+        if (worst[i] + more_s > plain_s * (1.0 + most_lost)) continue;
+        const double rate = (1.0 + promised) / std::max(TICK_S, seconds[i] + more_s);
+        if (rate > best) best = rate, width = i;
+    }
+    return width;
+}
 
 // Room for `num_tokens` nodes, and one value more.
 int64_t duodec_grow(const void *request, int32_t *tokens, int32_t *parents, double *values) {

@@ -17,7 +17,8 @@ _FADE = 0.9  # of how busy the cores were before, with each forward pass
 
 
 def level(num_requests: int) -> int:
-    """The level of a batch; batches of one level are judged together: 1, 2, 3 to 4, 5 to 8, ..."""
+    """The level of a batch; batches of one level are judged together: 2, 3 to 4, 5 to 8, ... A
+    request alone has level 0."""
     return max(0, num_requests - 1).bit_length()
 
 
@@ -42,7 +43,7 @@ class BatchGovernor:
             hopeless=_HOPELESS,
             backoff=_BACKOFF,
         )
-        self._regimes: list[_Regime] = []
+        self._regimes: list[_Regime] = []  # of levels 1, 2, ...
         self._now = self._last = _Cycle(0, Sources.ALL, Sources.ALL)
         self._num_tokens = 0
         self._is_asked = False
@@ -62,6 +63,12 @@ class BatchGovernor:
     ) -> None:
         """End a forward pass, when this process has computed for ``busy_s`` seconds in all. Its
         number of tokens is known by the end of the next pass."""
+        if num_requests < 2:  # its own governor decides
+            # what is planned before the first pass of several
+            next_ = Sources.ALL if self._cores_for_target is None else Sources.NONE
+            self._last = self._now = _Cycle(num_requests, next_, Sources.ALL, end_s, busy_s)
+            self._num_tokens, self._is_asked = 0, False
+            return
         last, now = self._last, self._now
         if last.is_known and last.num_requests == num_requests:
             self._regime(num_requests).governor.observe(
@@ -80,12 +87,12 @@ class BatchGovernor:
         self._now = _Cycle(num_requests, sources, most, end_s, busy_s)
 
     def _regime(self, num_requests: int) -> _Regime:
-        while len(self._regimes) <= level(num_requests):
-            # what one request alone finds does not hold for several
-            fewer = self._regimes[-1].governor if len(self._regimes) > 1 else self._first
-            trial = min(_MOST_TRIAL, max(_LEAST_TRIAL, _TRIAL >> len(self._regimes)))
+        """Of several requests: what one alone finds does not hold for them."""
+        while len(self._regimes) < level(num_requests):
+            fewer = self._regimes[-1].governor if self._regimes else self._first
+            trial = min(_MOST_TRIAL, max(_LEAST_TRIAL, _TRIAL >> (1 + len(self._regimes))))
             self._regimes.append(_Regime(replace(fewer.anew(), trial=trial)))
-        return self._regimes[level(num_requests)]
+        return self._regimes[level(num_requests) - 1]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Grow a selection best first, in C++."""
+"""Grow a selection best first, and choose how much of it to score, in C++."""
 
 from __future__ import annotations
 
@@ -85,6 +85,30 @@ def grow(
     selection.parents = parents[:count].tolist()
     selection.values = values[:count].tolist()
     selection.reach = values[count]
+
+
+def fastest_width(
+    values: Sequence[float],
+    seconds: Sequence[float],
+    worst: Sequence[float],
+    *,
+    trust: float,
+    caution: float,
+    lost: float,
+    most_bet: float,
+    bet: float,
+    more_s: float,
+) -> int:
+    """How many draft tokens of these values yield the most tokens a second, more by ``caution``
+    than none. ``seconds`` and ``worst`` are the expected and the longest seconds of forward passes
+    over 0, 1, ... of them; one may lose ``lost`` passes and, up to ``most_bet`` more, a
+    share ``bet`` of the tokens that are promised."""
+    own, likely, most = (array("d", numbers) for numbers in (values, seconds, worst))
+    found: int = library().duodec_fastest_width(
+        address(own), len(own), address(likely), address(most),
+        trust, caution, lost, most_bet, bet, more_s,
+    )  # fmt: skip
+    return found
 
 
 def _tree(source: TreeSource) -> tuple[int, ...]:

@@ -76,16 +76,18 @@ class Costs:
     # by number of draft tokens, in forward passes without a draft of that time: a machine that
     # warms up, or a text that grows, makes all widths faster or slower
     _by_width: dict[int, _Recent] = field(default_factory=dict)
-    _curve: list[float] = field(default_factory=list)  # what widths are expected to take
+    # computed from these when asked for; emptied by each observation
+    _measured: list[tuple[int, float]] = field(default_factory=list)  # what widths cost
+    _curve: list[float] = field(default_factory=list)  # what all widths are expected to take
+    _num_curve: int = 0  # draft tokens that it was asked for, at most
     _by_size: dict[int, _Recent] = field(default_factory=dict)  # of 0, 1, 2 to 3, 4 to 7, ...
     _leap: _Leap = field(default_factory=lambda: _Leap())
 
     def of_another_target(self) -> Costs:
         """Costs with the same draft model, of a target whose forward passes are not measured."""
         return replace(
-            self, _forward_s=_Recent(), _by_width={}, _by_size={}, _curve=[], _leap=_Leap(),
-            _lately=_Recent(_LATELY), _heads_s=_Recent(),
-            _head_level_s=_Recent(),
+            self, _forward_s=_Recent(), _by_width={}, _by_size={}, _measured=[], _curve=[],
+            _leap=_Leap(), _lately=_Recent(_LATELY), _heads_s=_Recent(), _head_level_s=_Recent(),
         )  # fmt: skip
 
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
@@ -101,6 +103,7 @@ class Costs:
         known = self._by_width.setdefault(num_tokens, _Recent())
         known.observe(seconds / self._plain_s)
         known.last = self._leap.num_passes
+        self._measured.clear()
         self._curve.clear()
 
     @property
@@ -111,7 +114,8 @@ class Costs:
     def curve(self, num_tokens: int) -> Sequence[float]:
         """`forward_s` of 0, 1, ... draft tokens, up to ``num_tokens`` at least."""
         if len(self._curve) <= num_tokens:
-            self._curve[:] = self._expected(num_tokens)
+            self._num_curve = max(self._num_curve, num_tokens)
+            self._curve[:] = self._expected(self._num_curve)
         return self._curve
 
     def forward_s(self, num_tokens: int) -> float:
@@ -124,12 +128,15 @@ class Costs:
         seconds: float = self.curve(num_tokens)[num_tokens]
         return seconds
 
-    def worst_s(self, num_tokens: int) -> float:
-        """The most that a forward pass is expected to take: of a width beyond those measured, as
-        long as two of the widest."""
-        expected_s = self.forward_s(num_tokens)
+    def worst(self, num_tokens: int) -> Sequence[float]:
+        """The most that forward passes are expected to take, by width as `curve`: beyond those
+        measured, as long as two of the widest."""
+        expected = self.curve(num_tokens)
         widest = max(self._by_width, default=num_tokens)
-        return expected_s if num_tokens <= widest else max(expected_s, 2 * self.forward_s(widest))
+        if widest >= num_tokens:
+            return expected
+        least_s = 2 * expected[widest]
+        return [s if num <= widest else max(s, least_s) for num, s in enumerate(expected)]
 
     def row_s(self, num_tokens: int) -> float:
         """Expected seconds of one more draft token than so many."""
@@ -160,8 +167,13 @@ class Costs:
         """Draft tokens that the next forward pass may score, as far as costs are known."""
         return sys.maxsize
 
-    def _known(self) -> list[tuple[int, float]]:
+    def _known(self) -> Sequence[tuple[int, float]]:
         """What measured widths cost, by width; it never falls."""
+        if not self._measured:
+            self._measured[:] = self._pooled()
+        return self._measured
+
+    def _pooled(self) -> list[tuple[int, float]]:
         newest = self._leap.num_passes - _STALE
         pooled: list[tuple[int, float, float]] = []  # the last width of a pool, its cost and weight
         found: list[tuple[int, float]] = []

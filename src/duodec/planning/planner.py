@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from duodec.core.candidates import TreeCursor
 from duodec.planning.acceptance import EXPECTED, Acceptance, Prior
-from duodec.planning.compiled import grow
+from duodec.planning.compiled import fastest_width, grow
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Rate
 from duodec.planning.selection import LEAST_VALUE, Selection, Source
@@ -71,10 +71,9 @@ class Planner:
 
     def can_pay(self) -> bool:
         """Whether any draft would pay if all of its tokens were accepted."""
-        plain_s = self.costs.forward_s(0)
         widths = (1 << i for i in range(self.num_tokens.bit_length()))
-        self.costs.curve(self.num_tokens)  # is wanted between two forward passes
-        return any(self.costs.forward_s(n) < (1 + n) * plain_s for n in widths)
+        seconds = self.costs.curve(self.num_tokens)  # is wanted between two forward passes, too
+        return any(seconds[n] < (1 + n) * seconds[0] for n in widths)
 
     def reading_s(self, num_tokens: int) -> float:
         """Expected seconds for which a draft model on the target's cores reads so many new tokens
@@ -176,18 +175,18 @@ def best_width(
     promises, one draft costs no more than five such passes, so that no text pays for another's. A
     forward pass takes ``more_s`` longer, whatever its width.
     """
-    seconds = costs.curve(len(values))
-    plain_s = max(_TICK_S, seconds[0] + more_s)
-    best, num_best, promised = _caution(allowance) / plain_s, 0, 0.0
-    for num, value in enumerate(values, 1):
-        promised += trust * value
-        lost = min(_MOST_LOST, max(0.0, allowance)) + min(_MOST_LOST, _BET * promised)
-        if costs.worst_s(num) + more_s > plain_s * (1.0 + lost):
-            continue
-        rate = (1.0 + promised) / (seconds[num] + more_s or _TICK_S)
-        if rate > best:
-            best, num_best = rate, num
-    return num_best
+    num = len(values)
+    return fastest_width(
+        values,
+        costs.curve(num),
+        costs.worst(num),
+        trust=trust,
+        caution=_caution(allowance),
+        lost=min(_MOST_LOST, max(0.0, allowance)),
+        most_bet=_MOST_LOST,
+        bet=_BET,
+        more_s=more_s,
+    )
 
 
 def _caution(allowance: float) -> float:

@@ -72,8 +72,8 @@ class TorchScores(Scores):
         at, num = self.first + self._checked(row), self.query.num_candidates
         if not num or not math.isfinite(self.drawn.largest[at]):
             return Candidates()
-        tokens = self.drawn.candidates[at, :num].astype(np.int64).tolist()
-        return Candidates.ranked(tokens, self.drawn.likely[at, :num])
+        tokens = self.drawn.candidates[at, :num].astype(np.int64)
+        return Candidates.among(tokens, self.drawn.likely[at, :num].astype(np.float32))
 
     def distribution(self, row: int) -> Distribution:
         """Copies the row's logits to the host."""

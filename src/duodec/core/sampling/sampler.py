@@ -19,7 +19,7 @@ from typing import Annotated, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.core.rows import HEAD, Row, check_finite, descending, masked, not_finite, nucleus, top
+from duodec.core.rows import HEAD, Row, check_finite, masked, not_finite, nucleus, top
 from duodec.core.sampling import noise
 from duodec.core.sampling.grammar import Grammar, Mask
 from duodec.core.sampling.parameters import Parameter, check, real, shown, whole
@@ -246,13 +246,19 @@ class Sampler:
 
     def draw(self, row: Row, context: Context) -> Draw:
         """The keyed draw from a row of logits. Raises ComputeFailed if they are not finite."""
-        check_finite(row)
-        tokens, scores = self._survivors(row, context)
-        if self.params.is_greedy or len(tokens) == 1:
-            order = descending(scores)[:2]
-            tokens, scores = tokens[order], scores[order]
+        if self.params.is_greedy:  # only the best two matter: the winner and the margin
+            adjusted = self._adjusted(row, context)
+            tokens = top(adjusted, 2)
+            scores = adjusted[tokens]
+            if adjusted is not row:
+                check_finite(row)
+            elif not math.isfinite(scores[0]):
+                raise not_finite()
         else:
-            tokens, scores = noise.best_two(self.key(context.position), tokens, scores)
+            check_finite(row)
+            tokens, scores = self._survivors(row, context)
+            if len(tokens) > 1:
+                tokens, scores = noise.best_two(self.key(context.position), tokens, scores)
         is_contest = len(scores) > 1 and scores[1] > -math.inf
         margin = float(scores[0] - scores[1]) if is_contest else math.inf
         return Draw(int(tokens[0]), margin)
@@ -260,9 +266,9 @@ class Sampler:
     def distribution(self, row: Row, context: Context) -> Distribution:
         """The distribution that `draw` follows. Raises ComputeFailed where there is none."""
         check_finite(row)
-        tokens, scores = self._survivors(row, context)
         if self.params.is_greedy:
-            return Distribution(tokens[np.argmax(scores)][None], np.ones(1))
+            return Distribution(top(self._adjusted(row, context), 1), np.ones(1))
+        tokens, scores = self._survivors(row, context)
         weights = np.exp(scores.astype(np.float64) - scores.max())
         return Distribution(tokens, weights / weights.sum())
 
@@ -315,9 +321,6 @@ class Sampler:
         """Tokens that may be drawn, ascending, and their scores (logits over temperature)."""
         p = self.params
         row = self._adjusted(row, context)
-        if p.is_greedy:  # only the best two matter: the winner and the margin
-            best = np.sort(top(row, 2))
-            return best, row[best]
         scores = row if p.temperature == 1 else row * np.float32(1 / p.temperature)
         tokens: NDArray[np.int64] | None = None
         if 0 < p.top_k < len(row):

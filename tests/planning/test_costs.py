@@ -1,0 +1,45 @@
+"""Costs are the same whenever they were looked at before."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duodec.planning.costs import Costs
+
+PASSES = st.lists(st.tuples(st.sampled_from([0, 0, 1, 3, 7, 20]), st.floats(0.001, 0.1)))
+
+
+@given(PASSES, st.data())
+def test_what_is_kept_between_forward_passes_is_computed_anew_after_one(passes, data) -> None:
+    looked_at, untouched = Costs(), Costs()
+    for num_tokens, seconds in passes:
+        if data.draw(st.booleans()):
+            looked_at.curve(80)
+            looked_at.row_s(2)
+        for costs in (looked_at, untouched):
+            costs.observe_forward(seconds, num_tokens)
+    assert list(looked_at.curve(80)) == list(untouched.curve(80))
+    assert list(looked_at.worst(80)) == list(untouched.worst(80))
+
+
+@given(PASSES)
+def test_a_width_beyond_those_measured_may_take_as_long_as_two_of_the_widest(passes) -> None:
+    costs = Costs()
+    for num_tokens, seconds in passes:
+        costs.observe_forward(seconds, num_tokens)
+    widest = max((num_tokens for num_tokens, _ in passes), default=80)
+    expected, worst = costs.curve(80), costs.worst(80)
+    for num in range(81):
+        least_s = 2 * expected[widest] if num > widest else 0.0
+        assert worst[num] == max(expected[num], least_s)
+
+
+def test_costs_of_another_target_begin_with_none_of_its_own() -> None:
+    costs = Costs()
+    for num_tokens, seconds in ((0, 0.01), (0, 0.01), (4, 0.02)):
+        costs.observe_forward(seconds, num_tokens)
+    assert costs.forward_s(4) == 0.02
+    other = costs.of_another_target()
+    assert list(other.curve(80)) == list(Costs().curve(80))
+    assert costs.forward_s(4) == 0.02
