@@ -22,10 +22,13 @@ from duodec.backends.llamacpp import library
 from duodec.backends.llamacpp.drafts.parallel import parallel
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.target import LlamaTarget
+from duodec.bench.beds import simulated
+from duodec.bench.beds.virtual import StepTable
 from duodec.core.protocols import Query
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.distill import recipe, recording
 from duodec.distill.files import Folder
+from duodec.distill.judging import judged
 from duodec.distill.prompts.magpie import Written
 from duodec.distill.recipe import Distillation, Result
 from duodec.distill.settings import NUM_TOPS, DistillSettings
@@ -173,6 +176,21 @@ def test_interrupted_three_times_it_ends_with_the_same_weights(
         if ours and theirs:
             pairs = zip(ours.samples, theirs.samples, strict=True)
             assert all((a.tokens == b.tokens).all() for a, b in pairs)
+
+
+def test_chains_show_the_draft_alone_however_long_its_steps_seemed_to_take(
+    made: tuple[Distillation, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a step of two tokens may seem to take a thousand times as long as one."""
+    done, result = made
+    monkeypatch.setattr(simulated, "measured", lambda model: StepTable.parse("1:0.1,2:100"))
+    held_out = done.prompts.conversations[: done.prompts.num_held_out]
+    (verdict,) = judged(
+        done.config, [result.path], held_out, done.params,
+        forward_ms=done.settings.judge_ms, on_progress=done.on_progress,
+    )  # fmt: skip
+    assert verdict.chain == result.after.chain
+    assert verdict.default < result.after.default
 
 
 def test_a_draft_learns_to_draft_several_tokens_at_once(

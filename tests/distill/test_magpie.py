@@ -97,6 +97,7 @@ def test_a_template_that_begins_with_the_message_is_refused(tmp_path: Path) -> N
         written(writer, tmp_path, 4)
 
 
+@pytest.mark.slow
 def test_a_chat_model_writes_what_users_say(tmp_path: Path) -> None:
     with LLM.load(draft=None, num_slots=2, context=512) as llm:
         before, after = around_a_message(llm)

@@ -18,6 +18,7 @@ from duodec.loading.config import EngineConfig
 CHAIN, DEFAULT, WITHOUT = "sps:4", "stream", "lookup"
 # prompts, and tokens of each: rows off the text, which the default method reads, are computed
 _OF = {CHAIN: (16, 64), DEFAULT: (8, 32), WITHOUT: (8, 32)}
+_EVEN_MS = "1:1,2:1"  # a step's price, the same for any number of tokens: no chain is cut short
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -25,8 +26,8 @@ OnProgress = Callable[[str, int, int], None]
 @dataclass(frozen=True)
 class Verdict:
     """Tokens a forward pass of the target, its own included, with one draft: ``chain`` by chains of
-    four draft tokens, which shows the draft alone; ``default`` with all sources of drafts, and with
-    its steps' times. ``draft`` None is earlier text alone."""
+    four draft tokens, whatever they cost, which shows the draft alone; ``default`` with all sources
+    of drafts, and with its steps' times. ``draft`` None is earlier text alone."""
 
     draft: str | None
     chain: float
@@ -62,6 +63,7 @@ def judged(
             config=replace(config, num_slots=1),
             max_tokens=min(num_tokens, params.max_tokens or num_tokens),
             simulate_ms=forward_ms,
+            draft_ms=_EVEN_MS if method == CHAIN else None,
             sampling=replace(params, max_tokens=None, logprobs=None),
         )
         found = simulate(plan, prompts[:num_prompts], on_progress).generations
