@@ -3,7 +3,8 @@
 Runs real models with the drafter in its process and counts divergences from `ar`. A divergence
 is judged: it is excused only if a perturbation of the row's logits as large as the kernels' (the
 99th percentile of the measured deviation of a logit between one-token and batched forward passes)
-can flip the draw. If kernels have no deviation, nothing is excused.
+can flip the draw. If kernels have no deviation, nothing is excused. Ctrl-C ends a run with what its
+whole prompts gave; ``--onto`` goes on from there.
 
     python -m benchmarks identity --data FOLDER --limit 3
     python -m benchmarks identity --data FOLDER --target MODEL --exact
@@ -12,6 +13,7 @@ can flip the draw. If kernels have no deviation, nothing is excused.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -57,6 +59,11 @@ class Count:
         self.accepted_tokens += got.stats.num_accepted_tokens
         self.refusals += sum(r.num_accepted < r.num_scored for r in got.stats.rounds)
         self.near_ties += got.stats.num_near_ties
+
+    def merge(self, other: Count) -> None:
+        """Add what another count has."""
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
     def line(self) -> str:
         return (
@@ -165,23 +172,45 @@ def main(
         plain = answer(engine, tokens, SamplingParams(), "ar", 64)
         moved = judge.measure([*tokens, *plain.tokens], len(plain.tokens))
         console.print(f"logits move by up to {moved.max():.3g}, 99th percentile {judge.delta:.3g}")
-        for number in track(range(first, len(chosen)), "comparing"):
-            tokens = engine.tokens_of([{"role": "user", "content": chosen[number].turns[0]}])
-            for temperature in map(float, temperatures.split(",")):
-                top_p = 0.95 if temperature else 1.0
-                sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=7)
-                plain = answer(engine, tokens, sampling, "ar", max_tokens)
-                for method in methods.split(","):
-                    count = counts.setdefault(f"{method} T={temperature:g}", Count())
-                    got = answer(engine, tokens, sampling, method, max_tokens)
-                    judge.compare(count, tokens, sampling, plain, got)
+        num_done = first
+        try:
+            for prompt in track(chosen[first:], "comparing"):
+                tokens = engine.tokens_of([{"role": "user", "content": prompt.turns[0]}])
+                found = compared(
+                    engine, judge, tokens, map(float, temperatures.split(",")), methods.split(","),
+                    max_tokens,
+                )  # fmt: skip
+                for label, count in found.items():
+                    counts.setdefault(label, Count()).merge(count)
+                num_done += 1
+        except KeyboardInterrupt:
+            if not num_done:
+                raise
+            console.print(f"interrupted after {num_done} of {len(chosen)} prompts")
     for label, count in counts.items():
         console.print(f"{label:>14}: {count.line()}", soft_wrap=True)
     counted = {label: asdict(count) for label, count in counts.items()}
-    figures = {"prompts": len(chosen), "deviation_p99": judge.delta, "counts": counted}
+    figures = {"prompts": num_done, "deviation_p99": judge.delta, "counts": counted}
     if any(count.divergences > count.excused for count in counts.values()):
         raise Refuted("a method's text is not plain decoding's", figures)
     return figures
+
+
+def compared(
+    engine: LLM, judge: Judge, tokens: list[int], temperatures: Iterable[float],
+    methods: Sequence[str], max_tokens: int,
+) -> dict[str, Count]:  # fmt: skip
+    """Complete a prompt by each method at each temperature, and count."""
+    counts: dict[str, Count] = {}
+    for temperature in temperatures:
+        top_p = 0.95 if temperature else 1.0
+        sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=7)
+        plain = answer(engine, tokens, sampling, "ar", max_tokens)
+        for method in methods:
+            count = counts[f"{method} T={temperature:g}"] = Count()
+            got = answer(engine, tokens, sampling, method, max_tokens)
+            judge.compare(count, tokens, sampling, plain, got)
+    return counts
 
 
 def answer(

@@ -127,6 +127,7 @@ def test_methods_take_turns_in_an_order_that_rotates(tmp_path: Path) -> None:
     assert len({g.key for g in made.journal.generations}) == 18
 
 
+@pytest.mark.slow
 def test_every_conversation_is_cold_and_its_turns_are_not(tmp_path: Path) -> None:
     made = runner(plan("ar,sps"), tmp_path)
     made.run(prompts("mt_bench", num=2, num_turns=2))
@@ -170,6 +171,7 @@ def test_a_method_owns_its_stores_and_costs_in_each_repeat(tmp_path: Path) -> No
     assert same == other
 
 
+@pytest.mark.slow
 def test_a_store_knows_earlier_answers_and_never_its_own(tmp_path: Path) -> None:
     """One text asked under three names: by the second time it is known."""
     made = runner(plan("suffix"), tmp_path)
@@ -225,6 +227,7 @@ def test_the_published_rule_promises_no_text_above_temperature_0(tmp_path: Path)
     assert [g.identical for g in made.journal.generations] == [True, None]
 
 
+@pytest.mark.slow
 def test_a_failed_prompt_is_a_missing_value(tmp_path: Path) -> None:
     made = runner(plan("ar,sps"), tmp_path, fail_at=6)  # two warm-ups, each with its forgetting
     made.run(prompts("mt_bench", num=2, num_turns=2))
@@ -266,6 +269,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, methods: st
     }
 
 
+@pytest.mark.slow
 def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
     made = runner(plan("ar"), tmp_path)
     made.run(prompts(num=2))
@@ -396,6 +400,7 @@ def test_a_method_without_a_draft_model_needs_no_draft() -> None:
         plan("ar,sps", targets=("some.gguf",)).pairs()
 
 
+@pytest.mark.slow
 def test_every_target_meets_every_draft_and_plain_decoding_only_the_first(tmp_path: Path) -> None:
     both = plan("ar,sps", drafts=("smollm2-draft", "other.gguf"))
     first, second = both.pairs()

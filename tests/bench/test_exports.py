@@ -81,6 +81,7 @@ def test_text_of_names_is_no_markup() -> None:
     )
 
 
+@pytest.mark.slow
 def test_figures_are_svg_and_pdf(tmp_path: Path) -> None:
     files = write_figures(run(), tmp_path / "figures")
     names = {file.stem for file in files}
@@ -92,6 +93,7 @@ def test_figures_are_svg_and_pdf(tmp_path: Path) -> None:
         assert "var(--" not in file.read_text("utf-8", "replace")
 
 
+@pytest.mark.slow
 def test_the_command_writes_them(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

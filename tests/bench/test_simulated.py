@@ -506,6 +506,7 @@ def test_the_targets_own_heads_cost_what_is_given(price: float | None) -> None:
         assert clock() - begin_s == pytest.approx(FORWARD_S + extra_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [SamplingParams(), WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("has_draft_model", [True, False])
 @pytest.mark.parametrize(("noise", "is_used"), [(0.2, True), (3.0, False)])
