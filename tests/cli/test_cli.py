@@ -735,6 +735,7 @@ def test_an_open_message_ends_with_the_input(cli: Cli) -> None:
 # doctor and models
 
 
+@pytest.mark.slow
 def test_doctor_finds_the_default_pair_usable() -> None:
     run = duodec("doctor", "--json", "-t", "1")
     assert run.returncode == 0, run.stderr
@@ -758,6 +759,7 @@ def test_doctor_tries_the_drafts_that_it_finds() -> None:
     assert "duodec chat --target smollm2 --draft" in line
 
 
+@pytest.mark.slow
 def test_drafts_of_a_target_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "draft-x.gguf"
     path.write_bytes(b"GGUF")
@@ -773,6 +775,7 @@ def test_drafts_of_a_target_are_listed(tmp_path: Path) -> None:
     assert record["candidates"][0]["is_same"]
 
 
+@pytest.mark.slow
 def test_doctor_tells_of_another_vocabulary(bad_files: Path) -> None:
     run = duodec("doctor", "--draft", str(bad_files / "renamed.gguf"))
     assert run.returncode == 0, run.stdout
@@ -780,6 +783,7 @@ def test_doctor_tells_of_another_vocabulary(bad_files: Path) -> None:
     assert "the draft's text is tokenised anew" in run.stdout
 
 
+@pytest.mark.slow
 def test_a_draft_with_one_unequal_token_drafts(bad_files: Path) -> None:
     arguments = ("generate", "--raw", "A b c d", "--max-tokens", "12", "--threads", "1", "--json")
     texts = {
@@ -811,6 +815,7 @@ def test_no_table_is_wider_than_a_terminal_but_for_its_names(
     assert all(len(line) <= columns or " " not in line for line in out.splitlines())
 
 
+@pytest.mark.slow
 def test_doctor_names_a_model_of_another_kind(bad_files: Path) -> None:
     run = duodec("doctor", "--target", str(bad_files / "bert.gguf"))
     assert run.returncode == 3

@@ -256,6 +256,7 @@ def test_a_context_too_short_for_a_profile_is_told(
     assert "context is 100, and a profile needs 128 tokens" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_nothing_is_measured_while_others_use_the_cores(
     profiled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

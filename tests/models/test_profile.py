@@ -60,6 +60,7 @@ def test_a_profile_holds_what_forwards_and_steps_take(profile: Profile) -> None:
     assert costs.step_s() == pytest.approx(0.002)
 
 
+@pytest.mark.slow
 def test_the_texts_are_of_frequent_tokens_whose_rows_a_short_head_has() -> None:
     asked: list[DraftRequest] = []
 
@@ -130,6 +131,7 @@ def test_a_key_names_machine_files_and_settings(
     assert profile_place("k").name == "k.json"
 
 
+@pytest.mark.slow
 def test_one_command_measures_the_default_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 # Files
 
 
+@pytest.mark.slow
 def test_files_decide_about_the_backend(folder: Path) -> None:
     gguf = str(resolve("smollm2-draft").path)
     for fields, backend in (

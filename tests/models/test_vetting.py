@@ -323,6 +323,7 @@ def test_doctor_tries_the_template(tmp_path: Path) -> None:
     assert "--raw" in checks["chat template"]["remedy"]
 
 
+@pytest.mark.slow
 def test_doctor_and_generate_survive_a_damaged_header(tmp_path: Path) -> None:
     path = str(changed(tmp_path, ("llama.block_count", "I", 0)))
     for command in (["doctor", "--draft", "none"], ["generate", "hi"]):

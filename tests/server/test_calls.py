@@ -32,6 +32,7 @@ from duodec.server.api.tools.pythonic import LFM2
 from duodec.server.api.tools.smollm import with_tools
 from duodec.server.api.tools.splitting import ToolCalls
 from duodec.server.api.tools.tagged import GLM, QWEN_CODER
+from duodec.server.models import feed
 
 SLOW = pytest.mark.slow
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
@@ -282,7 +283,11 @@ IN_PARTS = {"hermes", "llama-3", "llama-3-tagged", "mistral-11", "qwen3-coder", 
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=SLOW) for n in CASES])
-def test_the_arguments_of_a_required_call_come_as_they_are_written(name: str) -> None:
+def test_the_arguments_of_a_required_call_come_as_they_are_written(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece of text goes out alone, however late the server's loop is."""
+    monkeypatch.setattr(feed, "_joined", iter)
     case = CASES[name]
     tool = {"type": "function", "function": {"name": "put", "parameters": {
         "type": "object", "additionalProperties": False, "required": ["a", "b"],
@@ -453,6 +458,7 @@ SMOLLM = (
 )
 
 
+@pytest.mark.slow
 def test_smollm2_is_told_of_tools_in_its_messages() -> None:
     tokenizer = Tags(SMOLLM, ("<|im_start|>", "<|im_end|>"))
     text = f'<tool_call>[{{"name": "weather", "arguments": {ROME_JSON}}}]</tool_call>'

@@ -157,6 +157,7 @@ def test_idle_connections_are_closed() -> None:
         assert answer(sock).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_bodies_have_a_time() -> None:
     with running(body_s=0.2) as server:
         for path in (b"/v1/completions", b"/v1/nothing"):
@@ -322,6 +323,7 @@ def test_prompts_that_a_long_token_could_hold_are_counted_in_parts() -> None:
         assert tokenizer.seen == []
 
 
+@pytest.mark.slow
 def test_work_whose_clients_left_holds_nobody_up() -> None:
     tokenizer = SlowLetters(seconds=6.0)
     engine = engine_on_tables(tokenizer=tokenizer, num_context=100_000)
@@ -362,6 +364,7 @@ def test_a_target_leaves_cores_to_large_requests_that_are_prepared(shares_cores:
         assert True not in shared
 
 
+@pytest.mark.slow
 def test_more_than_the_queue_holds_are_not_prepared() -> None:
     engine = engine_on_tables(tokenizer=SlowLetters(seconds=1.5), num_context=100_000)
     with (
@@ -455,6 +458,7 @@ def test_a_schema_that_hides_another_holds_nobody_up() -> None:
             assert attack.result().status_code == 400
 
 
+@pytest.mark.slow
 def test_grammars_that_others_use_leave_no_memory_for_one_more() -> None:
     letters = Letters(ends=True)
     engine = engine_on_tables(tokenizer=letters)

@@ -137,6 +137,7 @@ def test_what_does_not_fit_into_memory_makes_others_leave() -> None:
         assert factory.closed == [MODEL]
 
 
+@pytest.mark.slow
 def test_a_model_in_use_finishes_and_is_loaded_again_for_who_came_later() -> None:
     factory = Factory(0.02)
     with several(factory) as server, ThreadPoolExecutor(4) as pool:
@@ -339,6 +340,7 @@ def test_a_text_in_another_thread_keeps_its_model_when_its_client_has_left(
         assert other.result() == expected("one")
 
 
+@pytest.mark.slow
 def test_a_model_that_nobody_waits_for_any_more_makes_nobody_leave() -> None:
     factory = Factory(0.02)
     with several(factory) as server, ThreadPoolExecutor(1) as pool:

@@ -24,6 +24,7 @@ TESTS = re.findall(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NODE is None, reason="no node on this machine")
 @pytest.mark.parametrize("name", TESTS)
 def test_under_node(name: str) -> None:

@@ -105,6 +105,7 @@ def serving(*options: str, program: str = PROGRAM, **env: str) -> Iterator[Proce
                 stream.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_status_0_after_the_answers_in_work(number: int) -> None:
     with serving("--log-format", "json") as server, closing(server.wait_ready()) as http:
@@ -175,6 +176,7 @@ def test_sigint_ends_it_where_a_shell_ignores_it() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_who_comes_while_the_last_answers_end_is_told_to_come_back() -> None:
     body: Any = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "stream": True}
     with serving() as server, closing(server.wait_ready()) as http:
@@ -191,6 +193,7 @@ def test_who_comes_while_the_last_answers_end_is_told_to_come_back() -> None:
         assert server.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once() -> None:
     body: Any = {
         "messages": [{"role": "user", "content": "hi"}],
@@ -265,6 +268,7 @@ def test_a_files_values_are_words_as_on_the_command_line(tmp_path: Path) -> None
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [

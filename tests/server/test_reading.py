@@ -94,6 +94,7 @@ def test_pipelines_come_after_others_and_leave_the_loop_idle_between_their_reque
     assert begun[5:] == [f"pipeline {i}" for i in range(3)] * 2
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_parsed_as_it_is_answered() -> None:
     number = 500
     with running() as server, connect(server) as sock:
@@ -108,6 +109,7 @@ def test_a_pipeline_is_parsed_as_it_is_answered() -> None:
         assert server.http.get("/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_pipeline_whose_answers_nobody_reads_waits_for_them() -> None:
     with running() as server, connect(server, 2048) as sock:
         sock.settimeout(1)

@@ -108,6 +108,7 @@ def test_rows_have_the_bits_of_a_text_alone(model: LlamaModel, streams: LlamaCha
         target.close()
 
 
+@pytest.mark.slow
 def test_a_text_that_changes_is_read_anew_from_there(
     model: LlamaModel, streams: LlamaChains, alone: LlamaTarget
 ) -> None:
@@ -130,6 +131,7 @@ def test_of_many_long_drafts_as_much_is_scored_as_a_forward_gives(
     assert min(counts) > 20
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_ends_its_own_answer_and_can_be_asked_again(
     model: LlamaModel, streams: LlamaChains, alone: LlamaTarget
 ) -> None:

@@ -37,6 +37,7 @@ def test_a_child_that_hangs_is_killed() -> None:
         os.kill(child, 0)
 
 
+@pytest.mark.slow
 def test_a_child_that_was_stopped_did_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzzing, "_LONGEST_TICK_S", 0.01)
     child = forked(0.2)
