@@ -252,6 +252,13 @@ def best_two_of_all(
     return tokens[order].tolist(), sums[order].tolist()
 
 
+def best_two(key: int, tokens: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of numbers none of which is NaN."""
+    found = noise.best_two(key, tokens, scores)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 3.0, 30.0, 1e6])
 @pytest.mark.parametrize("num_tokens", [2, 3, 255, 256, 257, 1000, 20_011])
 def test_the_best_two_are_those_of_all_noise(num_tokens: int, spread: float) -> None:
@@ -268,7 +275,7 @@ def test_the_best_two_are_those_of_all_noise(num_tokens: int, spread: float) -> 
             scores[dice.integers(0, num_tokens, 4)] += 12
         key = int(dice.integers(0, 1 << 64, dtype=np.uint64))
         before = scores.copy()
-        found, sums = noise.best_two(key, tokens, scores)
+        found, sums = best_two(key, tokens, scores)
         expected, expected_sums = best_two_of_all(key, tokens, scores)
         assert sums.tolist() == expected_sums
         assert found[0] == expected[0]
@@ -281,13 +288,84 @@ def test_a_draw_needs_no_luck_in_the_order_of_scores(order: int) -> None:
     tokens = np.arange(60_000)
     scores = np.linspace(-30, 30, len(tokens), dtype=np.float32)[::order].copy()
     for key in range(20):
-        found, sums = noise.best_two(key, tokens, scores)
+        found, sums = best_two(key, tokens, scores)
         assert (found.tolist(), sums.tolist()) == best_two_of_all(key, tokens, scores)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_a_token_far_from_the_best_wins_by_rare_noise(temperature: float) -> None:
+    """In a block of such tokens, or next to one that is near the best."""
+    num_tokens = 150_007  # the last block is not whole
+    every, num_won = np.arange(num_tokens), 0
+    dice = np.random.default_rng(7)
+    for trial in range(90):
+        key = int(dice.integers(0, 1 << 64, dtype=np.uint64))
+        noises = noise.gumbel(key, every)
+        rare = int(noises.argmax())
+        row = temperature * dice.normal(-11.5, 0.3, num_tokens).astype(np.float32)
+        row[dice.integers(0, num_tokens, 20)] = 0
+        if trial % 3:
+            row[rare ^ 1] = -1
+        sums = row * np.float32(1 / temperature) + noises
+        sums[rare] = -np.inf
+        needed = np.sort(sums)[-1 - trial // 2 % 2]
+        row[rare] = (needed - noises[rare] + dice.normal(0, 0.5)) * temperature
+        found = noise.best_two(key, None, row, temperature)
+        assert found is not None
+        tokens, best = best_two_of_all(key, every, row * np.float32(1 / temperature))
+        assert (found[0].tolist(), found[1].tolist()) == (tokens, best)
+        num_won += rare in tokens
+    assert 30 < num_won < 80
+
+
+def test_a_token_wins_by_rare_noise_after_the_bound_has_risen() -> None:
+    """What it needs is less than what is mapped back, at first; later it is more."""
+    num_tokens, num_won = 150_007, 0
+    every, dice = np.arange(num_tokens), np.random.default_rng(8)
+    for _ in range(100):
+        key = int(dice.integers(0, 1 << 64, dtype=np.uint64))
+        noises = noise.gumbel(key, every)
+        rare = int(noises.argmax())
+        if noises[rare] < 12.9 or rare < 1000:
+            continue
+        row = dice.normal(-11.5, 0.1, num_tokens).astype(np.float32)
+        likely = dice.integers(rare - 500, num_tokens, 20)
+        row[likely] = 0
+        bound = np.sort(noises[likely])[-2]
+        riser = int(noises[: rare - 500].argmax())
+        row[riser] = bound + 0.8 - noises[riser]
+        row[rare] = bound - 11.9
+        found = noise.best_two(key, None, row)
+        assert found is not None
+        tokens, best = best_two_of_all(key, every, row)
+        assert (found[0].tolist(), found[1].tolist()) == (tokens, best)
+        num_won += rare in tokens
+    assert num_won > 10
+
+
+@pytest.mark.parametrize("num_tokens", [2, 63, 64, 65, 1000, 20_011])
+def test_a_row_is_drawn_from_as_its_scores_are(num_tokens: int) -> None:
+    dice = np.random.default_rng(num_tokens)
+    for trial in range(50):
+        temperature = (0.3, 0.7, 1.0, 1.7)[trial % 4]
+        row = dice.normal(0, (0.01, 3, 8)[trial % 3], num_tokens).astype(np.float32)
+        if trial % 5 == 0:
+            row[dice.random(num_tokens) < 0.3] = -np.inf
+            row[:2] = 0
+        key = int(dice.integers(0, 1 << 64, dtype=np.uint64))
+        found = noise.best_two(key, None, row, temperature)
+        scores = row * np.float32(1 / temperature)
+        assert found is not None
+        assert (found[0].tolist(), found[1].tolist()) == best_two_of_all(
+            key, np.arange(num_tokens), scores
+        )
+        row[int(dice.integers(num_tokens))] = np.nan
+        assert noise.best_two(key, None, row, temperature) is None
 
 
 def test_equal_sums_give_the_lowest_token() -> None:
     scores = np.full(600, 1e9, dtype=np.float32)  # noise is rounded away
-    found, _ = noise.best_two(1, np.arange(600) + 5, scores)
+    found, _ = best_two(1, np.arange(600) + 5, scores)
     assert found.tolist() == [5, 6]
 
 

@@ -24,8 +24,8 @@ _RESULTS_AND_ARGUMENTS = {
     "duodec_max_order": (c_int64, []),
     "duodec_num_candidates": (c_int64, []),
     "duodec_draw": (
-        None,
-        [c_void_p, c_void_p, c_int64, c_int64, c_uint64, c_void_p, c_void_p],
+        c_int64,
+        [c_void_p, c_void_p, c_int64, c_float, c_uint64, c_void_p, c_void_p],
     ),
     "duodec_gumbel": (None, [c_void_p, c_int64, c_uint64, c_void_p]),
     "duodec_grow": (c_int64, [c_char_p, c_void_p, c_void_p, c_void_p]),

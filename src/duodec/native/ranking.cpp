@@ -9,22 +9,11 @@
 #include <limits>
 #include <vector>
 
-// The loops over whole rows, for each width of vectors. Which one runs changes no bit: sums are of
-// lanes of their own, and no product and sum is fused.
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__)
-#define FOR_EACH_WIDTH __attribute__((target_clones("default", "avx2")))
-#else
-#define FOR_EACH_WIDTH
-#endif
+#include "maxima.h"
 
 namespace {
 
-constexpr int64_t BLOCK = 64, LANES = 8;
-constexpr float NONE = -std::numeric_limits<float>::infinity();
 constexpr float LEAST = -30.0f;  // what is further from the best counts for nothing
-
-typedef float Floats __attribute__((vector_size(LANES * 4)));
-typedef int32_t Integers __attribute__((vector_size(LANES * 4)));
 
 // exp(x) for x <= 0, as `core.rows.exp_mass`; by reference: no vector is passed between functions.
 inline __attribute__((always_inline)) void add_exponential(const Floats &x, Floats &sum) {
@@ -37,24 +26,6 @@ inline __attribute__((always_inline)) void add_exponential(const Floats &x, Floa
     y = (y + 0.69303212f) * f;
     y += 1.0f;
     sum += (Floats)((Integers)y + (n << 23));
-}
-
-// The largest of each whole block of a row. Returns whether one is NaN.
-FOR_EACH_WIDTH bool find_maxima(const float *row, int64_t num_blocks, float *maxima) {
-    Integers odd = {};
-    for (int64_t block = 0; block < num_blocks; ++block) {
-        Floats most = Floats{} + NONE, x;
-        for (int j = 0; j < BLOCK; j += LANES, row += LANES) {
-            std::memcpy(&x, row, sizeof x);
-            odd |= x != x;
-            most = x > most ? x : most;
-        }
-        maxima[block] = most[0];
-        for (int i = 1; i < LANES; ++i) maxima[block] = std::max(maxima[block], most[i]);
-    }
-    int32_t any = 0;
-    for (int i = 0; i < LANES; ++i) any |= odd[i];
-    return any;
 }
 
 // The sum of exp(x - most) over whole blocks, of which `maxima` holds the largest.
@@ -92,32 +63,18 @@ class Ranking {
   public:
     // The k best. Returns false for a row that has a NaN.
     bool find(const float *row, int64_t num, int64_t k) {
+        maxima.find(row, num);
+        if (maxima.has_nan) return false;
         const int64_t num_blocks = num / BLOCK, whole = num_blocks * BLOCK;
-        maxima.resize(num_blocks);
-        bool is_odd = find_maxima(row, num_blocks, maxima.data());
-        most = NONE;
-        for (int64_t i = whole; i < num; ++i) {
-            is_odd |= row[i] != row[i];
-            most = std::max(most, row[i]);
-        }
-        for (float one : maxima) most = std::max(most, one);
-        if (is_odd) return false;
 
-        // the k-th best maximum bounds the k-th best value from below
-        float bound = NONE;
-        if (0 < k && k <= num_blocks) {
-            sorted = maxima;
-            std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(),
-                             [](float a, float b) { return a > b; });
-            bound = sorted[k - 1];
-        }
+        const float bound = maxima.largest(k);
         best.clear();
         const auto keep = [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i)
                 if (row[i] >= bound) best.push_back({row[i], i});
         };
         for (int64_t block = 0; block < num_blocks; ++block)
-            if (maxima[block] >= bound) keep(block * BLOCK, (block + 1) * BLOCK);
+            if (maxima.of_block[block] >= bound) keep(block * BLOCK, (block + 1) * BLOCK);
         keep(whole, num);
         const int64_t count = std::min<int64_t>(k, best.size());
         if (count < int64_t(best.size()))
@@ -129,11 +86,12 @@ class Ranking {
 
     // The same. Returns false also for a row whose largest is not finite.
     bool rank(const float *row, int64_t num, int64_t k) {
-        return find(row, num, k) && std::isfinite(most);
+        return find(row, num, k) && std::isfinite(maxima.most);
     }
 
     double normaliser(const float *row, int64_t num) const {
-        double sum = sum_of_exponentials(row, num / BLOCK, most, maxima.data());
+        const float most = maxima.most;
+        double sum = sum_of_exponentials(row, num / BLOCK, most, maxima.of_block.data());
         for (int64_t i = num / BLOCK * BLOCK; i < num; ++i) sum += std::exp(row[i] - most);
         return most + std::log(sum);
     }
@@ -154,10 +112,9 @@ class Ranking {
     }
 
     std::vector<Ranked> best;
-    float most = NONE;
 
   private:
-    std::vector<float> maxima, sorted;
+    Maxima maxima;
 };
 
 }  // namespace

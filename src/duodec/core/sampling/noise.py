@@ -153,18 +153,24 @@ def gumbel_of(random: NDArray[np.uint32]) -> NDArray[np.float32]:
 
 
 def best_two(
-    key: int, tokens: NDArray[np.int64], scores: NDArray[np.float32]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The two tokens that have the greatest score + Gumbel noise, the lowest first among equals,
-    and these sums. ``tokens`` are two or more, and ascend. In C++ (`native/draws.cpp`): noise is
-    computed of the few that can still be among them."""
-    tokens, scores = np.ascontiguousarray(tokens), np.ascontiguousarray(scores, np.float32)
+    key: int,
+    tokens: NDArray[np.int64] | None,
+    logits: NDArray[np.float32],
+    temperature: float = 1.0,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+    """The two tokens that have the greatest logit over temperature + Gumbel noise, the lowest first
+    among equals, and these sums; None where one is NaN. There are two or more; ``tokens`` ascend,
+    None: they are 0, 1, ... In C++ (`native/draws.cpp`): noise is computed of the few that can
+    still be among them."""
+    logits = np.ascontiguousarray(logits, np.float32)
+    if tokens is not None:
+        tokens = np.ascontiguousarray(tokens)
     best, sums = np.empty(2, np.int64), np.empty(2, np.float32)
-    library().duodec_draw(
-        scores.ctypes.data, tokens.ctypes.data, len(tokens), scores.argmax(), key,
-        best.ctypes.data, sums.ctypes.data,
+    are_numbers = library().duodec_draw(
+        logits.ctypes.data, None if tokens is None else tokens.ctypes.data, len(logits),
+        1 / temperature, key, best.ctypes.data, sums.ctypes.data,
     )  # fmt: skip
-    return best, sums
+    return (best, sums) if are_numbers else None
 
 
 _BELOW_ONE: Final = np.float32(1 - 2.0**-24)

@@ -246,29 +246,40 @@ class Sampler:
 
     def draw(self, row: Row, context: Context) -> Draw:
         """The keyed draw from a row of logits. Raises ComputeFailed if they are not finite."""
+        adjusted = self._adjusted(row, context)
         if self.params.is_greedy:  # only the best two matter: the winner and the margin
-            adjusted = self._adjusted(row, context)
             tokens = top(adjusted, 2)
             scores = adjusted[tokens]
-            if adjusted is not row:
-                check_finite(row)
-            elif not math.isfinite(scores[0]):
-                raise not_finite()
         else:
+            tokens, scores = self._best_two(adjusted, context)
+        if adjusted is not row:
             check_finite(row)
-            tokens, scores = self._survivors(row, context)
-            if len(tokens) > 1:
-                tokens, scores = noise.best_two(self.key(context.position), tokens, scores)
+        elif not math.isfinite(scores[0]):
+            raise not_finite()
         is_contest = len(scores) > 1 and scores[1] > -math.inf
         margin = float(scores[0] - scores[1]) if is_contest else math.inf
         return Draw(int(tokens[0]), margin)
+
+    def _best_two(self, row: Row, context: Context) -> tuple[NDArray[np.int64], Row]:
+        """The two best of an adjusted row with their scores and noise; one, if no other is left."""
+        tokens: NDArray[np.int64] | None = None
+        scores, temperature = row, self.params.temperature
+        if self._drops_tokens or len(row) < 2:
+            tokens, scores = self._survivors(row)
+            temperature = 1.0  # it is in the scores
+            if len(tokens) < 2:
+                return tokens, scores
+        best = noise.best_two(self.key(context.position), tokens, scores, temperature)
+        if best is None:
+            raise not_finite()
+        return best
 
     def distribution(self, row: Row, context: Context) -> Distribution:
         """The distribution that `draw` follows. Raises ComputeFailed where there is none."""
         check_finite(row)
         if self.params.is_greedy:
             return Distribution(top(self._adjusted(row, context), 1), np.ones(1))
-        tokens, scores = self._survivors(row, context)
+        tokens, scores = self._survivors(self._adjusted(row, context))
         weights = np.exp(scores.astype(np.float64) - scores.max())
         return Distribution(tokens, weights / weights.sum())
 
@@ -317,10 +328,17 @@ class Sampler:
             row[seen] -= np.float32(p.presence_penalty)
         return row
 
-    def _survivors(self, row: Row, context: Context) -> tuple[NDArray[np.int64], Row]:
-        """Tokens that may be drawn, ascending, and their scores (logits over temperature)."""
+    @property
+    def _drops_tokens(self) -> bool:
+        """Some tokens of an adjusted row may not be drawn."""
         p = self.params
-        row = self._adjusted(row, context)
+        is_cut = p.top_k > 0 or p.top_p < 1 or p.min_p > 0
+        return is_cut or self.mask is not None or bool(p.logit_bias)
+
+    def _survivors(self, row: Row) -> tuple[NDArray[np.int64], Row]:
+        """Tokens of an adjusted row that may be drawn, ascending, and their scores (logits over
+        temperature)."""
+        p = self.params
         scores = row if p.temperature == 1 else row * np.float32(1 / p.temperature)
         tokens: NDArray[np.int64] | None = None
         if 0 < p.top_k < len(row):
