@@ -75,7 +75,7 @@ def main(
         other += drawn != whole(key, tokens, row)
     console.print(f"{draws - other:,} of {draws:,} draws have NumPy's two tokens and sums")
     figures = {
-        "model": model, "num_vocab": num_vocab, "microseconds": microseconds,
+        "model": Path(model).name, "num_vocab": num_vocab, "microseconds": microseconds,
         "draws": draws, "other_draws": other,
     }  # fmt: skip
     if other:

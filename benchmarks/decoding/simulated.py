@@ -46,8 +46,8 @@ from duodec.planning.costs import Costs
 ALL = "all tasks"
 CEILING = "ceiling"
 ON_GPU = "@gpu"
-_DRAFT_MS = "1:1.1,2:1.25,4:1.5,8:2.4,16:4.2,32:8.1,64:16.6"  # one core of the development machine
-_HOST_US = "copy:8,draw:120,candidates:60,selection:40"  # its host, loaded
+_DRAFT_MS = "1:0.78,2:1.11,4:1.5,8:2.6,16:4.9,32:9.7,64:18.8"  # one core of an EPYC, AVX-512
+_HOST_US = "copy:14,draw:40,candidates:40,selection:40"  # there, of rows of 151,936 logits
 _LAUNCH_MS = 0.3  # six layers at 0.03 ms (docs/evaluation.md), and a token drawn on the host
 _METHODS = (
     "ar,lookup,recycling,sps:2,sps:1@gpu,sps:2@gpu,sps:3@gpu,sps:4@gpu,sps:6@gpu,pearl,duo,auto"

@@ -9,42 +9,42 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter, sleep
-from typing import Any
+from time import perf_counter
 
 import numpy as np
 import psutil
 import pytest
-from fakes.decoding import FakeClock, FixedBudget, Session, decode_rounds
+from fakes.decoding import FixedBudget
+from fakes.draft_processes import (
+    LONG_S,
+    PROMPT,
+    TABLE,
+    Start,
+    drafts_again,
+    finished,
+    kill,
+    request,
+    session_of,
+    text_of,
+    until,
+)
 from fakes.inline_drafter import InlineDrafter
 from fakes.masks import Masked
 
 from duodec.backends.drafter import supervision
 from duodec.backends.drafter.channel import Channel, Frame, Kind
 from duodec.backends.drafter.process import ProcessDrafter, Recipe
-from duodec.backends.drafter.supervision import Doubt
-from duodec.backends.table import TableDraftModel, TableModel, TableTarget
+from duodec.backends.table import TableDraftModel, TableModel
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, DraftModel, DraftRequest, Plan, RowQuery
+from duodec.core.protocols import Drafted, DraftModel, RowQuery
 from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, SamplingParams, Tokens
-from duodec.core.traits import DraftTraits
-from duodec.core.turns import InTurns
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import Chain, SampledChain, Sequences
 from duodec.errors import BackendUnavailable, BadOption, ModelUnreadable
-from duodec.machine.processes import Activity
-from duodec.methods.registry import method
-from duodec.methods.request import Request
 
-TABLE = TableModel(noise=0.3)
-PROMPT = [3, 1, 4, 1, 5]
-NUM_TOKENS = 48
-LONG_S = 20.0  # far above what anything takes here
-GREEDY = Sampler()
 GPUS = (
     "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
     "GGML_VK_VISIBLE_DEVICES",
@@ -133,123 +133,6 @@ class Failing:
         return FailingModel(TABLE.load())
 
 
-@dataclass
-class ReadingModel(DraftModel):
-    """Reads its texts 10 tokens at a time, ``chunk_s`` each."""
-
-    traits = DraftTraits(reads_in_chunks=True)
-
-    table: TableDraftModel
-    chunk_s: float = 0.01
-    num_read: int = 0
-    on_chunk: Callable[[], None] = field(default=lambda: None)
-
-    def rows(self, query: RowQuery) -> list[Row]:
-        self.num_read = min(self.num_read, len(query.text))
-        while self.num_read < len(query.text):
-            sleep(self.chunk_s)
-            self.num_read += 10
-            self.on_chunk()
-        return self.table.rows(query)
-
-
-@dataclass(frozen=True)
-class Reading:
-    chunk_s: float = 0.01
-
-    def load(self) -> DraftModel:
-        return ReadingModel(TABLE.load(), self.chunk_s)
-
-
-@dataclass
-class WideningModel(DraftModel):
-    """Reads ``chunk_s`` of older text at a time, ``num_left`` times for each text, and writes down
-    whether it was idle."""
-
-    traits = DraftTraits(has_window=True)
-    table: TableDraftModel
-    log: str
-    chunk_s: float
-    num_left: int
-
-    def rows(self, query: RowQuery) -> list[Row]:
-        sleep(0.002)
-        return self.table.rows(query)
-
-    def widen(self, slot: int, *, is_idle: bool) -> bool:
-        if not self.num_left:
-            return False
-        if not is_idle:
-            with Path(self.log).open("a") as file:
-                file.write("d")  # drafting goes on
-            return False
-        self.num_left -= 1
-        sleep(self.chunk_s)
-        with Path(self.log).open("a") as file:
-            file.write("i")
-        if self.num_left == 900:
-            raise ValueError("older text is unreadable")
-        return True
-
-
-@dataclass(frozen=True)
-class Widening:
-    log: str
-    chunk_s: float = 0.02
-    num_left: int = 850
-
-    def load(self) -> DraftModel:
-        return WideningModel(TABLE.load(), self.log, self.chunk_s, self.num_left)
-
-
-# --- helpers ---
-
-
-@pytest.fixture
-def warnings() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def start(warnings: list[str]) -> Iterator[Callable[[Recipe], ProcessDrafter]]:
-    """Starts drafters that are closed in the end."""
-    started: list[ProcessDrafter] = []
-
-    def ready(recipe: Recipe, wait: bool = True) -> ProcessDrafter:
-        started.append(ProcessDrafter(recipe, on_warning=warnings.append))
-        if wait:
-            started[-1].wait_ready()
-        return started[-1]
-
-    yield ready
-    for drafter in started:
-        drafter.close()
-
-
-Start = Callable[..., ProcessDrafter]
-
-
-def until(condition: Callable[[], object], seconds: float = LONG_S) -> None:
-    end = perf_counter() + seconds
-    while not condition():
-        assert perf_counter() < end, "waited in vain"
-        sleep(0.005)
-
-
-def request(text: object, plan: Plan, slot: int = 0, sampler: Sampler = GREEDY) -> DraftRequest:
-    return DraftRequest(slot, np.asarray(text, dtype=np.int32), plan, sampler)
-
-
-def finished(drafter: ProcessDrafter | InlineDrafter, asked: DraftRequest) -> Drafted:
-    drafter.submit(asked)
-    until(lambda: drafter.poll(asked.slot, 1.0).is_complete)
-    return drafter.poll(asked.slot)
-
-
-def drafts_again(drafter: ProcessDrafter) -> bool:
-    return len(finished(drafter, request(PROMPT, Chain(3))).draft) == 3
-
-
 def same(a: Draft, b: Draft) -> bool:
     distributions = [
         np.array_equal(p.tokens, q.tokens) and np.array_equal(p.probs, q.probs)
@@ -262,49 +145,11 @@ def same(a: Draft, b: Draft) -> bool:
     ) and all(distributions)
 
 
-def kill(drafter: ProcessDrafter, number: int = signal.SIGKILL) -> None:
-    if drafter.pid is not None:
-        os.kill(drafter.pid, number)
-
-
-def text_of(
-    name: str,
-    session: Request,
-    each_round: Callable[[int], None] = lambda _: None,
-) -> list[int]:
-    for i, _ in enumerate(decode_rounds(method(name), session)):
-        each_round(i)
-    return [int(token) for token in session.text]
-
-
-def session_of(
-    drafter: ProcessDrafter | None,
-    temperature: float = 0.0,
-    num_tokens: int = NUM_TOKENS,
-    prompt: Sequence[int] = PROMPT,
-    **settings: Any,
-) -> Request:
-    params = SamplingParams(temperature=temperature, seed=11)
-    session = Session(
-        TableTarget(TableModel(seconds=0.002)),
-        prompt,
-        len(prompt) + num_tokens,
-        sampler=Sampler(params, num_prompt_tokens=len(prompt)),
-        **settings,
-    )
-    if drafter is not None:
-        session.drafter = drafter
-    return session
-
-
 def is_gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # its reaper is not ours
     except psutil.NoSuchProcess:
         return True
-
-
-# --- drafts ---
 
 
 def test_it_drafts_what_its_twin_drafts(start: Start, warnings: list[str]) -> None:
@@ -371,116 +216,6 @@ def test_work_stops_within_a_step(start: Start, stop: str, warnings: list[str]) 
     assert not warnings
 
 
-def test_nobody_waits_while_it_reads_and_reading_can_be_left(start: Start) -> None:
-    drafter = start(Reading())
-    long = np.arange(30_000) % 32  # half a minute
-    before = perf_counter()
-    drafter.submit(request(long, Chain(2)))
-    assert not drafter.poll(0, wait_s=LONG_S).is_complete
-    until(lambda: drafter.poll(0, wait_s=LONG_S).read_s > 0.1)  # told between chunks
-    assert drafter.restarts == 0
-    assert len(finished(drafter, request(long[:3], Chain(2))).draft) == 2
-    drafter.submit(request(long, Chain(2)))
-    drafter.cancel(0)
-    assert len(finished(drafter, request(long[:30], Chain(2), slot=1)).draft) == 2
-    assert perf_counter() - before < 15
-
-
-@pytest.mark.slow
-def test_reading_slowly_is_not_hanging_when_requests_supersede_each_other(
-    start: Start, warnings: list[str]
-) -> None:
-    drafter = start(Reading(chunk_s=1.4))  # longer than silence between steps may be
-    assert len(finished(drafter, request([1, 2], Chain(2))).draft) == 2
-    long = np.arange(100) % 32  # more than is read with the first step
-    begin, num_asked = perf_counter(), 0
-    while perf_counter() - begin < 3.5:  # as the rounds of a fast target do
-        drafter.submit(request(np.append(long, num_asked % 32), Chain(2)))
-        drafter.poll(0)
-        num_asked += 1
-        sleep(0.02)
-    assert (drafter.restarts, warnings) == (0, [])
-
-
-@pytest.mark.slow
-def test_reading_within_a_step_that_is_waited_for_is_not_hanging(
-    start: Start, warnings: list[str]
-) -> None:
-    """In turns with the target, nobody is told to go on without it meanwhile."""
-    drafter = start(Reading(chunk_s=1.7))  # longer than silence between steps may be
-    quick = finished(drafter, request([1, 2], InTurns(Chain(7))))  # but for the first step
-    assert len(quick.draft) == 7
-    long = np.arange(80) % 32
-    drafter.submit(request(long[:70], InTurns(Chain(2))))
-    drafter.poll(0, 0.2)
-    drafter.poll(0, 0.1)  # it is in its first chunk, and says no more before the end of that
-    made = finished(drafter, request(long, InTurns(Chain(2))))  # all chunks in the first step
-    assert len(made.draft) == 2
-    assert (drafter.restarts, warnings) == (0, [])
-
-
-def test_reading_ends_though_a_fast_target_supersedes_every_request(start: Start) -> None:
-    """A target quicker than one draft step: the first nodes after a long text are stale when
-    they arrive, and must still say that the reading is over, or nobody waits for a draft again."""
-    drafter = start(replace(TABLE, seconds=0.02))
-    long = np.arange(200) % 32
-    end = perf_counter() + 10
-    while perf_counter() < end:
-        long = np.append(long, 1)
-        drafter.submit(request(long, Chain(1)))
-        if len(drafter.poll(0, wait_s=1.0).draft):
-            return
-        sleep(0.002)  # the forward: ten times as fast as a draft step
-    raise AssertionError("no draft was ever waited for")
-
-
-# --- older text ---
-
-
-def test_older_text_is_read_between_drafts_and_when_idle_and_never_after_a_cancel(
-    start: Start, tmp_path: Path
-) -> None:
-    path = tmp_path / "log"
-    path.touch()
-    drafter = start(Widening(str(path)))
-    assert len(finished(drafter, request(PROMPT, Chain(5))).draft) == 5
-    until(lambda: path.read_text().count("i") >= 3)
-    assert path.read_text().startswith("ddddd")  # after each step, first the draft
-    before = perf_counter()
-    assert len(finished(drafter, request([*PROMPT, 1], Chain(2))).draft) == 2
-    assert perf_counter() - before < 8.0  # one chunk, not all 850: they take 17 seconds
-    drafter.cancel(0)
-    sleep(0.2)
-    num_read = len(path.read_text())
-    sleep(0.3)
-    assert len(path.read_text()) == num_read
-    assert len(finished(drafter, request([*PROMPT, 1], Chain(1))).draft) == 1
-    until(lambda: path.read_text().count("i", num_read) >= 3)
-
-
-def test_a_drafter_with_nothing_left_to_read_sleeps(start: Start, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    drafter = start(Widening(str(path), chunk_s=0.001, num_left=5))
-    finished(drafter, request(PROMPT, Chain(1)))
-    until(lambda: path.read_text().count("i") == 5)
-    assert drafter.pid is not None
-    child = psutil.Process(drafter.pid)
-    before = child.cpu_times().user
-    sleep(0.5)
-    assert child.cpu_times().user - before < 0.1
-
-
-def test_a_failure_to_read_older_text_is_told_and_drafting_goes_on(
-    start: Start, tmp_path: Path, warnings: list[str]
-) -> None:
-    drafter = start(Widening(str(tmp_path / "log"), chunk_s=0.0, num_left=903))
-    drafter.submit(request(PROMPT, Chain(2)))
-    until(lambda: drafter.poll(0, 0.1) is not None and warnings)
-    assert "older text is unreadable" in warnings[0]
-    assert len(finished(drafter, request(PROMPT, Chain(2))).draft) == 2
-    assert drafter.restarts == 0
-
-
 def test_a_failed_request_is_told_once_and_the_next_is_drafted(
     start: Start, warnings: list[str]
 ) -> None:
@@ -491,9 +226,6 @@ def test_a_failed_request_is_told_once_and_the_next_is_drafted(
     assert drafter.restarts == 0
     assert len(warnings) == 1
     assert "logits are not finite" in warnings[0]
-
-
-# --- loading ---
 
 
 @pytest.mark.slow
@@ -573,9 +305,6 @@ def test_files_in_the_working_directory_are_no_libraries(
     assert drafts_again(start(TABLE))
 
 
-# --- faults ---
-
-
 @pytest.mark.parametrize("name", ["sps", "duo", "stream"])
 def test_killed_in_the_middle_of_a_draft(start: Start, name: str, warnings: list[str]) -> None:
     drafter = start(TableModel(noise=0.3, seconds=0.002))
@@ -585,139 +314,6 @@ def test_killed_in_the_middle_of_a_draft(start: Start, name: str, warnings: list
     assert drafts_again(drafter)
     assert (drafter.restarts, len(warnings)) == (1, 1)
     assert "died (signal 9); going on without drafts until a restart works" in warnings[0]
-
-
-def test_stopped_in_the_middle_of_a_draft(start: Start, warnings: list[str]) -> None:
-    drafter = start(TableModel(noise=0.3, seconds=0.002))
-    assert drafts_again(drafter)
-    stopped = text_of(
-        "sps", session_of(drafter), lambda i: kill(drafter, signal.SIGSTOP) if i == 4 else None
-    )
-    assert stopped == text_of("ar", session_of(None))
-    until(lambda: drafter.is_ready and drafter.restarts == 1)
-    assert drafts_again(drafter)
-    assert (drafter.restarts, len(warnings)) == (1, 1)
-    assert "hung" in warnings[0]
-
-
-def test_one_that_gets_no_core_for_a_while_is_not_hung_and_not_waited_for(
-    start: Start, warnings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stopped process that the system calls busy, as on a loaded machine."""
-    drafter = start(replace(TABLE, seconds=0.002))
-    assert drafts_again(drafter)
-    monkeypatch.setattr(drafter._doubt, "_look", lambda pid: Activity(True, 3.0))
-    drafter.submit(request(PROMPT, Chain(100)))
-    kill(drafter, signal.SIGSTOP)
-    begin_s = perf_counter()
-    while perf_counter() < begin_s + 1.2:
-        drafter.poll(0, 0.05)
-    waited_s = perf_counter()
-    for _ in range(10):
-        drafter.poll(0, 2.0)
-    assert perf_counter() - waited_s < 10, "it is waited for as little as one that hangs"
-    kill(drafter, signal.SIGCONT)
-    assert drafts_again(drafter)
-    assert (drafter.restarts, warnings) == (0, [])
-
-
-@dataclass
-class EndlessModel(DraftModel):
-    """Computes forever after texts that end with token 0."""
-
-    table: TableDraftModel
-
-    def rows(self, query: RowQuery) -> list[Row]:
-        while query.text[-1] == 0:
-            pass
-        return self.table.rows(query)
-
-
-@dataclass(frozen=True)
-class Endless:
-    def load(self) -> DraftModel:
-        return EndlessModel(TABLE.load())
-
-
-@pytest.mark.slow
-def test_one_that_computes_without_end_hangs(start: Start, warnings: list[str]) -> None:
-    drafter = start(Endless())
-    assert drafts_again(drafter)
-    drafter.submit(request([1, 0], Chain(3)))
-    until(lambda: drafter.is_ready and drafter.restarts == 1)
-    assert "hung" in warnings[0]
-    assert drafts_again(drafter)
-
-
-PID, SINCE_S = 7, 100.0
-
-
-def doubted(does: Callable[[float], Activity | None], num: int) -> list[float]:
-    """So many looks, 0.1 s apart, at a process that is silent since the clock's beginning;
-    ``does``: what it does by the seconds since then."""
-    clock = FakeClock()
-    doubt = Doubt(clock, lambda pid: does(clock() - SINCE_S))
-    found: list[float] = []
-    for _ in range(num):
-        clock.advance(0.1)
-        found.append(doubt.hung_s(PID, SINCE_S, 1.0))
-    return found
-
-
-def test_what_hangs_is_told_from_what_gets_no_core() -> None:
-    still = doubted(lambda s: Activity(False, 5.0), 11)
-    assert not any(still[:10])
-    assert still[-1] == pytest.approx(1.1)
-    starved = doubted(lambda s: Activity(True, 5.0), 111)
-    assert not any(starved[:109])
-    assert starved[-1] == pytest.approx(11.1), "for so long"
-    looping = doubted(lambda s: Activity(True, 5.0 + s), 13)
-    assert not any(looping[:10])
-    assert looping[-1] == pytest.approx(1.3)
-    assert not any(doubted(lambda s: Activity(True, 5.0 + s / 2), 20)), "it has half of a core"
-    assert doubted(lambda s: None, 11)[-1] == pytest.approx(1.1), "nobody knows"
-
-
-def test_what_it_computed_before_its_silence_does_not_count() -> None:
-    clock, spent = FakeClock(), [5.0]
-    doubt = Doubt(clock, lambda pid: Activity(True, spent[0]))
-    for _ in range(20):  # a word after each 0.9 s of work
-        since_s = clock.now
-        for _ in range(9):
-            clock.advance(0.1)
-            spent[0] += 0.1
-            assert not doubt.hung_s(PID, since_s, 1.0)
-    assert not doubt.hung_s(PID, None, 1.0)
-    clock.advance(1.3)
-    assert not doubt.hung_s(PID, since_s, 1.0), "starved since"
-    assert not doubt.hung_s(PID + 1, since_s, 1.0), "another process, that nobody knows yet"
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_nobody_waits_to_learn_how_a_drafter_ended(
-    start: Start, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    drafter = start(replace(TABLE, seconds=0.002))
-    assert drafts_again(drafter)
-    waits: list[object] = []
-    monkeypatch.setattr(Channel, "wait", lambda *args: waits.append(args))
-    monkeypatch.setattr(subprocess.Popen, "wait", lambda *args, **options: waits.append(args))
-    drafter.submit(request(PROMPT, Chain(1000)))
-    kill(drafter, number)
-    until(lambda: drafter.is_ready and drafter.restarts == 1)
-    assert not waits
-
-
-def test_a_caller_that_is_long_away_sees_no_hanging(start: Start, warnings: list[str]) -> None:
-    asked, cancelled = start(TABLE), start(TABLE)
-    for drafter in (asked, cancelled):
-        assert drafts_again(drafter)
-        drafter.submit(request(PROMPT, Chain(2)))
-    cancelled.cancel(0)
-    sleep(1.1)
-    assert drafts_again(asked)
-    assert drafts_again(cancelled)
-    assert (asked.restarts, cancelled.restarts, warnings) == (0, 0, [])
 
 
 @pytest.mark.slow
@@ -766,26 +362,6 @@ def test_timing_must_not_change_text(start: Start, fault: str, temperature: floa
         assert drafter.restarts > 0
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_long_prompt_that_is_read_in_turns_changes_no_text(
-    start: Start, temperature: float, is_killed: bool
-) -> None:
-    prompt = [token % 32 for token in range(100)]
-    expected = text_of("ar", session_of(None, temperature, 24, prompt))
-    drafter = start(Reading(chunk_s=0.02))
-    for name in ("sps", "pearl", "duo", "stream", "auto"):
-        session = session_of(drafter, temperature, 24, prompt, shares_cores=True, takes_turns=True)
-
-        def strike(i: int) -> None:
-            if is_killed and i % 7 == 3:
-                kill(drafter)
-
-        assert text_of(name, session, strike) == expected
-        if name == "sps" and not is_killed:
-            assert any(done.num_drafted for done in session.rounds), "what was read is of use"
-
-
 def test_dying_in_a_chain_of_mask_tokens_changes_no_text(start: Start) -> None:
     drafter = start(Masked(TABLE, dies_at=1))
     drafter.submit(request(PROMPT, Tree(), slot=7))  # nothing else can end it
@@ -818,9 +394,6 @@ def test_a_send_to_a_stopped_process_never_blocks(start: Start) -> None:
     assert drafter.poll(0).draft == expected
     extended = request(np.append(text[2:], 1), Chain(3))
     assert finished(drafter, extended).draft == finished(twin, extended).draft
-
-
-# --- the end ---
 
 
 @pytest.mark.parametrize("end", ["exits", "is killed"])
