@@ -111,6 +111,7 @@ def grow(
             if node == ROOT:
                 selection.reach = min(1.0, total)
         if not edge or len(tokens) >= num_tokens:
+            selection.is_full = len(tokens) == num_tokens
             return
         negative, _, parent, token, i, state, deep = heappop(edge)
         if not has_branches:

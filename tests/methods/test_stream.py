@@ -526,6 +526,41 @@ def test_a_long_continuation_of_an_unlikely_token_is_no_reason_to_wait_long() ->
     assert not planner.is_worth_waiting(TreeCursor(), chain)
 
 
+def test_a_chain_waits_for_its_own_end_while_there_is_room() -> None:
+    """Other leaves of the draft model's tree cannot be scored with it."""
+    tree = CandidateTree()
+    tree.expand(ROOT, [1, 2], [0.9, 0.05])
+    by_draft, by_text = GivenSource({(): [(1, 0.9)]}), GivenSource({(): [(7, 0.95)]})
+
+    def is_worth_it(has_branches: bool, *sources: GivenSource, num_tokens: int = 3) -> bool:
+        planner = waiting_planner(1)
+        planner.has_branches = has_branches
+        chosen = selected(*sources, num_tokens=num_tokens, has_branches=has_branches)
+        return planner.is_worth_waiting(TreeCursor(tree), chosen)
+
+    assert is_worth_it(True, by_draft)
+    assert is_worth_it(False, by_draft)
+    assert is_worth_it(True, by_draft, num_tokens=1)
+    assert not is_worth_it(False, by_draft, num_tokens=1), "it has no room"
+    assert is_worth_it(True, by_draft, by_text)
+    assert not is_worth_it(False, by_draft, by_text), "it is not in the draft model's tree"
+
+
+def test_of_what_is_proposed_for_a_chain_the_first_counts() -> None:
+    tokens = GivenSource({(): [(token, 0.12) for token in range(8)]})
+
+    def is_worth_it(has_branches: bool, num_tokens: int, *others: GivenSource) -> bool:
+        planner = waiting_planner(num_tokens)
+        planner.has_branches = has_branches
+        known = selected(GivenSource(), *others, has_branches=has_branches)
+        return planner.is_worth_waiting(TreeCursor(), known)
+
+    assert not is_worth_it(True, 1, tokens), "all of eight are scored"
+    assert is_worth_it(False, 1, tokens), "one is"
+    assert is_worth_it(True, 2)
+    assert not is_worth_it(False, 2), "one of the draft model's is, too"
+
+
 def test_where_text_alone_was_right_a_deeper_tree_is_not_waited_for() -> None:
     """And where it never was, a tree is worth its whole edge."""
     tree = CandidateTree()

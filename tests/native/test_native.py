@@ -130,6 +130,7 @@ def test_a_selection_is_the_same(
     assert compiled_.parents == ours.parents
     assert compiled_.values == ours.values
     assert compiled_.reach == ours.reach
+    assert compiled_.is_full == ours.is_full
     assert compiled_.num_labelled == ours.num_labelled
     assert learned_too.num_seen == learned.num_seen
     assert learned_too.num_right == learned.num_right

@@ -84,7 +84,7 @@ def grow(
     selection.tokens = tokens[:count].tolist()
     selection.parents = parents[:count].tolist()
     selection.values = values[:count].tolist()
-    selection.reach = values[count]
+    selection.reach, selection.is_full = values[count], count == num_tokens
 
 
 def fastest_width(

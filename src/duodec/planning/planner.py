@@ -95,22 +95,32 @@ class Planner:
         row = rate * self.costs.row_s(self.width(selection))  # of what it brings, in tokens
         least = rate * self.patience * self.step_s(cursor)
         if not cursor.is_expanded:
-            reach = selection.reach  # what the others' trees are like, where they are right
+            reach = self._reach(selection)  # what the others' trees are like, where they are right
             further = max(1.0, (sum(selection.values) + _NO_TREE) / (reach + _NO_TREE))
             return self._gained((1.0 - reach) * further, row) > least
         # of nodes, one of which comes true
         share = 1.0 - self._without_draft.value
         if self._gained(share, row) <= least:
             return False
-        value = self.acceptance.unexpanded(cursor, self.costs.step_leaves())
+        if self.has_branches:
+            value = self.acceptance.unexpanded(cursor, self.costs.step_leaves())
+        else:
+            value = _open_end(cursor, selection)
         return self._gained(share * value, row) > least
+
+    def _reach(self, selection: Selection) -> float:
+        """How likely the next token is among those that are proposed and may be scored."""
+        if self.has_branches:
+            return selection.reach
+        return selection.values[0] if selection.values else 0.0
 
     def _gained(self, value: float, row: float) -> float:
         """Tokens that a step is expected to bring under nodes of that value, less those that would
         come in the time for scoring its first candidate, its first two, ..., ``row`` each; all of
-        them cost as much as four, since those that are unlikely are not scored."""
+        them cost as much as four, since those that are unlikely are not scored. Of a chain the
+        first is."""
         value *= self._trust(has_draft=True)
-        covered = self.acceptance.covered(self.prior)
+        covered = self.acceptance.covered(self.prior)[: None if self.has_branches else 1]
         return max(value * share - num * row for num, share in enumerate(covered, 1))
 
     def step_s(self, cursor: TreeCursor) -> float:
@@ -158,6 +168,13 @@ class Planner:
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Add a round, timed from the end of the previous one."""
         self._rate.observe(num_tokens, seconds)
+
+
+def _open_end(cursor: TreeCursor, selection: Selection) -> float:
+    """How likely the end of a chain is, if the draft model goes on from there and there is room."""
+    end = cursor.follow(selection.tokens)
+    is_open = end.tree is cursor.tree and not end.is_expanded and not selection.is_full
+    return selection.values[-1] if is_open and selection.values else 0.0
 
 
 def best_width(
