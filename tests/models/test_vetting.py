@@ -233,7 +233,18 @@ def test_how_a_trial_ends_is_told(
 
 
 @pytest.mark.parametrize("value", [NAN, INF])
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.8, top_k=5, top_p=0.9)])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(0.8),
+        SamplingParams(0.8, top_k=5, top_p=0.9),
+        SamplingParams(0.8, top_p=0.9),
+        SamplingParams(0.8, min_p=0.1),
+        SamplingParams(0.8, presence_penalty=0.5),
+        SamplingParams(logit_bias={7: 1.0}),
+    ],
+)
 def test_nothing_is_drawn_of_logits_that_are_no_numbers(
     value: float, params: SamplingParams
 ) -> None:

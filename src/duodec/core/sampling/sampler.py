@@ -246,15 +246,16 @@ class Sampler:
 
     def draw(self, row: Row, context: Context) -> Draw:
         """The keyed draw from a row of logits. Raises ComputeFailed if they are not finite."""
-        adjusted = self._adjusted(row, context)
-        if self.params.is_greedy:  # only the best two matter: the winner and the margin
+        adjusted, is_greedy = self._adjusted(row, context), self.params.is_greedy
+        is_whole = adjusted is row and (is_greedy or not self._drops_tokens)
+        if not is_whole:
+            check_finite(row)
+        if is_greedy:  # only the best two matter: the winner and the margin
             tokens = top(adjusted, 2)
             scores = adjusted[tokens]
         else:
             tokens, scores = self._best_two(adjusted, context)
-        if adjusted is not row:
-            check_finite(row)
-        elif not math.isfinite(scores[0]):
+        if is_whole and not math.isfinite(scores[0]):  # the best of all
             raise not_finite()
         is_contest = len(scores) > 1 and scores[1] > -math.inf
         margin = float(scores[0] - scores[1]) if is_contest else math.inf
