@@ -2,14 +2,12 @@
 // `core/rows.py` and `core/sampling/sampler.py` say what is ranked; `tests/fakes/oracles.py` finds
 // the same tokens.
 
-#include "noise.h"
-
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "maxima.h"
+#include "noise.h"
 
 namespace {
 

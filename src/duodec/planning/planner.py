@@ -171,7 +171,8 @@ class Planner:
 
 
 def _open_end(cursor: TreeCursor, selection: Selection) -> float:
-    """How likely the end of a chain is, if the draft model goes on from there and there is room."""
+    """How likely the end of a chain is, if the draft model goes on from there and more may be
+    scored."""
     end = cursor.follow(selection.tokens)
     is_open = end.tree is cursor.tree and not end.is_expanded and not selection.is_full
     return selection.values[-1] if is_open and selection.values else 0.0

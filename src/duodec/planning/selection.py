@@ -71,7 +71,7 @@ class Selection:
         self.reach = 0.0  # likelihood that the next token is among the root's successors
         self.depth = 0  # of nodes whose successors were asked for, at most
         self.least = LEAST_VALUE  # of a node
-        self.is_full = False  # there is no room for another one
+        self.is_full = False  # it has as many nodes as were asked for
         self.num_labelled = 0  # tokens whose parent's successors were known
         self.num_without_draft = 0  # of them, those that a source without a model proposed
 

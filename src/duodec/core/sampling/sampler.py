@@ -331,10 +331,9 @@ class Sampler:
 
     @property
     def _drops_tokens(self) -> bool:
-        """Some tokens of an adjusted row may not be drawn."""
+        """Some tokens of an adjusted row may not be drawn, although their scores are finite."""
         p = self.params
-        is_cut = p.top_k > 0 or p.top_p < 1 or p.min_p > 0
-        return is_cut or self.mask is not None or bool(p.logit_bias)
+        return p.top_k > 0 or p.top_p < 1 or p.min_p > 0
 
     def _survivors(self, row: Row) -> tuple[NDArray[np.int64], Row]:
         """Tokens of an adjusted row that may be drawn, ascending, and their scores (logits over
