@@ -29,10 +29,27 @@ from duodec.drafting.continuations import (
 from duodec.drafting.recycling import _MAX_CONTEXTS, MAX_ORDER, RecycledRows
 from duodec.drafting.suffix import _MAX_PLACES, _MAX_TOKENS, Speculation, Suffixes
 from duodec.integrations.vllm import speculator
+from duodec.methods import draft_selector
 from duodec.native import ranking
 from duodec.planning import planner
-from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT
-from duodec.planning.selection import _DRAFT_ALONE, ALONE, LEAST_VALUE, Selection, State
+from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT, Acceptance
+from duodec.planning.coupling import LEAST, SPREAD, Coupling
+from duodec.planning.selection import LEAST_VALUE, SHARE, Selection
+from duodec.planning.sources import (
+    ALONE,
+    BY_LENGTH,
+    BY_RANK,
+    DRAFT_ALONE,
+    LENGTHS,
+    TOGETHER,
+    UNLIKE_DRAFT,
+    ContinuationSource,
+    HeadSource,
+    MatchSource,
+    RowSource,
+    StoredSource,
+    TreeSource,
+)
 
 _MANY_PLACES = 100  # from here on, arrays are faster than comparing one by one
 _Places = Sequence[int] | NDArray[np.integer]
@@ -49,16 +66,286 @@ def use(patch: pytest.MonkeyPatch) -> None:
                 patch.setattr(compiled, name, function, raising=False)
     for module in (protocols, rows, sampler):
         patch.setattr(module, "ranking", Ranking)
-    patch.setattr(noise, "of_few", of_few)
     for module in (planner, speculator):
         patch.setattr(module, "grow", grow)
+        patch.setattr(module, "learn", learn)
+    patch.setattr(draft_selector, "without", without)
     patch.setattr(planner, "fastest_width", fastest_width)
 
 
-def of_few(key: int, tokens: Sequence[int]) -> Sequence[float]:
-    """`noise.of_few`."""
+# --- sources of candidates: what they propose, and what they learn of themselves
+
+Successor = tuple[int, float, Any]
+"""Token, likelihood, the state there. A state of None is found by `follow`, once it is needed."""
+Context = tuple[int, ...]
+
+
+class Tree:
+    """`TreeSource`; a state is a node."""
+
+    is_open = False
+
+    def __init__(self, source: TreeSource) -> None:
+        self.source = source
+
+    def root(self) -> int:
+        return self.source.node
+
+    def successors(self, state: int, least: float) -> list[Successor]:
+        tree, acceptance = self.source.tree, self.source.acceptance
+        found = []
+        for child in tree.children(state):
+            if child < self.source.num_nodes:
+                likelihood = acceptance.estimate(tree.confidences[child], tree.ranks[child])
+                found.append((tree.tokens[child], likelihood, child))
+        return [one for one in found if one[1] >= least]
+
+    def observe(self, state: int, token: int) -> None: ...
+
+
+class Continuations:
+    """`ContinuationSource`; a state is a node."""
+
+    is_open = False
+
+    def __init__(self, source: ContinuationSource) -> None:
+        self.source = source
+
+    def root(self) -> int:
+        return ROOT
+
+    def successors(self, state: int, least: float) -> list[Successor]:
+        if not (children := self._children(state)):
+            return []
+        source = self.source
+        acceptance, confidences = self._judged(state, children)
+        likelihoods = acceptance.by_rank(confidences)
+        if isinstance(source, MatchSource | StoredSource) and source.coupling:
+            tokens = [source.tokens[child] for child in children]
+            depth = self._depth(state)
+            likelihoods = likely_of_texts(source.coupling, tokens, likelihoods, depth)
+        return [
+            (source.tokens[child], likelihood, child)
+            for child, likelihood in zip(children, likelihoods, strict=True)
+            if likelihood >= least
+        ]
+
+    def observe(self, state: int, token: int) -> None:
+        if children := self._children(state):
+            acceptance, confidences = self._judged(state, children)
+            is_right = [self.source.tokens[child] == token for child in children]
+            acceptance.observe(confidences, range(len(children)), is_right)
+
+    def _children(self, state: int) -> list[int]:
+        return [node for node, parent in enumerate(self.source.parents) if parent == state]
+
+    def _depth(self, node: int) -> int:
+        return 0 if node == ROOT else 1 + self._depth(self.source.parents[node])
+
+    def _judged(self, node: int, children: Sequence[int]) -> tuple[Acceptance, tuple[float, ...]]:
+        """What was learned of a node's children, and the confidence in each."""
+        source, sure = self.source, 1.0
+        if isinstance(source, MatchSource):
+            number = bisect_right(LENGTHS, source.length + self._depth(node)) - 1
+            acceptance, sure = source.by_length[number], BY_LENGTH[number]
+        else:
+            assert isinstance(source, StoredSource | HeadSource)
+            acceptance = source.acceptance
+        above = 1.0 if node == ROOT else source.shares[node]
+        return acceptance, tuple(sure * source.shares[child] / above for child in children)
+
+
+class Rows:
+    """`RowSource`; a state is the end of the text and the tokens from there to a node."""
+
+    is_open = True
+
+    def __init__(self, source: RowSource) -> None:
+        self.source = source
+
+    def root(self) -> Context:
+        return self.source.end
+
+    def successors(self, state: Context, least: float) -> list[Successor]:
+        if (known := self._judged(state)) is None:
+            return []
+        acceptance, tokens, confidences = known
+        likelihoods = acceptance.by_rank(confidences)
+        return [
+            (token, likelihood, None)
+            for token, likelihood in zip(tokens, likelihoods, strict=True)
+            if likelihood >= least
+        ]
+
+    def follow(self, state: Context, token: int) -> Context:
+        return (*state, token)
+
+    def observe(self, state: Context, token: int) -> None:
+        if (known := self._judged(state)) is not None:
+            acceptance, tokens, confidences = known
+            is_right = [own == token for own in tokens]
+            acceptance.observe(confidences, range(len(tokens)), is_right)
+
+    def _judged(
+        self, state: Context
+    ) -> tuple[Acceptance, tuple[int, ...], tuple[float, ...]] | None:
+        """What was learned of a row, its tokens, the likeliest first, and the confidence in
+        each."""
+        source = self.source
+        known = source.rows.longest(state)
+        if known is None:
+            return None
+        order, (tokens, confidences) = known
+        acceptance = source.acceptance[order - 1]
+        confidences = confidences or BY_RANK[: len(tokens)]
+        if source.coupling is None or not tokens:
+            return acceptance, tokens, confidences
+        depth = len(state) - len(source.end)
+        found = likely_of_row(source.coupling, tokens, confidences, depth)
+        return acceptance, tuple(tokens[i] for i, _ in found), tuple(sure for _, sure in found)
+
+
+def proposer(source: Any) -> Any:
+    """What a source proposes; one of the tests' own says so itself."""
+    if isinstance(source, TreeSource):
+        return Tree(source)
+    if isinstance(source, RowSource):
+        return Rows(source)
+    return Continuations(source) if isinstance(source, ContinuationSource) else source
+
+
+def likely_of_row(
+    coupling: Coupling, tokens: Sequence[int], confidences: Sequence[float], depth: int
+) -> list[tuple[int, float]]:
+    """What a row that was scored before says of the token at this depth under the text (0: the
+    next one): which of its tokens, and how likely it is drawn, the likeliest first.
+    ``confidences`` are those of the row, at temperature 1, best first."""
+    power, most = coupling.power, max(confidences[0], LEAST)
+    sums = [
+        power * math.log(max(one, LEAST) / most) + own
+        for one, own in zip(confidences, _noise(coupling, tokens, depth), strict=True)
+    ]
+    order = sorted(range(len(sums)), key=lambda i: -sums[i])  # stable
+    weights = [math.exp(sums[i] - sums[order[0]]) for i in order]
+    total = 0.0
+    for weight in weights:  # newer versions of Python round `sum` otherwise than C++
+        total += weight
+    return [(i, weight / total) for i, weight in zip(order, weights, strict=True)]
+
+
+def likely_of_texts(
+    coupling: Coupling, tokens: Sequence[int], likelihoods: Sequence[float], depth: int
+) -> list[float]:
+    """How likely tokens that followed earlier are drawn at this depth, if they are as likely as
+    that whatever the noise is."""
+    found = []
+    for likelihood, own in zip(likelihoods, _noise(coupling, tokens, depth), strict=True):
+        likely = math.exp(SPREAD * math.log(max(likelihood, LEAST)))
+        found.append(likelihood / likely * math.exp(-(1.0 - likely) / likely * math.exp(-own)))
+    return found
+
+
+def _noise(coupling: Coupling, tokens: Sequence[int], depth: int) -> list[float]:
+    key = coupling.sampler.key(coupling.position + depth)
     found: list[float] = noise.gumbel(key, np.array(tokens, dtype=np.int64)).tolist()
     return found
+
+
+# --- selections
+
+_Asked = list[tuple[int, Sequence[Successor]]]
+"""Sources and what they propose at a node, if anything."""
+_Merged = dict[int, list[Any]]
+"""By token: the likelihood that none of its sources is right, the sources, their states."""
+
+
+def _asked(selection: Selection, given: Sequence[Any], states: list[Any], value: float) -> _Asked:
+    """What sources propose at a node of this value."""
+    share = SHARE * selection.least / value
+    return [
+        (i, known)
+        for i, (source, state) in enumerate(zip(given, states, strict=True))
+        if state is not None and (known := source.successors(state, share))
+    ]
+
+
+def _merged(asked: _Asked, num_sources: int) -> tuple[_Merged, list[int]]:
+    """Successors, each token once, and who proposes each."""
+    found: _Merged = {}
+    for source, known in asked:
+        for token, likelihood, below in known:
+            entry = found.setdefault(token, [1.0, 0, [None] * num_sources])
+            entry[0] *= 1.0 - likelihood
+            entry[1] |= 1 << source
+            entry[2][source] = below
+    draft_knows = bool(asked) and asked[0][0] == 0
+    patterns = [
+        TOGETHER
+        if mask & (mask - 1)
+        else DRAFT_ALONE
+        if mask & 1
+        else UNLIKE_DRAFT
+        if draft_knows
+        else ALONE
+        for _, mask, _ in found.values()
+    ]
+    return found, patterns
+
+
+def _below(given: Sequence[Any], states: list[Any], token: int, found: _Merged) -> list[Any]:
+    """Where a token that was found leads the sources."""
+    below: list[Any] = found[token][2]
+    for i, source in enumerate(given):
+        if source.is_open and below[i] is None and states[i] is not None:
+            below[i] = source.follow(states[i], token)
+    return below
+
+
+def learn(selection: Selection, tokens: Sequence[int]) -> None:
+    """`duodec.planning.compiled.learn`, of whatever sources."""
+    index: dict[tuple[int, int], int] = {}
+    for i, edge in enumerate(zip(selection.parents, selection.tokens, strict=True)):
+        index.setdefault(edge, i)
+    given = [proposer(source) for source in selection.sources]
+    states = [source.root() for source in given]
+    node, value = ROOT, 1.0
+    selection.num_labelled = selection.num_without_draft = 0
+    for token in tokens[: selection.depth]:
+        selection.num_labelled += 1
+        found, patterns = _merged(_asked(selection, given, states, value), len(given))
+        is_right = [one == token for one in found]
+        joint = [1.0 - wrong for wrong, _, _ in found.values()]
+        selection.agreement.observe(joint, patterns, is_right)
+        selection.num_without_draft += any(
+            right and pattern != DRAFT_ALONE
+            for right, pattern in zip(is_right, patterns, strict=True)
+        )
+        for source, state in zip(given, states, strict=True):
+            if state is not None:
+                source.observe(state, token)
+        if (node, token) not in index or token not in found:  # others have taught meanwhile
+            return
+        states, node = _below(given, states, token, found), index[node, token]
+        value = selection.values[node]
+
+
+def without(selection: Selection, source: Any, tokens: Sequence[int]) -> list[float]:
+    """`duodec.planning.compiled.without`, of whatever sources."""
+    given = [proposer(one) for one in selection.sources]
+    states: list[Any] = [
+        None if one is source else own.root()
+        for one, own in zip(selection.sources, given, strict=True)
+    ]
+    values, value = list[float](), 1.0
+    for token in tokens:
+        found, patterns = _merged(_asked(selection, given, states, value), len(given))
+        if token not in found:
+            break
+        pattern = patterns[list(found).index(token)]
+        value *= selection.agreement.estimate(1.0 - found[token][0], pattern)
+        values.append(value)
+        states = _below(given, states, token, found)
+    return values
 
 
 def grow(
@@ -71,11 +358,11 @@ def grow(
 ) -> None:
     """`duodec.planning.compiled.grow`, of whatever sources."""
     selection.depth, selection.least = depth if num_tokens else 0, least
-    sources, values = selection.sources, selection.values
+    sources, values = [proposer(one) for one in selection.sources], selection.values
     tokens, parents = selection.tokens, selection.parents
     num_right, num_seen = selection.agreement.num_right, selection.agreement.num_seen
     open_sources = [(i, source.follow) for i, source in enumerate(sources) if source.is_open]
-    none: list[State] = [None] * len(sources)
+    none: list[Any] = [None] * len(sources)
     # (-value, order, parent, token, the only source or -1, its state or all states, depth)
     edge: list[tuple[float, int, int, int, int, Any, int]] = []
     states = [source.root() for source in sources]
@@ -83,10 +370,10 @@ def grow(
     node, value, deep, order = ROOT, 1.0, 0, 0
     while True:
         if deep < selection.depth:
-            asked, total = selection._asked(states, value), 0.0
+            asked, total = _asked(selection, sources, states, value), 0.0
             if len(asked) == 1:
                 i, known = asked[0]
-                pattern = ALONE if i else _DRAFT_ALONE
+                pattern = ALONE if i else DRAFT_ALONE
                 for token, likely, state in known:
                     # `Acceptance.estimate`, without a call for each of many
                     cell = bisect_right(EDGES, likely) * NUM_RANKS + pattern
@@ -98,7 +385,7 @@ def grow(
                         order += 1
                         heappush(edge, (-own, order, node, token, i, state, deep + 1))
             elif asked:
-                found, patterns = selection._merged(asked)
+                found, patterns = _merged(asked, len(sources))
                 for (token, (wrong, _, below)), pattern in zip(
                     found.items(), patterns, strict=True
                 ):

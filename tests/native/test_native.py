@@ -34,12 +34,22 @@ from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.drafting.recycling import RecycledRows
 from duodec.drafting.suffix import Suffixes
 from duodec.errors import ComputeFailed
+from duodec.methods import draft_selector
 from duodec.native import ranking
 from duodec.native.library import Handle, library
 from duodec.planning import compiled, planner
 from duodec.planning.acceptance import Acceptance
-from duodec.planning.selection import Selection, Source
-from duodec.planning.sources import RowSource, TextMemory, TextSources, TreeSource
+from duodec.planning.selection import Selection
+from duodec.planning.sources import (
+    HeadSource,
+    MatchSource,
+    RowSource,
+    Source,
+    StoredSource,
+    TextMemory,
+    TextSources,
+    TreeSource,
+)
 
 NUM_VOCAB = 24
 Context = tuple[int, ...]
@@ -61,7 +71,7 @@ def acceptance(dice: random.Random) -> Acceptance:
     """One that has learned something."""
     made = Acceptance()
     for cell in range(len(made.num_seen)):
-        made.num_seen[cell] = float(dice.randint(0, 50))
+        made.num_seen[cell] = float(dice.choice([dice.randint(0, 50), 400]))  # full, too
         made.num_right[cell] = made.num_seen[cell] * dice.random()
     return made
 
@@ -106,7 +116,24 @@ def sources(seed: int) -> tuple[list[Source], Acceptance]:
     texts = TextSources(memory, text[:0], store, dice.choice([None, sampler, sampler]))
     texts.read(text)
     own = TreeSource(tree, acceptance(dice), dice.choice(nodes))
-    return [own, *texts.sources(text)], memory.agreement
+    found = [own, *texts.sources(text)]
+    if dice.random() < 0.3:
+        found.append(HeadSource(copy(tree), acceptance(dice)))
+    return found, memory.agreement
+
+
+def known(sources: list[Source]) -> list[list[float]]:
+    """What the acceptance of each has learned."""
+    found: list[Acceptance] = []
+    for source in sources:
+        if isinstance(source, RowSource):
+            found += source.acceptance
+        elif isinstance(source, MatchSource):
+            found += source.by_length
+        else:
+            assert isinstance(source, TreeSource | StoredSource | HeadSource)
+            found.append(source.acceptance)
+    return [[*one.num_right, *one.num_seen] for one in found]
 
 
 @settings(max_examples=300, deadline=None)
@@ -117,21 +144,30 @@ def sources(seed: int) -> tuple[list[Source], Acceptance]:
 def test_a_selection_is_the_same(
     seed: int, num_tokens: int, depth: int, has_branches: bool, least: float
 ) -> None:
-    grown = []
+    grown, taught = [], []
     for loops in LOOPS:
         with used(loops):
             found, agreement = sources(seed)
             selection = Selection(found, agreement)
             planner.grow(selection, num_tokens, depth, has_branches=has_branches, least=least)
-            selection.learn(tokens(random.Random(seed), 3))
             grown.append((selection, agreement))
+            dice = random.Random(seed)
+            for _ in range(6):  # along the tree, and where it ends
+                path = selection.draft(num_tokens).path_tokens(
+                    dice.randrange(-1, len(selection.tokens))
+                )
+                came = [*path, *tokens(dice, dice.randint(0, 3))]
+                worth = [draft_selector.without(selection, one, came) for one in found]
+                planner.learn(selection, came)
+                counts = selection.num_labelled, selection.num_without_draft
+                taught.append((worth, counts, known(found)))
+    assert taught[:6] == taught[6:]
     (ours, learned), (compiled_, learned_too) = grown
     assert compiled_.tokens == ours.tokens
     assert compiled_.parents == ours.parents
     assert compiled_.values == ours.values
     assert compiled_.reach == ours.reach
     assert compiled_.is_full == ours.is_full
-    assert compiled_.num_labelled == ours.num_labelled
     assert learned_too.num_seen == learned.num_seen
     assert learned_too.num_right == learned.num_right
 
@@ -220,7 +256,7 @@ def test_a_tree_that_grows_is_learned_from_as_it_was() -> None:
             planner.grow(selection, 9, 9)
             if grows:
                 tree.expand(0, [3], [0.9])
-            selection.learn([1, 3])
+            planner.learn(selection, [1, 3])
             learned.append((selection.values, list(agreement.num_seen)))
     assert learned[0][0]
     assert learned.count(learned[0]) == len(learned)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from duodec.core.candidates import TreeCursor
+from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT
 from duodec.planning.acceptance import HOPED, Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner, best_width
 from duodec.planning.selection import Selection
+from duodec.planning.sources import TreeSource
 
 A_ROW = 0.25  # forward passes without a draft: a processor whose rows are dear
 
@@ -82,34 +83,15 @@ def test_a_step_is_not_waited_for_where_its_candidates_cost_more_than_they_bring
     assert [waits(0.5, rank) for rank in range(4)] == [False] * 4
 
 
-class Proposes:
-    """One token, as likely as that; or nothing."""
-
-    is_open = False
-
-    def __init__(self, likelihood: float = 0.0) -> None:
-        self.likelihood = likelihood
-
-    def root(self) -> int:
-        return 0
-
-    def successors(self, state: int, least: float) -> list[tuple[int, float, None]]:
-        return [(7, self.likelihood, None)] if self.likelihood > least else []
-
-    def follow(self, state: int, token: int) -> None:
-        raise AssertionError
-
-    def observe(self, state: int, token: int) -> None:
-        raise AssertionError
-
-
 def test_drafts_from_text_that_promise_too_much_say_nothing_of_the_draft_model(
     costs: Costs,
 ) -> None:
     planner = Planner(costs, Acceptance())
+    tree = CandidateTree()
+    tree.expand(ROOT, [7], [0.9])
     by_text, by_model = (
-        Selection([Proposes(one), Proposes(other)], Acceptance())
-        for one, other in ((0.0, 0.9), (0.9, 0.0))
+        Selection([TreeSource(tree, Acceptance())], Acceptance())
+        for tree in (CandidateTree(), tree)
     )
     for selection in (by_text, by_model):
         selection.tokens, selection.parents, selection.values = [7], [ROOT], [0.9]

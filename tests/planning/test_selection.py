@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from fakes.decoding import GivenSource, Path, proven, selected
+from fakes.oracles import learn, proposer, without
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.core.candidates import CandidateTree
-from duodec.core.draft import ROOT, Draft
+from duodec.core.draft import ROOT
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.selection import Selection
 from duodec.planning.sources import StoredSource, TreeSource
@@ -136,7 +137,7 @@ def test_two_that_agree_become_worth_more_than_one_as_sure() -> None:
     before = values_of(agreement, draft, other)
     assert before[5,] == before[6,] == 0.75
     for _ in range(60):
-        selected(draft, other, agreement=agreement).learn([5])
+        learn(selected(draft, other, agreement=agreement), [5])
     after = values_of(agreement, draft, other)
     assert after[5,] > 0.9
     assert after[6,] < 0.15
@@ -148,17 +149,17 @@ def test_what_a_path_is_worth_without_a_source() -> None:
     first = GivenSource({(): [(1, 0.5)], (1,): [(2, 0.5)], (1, 2): [(3, 0.5)]})
     second = GivenSource({(): [(1, 0.5)], (1,): [(7, 0.5)], (1, 2): [(3, 0.75)]}, is_open=True)
     selection = selected(first, second)
-    assert selection.without(second, [1, 2, 3, 4]) == [0.5, 0.25, 0.125]
-    assert selection.without(first, [1, 2, 3]) == [0.5]
-    assert selection.without(first, [1, 7]) == [0.5, 0.25]
-    assert selection.without(first, []) == []
+    assert without(selection, second, [1, 2, 3, 4]) == [0.5, 0.25, 0.125]
+    assert without(selection, first, [1, 2, 3]) == [0.5]
+    assert without(selection, first, [1, 7]) == [0.5, 0.25]
+    assert without(selection, first, []) == []
 
 
 def test_where_the_draft_model_proposes_other_tokens_a_source_is_judged_apart() -> None:
     agreement = Acceptance()
     draft, other = GivenSource({(): [(5, 0.6)]}), GivenSource({(): [(6, 0.75)]})
     for _ in range(60):
-        selected(draft, other, agreement=agreement).learn([5])
+        learn(selected(draft, other, agreement=agreement), [5])
     assert values_of(agreement, draft, other)[6,] < 0.15
     assert values_of(agreement, GivenSource(), other)[6,] == 0.75  # it knew nothing there
 
@@ -166,7 +167,7 @@ def test_where_the_draft_model_proposes_other_tokens_a_source_is_judged_apart() 
 def test_labels_are_given_along_the_text_only() -> None:
     table = {(): [(1, 0.9), (2, 0.5)], (1,): [(3, 0.9)], (2,): [(4, 0.9)], (1, 3): [(6, 0.9)]}
     source, other = GivenSource(table), GivenSource({(1,): [(3, 0.5)]})
-    selected(source, other).learn([1, 3, 5, 6])
+    learn(selected(source, other), [1, 3, 5, 6])
     assert source.observed == [((), 1), ((1,), 3), ((1, 3), 5)]
     assert other.observed == source.observed
 
@@ -174,11 +175,11 @@ def test_labels_are_given_along_the_text_only() -> None:
 def test_nothing_is_learned_of_what_was_not_looked_at() -> None:
     source = GivenSource({(): [(1, 0.9)], (1,): [(2, 0.9)], (1, 2): [(3, 0.9)]})
     shallow = selected(source, depth=1)
-    shallow.learn([1, 2, 3])
+    learn(shallow, [1, 2, 3])
     assert source.observed == [((), 1)]
     assert shallow.num_labelled == 1
     source.observed.clear()
-    selected(source, num_tokens=0).learn([1])
+    learn(selected(source, num_tokens=0), [1])
     assert source.observed == []
 
 
@@ -189,7 +190,7 @@ def test_a_label_is_given_where_a_token_was_known_but_not_selected() -> None:
     for _ in range(60):
         selection = selected(source, num_tokens=1, agreement=agreement)
         assert paths(selection) in ([(1,)], [(2,)])
-        selection.learn([2])
+        learn(selection, [2])
     assert values_of(agreement, source)[2,] > 0.8
 
 
@@ -199,7 +200,7 @@ def test_how_often_text_alone_was_right_is_counted() -> None:
 
     def counts(*tokens: int) -> tuple[int, int]:
         selection = selected(draft, other)
-        selection.learn(tokens)
+        learn(selection, tokens)
         return selection.num_labelled, selection.num_without_draft
 
     assert counts(1) == (1, 1)  # both
@@ -215,11 +216,11 @@ def test_a_sources_acceptance_is_learned_from_what_it_proposed(learns: bool) -> 
     """But for the draft model's, which is learned from its whole tree, elsewhere."""
     tree, acceptance = CandidateTree(), Acceptance()
     tree.expand(ROOT, [1, 2], [0.75, 0.25])
-    stored = StoredSource(Draft((1, 2), (ROOT, ROOT)), (0.75, 0.25), acceptance)
+    stored = StoredSource((1, 2), (ROOT, ROOT), (0.75, 0.25), acceptance)
     source = stored if learns else TreeSource(tree, acceptance)
     for _ in range(60):
-        selected(GivenSource(), source).learn([2])  # type: ignore[arg-type]
+        learn(selected(GivenSource(), source), [2])  # type: ignore[arg-type]
     assert (acceptance.estimate(0.25, 1) > 0.9) is learns
     assert (acceptance.estimate(0.75, 0) < 0.1) is learns
-    likelihoods = [p for _, p, _ in source.successors(ROOT, 0.0)]
+    likelihoods = [p for _, p, _ in proposer(source).successors(ROOT, 0.0)]
     assert likelihoods == [acceptance.estimate(0.75, 0), acceptance.estimate(0.25, 1)]

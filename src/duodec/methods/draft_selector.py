@@ -22,9 +22,10 @@ from duodec.core.sampling.sampler import Tokens
 from duodec.core.turns import InTurns
 from duodec.drafting.growth import Seed, Tree
 from duodec.methods.request import PATIENCE, Need, Request
+from duodec.planning.compiled import without
 from duodec.planning.planner import Planner
-from duodec.planning.selection import Selection, Source
-from duodec.planning.sources import HeadSource, Lesson, TextSources, TreeSource
+from duodec.planning.selection import Selection
+from duodec.planning.sources import HeadSource, Lesson, Source, TextSources, TreeSource
 
 _LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held likely in its rows
 _NUM_REHEARSED = 2  # verdicts
@@ -259,7 +260,7 @@ class DraftSelector:
         heads = next((one for one in offer.others if isinstance(one, HeadSource)), None)
         if selection is not None and num_drafted and heads is not None:
             accepted = tokens[:-1]
-            values, least = selection.without(heads, accepted), selection.values[num_drafted - 1]
+            values, least = without(selection, heads, accepted), selection.values[num_drafted - 1]
             num_brought = len(accepted) - sum(value >= least for value in values)
         seconds = self._request.costs.heads_s()
         self._texts.memory.beside_others.observe(num_brought, seconds, self._planner.rate)
@@ -300,8 +301,15 @@ class DraftSelector:
                 yield (*path, below.tree.tokens[below.tree.children(below.node)[0]])
             else:
                 text = np.concatenate([self._text, np.array(path, dtype=np.int32)])
-                found = self._texts.likeliest(text)
-                yield (*path, int(text[-1]) if found is None else found)
+                yield (*path, self._likeliest(text))
+
+    def _likeliest(self, text: Tokens) -> int:
+        """The likeliest token after a text by the target's rows; its last one again where they know
+        none."""
+        planner, agreement = self._planner, self._texts.memory.agreement
+        no_tree = TreeSource(CandidateTree(), planner.acceptance)
+        found = planner.select((no_tree, self._texts.rows(text)), agreement, 1, 1).tokens
+        return found[0] if found else int(text[-1])
 
 
 def _newer(drafted: Drafted, known: TreeCursor) -> TreeCursor:

@@ -158,9 +158,4 @@ int64_t duodec_draw(const float *logits, const int64_t *tokens, int64_t num, flo
     std::copy_n(best.sums, 2, best_sums);
     return !maxima.has_nan;
 }
-
-// The noise of a few tokens.
-void duodec_gumbel(const int32_t *tokens, int64_t num, uint64_t key, float *noise) {
-    for (int64_t i = 0; i < num; ++i) noise[i] = gumbel(bits_of(uint32_t(tokens[i]), key));
-}
 }

@@ -27,8 +27,12 @@ _RESULTS_AND_ARGUMENTS = {
         c_int64,
         [c_void_p, c_void_p, c_int64, c_float, c_uint64, c_void_p, c_void_p],
     ),
-    "duodec_gumbel": (None, [c_void_p, c_int64, c_uint64, c_void_p]),
     "duodec_grow": (c_int64, [c_char_p, c_void_p, c_void_p, c_void_p]),
+    "duodec_learn": (
+        None,
+        [c_char_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p],
+    ),
+    "duodec_without": (c_int64, [c_char_p, c_int64, c_void_p, c_int64, c_void_p]),
     "duodec_fastest_width": (
         c_int64,
         [c_void_p, c_int64, c_void_p, c_void_p, *[c_double] * 6],

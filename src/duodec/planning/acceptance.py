@@ -18,7 +18,7 @@ NUM_RANKS = 4  # first, second, third, later
 PRIOR_WEIGHT = 6.0  # labels that the prior counts as
 # where all bins of confidence but the first begin: finer near 0
 EDGES = [(i / _NUM_BINS) ** 2 for i in range(1, _NUM_BINS)]
-_MEMORY = 400.0  # labels of a bin after which old ones fade
+MEMORY = 400.0  # labels of a bin after which old ones fade
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Acceptance:
         # a dozen numbers: loops are faster than arrays here
         for confidence, rank, right in zip(confidences, ranks, is_right, strict=True):
             cell = _cell(confidence, rank)
-            if self.num_seen[cell] >= _MEMORY:
+            if self.num_seen[cell] >= MEMORY:
                 self.num_right[cell] *= 0.5
                 self.num_seen[cell] *= 0.5
             self.num_right[cell] += right
@@ -109,7 +109,7 @@ class Acceptance:
     def label(self, confidences: Sequence[float], is_right: Sequence[bool]) -> None:
         """Add labels of all of a node's candidates, best first."""
         self.observe(confidences, range(len(confidences)), is_right)
-        if self._num_sets >= _MEMORY:
+        if self._num_sets >= MEMORY:
             self._right_by_rank = [right * 0.5 for right in self._right_by_rank]
             self._num_sets *= 0.5
         if any(is_right):

@@ -1,4 +1,4 @@
-"""Grow a selection best first, and choose how much of it to score, in C++."""
+"""Grow a selection best first, choose how much of it to score, and learn from it, in C++."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from struct import Struct
 
 from duodec.drafting.recycling import MAX_ORDER
 from duodec.native.library import Numbers, address, library
-from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT, Acceptance
+from duodec.planning.acceptance import EDGES, MEMORY, NUM_RANKS, PRIOR_WEIGHT, Acceptance
 from duodec.planning.coupling import LEAST, SPREAD, Coupling
 from duodec.planning.selection import LEAST_VALUE, SHARE, Selection
 from duodec.planning.sources import (
     BY_LENGTH,
     BY_RANK,
     LENGTHS,
+    ContinuationSource,
     HeadSource,
     MatchSource,
     RowSource,
+    Source,
     StoredSource,
     TreeSource,
 )
 
-_Text = MatchSource | StoredSource | HeadSource
 _STORED, _OF_HEADS = 0, -1  # in place of a match's length
 _MAX_TEXTS = 4
 _CONSTANTS = array(
     "d",
     [
         PRIOR_WEIGHT,
+        MEMORY,
         SHARE,
         LEAST,
         SPREAD,
@@ -56,35 +58,68 @@ def grow(
     """Find the likeliest nodes: at most so many, so deep, of at least that value; without branches
     a chain. The sources are the draft model's tree, the recycled rows, and up to four of texts or
     the target's heads."""
+    tokens, parents = array("i", bytes(4 * num_tokens)), array("i", bytes(4 * num_tokens))
+    values, kept = array("d", bytes(8 * (num_tokens + 1))), list[Numbers]()
+    selection.depth, selection.least = depth if num_tokens else 0, least
+    count = library().duodec_grow(
+        _request(selection, kept, num_tokens, has_branches=has_branches),
+        address(tokens), address(parents), address(values),
+    )  # fmt: skip
+    selection.tokens = tokens[:count].tolist()
+    selection.parents = parents[:count].tolist()
+    selection.values = values[:count].tolist()
+    selection.reach, selection.is_full = values[count], count == num_tokens
+
+
+def learn(selection: Selection, tokens: Sequence[int]) -> None:
+    """Learn from the tokens that came where a selection was grown: each candidate along them was
+    right or not. The sources are asked again: to keep what they all said would cost time between
+    two forward passes."""
+    nodes, parents = array("i", selection.tokens), array("i", selection.parents)
+    values, kept = array("d", selection.values), list[Numbers]()
+    came, counts = array("i", tokens), array("q", (0, 0))
+    library().duodec_learn(
+        _request(selection, kept), address(nodes), address(parents), address(values), len(nodes),
+        address(came), len(came), address(counts),
+    )  # fmt: skip
+    selection.num_labelled, selection.num_without_draft = counts
+
+
+def without(selection: Selection, source: Source, tokens: Sequence[int]) -> list[float]:
+    """What the first of these tokens are worth to the other sources, one after the other, as far
+    as these propose them."""
+    number = next(i for i, one in enumerate(selection.sources) if one is source)
+    came, values = array("i", tokens), array("d", bytes(8 * len(tokens)))
+    kept: list[Numbers] = []
+    count = library().duodec_without(
+        _request(selection, kept), number, address(came), len(came), address(values)
+    )
+    return values[:count].tolist()
+
+
+def _request(
+    selection: Selection, kept: list[Numbers], num_tokens: int = 0, *, has_branches: bool = True
+) -> bytes:
+    """The selection's sources and limits as C++ reads them; ``kept`` holds what it points to."""
     tree, rows, *others = selection.sources
-    texts = [one for one in others if isinstance(one, _Text)]
+    texts = [one for one in others if isinstance(one, ContinuationSource)]
     assert isinstance(tree, TreeSource)
     assert isinstance(rows, RowSource)
     assert len(others) == len(texts) <= _MAX_TEXTS
-    tokens, parents = array("i", bytes(4 * num_tokens)), array("i", bytes(4 * num_tokens))
-    values = array("d", bytes(8 * (num_tokens + 1)))
-    kept: list[Numbers] = []  # until the call is over
-    learned = _learned(rows, texts, selection.agreement)
-    request = _REQUEST.pack(
+    return _REQUEST.pack(
         address(_CONSTANTS),
-        address(learned),
+        address(_learned(rows, texts, selection.agreement)),
         *_tree(tree),
         *_rows(rows),
         len(texts),
         *(number for text in texts for number in _text(text, kept)),
         *_NO_TEXT * (_MAX_TEXTS - len(texts)),
         num_tokens,
-        depth,
+        selection.depth,
         has_branches,
-        least,
+        selection.least,
         *_coupling(rows.coupling),
     )
-    count = library().duodec_grow(request, address(tokens), address(parents), address(values))
-    selection.depth, selection.least = depth if num_tokens else 0, least
-    selection.tokens = tokens[:count].tolist()
-    selection.parents = parents[:count].tolist()
-    selection.values = values[:count].tolist()
-    selection.reach, selection.is_full = values[count], count == num_tokens
 
 
 def fastest_width(
@@ -130,7 +165,9 @@ def _coupling(coupling: Coupling | None) -> tuple[float, int, int, int]:
     return coupling.power, sampler.seed, sampler.choice, coupling.position
 
 
-def _learned(rows: RowSource, texts: Sequence[_Text], agreement: Acceptance) -> array[int]:
+def _learned(
+    rows: RowSource, texts: Sequence[ContinuationSource], agreement: Acceptance
+) -> array[int]:
     """Addresses of what was learned by order, by length, of a datastore, of heads, and of
     agreement; of any where there is no such source."""
     by_length = next((t.by_length for t in texts if isinstance(t, MatchSource)), None)
@@ -150,7 +187,7 @@ def _table(acceptance: Acceptance) -> tuple[int, int]:
     return address(acceptance.num_right), address(acceptance.num_seen)
 
 
-def _text(source: _Text, kept: list[Numbers]) -> tuple[int, ...]:
+def _text(source: ContinuationSource, kept: list[Numbers]) -> tuple[int, ...]:
     own = _numbers("i", source.tokens), _numbers("i", source.parents), _numbers("d", source.shares)
     kept += own
     if isinstance(source, MatchSource):

@@ -14,23 +14,17 @@ it would be drawn where its sum exceeds that of all others together, with likeli
 whatever the noise: of q the part ``q ** SPREAD`` is taken for p, and the rest for the share of
 texts that go on alike. On average over the noise that is q.
 
-The selection's own copy is in C++ (`native/selection.cpp`).
+It is computed in C++ (`native/selection.cpp`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
 
-from duodec.core.sampling import noise
 from duodec.core.sampling.sampler import Sampler
 
 LEAST = 1e-30  # likelihood whose logarithm is taken
 SPREAD = 0.35  # fits 1,700 matches of 1 to 24 tokens, sampled at temperatures 0.7 and 1
-
-Judged = list[tuple[int, float]]
-"""Which of some tokens, and how likely it is drawn: the likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -44,32 +38,3 @@ class Coupling:
     def power(self) -> float:
         """Of a likelihood at temperature 1, for that at the sampler's temperature."""
         return 1.0 / self.sampler.params.temperature
-
-    def of_row(self, tokens: Sequence[int], confidences: Sequence[float], depth: int) -> Judged:
-        """What a row that was scored before says of the token at this depth under the text (0: the
-        next one). ``confidences`` are those of the row, at temperature 1, best first."""
-        power, most = self.power, max(confidences[0], LEAST)
-        sums = [
-            power * log(max(one, LEAST) / most) + own
-            for one, own in zip(confidences, self._noise(tokens, depth), strict=True)
-        ]
-        order = sorted(range(len(sums)), key=lambda i: -sums[i])  # stable
-        weights = [exp(sums[i] - sums[order[0]]) for i in order]
-        total = 0.0
-        for weight in weights:  # newer versions of Python round `sum` otherwise than C++
-            total += weight
-        return [(i, weight / total) for i, weight in zip(order, weights, strict=True)]
-
-    def of_texts(
-        self, tokens: Sequence[int], likelihoods: Sequence[float], depth: int
-    ) -> list[float]:
-        """How likely tokens that followed earlier are drawn at this depth, if they are as likely
-        as that whatever the noise is."""
-        found = []
-        for likelihood, own in zip(likelihoods, self._noise(tokens, depth), strict=True):
-            likely = exp(SPREAD * log(max(likelihood, LEAST)))
-            found.append(likelihood / likely * exp(-(1.0 - likely) / likely * exp(-own)))
-        return found
-
-    def _noise(self, tokens: Sequence[int], depth: int) -> Sequence[float]:
-        return noise.of_few(self.sampler.key(self.position + depth), tokens)

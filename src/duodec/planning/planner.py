@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from duodec.core.candidates import TreeCursor
 from duodec.planning.acceptance import EXPECTED, Acceptance, Prior
-from duodec.planning.compiled import fastest_width, grow
+from duodec.planning.compiled import fastest_width, grow, learn
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Rate
-from duodec.planning.selection import LEAST_VALUE, Selection, Source
+from duodec.planning.selection import LEAST_VALUE, Selection
+from duodec.planning.sources import Source
 
 _TICK_S = 1e-9  # the least a forward pass takes
 _NODE_S = 1e-5  # to find one more candidate and to send it: measured
@@ -141,7 +142,7 @@ class Planner:
 
     def learn(self, selection: Selection, tokens: Sequence[int]) -> None:
         """Learn from the tokens generated where these candidates were selected."""
-        selection.learn(tokens)
+        learn(selection, tokens)
         if selection.num_labelled:
             self._without_draft.observe(selection.num_without_draft, selection.num_labelled)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from time import perf_counter
 
 from duodec.core.candidates import CandidateTree
@@ -20,7 +17,6 @@ from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.coupling import Coupling
 from duodec.planning.governor import Rate
-from duodec.planning.selection import ALONE, Source
 from duodec.planning.supplement import Supplement
 
 _MAX_DEPTH = 24
@@ -44,10 +40,7 @@ Lesson = tuple[Context, Candidates]
 
 
 class TreeSource:
-    """The draft model's tree, the text being at a place in it; a state is a node. What a node is
-    worth is looked up when it is asked for: most never are."""
-
-    is_open = False
+    """The draft model's tree, the text being at a node of it."""
 
     def __init__(self, tree: CandidateTree, acceptance: Acceptance, node: int = ROOT) -> None:
         """``acceptance`` is learned from whole trees, elsewhere."""
@@ -56,23 +49,10 @@ class TreeSource:
         self.acceptance = acceptance
         self.node = node
 
-    def root(self) -> int:
-        return self.node
-
-    def successors(self, state: int, least: float) -> list[tuple[int, float, int]]:
-        tree, found = self.tree, []
-        tokens, confidences, ranks = tree.tokens, tree.confidences, tree.ranks
-        estimate = self.acceptance.estimate
-        for child in tree.children(state):
-            if child >= self.num_nodes:
-                break
-            likelihood = estimate(confidences[child], ranks[child])
-            if likelihood >= least:
-                found.append((tokens[child], likelihood, child))
-        return found
-
-    def follow(self, state: int, token: int) -> None:
-        return None  # it is not in the tree, or it would have been proposed
+    @property
+    def is_expanded(self) -> bool:
+        """Something is proposed after the text."""
+        return any(child < self.num_nodes for child in self.tree.children(self.node)[:1])
 
     def num_along(self, tokens: Iterable[int]) -> int:
         """How many of these tokens, from the first one on, lie along a path of it."""
@@ -84,113 +64,52 @@ class TreeSource:
             num, node = num + 1, child
         return num
 
-    def observe(self, state: int, token: int) -> None: ...
+
+@dataclass(eq=False)
+class RowSource:
+    """Recycled rows: they may go on from tokens that others propose."""
+
+    rows: RecycledRows
+    acceptance: Sequence[Acceptance]  # by the length of the context, from 1
+    end: Context  # of the text
+    coupling: Coupling | None = None  # of what is sampled
 
 
-class _Continuations(ABC):
-    """What followed the same tokens before; a state is a node. What a node is worth is computed
-    when it is asked for: most never are."""
+@dataclass(eq=False)
+class ContinuationSource:
+    """A tree of what followed the same tokens before. What is sampled has a coupling."""
 
-    is_open = False
-
-    def __init__(
-        self,
-        tokens: Sequence[int],
-        parents: Sequence[int],
-        shares: Sequence[float],
-        coupling: Coupling | None = None,
-    ) -> None:
-        """``shares`` by node: of the places that go on with it. What is sampled has a coupling."""
-        self.tokens = tokens
-        self.parents = parents
-        self.shares = shares
-        self.coupling = coupling
-        self._depths = {ROOT: 0}  # of nodes that were asked for
-
-    @cached_property
-    def _children(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for node, parent in enumerate(self.parents):
-            found.setdefault(parent, []).append(node)
-        return found
-
-    @abstractmethod
-    def _judge(self, node: int) -> tuple[Acceptance, float]:
-        """What was learned of tokens after a node, and how likely one is whose share is 1."""
-
-    def root(self) -> int:
-        return ROOT
-
-    def successors(self, state: int, least: float) -> list[tuple[int, float, int]]:
-        children = self._children.get(state)
-        if children is None:
-            return []
-        acceptance, confidences = self._judged(state, children)
-        likelihoods = acceptance.by_rank(confidences)
-        if self.coupling is not None:
-            tokens = [self.tokens[child] for child in children]
-            likelihoods = self.coupling.of_texts(tokens, likelihoods, self._depth(state))
-        return [
-            (self.tokens[child], likelihood, child)
-            for child, likelihood in zip(children, likelihoods, strict=True)
-            if likelihood >= least
-        ]
-
-    def follow(self, state: int, token: int) -> None:
-        return None  # it is not in the tree, or it would have been proposed
-
-    def observe(self, state: int, token: int) -> None:
-        children = self._children.get(state)
-        if children is not None:
-            acceptance, confidences = self._judged(state, children)
-            acceptance.label(confidences, [self.tokens[child] == token for child in children])
-
-    def _judged(self, node: int, children: Sequence[int]) -> tuple[Acceptance, tuple[float, ...]]:
-        """What was learned of a node's children, and the confidence in each."""
-        acceptance, sure = self._judge(node)
-        above = 1.0 if node == ROOT else self.shares[node]
-        return acceptance, tuple(sure * self.shares[child] / above for child in children)
-
-    def _depth(self, node: int) -> int:
-        if node not in self._depths:
-            self._depths[node] = self._depth(self.parents[node]) + 1
-        return self._depths[node]
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    shares: Sequence[float]  # of the places that go on with a node
 
 
-class MatchSource(_Continuations):
+@dataclass(eq=False)
+class MatchSource(ContinuationSource):
     """What followed the same tokens in this text or in earlier completions. Every token that it is
     right about makes the match longer, and longer matches are right more often."""
 
-    def __init__(
-        self, found: Speculation, by_length: ByLength, coupling: Coupling | None = None
-    ) -> None:
-        super().__init__(found.tokens, found.parents, found.shares, coupling)
-        self.by_length = by_length
-        self.length = found.length  # of the match at the end of the text, in tokens
+    length: int  # of the match at the end of the text, in tokens
+    by_length: ByLength
+    coupling: Coupling | None = None
 
-    def _judge(self, node: int) -> tuple[Acceptance, float]:
-        number = bisect_right(LENGTHS, self.length + self._depth(node)) - 1
-        return self.by_length[number], BY_LENGTH[number]
+    @classmethod
+    def of(
+        cls, found: Speculation, by_length: ByLength, coupling: Coupling | None = None
+    ) -> MatchSource:
+        """What was found of a text."""
+        return cls(found.tokens, found.parents, found.shares, found.length, by_length, coupling)
 
 
-class StoredSource(_Continuations):
+@dataclass(eq=False)
+class StoredSource(ContinuationSource):
     """What followed the same tokens in a datastore."""
 
-    def __init__(
-        self,
-        draft: Draft,
-        shares: Sequence[float],
-        acceptance: Acceptance,
-        coupling: Coupling | None = None,
-    ) -> None:
-        super().__init__(draft.tokens, draft.parents, shares, coupling)
-        self.acceptance = acceptance
-
-    def _judge(self, node: int) -> tuple[Acceptance, float]:
-        return self.acceptance, 1.0
+    acceptance: Acceptance
+    coupling: Coupling | None = None
 
 
-class HeadSource(_Continuations):
+class HeadSource(ContinuationSource):
     """What the target's own heads propose: its confidences know the noise already."""
 
     def __init__(self, tree: CandidateTree, acceptance: Acceptance) -> None:
@@ -205,67 +124,12 @@ class HeadSource(_Continuations):
         """How many of these tokens, from the first one on, lie along a path of it."""
         return TreeSource(self.tree, self.acceptance).num_along(tokens)
 
-    def _judge(self, node: int) -> tuple[Acceptance, float]:
-        return self.acceptance, 1.0
 
+Source = TreeSource | RowSource | ContinuationSource
+"""Proposes tokens, and how likely each is: C++ reads its fields."""
 
-class RowSource:
-    """Recycled rows; a state is the end of the text and the tokens from there to a node."""
-
-    is_open = True
-
-    def __init__(
-        self,
-        rows: RecycledRows,
-        acceptance: Sequence[Acceptance],
-        end: Context,
-        coupling: Coupling | None = None,
-    ) -> None:
-        """``acceptance`` by the length of the context, from 1; ``end`` is the text's. What is
-        sampled has a coupling."""
-        self.rows = rows
-        self.acceptance = acceptance
-        self.end = end
-        self.coupling = coupling
-
-    def root(self) -> Context:
-        return self.end
-
-    def successors(self, state: Context, least: float) -> list[tuple[int, float, None]]:
-        known = self.rows.longest(state)
-        if known is None:
-            return []
-        order, candidates = known
-        tokens, confidences = self._judged(state, candidates)
-        likelihoods = self.acceptance[order - 1].by_rank(confidences)
-        return [  # `follow` says where they lead
-            (token, likelihood, None)
-            for token, likelihood in zip(tokens, likelihoods, strict=True)
-            if likelihood >= least
-        ]
-
-    def follow(self, state: Context, token: int) -> Context:
-        return (*state, token)
-
-    def observe(self, state: Context, token: int) -> None:
-        known = self.rows.longest(state)
-        if known is not None:
-            order, candidates = known
-            tokens, confidences = self._judged(state, candidates)
-            self.acceptance[order - 1].observe(
-                confidences, range(len(tokens)), [t == token for t in tokens]
-            )
-
-    def _judged(
-        self, state: Context, candidates: Candidates
-    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """A row's tokens, the likeliest first, and the confidence in each."""
-        tokens, confidences = candidates
-        confidences = confidences or BY_RANK[: len(tokens)]
-        if self.coupling is None or not tokens:
-            return tokens, confidences
-        found = self.coupling.of_row(tokens, confidences, len(state) - len(self.end))
-        return tuple(tokens[i] for i, _ in found), tuple(sure for _, sure in found)
+# Who proposes a token, as far as that says how likely it is: the ranks of `TextMemory.agreement`.
+ALONE, UNLIKE_DRAFT, DRAFT_ALONE, TOGETHER = range(4)
 
 
 @dataclass(frozen=True)
@@ -322,12 +186,13 @@ class TextSources:
     def sources(self, text: Tokens, depth: int = _MAX_DEPTH) -> list[Source]:
         """The sources at the end of a text, at most so many tokens deep. It may be longer than
         what was read."""
-        coupling = self._coupling(len(text))
-        found: list[Source] = [self._rows(text, coupling)]
+        rows = self.rows(text)
+        coupling = rows.coupling
+        found: list[Source] = [rows]
         for store in (self._own, self.memory.earlier):
             speculation = store.speculate(text, _FACTOR, _MIN_SHARE, depth)
             if speculation.tokens:
-                found.append(MatchSource(speculation, self.memory.by_length, coupling))
+                found.append(MatchSource.of(speculation, self.memory.by_length, coupling))
         if self._datastore is not None:
             windows = self._datastore.continuations(
                 text, max_span=_MAX_SPAN, min_span=_MIN_SPAN, length=_STORED_DEPTH
@@ -335,22 +200,18 @@ class TextSources:
             if len(windows):
                 common = most_frequent(windows, _STORED_TOKENS)
                 shares = tuple(count / len(windows) for count in common.counts)
-                stored = StoredSource(common.draft, shares, self.memory.stored, coupling)
-                found.append(stored)
+                own = common.draft.tokens, common.draft.parents, shares
+                found.append(StoredSource(*own, self.memory.stored, coupling))
         return found
 
-    def likeliest(self, text: Tokens) -> int | None:
-        """The likeliest token after a text by the target's rows; None where they know none."""
-        rows = self._rows(text, self._coupling(len(text)))
-        found = rows.successors(rows.root(), 0.0)
-        return found[0][0] if found else None
+    def rows(self, text: Tokens) -> RowSource:
+        """The target's rows alone, at the end of a text."""
+        end = tuple(text[-MAX_ORDER:].tolist())
+        coupling = self._coupling(len(text))
+        return RowSource(self.memory.rows, self.memory.by_order, end, coupling)
 
     def _coupling(self, position: int) -> Coupling | None:
         return None if self._sampler is None else Coupling(self._sampler, position)
-
-    def _rows(self, text: Tokens, coupling: Coupling | None) -> RowSource:
-        end = tuple(text[-MAX_ORDER:].tolist())
-        return RowSource(self.memory.rows, self.memory.by_order, end, coupling)
 
     def lessons(
         self,

@@ -15,14 +15,13 @@ A rare token is drawn where v is small, so v has as many significant bits there 
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from duodec.native.library import address, library
+from duodec.native.library import library
 
 GUMBEL_MIN: Final = np.float32(-3.1301)
 GUMBEL_MAX: Final = np.float32(22.8740)
@@ -136,13 +135,6 @@ def uniform(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
 def gumbel(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     """Standard Gumbel noise, one value a token, shape (n,) fp32."""
     return gumbel_of(bits(key, tokens))
-
-
-def of_few(key: int, tokens: Sequence[int]) -> Sequence[float]:
-    """`gumbel` of a few tokens, in C++: the same floats."""
-    asked, found = array("i", tokens), array("f", bytes(4 * len(tokens)))
-    library().duodec_gumbel(address(asked), len(asked), key, address(found))
-    return found
 
 
 def gumbel_of(random: NDArray[np.uint32]) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from duodec.integrations.vllm.drafter_thread import DrafterThread
 from duodec.integrations.vllm.pace import Chain, Pace, Regime
 from duodec.integrations.vllm.requests import Request, Requests, Row
 from duodec.planning.acceptance import Acceptance
-from duodec.planning.compiled import grow
+from duodec.planning.compiled import grow, learn
 from duodec.planning.governor import Sources
 from duodec.planning.selection import Selection
 from duodec.planning.sources import TextMemory, TextSources, TreeSource
@@ -111,7 +111,7 @@ class Speculator:
                     )
                     self._lessons.append(lesson)
                 if request.selection is not None:
-                    lesson = partial(request.selection.learn, request.new_tokens)
+                    lesson = partial(learn, request.selection, request.new_tokens)
                     self._lessons.append(lesson)
             request.drafted, request.selection = (), None
         for request in gone:
