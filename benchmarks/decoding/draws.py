@@ -71,7 +71,7 @@ def main(
     for number in track(range(draws), "draws compared", console=console):
         row, key = every[number % len(every)], noise.key(number, 0, number)
         found = noise.best_two(key, None, row)
-        drawn = None if found is None else tuple(numbers.tolist() for numbers in found)
+        drawn = None if found is None else tuple(map(list, found))
         other += drawn != whole(key, tokens, row)
     console.print(f"{draws - other:,} of {draws:,} draws have NumPy's two tokens and sums")
     figures = {

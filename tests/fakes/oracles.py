@@ -542,6 +542,11 @@ class Ranking:
         return descending(row)[:k]
 
     @staticmethod
+    def best_two(row: Row) -> ranking.BestTwo:
+        tokens = Ranking.top(row, 2)
+        return tokens.tolist(), row[tokens].tolist()
+
+    @staticmethod
     def likeliest(row: Row, k: int) -> ranking.Best:
         tokens = Ranking.top(row, k)
         return tokens, np.exp(row[tokens].astype(np.float64) - log_normaliser(row))

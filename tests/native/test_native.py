@@ -289,7 +289,7 @@ def best_two_of_all(
     return tokens[order].tolist(), sums[order].tolist()
 
 
-def best_two(key: int, tokens: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def best_two(key: int, tokens: np.ndarray, scores: np.ndarray) -> ranking.BestTwo:
     """Of numbers none of which is NaN."""
     found = noise.best_two(key, tokens, scores)
     assert found is not None
@@ -326,7 +326,7 @@ def test_a_draw_needs_no_luck_in_the_order_of_scores(order: int) -> None:
     scores = np.linspace(-30, 30, len(tokens), dtype=np.float32)[::order].copy()
     for key in range(20):
         found, sums = best_two(key, tokens, scores)
-        assert (found.tolist(), sums.tolist()) == best_two_of_all(key, tokens, scores)
+        assert (list(found), list(sums)) == best_two_of_all(key, tokens, scores)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -350,7 +350,7 @@ def test_a_token_far_from_the_best_wins_by_rare_noise(temperature: float) -> Non
         found = noise.best_two(key, None, row, temperature)
         assert found is not None
         tokens, best = best_two_of_all(key, every, row * np.float32(1 / temperature))
-        assert (found[0].tolist(), found[1].tolist()) == (tokens, best)
+        assert (list(found[0]), list(found[1])) == (tokens, best)
         num_won += rare in tokens
     assert 30 < num_won < 80
 
@@ -375,7 +375,7 @@ def test_a_token_wins_by_rare_noise_after_the_bound_has_risen() -> None:
         found = noise.best_two(key, None, row)
         assert found is not None
         tokens, best = best_two_of_all(key, every, row)
-        assert (found[0].tolist(), found[1].tolist()) == (tokens, best)
+        assert (list(found[0]), list(found[1])) == (tokens, best)
         num_won += rare in tokens
     assert num_won > 10
 
@@ -393,7 +393,7 @@ def test_a_row_is_drawn_from_as_its_scores_are(num_tokens: int) -> None:
         found = noise.best_two(key, None, row, temperature)
         scores = row * np.float32(1 / temperature)
         assert found is not None
-        assert (found[0].tolist(), found[1].tolist()) == best_two_of_all(
+        assert (list(found[0]), list(found[1])) == best_two_of_all(
             key, np.arange(num_tokens), scores
         )
         row[int(dice.integers(num_tokens))] = np.nan
@@ -457,6 +457,9 @@ def test_a_row_whose_largest_is_not_finite_draws_nothing(value: float) -> None:
 def test_the_likeliest_tokens_and_their_probabilities(seed, num_vocab, k, spread) -> None:
     row = (np.random.default_rng(seed).normal(size=num_vocab) * spread).astype(np.float32)
     row[np.random.default_rng(seed + 1).integers(0, num_vocab, num_vocab // 3)] = np.round(spread)
+    two = ranking.best_two(row)
+    assert two is not None
+    assert tuple(map(list, two)) == oracles.Ranking.best_two(row)
     found, expected = ranking.likeliest(row, k), oracles.Ranking.likeliest(row, k)
     assert found is not None
     assert found[0].tolist() == expected[0].tolist()

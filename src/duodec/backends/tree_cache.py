@@ -109,7 +109,7 @@ class SlotCache:
         self._num_first = num_first
         self._block: _Block | None = None
         self.begin = 0  # where the cached part of the text begins
-        self.trunk: Tokens = np.empty(0, dtype=np.int32)  # from the text's beginning on
+        self.trunk: Tokens = np.empty(0, dtype=np.int32)  # a prefix of the last text
         self._text = self.trunk  # the text being fitted
         self._root = _Node()
         self._tip: dict[int, _Node] = {}  # id -> where it ends
@@ -154,9 +154,7 @@ class SlotCache:
     def add_text(self, entries: Sequence[Entry]) -> None:
         """Mark the next entries of the missing text as computed."""
         if entries:
-            num_known = len(self.trunk)
-            new = self._text[num_known : num_known + len(entries)]
-            self.trunk = np.concatenate([self.trunk, new])
+            self.trunk = self._text[: len(self.trunk) + len(entries)]
             for seq in entries[0].seqs:
                 self._shared[seq] = len(self.trunk)
 
@@ -254,9 +252,7 @@ class SlotCache:
 
     def _follow(self, text: Tokens, limit: int) -> None:
         """Move the trunk to the longest known prefix of text[:limit], also along nodes."""
-        length = min(len(self.trunk), limit)
-        differs = self.trunk[:length] != text[:length]
-        common = int(differs.argmax()) if differs.any() else length
+        common = common_prefix(self.trunk, text[:limit])
         if common < len(self.trunk):
             self._keep(set())
             self.trunk = self.trunk[:common]
@@ -291,8 +287,7 @@ class SlotCache:
         for seq, tip in self._tip.items():
             if tip is self._root:
                 self._tip[seq] = path[-1]
-        tokens = np.array([node.token for node in path], dtype=np.int32)
-        self.trunk = np.concatenate([self.trunk, tokens])
+        self.trunk = self._text[: len(self.trunk) + len(path)]
         self._root = path[-1]
         self._root.parent = None
 

@@ -43,6 +43,8 @@ class TextStream:
         self._num_decoded += len(text)
         has_more = bool(self._decoder.getstate()[0])  # of a character that is not complete
         self._ends.append(self._num_decoded + has_more)
+        if not self._stop:
+            return self._released([Segment(text, source)] if text else [])
         self._hold(text, source)
         return self._release(is_last=False)
 
@@ -72,6 +74,10 @@ class TextStream:
             if later:
                 rest.append(Segment(later, segment.source))
         self._held = [] if self.is_stopped else rest
+        return self._released(released)
+
+    def _released(self, released: list[Segment]) -> list[Segment]:
+        """Count text that is certain now."""
         self.text += "".join(segment.text for segment in released)
         while self._ends and self._ends[0] <= len(self.text):
             self._ends.popleft()

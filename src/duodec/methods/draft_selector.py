@@ -17,12 +17,13 @@ import numpy as np
 from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.draft import ROOT, Draft
 from duodec.core.prefix import common_prefix
-from duodec.core.protocols import Drafted, Scores
+from duodec.core.protocols import Drafted
 from duodec.core.sampling.sampler import Tokens
 from duodec.core.turns import InTurns
 from duodec.drafting.growth import Seed, Tree
-from duodec.methods.request import PATIENCE, Need, Request
+from duodec.methods.request import PATIENCE, Forward, Need, NoDrafter, Request
 from duodec.planning.compiled import without
+from duodec.planning.governor import Governor, Sources
 from duodec.planning.planner import Planner
 from duodec.planning.selection import Selection
 from duodec.planning.sources import HeadSource, Lesson, Source, TextSources, TreeSource
@@ -31,6 +32,7 @@ _LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held li
 _NUM_REHEARSED = 2  # verdicts
 _MOST_SEED, _LEAST_SEED = 8, 0.5  # tokens of what heads propose, and how likely all are together
 _NOTHING: Tokens = np.zeros(0, dtype=np.int32)
+_LOOK_AGAIN = 8  # rounds without a draft, after which some draft may pay again
 _LEAST_TURN_S = 0.3  # for which a drafter on the target's cores is waited
 
 
@@ -60,6 +62,7 @@ class DraftSelector:
         """Whether some draft would pay if every token of it were accepted."""
         self._cursor = TreeCursor()  # of the text, in the draft model's tree
         self._is_asked = False  # the drafter knows the text
+        self._num_plain = 0  # rounds without a draft, in a row
         self._num_late = 0  # steps in a row that were waited for in vain
         self._reading_s = 0.0  # that a draft model in turns was waited for because it read
         self._text = request.text  # that the last forward pass went on from
@@ -82,11 +85,14 @@ class DraftSelector:
         """The draft model takes part, and computes whenever it has something to do."""
         return self._request.is_drafting and not self._request.takes_turns
 
-    def repays_reading(self, decoding_s: float, saved: float) -> bool:
+    def repays_reading(self, decoding_s: float, governor: Governor) -> bool:
         """Whether a draft model that takes the target's cores may read what it lacks of the text,
         after a response was decoded for so long, of which it is expected to save a share."""
+        if not (num_unread := self._num_unread):
+            return True
         likely_s = max(decoding_s, self._texts.memory.decoding.value)
-        return self._planner.repays_reading(self._num_unread, likely_s, saved)
+        saved = governor.saved(Sources.ALL)
+        return self._planner.repays_reading(num_unread, likely_s, saved)
 
     def take_reading_s(self) -> float:
         """For how long a draft model in turns was waited for lately because it read."""
@@ -97,7 +103,7 @@ class DraftSelector:
     def _num_unread(self) -> int:
         """Tokens of the text that a draft model in turns lacks."""
         request = self._request
-        if not request.takes_turns:
+        if not request.takes_turns or isinstance(request.drafter, NoDrafter):
             return 0
         known = self._texts.memory.drafted.get(request.slot, _NOTHING)
         return len(request.text) - common_prefix(known, request.text)
@@ -184,18 +190,22 @@ class DraftSelector:
         offer: Offer,
         tokens: Sequence[int],
         end: int,
-        scores: Scores | None,
+        forward: Forward | None,
         proposed: CandidateTree,
     ) -> None:
-        """These tokens came, the verdict ending at that node of the draft; ``scores``, if there is
-        something to learn from them. The target's heads propose a tree after them, or nothing."""
+        """These tokens came, the verdict ending at that node of the draft; ``forward``, if there is
+        something to learn from its scores. The target's heads propose a tree after them, or
+        nothing."""
         self._proposed = proposed
         cursor = self._cursor
         self._cursor = cursor.follow(tokens)
         self._is_asked = False
         lessons: Iterable[Lesson] = ()
-        if scores is not None:
-            lessons = self._lessons(self._text, offer.draft, scores, end)
+        if forward is not None:
+            lessons = self._texts.lessons(
+                self._text, offer.draft, forward.scores, end, clock=self._request.clock,
+                budget_s=_LEARNING_SHARE * forward.duration_s,
+            )  # fmt: skip
             if not self._request.traits.has_ready_candidates:
                 lessons = list(lessons)  # the scores do not outlive the next forward pass
         if self._had_heads:
@@ -251,7 +261,9 @@ class DraftSelector:
                 planner.observe_promise(offer.selection, num, len(tokens) - 1)
         planner.acceptance.learn(cursor.tree, tokens, cursor.node)
         self._texts.learn(lessons)
-        self.can_pay = self._can_pay()
+        self._num_plain = 0 if len(offer.draft) else self._num_plain + 1
+        if self._num_plain % _LOOK_AGAIN == 0:
+            self.can_pay = self._can_pay()
 
     def _judge_heads(self, offer: Offer, tokens: Sequence[int]) -> None:
         """Add the tokens that came by what the target's heads proposed: what other sources would
@@ -264,11 +276,6 @@ class DraftSelector:
             num_brought = len(accepted) - sum(value >= least for value in values)
         seconds = self._request.costs.heads_s()
         self._texts.memory.beside_others.observe(num_brought, seconds, self._planner.rate)
-
-    def _lessons(self, text: Tokens, draft: Draft, scores: Scores, end: int) -> Iterator[Lesson]:
-        request = self._request
-        budget_s = _LEARNING_SHARE * request.costs.forward_s(0)
-        return self._texts.lessons(text, draft, scores, end, clock=request.clock, budget_s=budget_s)
 
     def _can_pay(self) -> bool:
         return self._request.max_width > 0 and self._planner.can_pay()

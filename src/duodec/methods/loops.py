@@ -77,7 +77,7 @@ def streaming(
     begin_s, decoding_s = request.now(), 0.0
     while request.remaining:
         most = request.costs.sources()
-        if not selector.repays_reading(decoding_s, governor.saved(Sources.ALL)):
+        if not selector.repays_reading(decoding_s, governor):
             most = min(most, Sources.HEADS)
         can_pay = selector.can_pay and most != Sources.NONE
         sources = governor.sources(most) if can_pay else Sources.NONE
@@ -124,7 +124,7 @@ def streaming(
             offer,
             done.tokens,
             verdict.end,
-            forward.scores if can_pay else None,
+            forward if can_pay else None,
             forward.scores.proposed().tree if heads else CandidateTree(),
         )
     texts.memory.decoding.observe(decoding_s, 1)

@@ -12,6 +12,8 @@ from ctypes import POINTER, PyDLL, c_char_p, c_double, c_float, c_int64, c_uint6
 from functools import cache
 from typing import Any, Union
 
+from numpy.typing import NDArray
+
 from duodec.errors import BackendUnavailable
 from duodec.native.build import library_path
 
@@ -38,6 +40,7 @@ _RESULTS_AND_ARGUMENTS = {
         [c_void_p, c_int64, c_void_p, c_void_p, *[c_double] * 6],
     ),
     "duodec_top": (c_int64, [c_void_p, c_int64, c_int64, c_void_p]),
+    "duodec_best_two": (c_int64, [c_void_p, c_int64, c_void_p, c_void_p]),
     "duodec_likeliest": (c_int64, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
     "duodec_candidates": (c_int64, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
     "duodec_noisy": (
@@ -113,3 +116,9 @@ class Handle:
 def address(numbers: Numbers) -> int:
     """Where an array's numbers are, until it grows."""
     return numbers.buffer_info()[0]
+
+
+def address_of(numbers: NDArray[Any]) -> int:
+    """Where the numbers of a NumPy array are: several times faster than ``ctypes.data``."""
+    found: int = numbers.__array_interface__["data"][0]
+    return found

@@ -129,6 +129,18 @@ int64_t duodec_top(const float *row, int64_t num, int64_t k, int64_t *tokens) {
     return count;
 }
 
+// The best two, as above, and their scores. Returns how many; -1 for a row that has a NaN.
+int64_t duodec_best_two(const float *row, int64_t num, int64_t *tokens, float *scores) {
+    thread_local Ranking ranking;
+    if (!ranking.find(row, num, 2)) return -1;
+    int64_t count = 0;
+    for (const Ranked &one : ranking.best) {
+        tokens[count] = one.token;
+        scores[count++] = one.score;
+    }
+    return count;
+}
+
 // The k likeliest tokens, best first, with their probabilities. Returns how many; -1 for logits
 // that are not finite.
 int64_t duodec_likeliest(const float *row, int64_t num, int64_t k, int64_t *tokens,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.native.library import library
+from duodec.native.library import address, address_of, library
 
+BestTwo = tuple[Sequence[int], Sequence[float]]
+"""Two tokens, the better one first, and their scores; one of a row that has only one."""
 Best = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Tokens, best first, and how likely each is."""
 
@@ -18,8 +21,16 @@ def top(row: NDArray[np.float32], k: int) -> NDArray[np.int64] | None:
     has a NaN."""
     row = np.ascontiguousarray(row, dtype=np.float32)
     tokens = np.empty(min(k, len(row)), dtype=np.int64)
-    count = library().duodec_top(row.ctypes.data, len(row), len(tokens), tokens.ctypes.data)
+    count = library().duodec_top(address_of(row), len(row), len(tokens), address_of(tokens))
     return None if count < 0 else tokens
+
+
+def best_two(row: NDArray[np.float32]) -> BestTwo | None:
+    """The two largest entries, as `top`; None for a row that has a NaN."""
+    row = np.ascontiguousarray(row, dtype=np.float32)
+    tokens, scores = array("q", (0, 0)), array("f", (0.0, 0.0))
+    count = library().duodec_best_two(address_of(row), len(row), address(tokens), address(scores))
+    return None if count < 0 else (tokens[:count], scores[:count])
 
 
 def likeliest(row: NDArray[np.float32], k: int) -> Best | None:
@@ -45,6 +56,6 @@ def _best(
     row = np.ascontiguousarray(row, dtype=np.float32)
     tokens, confidences = np.empty(k, dtype=np.int64), np.empty(k)
     count = function(
-        row.ctypes.data, len(row), k, *settings, tokens.ctypes.data, confidences.ctypes.data
+        address_of(row), len(row), k, *settings, address_of(tokens), address_of(confidences)
     )
     return None if count < 0 else (tokens[:count], confidences[:count])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from duodec.core.round import median
@@ -27,6 +27,10 @@ _MAX_LEAP = 1024
 _STALE = 512  # passes, all widths together, after which a width is measured anew
 _UNKNOWN_STEP_S = 0.003
 _READ_IN_A_STEP = 4.0  # tokens that a draft model reads in the time of a step, at least: 4 to 16
+
+
+_Width = tuple[int, float]
+"""Draft tokens, and the seconds of a forward pass over them."""
 
 
 class _Recent:
@@ -77,7 +81,7 @@ class Costs:
     # warms up, or a text that grows, makes all widths faster or slower
     _by_width: dict[int, _Recent] = field(default_factory=dict)
     # computed from these when asked for; emptied by each observation
-    _measured: list[tuple[int, float]] = field(default_factory=list)  # what widths cost
+    _measured: list[_Width] = field(default_factory=list)  # what widths cost
     _curve: list[float] = field(default_factory=list)  # what all widths are expected to take
     _num_curve: int = 0  # draft tokens that it was asked for, at most
     _by_size: dict[int, _Recent] = field(default_factory=dict)  # of 0, 1, 2 to 3, 4 to 7, ...
@@ -93,7 +97,7 @@ class Costs:
     def observe_forward(self, seconds: float, num_tokens: int = 0) -> None:
         """Add a target's forward pass over so many draft tokens, without prefill."""
         self._forward_s.observe(seconds)
-        self._leap.observe(num_tokens, seconds, self._known())
+        self._leap.observe(num_tokens, seconds, self._known)
         if not num_tokens:
             if not self._lately:
                 for own in self._by_width.values():
@@ -167,16 +171,16 @@ class Costs:
         """Draft tokens that the next forward pass may score, as far as costs are known."""
         return sys.maxsize
 
-    def _known(self) -> Sequence[tuple[int, float]]:
+    def _known(self) -> Sequence[_Width]:
         """What measured widths cost, by width; it never falls."""
         if not self._measured:
             self._measured[:] = self._pooled()
         return self._measured
 
-    def _pooled(self) -> list[tuple[int, float]]:
+    def _pooled(self) -> list[_Width]:
         newest = self._leap.num_passes - _STALE
         pooled: list[tuple[int, float, float]] = []  # the last width of a pool, its cost and weight
-        found: list[tuple[int, float]] = []
+        found: list[_Width] = []
         for width in sorted(self._by_width):
             own = self._by_width[width]
             if width and own.last < newest:
@@ -321,11 +325,14 @@ class _Leap:
     def is_due(self) -> bool:
         return self._num_drafted >= self._due
 
-    def observe(self, num_tokens: int, seconds: float, known: Sequence[tuple[int, float]]) -> None:
-        """Add a forward pass; ``known`` is what widths cost before it."""
+    def observe(
+        self, num_tokens: int, seconds: float, known_before: Callable[[], Sequence[_Width]]
+    ) -> None:
+        """Add a forward pass; ``known_before`` computes what widths cost before it."""
         was_due = self.is_due
         self.num_passes += 1
         self._num_drafted += num_tokens > 0
+        known = known_before() if num_tokens else ()
         if not known or num_tokens <= known[-1][0]:
             return
         if was_due:

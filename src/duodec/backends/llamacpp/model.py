@@ -61,6 +61,7 @@ class LlamaModel:
     ) -> None:
         self.path, self.head = path, head
         self._is_mapped = is_mapped
+        self._pieces: dict[int, bytes] = {}  # of tokens that were spoken
         self.cache = cache
         self._placed, self._num_gpu_layers, self._on = placed, num_gpu_layers, tuple(on)
         self.lib = lib = library.load()
@@ -361,6 +362,12 @@ class LlamaModel:
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to the text; none for control tokens."""
+        found = self._pieces.get(token)
+        if found is None:
+            found = self._pieces[token] = self._read_piece(token)
+        return found
+
+    def _read_piece(self, token: int) -> bytes:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)

@@ -15,13 +15,14 @@ A rare token is drawn where v is small, so v has as many significant bits there 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from duodec.native.library import library
+from duodec.native.library import address, address_of, library
 
 GUMBEL_MIN: Final = np.float32(-3.1301)
 GUMBEL_MAX: Final = np.float32(22.8740)
@@ -149,7 +150,7 @@ def best_two(
     tokens: NDArray[np.int64] | None,
     logits: NDArray[np.float32],
     temperature: float = 1.0,
-) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+) -> tuple[Sequence[int], Sequence[float]] | None:
     """The two tokens that have the greatest logit over temperature + Gumbel noise, the lowest first
     among equals, and these sums; None where one is NaN. There are two or more; ``tokens`` ascend,
     None: they are 0, 1, ... In C++ (`native/draws.cpp`): noise is computed of the few that can
@@ -157,10 +158,10 @@ def best_two(
     logits = np.ascontiguousarray(logits, np.float32)
     if tokens is not None:
         tokens = np.ascontiguousarray(tokens)
-    best, sums = np.empty(2, np.int64), np.empty(2, np.float32)
+    best, sums = array("q", (0, 0)), array("f", (0.0, 0.0))
     are_numbers = library().duodec_draw(
-        logits.ctypes.data, None if tokens is None else tokens.ctypes.data, len(logits),
-        1 / temperature, key, best.ctypes.data, sums.ctypes.data,
+        address_of(logits), None if tokens is None else address_of(tokens), len(logits),
+        1 / temperature, key, address(best), address(sums),
     )  # fmt: skip
     return (best, sums) if are_numbers else None
 

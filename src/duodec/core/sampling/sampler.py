@@ -250,30 +250,26 @@ class Sampler:
         is_whole = adjusted is row and (is_greedy or not self._drops_tokens)
         if not is_whole:
             check_finite(row)
-        if is_greedy:  # only the best two matter: the winner and the margin
-            tokens = top(adjusted, 2)
-            scores = adjusted[tokens]
-        else:
-            tokens, scores = self._best_two(adjusted, context)
-        if is_whole and not math.isfinite(scores[0]):  # the best of all
+        # only the best two matter: the winner and the margin
+        best = ranking.best_two(adjusted) if is_greedy else self._noisy(adjusted, context)
+        if best is None or (is_whole and not math.isfinite(best[1][0])):  # the best of all
             raise not_finite()
+        tokens, scores = best
         is_contest = len(scores) > 1 and scores[1] > -math.inf
-        margin = float(scores[0] - scores[1]) if is_contest else math.inf
-        return Draw(int(tokens[0]), margin)
+        margin = float(np.float32(scores[0] - scores[1])) if is_contest else math.inf
+        return Draw(tokens[0], margin)
 
-    def _best_two(self, row: Row, context: Context) -> tuple[NDArray[np.int64], Row]:
-        """The two best of an adjusted row with their scores and noise; one, if no other is left."""
+    def _noisy(self, row: Row, context: Context) -> ranking.BestTwo | None:
+        """The two best of an adjusted row with their scores and noise, one if no other is left;
+        None where one is NaN."""
         tokens: NDArray[np.int64] | None = None
         scores, temperature = row, self.params.temperature
         if self._drops_tokens or len(row) < 2:
             tokens, scores = self._survivors(row)
             temperature = 1.0  # it is in the scores
             if len(tokens) < 2:
-                return tokens, scores
-        best = noise.best_two(self.key(context.position), tokens, scores, temperature)
-        if best is None:
-            raise not_finite()
-        return best
+                return tokens.tolist(), scores.tolist()
+        return noise.best_two(self.key(context.position), tokens, scores, temperature)
 
     def distribution(self, row: Row, context: Context) -> Distribution:
         """The distribution that `draw` follows. Raises ComputeFailed where there is none."""

@@ -264,9 +264,8 @@ def logits(model: LlamaModel, handle: object, num_rows: int) -> NDArray[np.float
     if not num_rows:
         return np.empty((0, model.num_vocab), dtype=np.float32)
     pointer = model.lib.llama_get_logits(handle)
-    address = ctypes.cast(pointer, ctypes.c_void_p).value
-    assert address, "a forward pass that was computed has logits"
-    return _view(address, num_rows, model.num_vocab)
+    assert pointer, "a forward pass that was computed has logits"
+    return _view(ctypes.addressof(pointer.contents), num_rows, model.num_vocab)
 
 
 @lru_cache  # a context's rows lie in one place, and making a view takes longer than a call
