@@ -1,6 +1,6 @@
 // Times the kernels for few rows of activations, format by format, on one thread, beside what the processor can do.
 //
-//     kernels [FORMAT ...] [--columns 1536] [--rows 8960] [--megabytes 192]
+//     kernels [FORMAT ...] [--columns 1536] [--rows 8960] [--megabytes 192] [--streams 1]
 //
 // A line a format: for each number of rows the milliseconds that one pass over the weights takes, and two shares: of the memory
 // bandwidth that a plain read of as many bytes reaches, and of the integer dot products that registers alone reach.
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "memory.h"
+#include "streams.h"
 #include "weights.h"
 
 using namespace duodec;
@@ -39,8 +40,8 @@ struct Memory {
     uint8_t * begin() const { return (uint8_t *)(((uintptr_t)bytes.get() + LINE - 1) / LINE * LINE); }
 };
 
-// Bytes a second that are read, in as many streams as weights lie in, when nothing is done with them but one addition.
-static double bandwidth(size_t size) {
+// Bytes a second that are read, in so many streams, when nothing is done with them but one addition.
+template <int STREAMS> static double bandwidth(size_t size) {
     const Memory memory(size);
     memset(memory.begin(), 1, size);
     static volatile float sink;
@@ -53,7 +54,7 @@ static double bandwidth(size_t size) {
         for (size_t i = 0; i < num; i += step)
             for (int s = 0; s < STREAMS; s++) {
                 const float * at = x + s * num + i;
-                prefetch((const uint8_t *)at, step * sizeof(float));
+                prefetch((const uint8_t *)at, AHEAD / STREAMS, step * sizeof(float));
                 for (size_t k = 0; k < step; k += Lanes::ROWS) sums[s] = Lanes::sum(sums[s], Lanes::from_float(at + k));
             }
         float out[Lanes::ROWS];
@@ -96,6 +97,7 @@ static const Named FORMATS[] = {
 
 int main(int count, char ** words) {
     int64_t columns = 1536, rows = 8960, megabytes = 192;
+    num_streams = fastest_num_streams();
     std::vector<std::string> wanted;
     for (int i = 1; i < count; i++) {
         const std::string word = words[i];
@@ -104,11 +106,13 @@ int main(int count, char ** words) {
             if (word == "--columns") columns = value;
             else if (word == "--rows") rows = value;
             else if (word == "--megabytes") megabytes = value;
+            else if (word == "--streams") num_streams = (int)value;
             else { fprintf(stderr, "kernels: no option %s\n", word.c_str()); return 2; }
         } else wanted.push_back(word);
     }
-    const double bytes_s = bandwidth(megabytes << 20), peak = std::max({integer_speed<4>(), integer_speed<8>(), integer_speed<12>()});
+    const double bytes_s = std::max(bandwidth<1>(megabytes << 20), bandwidth<MOST_STREAMS>(megabytes << 20)), peak = std::max({integer_speed<4>(), integer_speed<8>(), integer_speed<12>()});
     printf("%s, one thread: reads %.1f GB/s, %.0f thousand million integer products a second\n", Lanes::NAME, bytes_s / 1e9, peak / 1e9);
+    printf("weights in %d streams\n", num_streams);
     printf("%lld x %lld weights; ms, share of bandwidth, share of the integer peak\n", (long long)rows, (long long)columns);
     for (const Named & named : FORMATS) {
         if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), named.name) == wanted.end()) continue;

@@ -2,8 +2,8 @@
 //
 // A tile is 16 rows of weights. Its codes come in vectors of 64 bytes: four consecutive codes of each of the 16 rows; eight
 // vectors make a block of 32 columns. Codes of four bits are stored two vectors to one. The bits above them, scales and minima
-// follow each block. The blocks of a matrix, in the order in which they are multiplied, lie by turns in four streams: a core
-// reads these while it computes, which it hardly does with one (docs/measurements.md).
+// follow each block. The blocks of a matrix, in the order in which they are multiplied, lie by turns in several streams, where a
+// processor reads these faster than one (`streams.h`).
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -16,8 +16,11 @@ namespace duodec {
 constexpr int TILE = 16;   // rows of weights
 constexpr int BLOCK = 32;  // columns
 constexpr int64_t LINE = 64;
-constexpr int STREAMS = 4;
+constexpr int MOST_STREAMS = 4;
+constexpr int64_t AHEAD = 5120;  // bytes that are fetched before they are multiplied, of all streams together
 constexpr int64_t APART = 512;  // bytes: streams begin at odd multiples, or a cache would have one place for all of them
+
+inline int num_streams = MOST_STREAMS;  // set before anything is packed
 
 // Numbers of ggml's types, which name a format in a file.
 enum Type {
@@ -105,34 +108,37 @@ template <class F> struct Layout {
     static constexpr int half_bytes = !F::has_super ? 0 : F::minimum == Minimum::SIX ? 64 : 32;
 
     int64_t num_blocks;  // of a tile
+    int streams;
     int64_t tiles, stream_bytes;
 
     Layout(int64_t rows, int64_t num_columns)
-        : num_blocks((num_columns + columns - 1) / columns), tiles(num_tiles(rows)),
-          stream_bytes(((tiles * num_blocks + STREAMS - 1) / STREAMS * block_bytes + APART - 1) / APART * APART | APART) {}
+        : num_blocks((num_columns + columns - 1) / columns), streams(num_streams), tiles(num_tiles(rows)),
+          stream_bytes(((tiles * num_blocks + streams - 1) / streams * block_bytes + APART - 1) / APART * APART | APART) {}
 
     // Of block `b` of a tile.
     int64_t block(int64_t tile, int64_t b) const {
         const int64_t n = tile * num_blocks + b;
-        return n % STREAMS * stream_bytes + n / STREAMS * block_bytes;
+        return n % streams * stream_bytes + n / streams * block_bytes;
     }
-    int64_t halves(int64_t tile, int64_t b) const { return STREAMS * stream_bytes + (tile * num_blocks + b) / F::steps * half_bytes; }
+    int64_t halves(int64_t tile, int64_t b) const { return streams * stream_bytes + (tile * num_blocks + b) / F::steps * half_bytes; }
     int64_t num_bytes() const { return (halves(tiles, 0) + LINE - 1) / LINE * LINE; }
 };
 
 // Goes from block to block.
 template <class F> struct Walk {
     const uint8_t * at;
-    int64_t stream_bytes;
-    int stream;
+    int64_t stream_bytes, back_bytes;  // from stream to stream; from the last one to the first one's next block
+    int64_t ahead;                     // what is fetched in a stream
+    int stream, streams;
 
     Walk(const uint8_t * matrix, const Layout<F> & layout, int64_t tile)
-        : at(matrix + layout.block(tile, 0)), stream_bytes(layout.stream_bytes), stream((int)(tile * layout.num_blocks % STREAMS)) {}
+        : at(matrix + layout.block(tile, 0)), stream_bytes(layout.stream_bytes), back_bytes(Layout<F>::block_bytes - layout.streams * stream_bytes),
+          ahead(AHEAD / layout.streams), stream((int)(tile * layout.num_blocks % layout.streams)), streams(layout.streams) {}
     void next() {
         at += stream_bytes;
-        if (++stream == STREAMS) {
+        if (++stream == streams) {
             stream = 0;
-            at += Layout<F>::block_bytes - STREAMS * stream_bytes;
+            at += back_bytes;
         }
     }
 };

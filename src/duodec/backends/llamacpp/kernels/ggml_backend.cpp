@@ -21,6 +21,7 @@
 #include "memory.h"
 #include "small_weights.h"
 #include "traits.h"
+#include "streams.h"
 #include "weights.h"
 
 static_assert((int)duodec::F16 == GGML_TYPE_F16 && (int)duodec::BF16 == GGML_TYPE_BF16 && (int)duodec::Q4_0 == GGML_TYPE_Q4_0);
@@ -422,6 +423,8 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
 size_t alignment(ggml_backend_buffer_type_t) { return duodec::LINE; }
 
 size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
+    static const bool is_chosen = (duodec::num_streams = duodec::fastest_num_streams(), true);  // before any is packed
+    (void)is_chosen;
     const Kernel * kernel = is_made_smaller(tensor) ? kernel_of(SMALL) : kernel_for(tensor);
     return kernel ? matrix_bytes(*kernel, tensor) * tensor->ne[2] : ggml_nbytes(tensor);
 }

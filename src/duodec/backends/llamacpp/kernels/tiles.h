@@ -23,12 +23,10 @@
 
 namespace duodec {
 
-constexpr int AHEAD = 1280;  // bytes of a stream
-
 // Fetches weights before they are multiplied: what a core's own prefetching misses. Into the second cache, which can wait for more
 // lines at once than the first.
-inline void prefetch(const uint8_t * weights, int num_bytes) {
-    for (int i = 0; i < num_bytes; i += LINE) __builtin_prefetch(weights + AHEAD + i, 0, 2);
+inline void prefetch(const uint8_t * weights, int64_t ahead, int num_bytes) {
+    for (int i = 0; i < num_bytes; i += LINE) __builtin_prefetch(weights + ahead + i, 0, 2);
 }
 
 // Unpacks vectors 2 * V and 2 * V + 1 of the codes of a block.
@@ -77,7 +75,7 @@ void multiply_floats(const uint8_t * matrix, const Layout<F> & layout, int64_t c
         for (int64_t k = 0; k < columns; block.next()) {
             const uint8_t * w = block.at + first * F::num_bytes;
             const int64_t end = std::min<int64_t>(columns, k + Layout<F>::columns);
-            prefetch(block.at, Layout<F>::block_bytes);
+            prefetch(block.at, block.ahead, Layout<F>::block_bytes);
             for (; k + 1 < end; k += 2, w += 2 * stride) {
                 const L::Real even_w = weights(w), odd_w = weights(w + stride);
                 DUODEC_UNROLL for (int m = 0; m < M; m++) {
@@ -211,7 +209,7 @@ template <class F, int M> void multiply_codes(const uint8_t * matrix, const Layo
         for (int64_t b = 0; b < layout.num_blocks; b += F::steps) {
             L::Real half[PARTS], half_minimum[PARTS];
             if constexpr (F::has_super) {
-                prefetch(shared, At::half_bytes);
+                prefetch(shared, AHEAD / MOST_STREAMS, At::half_bytes);
                 DUODEC_UNROLL for (int p = 0; p < PARTS; p++) {
                     const uint8_t * halves = shared + 2 * (first + p * L::ROWS);
                     half[p] = L::from_half((const uint16_t *)halves);
@@ -220,7 +218,7 @@ template <class F, int M> void multiply_codes(const uint8_t * matrix, const Layo
                 shared += At::half_bytes;
             }
             for (int j = 0; j < F::steps; j++) {
-                prefetch(block.at, At::block_bytes);
+                prefetch(block.at, block.ahead, At::block_bytes);
                 if constexpr (L::HOLDS_CODES) multiply_by_rows<F>(block.at, first, half[0], half_minimum[0], a, sums[0]);
                 else multiply_by_vectors<F>(block.at, half, half_minimum, a, sums);
                 block.next();
