@@ -106,7 +106,8 @@ int main(int count, char ** words) {
             if (word == "--columns") columns = value;
             else if (word == "--rows") rows = value;
             else if (word == "--megabytes") megabytes = value;
-            else if (word == "--streams") num_streams = (int)value;
+            else if (word == "--streams" && value >= 1 && value <= MOST_STREAMS) num_streams = (int)value;
+            else if (word == "--streams") { fprintf(stderr, "kernels: --streams is %s; give 1 to %d\n", words[i], MOST_STREAMS); return 2; }
             else { fprintf(stderr, "kernels: no option %s\n", word.c_str()); return 2; }
         } else wanted.push_back(word);
     }

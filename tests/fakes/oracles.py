@@ -119,7 +119,7 @@ class Continuations:
             return []
         source = self.source
         acceptance, confidences = self._judged(state, children)
-        likelihoods = acceptance.by_rank(confidences)
+        likelihoods = [acceptance.estimate(one, rank) for rank, one in enumerate(confidences)]
         if isinstance(source, MatchSource | StoredSource) and source.coupling:
             tokens = [source.tokens[child] for child in children]
             depth = self._depth(state)
@@ -170,7 +170,7 @@ class Rows:
         if (known := self._judged(state)) is None:
             return []
         acceptance, tokens, confidences = known
-        likelihoods = acceptance.by_rank(confidences)
+        likelihoods = [acceptance.estimate(one, rank) for rank, one in enumerate(confidences)]
         return [
             (token, likelihood, None)
             for token, likelihood in zip(tokens, likelihoods, strict=True)

@@ -12,8 +12,6 @@ from ctypes import POINTER, PyDLL, c_char_p, c_double, c_float, c_int64, c_uint6
 from functools import cache
 from typing import Any, Union
 
-from numpy.typing import NDArray
-
 from duodec.errors import BackendUnavailable
 from duodec.native.build import library_path
 
@@ -116,9 +114,3 @@ class Handle:
 def address(numbers: Numbers) -> int:
     """Where an array's numbers are, until it grows."""
     return numbers.buffer_info()[0]
-
-
-def address_of(numbers: NDArray[Any]) -> int:
-    """Where the numbers of a NumPy array are: several times faster than ``ctypes.data``."""
-    found: int = numbers.__array_interface__["data"][0]
-    return found

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from duodec.native.library import address, address_of, library
+from duodec.native.library import address, library
 
 BestTwo = tuple[Sequence[int], Sequence[float]]
 """Two tokens, the better one first, and their scores; one of a row that has only one."""
@@ -21,7 +21,7 @@ def top(row: NDArray[np.float32], k: int) -> NDArray[np.int64] | None:
     has a NaN."""
     row = np.ascontiguousarray(row, dtype=np.float32)
     tokens = np.empty(min(k, len(row)), dtype=np.int64)
-    count = library().duodec_top(address_of(row), len(row), len(tokens), address_of(tokens))
+    count = library().duodec_top(row.ctypes.data, len(row), len(tokens), tokens.ctypes.data)
     return None if count < 0 else tokens
 
 
@@ -29,7 +29,7 @@ def best_two(row: NDArray[np.float32]) -> BestTwo | None:
     """The two largest entries, as `top`; None for a row that has a NaN."""
     row = np.ascontiguousarray(row, dtype=np.float32)
     tokens, scores = array("q", (0, 0)), array("f", (0.0, 0.0))
-    count = library().duodec_best_two(address_of(row), len(row), address(tokens), address(scores))
+    count = library().duodec_best_two(row.ctypes.data, len(row), address(tokens), address(scores))
     return None if count < 0 else (tokens[:count], scores[:count])
 
 
@@ -56,6 +56,6 @@ def _best(
     row = np.ascontiguousarray(row, dtype=np.float32)
     tokens, confidences = np.empty(k, dtype=np.int64), np.empty(k)
     count = function(
-        address_of(row), len(row), k, *settings, address_of(tokens), address_of(confidences)
+        row.ctypes.data, len(row), k, *settings, tokens.ctypes.data, confidences.ctypes.data
     )
     return None if count < 0 else (tokens[:count], confidences[:count])

@@ -7,7 +7,6 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from duodec.core.candidates import CandidateTree, TreeCursor
@@ -37,12 +36,6 @@ HOPED = Prior((0.7, 0.1, 0.05, 0.05), 16.0)
 
 def _cell(confidence: float, rank: int) -> int:
     return bisect_right(EDGES, confidence) * NUM_RANKS + min(rank, NUM_RANKS - 1)
-
-
-@lru_cache(maxsize=1 << 14)
-def _siblings(confidences: tuple[float, ...]) -> tuple[tuple[int, float], ...]:
-    """The cell of each, and how much its prior weighs."""
-    return tuple((_cell(c, rank), PRIOR_WEIGHT * c) for rank, c in enumerate(confidences))
 
 
 class Acceptance:
@@ -77,14 +70,6 @@ class Acceptance:
         cell = _cell(confidence, rank)
         right = self.num_right[cell] + PRIOR_WEIGHT * confidence
         return right / (self.num_seen[cell] + PRIOR_WEIGHT)
-
-    def by_rank(self, confidences: tuple[float, ...]) -> list[float]:
-        """`estimate` of siblings, best first."""
-        right, num = self.num_right, self.num_seen
-        return [
-            (right[cell] + weighted) / (num[cell] + PRIOR_WEIGHT)
-            for cell, weighted in _siblings(confidences)
-        ]
 
     def observe(
         self, confidences: Sequence[float], ranks: Sequence[int], is_right: Sequence[bool]

@@ -61,7 +61,7 @@ class LlamaModel:
     ) -> None:
         self.path, self.head = path, head
         self._is_mapped = is_mapped
-        self._pieces: dict[int, bytes] = {}  # of tokens that were spoken
+        self._pieces: dict[int, bytes] = {}  # of tokens that were turned into text
         self.cache = cache
         self._placed, self._num_gpu_layers, self._on = placed, num_gpu_layers, tuple(on)
         self.lib = lib = library.load()

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from duodec.native.library import address, address_of, library
+from duodec.native.library import address, library
 
 GUMBEL_MIN: Final = np.float32(-3.1301)
 GUMBEL_MAX: Final = np.float32(22.8740)
@@ -160,7 +160,7 @@ def best_two(
         tokens = np.ascontiguousarray(tokens)
     best, sums = array("q", (0, 0)), array("f", (0.0, 0.0))
     are_numbers = library().duodec_draw(
-        address_of(logits), None if tokens is None else address_of(tokens), len(logits),
+        logits.ctypes.data, None if tokens is None else tokens.ctypes.data, len(logits),
         1 / temperature, key, address(best), address(sums),
     )  # fmt: skip
     return (best, sums) if are_numbers else None

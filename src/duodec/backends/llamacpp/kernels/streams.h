@@ -32,8 +32,8 @@ inline bool flush(uint8_t * begin, size_t size) {
 #endif
 }
 
-// One stream is read faster by a core that fetches far ahead in it (Zen 5: by a third), several by one that follows them while it
-// computes (Zen 4, Ice Lake: by a third, too). Takes some 30 ms; the environment's DUODEC_STREAMS, 1 or 4, saves them.
+// A Zen 5 reads one stream in two thirds of the time of four; a Xeon multiplied eight rows faster with four than with one
+// (docs/measurements.md). Takes some 10 ms; the environment's DUODEC_STREAMS, 1 or 4, decides without.
 inline int fastest_num_streams() {
     constexpr int64_t rows = 8192, columns = 2048;  // 9 MB
     constexpr int turns = 5;
