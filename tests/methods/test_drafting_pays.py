@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes.decoding import PROMPT, FixedBudget, Session, decode_rounds
+from fakes.decoding import PROMPT, FakeClock, FixedBudget, Session, decode_rounds
 from fakes.inline_drafter import InlineDrafter
 from fakes.server import TABLE, Slowed, engine_on_tables
 
@@ -56,6 +56,27 @@ def test_nothing_is_waited_for_where_no_width_can_pay() -> None:
     *_, last = engine.stream("hello", SamplingParams(seed=1, max_tokens=4), method="auto")
     assert isinstance(last, Finished)
     assert not asked
+
+
+class Changing(Costs):
+    """Rows cost as much as passes, until they cost nothing."""
+
+    is_steep = True
+    knows_plain = True
+
+    def curve(self, num_tokens: int) -> list[float]:
+        return [0.01 * (1 + n * self.is_steep) for n in range(num_tokens + 1)]
+
+
+def test_where_drafts_begin_to_pay_it_is_seen_soon() -> None:
+    costs = Changing()
+    session = Session(TableTarget(TABLE), PROMPT, len(PROMPT) + 60, costs=costs, clock=FakeClock())
+    widths: list[int] = []
+    for number, done in enumerate(decode_rounds(Stream(), session)):
+        costs.is_steep = number < 10
+        widths.append(done.num_scored)
+    assert not any(widths[:11])
+    assert any(widths[11:20]), "it is looked at again every eighth round"
 
 
 @pytest.mark.parametrize("name", ["stream", "auto"])
