@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -265,9 +265,9 @@ def test_as_many_rows_teach_as_there_is_time_for(is_accepted: bool) -> None:
         def num_rows(self) -> int:
             return self.scores.num_rows
 
-        def candidates(self, row: int) -> Candidates:
+        def keep(self, row: int) -> Callable[[], Candidates]:
             clock.advance(1.0)
-            return self.scores.candidates(row)
+            return self.scores.keep(row)
 
     text, scores = scored(PROMPT, DRAFT)
     contexts = [(6, 5, 3), (5, 3, 1), (3, 1, 2), (5, 3, 3), (3, 3, 4)]
@@ -288,6 +288,33 @@ def test_as_many_rows_teach_as_there_is_time_for(is_accepted: bool) -> None:
         assert known(num + 0.5) == path[-num:]
     assert set(known(len(path) + 1.5)) == {*path, 1}
     assert known(math.inf) == [0, 1, 2, 3, 4]
+
+
+def test_rows_that_are_kept_teach_the_same_when_they_are_found_later() -> None:
+    @dataclass(frozen=True)
+    class Kept:
+        scores: Scores
+
+        @property
+        def num_rows(self) -> int:
+            return self.scores.num_rows
+
+        def keep(self, row: int) -> Callable[[], Candidates]:
+            def find() -> Candidates:
+                found.append(row)
+                return self.scores.candidates(row)
+
+            return find
+
+    text, scores = scored(PROMPT, DRAFT)
+    at_once, later, found = TextMemory(), TextMemory(), list[int]()
+    TextSources(at_once, text).learn(TextSources(at_once, text).lessons(text, DRAFT, scores, 3))
+    lessons = TextSources(later, text).lessons(text, DRAFT, Kept(scores), 3)  # type: ignore[arg-type]
+    assert not found
+    TextSources(later, text).learn(lessons)
+    assert found == [0, 3, 4, 1, 2]  # of the path a later row replaces an earlier one
+    for context in [(6, 5, 3), (5, 3, 1), (3, 1, 2), (5, 3, 3), (3, 3, 4)]:
+        assert later.rows.longest(context) == at_once.rows.longest(context) is not None
 
 
 def test_scores_without_candidates_teach_nothing_and_break_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from time import perf_counter, sleep
 
@@ -22,7 +23,7 @@ from fakes.inline_drafter import InlineDrafter
 
 from duodec.backends.table import TableModel, TableTarget
 from duodec.core.draft import Draft
-from duodec.core.protocols import Drafted, Drafter, Launched, Query, Scores, Target
+from duodec.core.protocols import Candidates, Drafted, Drafter, Launched, Query, Scores, Target
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.traits import TargetTraits
 from duodec.drafting.plans import Chain
@@ -50,26 +51,26 @@ class Elsewhere(Target):
         self,
         *,
         seconds: float = 0.0,
-        candidates_are_ready: bool = True,
+        keeps_candidates: bool = True,
         on_result: Callable[[], None] = lambda: None,
     ) -> None:
         self._target = TableTarget(TABLE)
         self._seconds = seconds
-        self._are_ready = candidates_are_ready
+        self._keeps = keeps_candidates
         self.on_result = on_result
         self.number = 0
         self.is_flying = False
 
     @property
     def traits(self) -> TargetTraits:
-        return TargetTraits(launches=True, has_ready_candidates=self._are_ready)
+        return TargetTraits(launches=True, keeps_candidates=self._keeps)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         assert not self.is_flying, "two forward passes at once"
         self.is_flying = True
         self.number += 1
         found = [
-            _Scores(scores, self, self.number, self._are_ready)
+            _Scores(scores, self, self.number, self._keeps)
             for scores in self._target.score(queries)
         ]
         return _Arriving(self, found, perf_counter() + self._seconds)
@@ -92,14 +93,19 @@ class _Arriving:
 
 
 class _Scores:
-    def __init__(self, scores: Scores, owner: Elsewhere, number: int, are_ready: bool) -> None:
+    """They hold until the next forward pass, but for candidates that are kept."""
+
+    def __init__(self, scores: Scores, owner: Elsewhere, number: int, keeps: bool) -> None:
         self._scores, self._owner, self._number = scores, owner, number
-        self._are_ready = are_ready
+        self._keeps = keeps
 
     def __getattr__(self, name: str) -> object:
-        is_latest = self._number == self._owner.number
-        assert is_latest or self._are_ready, "read after the next forward pass"
+        assert self._number == self._owner.number, "read after the next forward pass"
         return getattr(self._scores, name)
+
+    def keep(self, row: int) -> Callable[[], Candidates]:
+        assert self._number == self._owner.number, "kept after the next forward pass"
+        return partial(self._scores.candidates, row) if self._keeps else self._scores.keep(row)
 
 
 def decoded(
@@ -140,8 +146,8 @@ def test_the_text_is_plain_decodings_where_the_target_computes_elsewhere(
     name: str, params: SamplingParams, drafter: str
 ) -> None:
     if method(name).needs_draft_model or drafter in ("at once", "none"):
-        for are_ready in (True, False):
-            target = Elsewhere(candidates_are_ready=are_ready)
+        for keeps in (True, False):
+            target = Elsewhere(keeps_candidates=keeps)
             found = decoded(name, target, DRAFTERS[drafter](), params, FixedBudget(6))
             assert found == plain_text(TABLE, params, NUM_TOKENS)
 

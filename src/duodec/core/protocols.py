@@ -124,6 +124,12 @@ class Scores(Protocol):
         target does not know them or the row is not finite. On a GPU they come with the draws;
         elsewhere each call costs a pass over the row."""
 
+    def keep(self, row: int) -> Callable[[], Candidates]:
+        """Return what finds `candidates` of a row whenever it is called, after the next forward
+        pass as well. Here they are found at once."""
+        found = self.candidates(row)
+        return lambda: found
+
     def distribution(self, row: int) -> Distribution:
         """The distribution of a row under the query's sampler. Raises DistributionUnavailable if
         the target has none."""

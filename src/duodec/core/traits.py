@@ -13,7 +13,7 @@ class TargetTraits:
     has_branches: bool = True  # scores whole trees; otherwise the first chain of each draft
     max_draft: int = sys.maxsize  # draft tokens of a query; 0 where no state can be taken back
     launches: bool = False  # computes a forward pass while the caller goes on
-    has_ready_candidates: bool = False  # come with the draws, and outlive the next forward pass
+    keeps_candidates: bool = False  # to keep a row's takes less than to find them: `Scores.keep`
     num_rows: int = 1  # that a forward pass is padded to a multiple of
     is_recurrent: bool = False  # some of its layers keep a state, which has no branches
     reads_in_chunks: bool = False  # calls ``on_chunk`` between two chunks of a text it prefills

@@ -7,7 +7,7 @@ computes; and shortly before its end, the likeliest verdicts are rehearsed.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,8 @@ from duodec.planning.planner import Planner
 from duodec.planning.selection import Selection
 from duodec.planning.sources import HeadSource, Lesson, Source, TextSources, TreeSource
 
-_LEARNING_SHARE = 0.03  # of a forward pass: for reading what the target held likely in its rows
+# of a forward pass: for finding what the target held likely in its rows, or for keeping them
+_LEARNING_SHARE, _KEEPING_SHARE = 0.03, 0.01
 _NUM_REHEARSED = 2  # verdicts
 _MOST_SEED, _LEAST_SEED = 8, 0.5  # tokens of what heads propose, and how likely all are together
 _NOTHING: Tokens = np.zeros(0, dtype=np.int32)
@@ -200,17 +201,18 @@ class DraftSelector:
         cursor = self._cursor
         self._cursor = cursor.follow(tokens)
         self._is_asked = False
-        lessons: Iterable[Lesson] = ()
+        lessons: Sequence[Lesson] = ()
         if forward is not None:
+            keeps = self._request.traits.keeps_candidates
             lessons = self._texts.lessons(
                 self._text, offer.draft, forward.scores, end, clock=self._request.clock,
-                budget_s=_LEARNING_SHARE * forward.duration_s,
+                budget_s=(_KEEPING_SHARE if keeps else _LEARNING_SHARE) * forward.duration_s,
             )  # fmt: skip
-            if not self._request.traits.has_ready_candidates:
-                lessons = list(lessons)  # the scores do not outlive the next forward pass
         if self._had_heads:
             self._request.defer(partial(self._judge_heads, offer, tokens))  # before others learn
-        self._request.defer(partial(self._learn, offer, cursor, tokens, lessons))
+        self._request.defer(partial(self._learn, offer, cursor, tokens))
+        # put off once more: the drafter is asked first
+        self._request.defer(partial(self._request.defer, partial(self._texts.learn, lessons)))
 
     def _offer(self, cursor: TreeCursor, others: Sequence[Source], remaining: int) -> Offer:
         """The likeliest candidates, the text being at a place, with room for so many tokens."""
@@ -250,9 +252,7 @@ class DraftSelector:
             seed.append((tree.tokens[node], likely))
         return tuple(seed)
 
-    def _learn(
-        self, offer: Offer, cursor: TreeCursor, tokens: Sequence[int], lessons: Iterable[Lesson]
-    ) -> None:
+    def _learn(self, offer: Offer, cursor: TreeCursor, tokens: Sequence[int]) -> None:
         """What the tokens after a text teach of those who proposed some."""
         planner = self._planner
         if offer.selection is not None:  # first: its sources say what they have learned
@@ -260,7 +260,6 @@ class DraftSelector:
             if num := len(offer.draft):
                 planner.observe_promise(offer.selection, num, len(tokens) - 1)
         planner.acceptance.learn(cursor.tree, tokens, cursor.node)
-        self._texts.learn(lessons)
         self._num_plain = 0 if len(offer.draft) else self._num_plain + 1
         if self._num_plain % _LOOK_AGAIN == 0:
             self.can_pay = self._can_pay()

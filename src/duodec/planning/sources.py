@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -35,8 +35,8 @@ BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)  # expected where a ro
 
 Context = tuple[int, ...]
 ByLength = Sequence[Acceptance]
-Lesson = tuple[Context, Candidates]
-"""The end of a text, and what the target held likely after it."""
+Lesson = tuple[Context, Callable[[], Candidates]]
+"""The end of a text, and what finds the tokens that the target held likely after it."""
 
 
 class TreeSource:
@@ -222,37 +222,35 @@ class TextSources:
         *,
         clock: Callable[[], float] = perf_counter,
         budget_s: float = math.inf,
-    ) -> Iterator[Lesson]:
+    ) -> list[Lesson]:
         """What the target held likely in the rows of a draft that was scored after ``text``: on the
-        path to the node ``end``, and then in others, the likeliest first. As many as can be read in
+        path to the node ``end``, and then in others, the likeliest first. As many as can be kept in
         ``budget_s`` seconds, one at least; of a long path the last ones."""
         begin_s = clock()
         end_of_text = tuple(text[-MAX_ORDER:].tolist())
         contexts: list[Context] = [end_of_text]  # of the root, then of each node
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             contexts.append((*contexts[parent + 1][1 - MAX_ORDER :], token))
-        num_read = 0
-
-        def read(rows: Iterable[int]) -> Iterator[Lesson]:
-            nonlocal num_read
-            for row in rows:
-                spent_s = clock() - begin_s
-                if num_read and spent_s * (1 + 1 / num_read) > budget_s:
-                    return  # another one would take longer
-                if row < scores.num_rows:  # or it was accepted, but not scored itself
-                    candidates = scores.candidates(row)
-                    num_read += 1
-                    if candidates.tokens:
-                        yield contexts[row], candidates
-
         path = [0, *(node + 1 for node in draft.path(end))]
-        yield from reversed(list(read(reversed(path))))  # a later row replaces an earlier one
-        yield from read(row for row in range(scores.num_rows) if row not in path)
+        others = (row for row in range(scores.num_rows) if row not in path)
+        kept: list[Lesson] = []
+        num_of_path = 0
+        for row in (*reversed(path), *others):
+            spent_s = clock() - begin_s
+            if kept and spent_s * (1 + 1 / len(kept)) > budget_s:
+                break  # another one would take longer
+            if row < scores.num_rows:  # or it was accepted, but not scored itself
+                kept.append((contexts[row], scores.keep(row)))
+                num_of_path += row in path
+        # a later row replaces an earlier one
+        return [*reversed(kept[:num_of_path]), *kept[num_of_path:]]
 
     def learn(self, lessons: Iterable[Lesson]) -> None:
-        """Keep the rows that `lessons` reads."""
-        for context, candidates in lessons:
-            self.memory.rows.add(context, candidates)
+        """Store what the target held likely there."""
+        for context, find in lessons:
+            candidates = find()
+            if candidates.tokens:
+                self.memory.rows.add(context, candidates)
 
     def end(self, text: Tokens) -> None:
         """The completion is over."""

@@ -51,7 +51,7 @@ class WarmUp:
 class _Drawn(Target):
     """A target that computes nothing: each row draws the same token."""
 
-    traits = TargetTraits(launches=True, has_ready_candidates=True)
+    traits = TargetTraits(launches=True, keeps_candidates=True)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         return _Ready(tuple(_OneToken() for _ in queries))

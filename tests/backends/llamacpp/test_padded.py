@@ -240,6 +240,25 @@ def test_a_prompt_of_a_shared_pass_can_be_abandoned_and_is_read_on_from_there(
         assert (found.row_logits(0) == wanted).all()
 
 
+def test_candidates_of_a_device_outlive_the_next_pass(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = np.random.default_rng(4).integers(0, 512, 20).astype(np.int32)
+    query = Query(0, text, Draft.chain([5, 6]), num_candidates=4)
+    after = replace(query, text=np.append(text, np.int32(7)))
+    with closing(LlamaTarget(model, num_context=400, num_threads=1, num_rows=4)) as target:
+        assert not target.traits.keeps_candidates, "on a CPU to find them later saves nothing"
+    monkeypatch.setattr(LlamaModel, "placement", Placement.ELSEWHERE)
+    with closing(LlamaTarget(model, num_context=400, num_threads=1, num_rows=4)) as target:
+        assert target.traits.keeps_candidates
+        (scores,) = target.score([query])
+        wanted = [scores.candidates(row) for row in range(3)]
+        kept = [scores.keep(row) for row in range(3)]
+        target.score([after])
+        assert [scores.candidates(row) for row in range(3)] != wanted, "the rows lie in one place"
+        assert [find() for find in kept] == wanted
+
+
 @pytest.mark.parametrize("num_rows", [2, 8])
 def test_shared_passes_give_what_a_text_gets_alone(model: LlamaModel, num_rows: int) -> None:
     dice = np.random.default_rng(2)

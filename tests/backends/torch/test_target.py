@@ -110,12 +110,13 @@ def test_candidates_come_with_the_draws_as_many_as_each_query_asks_for() -> None
     ]
     for query, scores in zip(queries, target.score(queries), strict=True):
         assert isinstance(scores, TorchScores)
-        assert target.traits.has_ready_candidates
+        assert target.traits.keeps_candidates
         for row in range(4):
             wanted = Candidates.of(scores.logits[row].numpy(), query.num_candidates)
             tokens, confidences = scores.candidates(row)
             assert tokens == wanted.tokens
             assert confidences == pytest.approx(wanted.confidences, rel=1e-6)
+            assert scores.keep(row)() == (tokens, confidences)
 
 
 # --- the same bits

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,9 @@ class TorchScores(Scores):
             return Candidates()
         tokens = self.drawn.candidates[at, :num].astype(np.int64)
         return Candidates.among(tokens, self.drawn.likely[at, :num].astype(np.float32))
+
+    def keep(self, row: int) -> Callable[[], Candidates]:
+        return partial(self.candidates, row)  # they came with the draws
 
     def distribution(self, row: int) -> Distribution:
         """Copies the row's logits to the host."""
@@ -197,7 +200,7 @@ class TorchTarget(Target):
         num_rows = self._widths[0] if self._is_exact else 1
         return TargetTraits(
             launches=self._queue.is_cuda,
-            has_ready_candidates=True,
+            keeps_candidates=True,
             num_rows=num_rows,
             reads_in_chunks=True,
             num_block=self._num_chunk if self._is_exact else 1,

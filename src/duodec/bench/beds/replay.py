@@ -7,9 +7,10 @@ text: methods that read such rows run on a real target, or on virtual time (`--s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from time import perf_counter
 from typing import cast
@@ -48,7 +49,7 @@ class ReplayTarget(Target):
     """What the target held likely, by the position of the token that it then drew."""
     _prefill: PrefillCounter = field(default_factory=PrefillCounter)
 
-    traits = TargetTraits(launches=True, has_ready_candidates=True)
+    traits = TargetTraits(launches=True, keeps_candidates=True)
 
     def launch(self, queries: Sequence[Query]) -> Launched:
         start = perf_counter()
@@ -103,6 +104,9 @@ class ReplayScores(Scores):
         position = self._positions[row]
         found = None if position is None else self._known.get(position)
         return (found or Candidates()).first(self._num_candidates)
+
+    def keep(self, row: int) -> Callable[[], Candidates]:
+        return partial(self.candidates, row)  # they were recorded
 
     def distribution(self, row: int) -> Distribution:
         raise DistributionUnavailable(

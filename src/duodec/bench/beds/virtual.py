@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -219,7 +220,7 @@ class SimulatedTarget(Target):
         shape = self.curve.shape
         return TargetTraits(
             has_branches=shape.has_branches,
-            has_ready_candidates=shape.draws_on_device,
+            keeps_candidates=True,
             num_rows=shape.num_rows or 1,
             heads=self.target.traits.heads,
             num_heads=self.target.traits.num_heads,
@@ -291,6 +292,14 @@ class _SimulatedScores(Scores):
 
     def candidates(self, row: int) -> Candidates:
         self._take(self._owner.host.candidates)
+        return self._candidates(row)
+
+    def keep(self, row: int) -> Callable[[], Candidates]:
+        """For the price of a copy: they are found while the device computes the next pass."""
+        self._take(self._owner.host.copy)
+        return partial(self._candidates, row)
+
+    def _candidates(self, row: int) -> Candidates:
         owner, place = self._owner, self._places[row]
         found = None if place[1] else owner.candidates.get(place[0])
         found = owner.known.get(place) if found is None else found

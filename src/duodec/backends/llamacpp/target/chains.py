@@ -21,7 +21,7 @@ from duodec.backends.interrupts import stoppable
 from duodec.backends.llamacpp.model import LlamaModel, open_context
 from duodec.backends.llamacpp.target.context import NO_CELLS, STOPPED, Batch, Threads, logits
 from duodec.backends.llamacpp.target.states import NoStates
-from duodec.backends.llamacpp.target.trees import MAX_WIDTH, LlamaScores
+from duodec.backends.llamacpp.target.trees import MAX_WIDTH, LlamaLaunchedScores, LlamaScores
 from duodec.backends.placement import Placement
 from duodec.backends.tree_cache import Entry
 from duodec.core.draft import ROOT, Draft
@@ -86,11 +86,13 @@ class InFlight:
 
     queries: Sequence[Query]
     read: Callable[[], Mapping[int, list[Row]]]
+    is_elsewhere: bool  # the device computes while the caller goes on
     due_s: float = math.inf
 
     def result(self) -> list[Scores]:
         rows = self.read()
-        return [LlamaScores(query, rows[query.slot]) for query in self.queries]
+        scores = LlamaLaunchedScores if self.is_elsewhere else LlamaScores
+        return [scores(query, rows[query.slot]) for query in self.queries]
 
 
 class LlamaChains(Target):
@@ -144,7 +146,10 @@ class LlamaChains(Target):
     @property
     def traits(self) -> TargetTraits:
         return TargetTraits(
-            has_branches=False, launches=self._launches, num_rows=self.num_rows or 1
+            has_branches=False,
+            launches=self._launches,
+            keeps_candidates=self._launches,
+            num_rows=self.num_rows or 1,
         )
 
     @property
@@ -183,7 +188,7 @@ class LlamaChains(Target):
             rows = logits(self._model, self.handle, num_rows)
             return {slot: list(rows[place]) for slot, place in places.items()}
 
-        return InFlight(queries, read)
+        return InFlight(queries, read, self._launches)
 
     def close(self) -> None:
         if self.handle:

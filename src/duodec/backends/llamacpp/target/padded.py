@@ -79,7 +79,7 @@ class LlamaPadded(LlamaChains):
             found[begun.slot] = self._rows(begun)
             return found
 
-        return InFlight(queries, read)
+        return InFlight(queries, read, self._launches)
 
     def _begin(self, query: Query) -> _Pass:
         """Start the forward pass of a query. The rows of the one before are lost."""

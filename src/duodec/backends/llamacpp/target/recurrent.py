@@ -110,7 +110,7 @@ class LlamaRecurrent(LlamaChains):
             self._compute_even(group)
             known |= {s: [row.copy() for row in rows] for s, rows in self._rows(group).items()}
         self._compute_even(last)
-        return InFlight(queries, lambda: {**known, **self._rows(last)})
+        return InFlight(queries, lambda: {**known, **self._rows(last)}, self._launches)
 
     @property
     def traits(self) -> TargetTraits:

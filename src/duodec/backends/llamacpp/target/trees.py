@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from duodec.backends.llamacpp.model import LlamaModel
 from duodec.backends.llamacpp.target.context import LlamaContext
@@ -40,6 +41,14 @@ class LlamaScores(Scores):
 
     def proposed(self) -> Proposed:
         return self.own
+
+
+class LlamaLaunchedScores(LlamaScores):
+    """Of a forward pass that a device has computed: what a row says is found while it computes the
+    next one."""
+
+    def keep(self, row: int) -> Callable[[], Candidates]:
+        return partial(Candidates.of, self.rows[row].copy(), self.query.num_candidates)
 
 
 class LlamaTrees:
