@@ -202,7 +202,8 @@ def main(
         runs: dict[str, Runs] = {}
         for text in curves.split(";"):
             given, shape, bandwidth = (*text.split("@"), "", "")[:3]
-            curve = replace(plan, simulate_ms=given, simulate_as=shape or "tree").latency
+            own_plan = replace(plan, simulate_ms=given, simulate_as=shape or "tree")
+            curve = own_plan.latency(base.host)
             step_s = num_bytes / _bytes_a_second(bandwidth) + launch_ms / 1e3
             as_wanted = replace(curve.shape, name="chain", num_rows=None, has_branches=False)
             heads_s = heads_share * curve.forward.seconds(1)

@@ -207,7 +207,7 @@ def test_a_curve_can_be_in_a_file_that_was_measured(tmp_path: Path) -> None:
     assert "measured to 8 rows: a card" in curve.words
     assert CostCurve.parse(curve.text) == curve
     file.write_text(json.dumps({"card-8b": one, "card-7b": {**one, "points": "1:4"}}))
-    assert ms(BenchPlan(simulate_ms=f"{file}:card-7b").latency.forward, 1) == [4]
+    assert ms(BenchPlan(simulate_ms=f"{file}:card-7b").latency().forward, 1) == [4]
     refused = {
         str(file): "choose from: card-8b, card-7b",
         f"{file}:other": "no curve 'other'",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from duodec.backends.curves import CostCurve
-from duodec.bench.beds.host import HostPrices
+from duodec.bench.beds.host import NO_PRICES, HostPrices
 from duodec.bench.beds.latency import LatencyCurve
 from duodec.bench.beds.shapes import TREE, Shape
 from duodec.bench.beds.virtual import StepTable
@@ -134,12 +134,12 @@ class BenchPlan:
         given = self.simulate_ms if self.replay_ms is None else self.replay_ms
         return None if given is None else CostCurve.parse(given)
 
-    @property
-    def latency(self) -> LatencyCurve:
+    def latency(self, host: HostPrices = NO_PRICES) -> LatencyCurve:
         """The same, with prefill. Only for a replay or a simulation."""
         curve = self.curve
         assert curve is not None, "a bed needs a latency"
-        return LatencyCurve(curve, self.prefill_ms / 1e3, Shape.parse(self.simulate_as, curve))
+        shape = Shape.parse(self.simulate_as, curve, host.copy)
+        return LatencyCurve(curve, self.prefill_ms / 1e3, shape)
 
     @property
     def entrants(self) -> list[Entrant]:
@@ -202,7 +202,7 @@ class BenchPlan:
             "curve": self.curve.as_json() if self.curve else None,
             "draft_ms": self.draft_ms,
             "draft_speed": self.draft_speed,
-            "simulate_as": self.latency.shape.words if self.simulate_ms is not None else None,
+            "simulate_as": self.simulate_as if self.simulate_ms is not None else None,
             "host_us": self.host_us,
             "prefill_ms": self.prefill_ms if self._is_stand_in else None,
             "control": self.control,
@@ -238,7 +238,7 @@ class BenchPlan:
         if self.simulate_ms is not None and curve:
             note = (
                 f"Simulated on a virtual clock: {curve.words} a forward pass of the target "
-                f"({self.latency.shape.words}). Rows and drafts are computed; their time is from "
+                f"(as {self.simulate_as}). Rows and drafts are computed; their time is from "
                 "tables (draft_ms, host_us)."
             )
             if self.draft_speed != 1:

@@ -96,7 +96,7 @@ class Runner:
         if self.plan.replay_ms is None:
             return real_stage(self.config, sampling)
         return replay_stage(
-            self.config, sampling, self.plan.latency, [entrant.new() for entrant in entrants]
+            self.config, sampling, self.plan.latency(), [entrant.new() for entrant in entrants]
         )
 
     def _record(self, stage: Stage, prompts: Sequence[Prompt]) -> list[Conversation]:

@@ -64,6 +64,9 @@ class HostPrices:
         return ",".join(f"{name}:{seconds * 1e6:.3g}" for name, seconds in known.items())
 
 
+NO_PRICES = HostPrices()
+
+
 def measured(target: Target, num_vocab: int, select: Callable[[TreeCursor], object]) -> HostPrices:
     """Measure them here: medians, on a target's own rows, which it computes. ``select`` chooses a
     draft from a tree of candidates."""

@@ -32,8 +32,11 @@ class Shape:
     draws_on_device: bool = False  # with candidates; no row is copied to the host
 
     @classmethod
-    def parse(cls, text: str, curve: CostCurve, option: str = "simulate-as") -> Shape:
-        """The shape of this name for a target of these costs. Raises BadOption."""
+    def parse(
+        cls, text: str, curve: CostCurve, copy_s: float = 0.0, option: str = "simulate-as"
+    ) -> Shape:
+        """The shape of this name for a target of these costs, ``copy_s`` being what it takes to
+        copy a row to the host. Raises BadOption."""
         name, colon, rows = text.strip().partition(":")
         if name not in NAMES or (colon and (name in _FREE or not rows.isdecimal())):
             raise BadOption(
@@ -46,7 +49,8 @@ class Shape:
             return cls(name, has_branches=name == "tree")
         if name == "torch":
             return cls(text, int(rows or TORCH_ROWS), draws_on_device=True)
-        num_rows = int(rows) if rows else RowChoice.of(_seconds(curve)).num_rows
+        seconds = {n: curve.seconds(n) + n * copy_s for n in WIDTHS}  # as a device measures them
+        num_rows = int(rows) if rows else RowChoice.of(seconds).num_rows
         return cls(text, num_rows, has_branches=False)
 
     def cut(self, draft: Draft) -> Draft:
@@ -77,7 +81,3 @@ class Shape:
 
 
 TREE = Shape("tree")
-
-
-def _seconds(curve: CostCurve) -> dict[int, float]:
-    return {n: curve.seconds(n) for n in WIDTHS}

@@ -125,8 +125,11 @@ def simulated_stage(config: EngineConfig, plan: BenchPlan, *, needs_model: bool)
             table = StepTable.parse(plan.draft_ms or str(measured(innermost(loaded))))
             model = PricedModel(loaded, table.faster(plan.draft_speed))
         host = HostPrices.parse(plan.host_us or str(_host(engine)))
-        bed = SimulatedBed(parts, engine.target, model, plan.latency, host)
-        facts = {"host_us": str(host), **({"draft_ms": str(table)} if table else {})}
+        latency = plan.latency(host)
+        bed = SimulatedBed(parts, engine.target, model, latency, host)
+        facts = {"host_us": str(host), "simulate_as": latency.shape.words}
+        if table:
+            facts["draft_ms"] = str(table)
         yield Stage(engine, lambda method: bed, facts)
 
 
