@@ -71,11 +71,18 @@ def test_llama_cpp_has_the_rows_that_it_would_choose(name: str) -> None:
     assert not chosen.has_branches
 
 
+def test_copies_of_rows_count_where_rows_are_chosen() -> None:
+    flat = CostCurve.parse("4")
+    assert Shape.parse("llama.cpp", flat).num_rows == 32
+    assert Shape.parse("llama.cpp", flat, 1e-4).num_rows == 8
+
+
 def test_fixed_rows_are_chains_that_are_cut() -> None:
     fixed = shape("llama.cpp:4")
     assert not fixed.has_branches
     assert fixed.cut(Draft.chain((1, 2, 3, 4, 5))).tokens == (1, 2, 3)
     assert fixed.cut(Draft((1, 2, 3), (-1, -1, 0))).tokens == (1,)
+    assert (fixed.max_draft, shape("chain").max_draft, shape("torch").max_draft) == (3, 80, 80)
     assert fixed.seconds(SLOPE, 1) == fixed.seconds(SLOPE, 4) == SLOPE.seconds(4)
 
 

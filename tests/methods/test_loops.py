@@ -38,6 +38,7 @@ from duodec.core.draft import Draft
 from duodec.core.protocols import Drafter, DraftRequest, Query, Scores
 from duodec.core.round import Round, Stats
 from duodec.core.sampling.sampler import Context, Sampler, SamplingParams
+from duodec.core.traits import TargetTraits
 from duodec.drafting.growth import Tree
 from duodec.drafting.plans import MAX_SEQUENCES, Chain, SampledChain, Sequences
 from duodec.errors import BadOption
@@ -45,6 +46,7 @@ from duodec.methods.lookup import continuation
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import NoDrafter, Wait
 from duodec.planning.costs import Costs
+from duodec.planning.governor import Governor
 
 KEYED = [name for name in METHODS if name != "sps-rejection"]
 DRAFTED = [name for name in METHODS if METHODS[name]().needs_draft_model]
@@ -558,3 +560,24 @@ def test_only_what_was_scored_is_counted_as_scored(name: str) -> None:
     assert sum(done.num_scored for done in rounds) > 0
     if name in ("lookahead", "recycling"):
         assert target.num_branches_left_out > 0
+
+
+@pytest.mark.parametrize(("num_rows", "num_inferred"), [(1, 0), (8, 1)])
+def test_what_plain_decoding_takes_is_inferred_where_drafts_fill_padding(
+    num_rows: int, num_inferred: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where they take rows of their own."""
+    inferred = list[float]()
+    monkeypatch.setattr(Governor, "infer_plain", lambda _, seconds: inferred.append(seconds))
+
+    class Padded(Chains):
+        traits = TargetTraits(has_branches=False, num_rows=num_rows)
+
+    model = TableModel(seed=7)
+    drafter = InlineDrafter(replace(model, noise=0.3).load())
+    target = Padded(TableTarget(model))
+    _, rounds = decode("auto", target=target, drafter=drafter, datastore=known_texts(model))
+    drafted = [done for done in rounds[1:] if done.num_drafted]
+    wanted = [done.end_s - done.start_s for done in drafted if done.num_drafted < num_rows]
+    assert inferred == wanted
+    assert len(drafted) > len(wanted) == num_inferred

@@ -658,6 +658,36 @@ def test_what_is_simpler_and_better_is_found_by_probing_it() -> None:
     assert taken.count(Sources.ALL) > 385
 
 
+@pytest.mark.parametrize(("drafted_s", "pays"), [(1.2, True), (2.5, False)])
+def test_what_plain_decoding_takes_is_not_probed_where_it_is_inferred(
+    drafted_s: float, pays: bool
+) -> None:
+    """A padded forward pass takes as long without its draft, of which one token in two comes."""
+    governor = Governor([Sources.FREE])
+    taken = []
+    for _ in range(400):
+        sources = governor.sources()
+        is_drafted = sources != Sources.NONE
+        governor.observe(sources, 2 if is_drafted else 1, drafted_s if is_drafted else 1.0)
+        if is_drafted:
+            governor.infer_plain(1.0)
+        taken.append(sources)
+    if pays:
+        assert taken.count(Sources.NONE) == 0
+    else:
+        assert taken[:8].count(Sources.FREE) == 8  # a trial, and nothing was probed before
+        assert taken.count(Sources.FREE) < 60
+
+
+def test_what_was_inferred_long_ago_is_probed() -> None:
+    governor = Governor([Sources.FREE])
+    governor.observe(Sources.FREE, 2, 1.0)
+    governor.infer_plain(1.0)
+    taken = run(governor, {Sources.NONE: 2.0, Sources.FREE: 1.0}, 100)
+    assert 1 <= taken.count(Sources.NONE) <= 3
+    assert taken.index(Sources.NONE) >= 40
+
+
 def test_a_text_that_turns_is_followed() -> None:
     governor = Governor([Sources.ALL])
     run(governor, {Sources.NONE: 1.0, Sources.ALL: 2.0}, 100)

@@ -120,6 +120,8 @@ def streaming(
         if request.num_rounds > 1 and most != Sources.NONE and not request.is_contended:
             planner.observe(len(done.tokens), seconds)
             governor.observe(sources, len(done.tokens), seconds, most if can_pay else sources)
+            if sources != Sources.NONE and 0 < len(draft) < request.traits.num_rows:
+                governor.infer_plain(forward.duration_s)  # it was padded to as many rows
         selector.finish_forward(
             offer,
             done.tokens,

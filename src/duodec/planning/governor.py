@@ -88,6 +88,7 @@ class Governor:
     _since_probe: float = 0.0
     _plain: Rate = field(default_factory=lambda: Rate(_FADE))  # rounds of plain decoding
     _num_probes: int = 0
+    _since_inferred: float = math.inf  # rounds of drafting since plain decoding was
 
     def __post_init__(self) -> None:
         self._least = self.allowance  # grows back to this
@@ -97,7 +98,7 @@ class Governor:
         """A governor that begins with this one's choice and measures everything again."""
         return replace(
             self, _rates={}, _pause=dict(self._pause), _trial={}, _charged_s={}, _since_probe=0.0,
-            _num_probes=0, _plain=Rate(_FADE),
+            _num_probes=0, _plain=Rate(_FADE), _since_inferred=math.inf,
             _rest={s: max(rest, self.first_rests.get(s, 0)) for s, rest in self._rest.items()},
         )  # fmt: skip
 
@@ -106,7 +107,8 @@ class Governor:
         best = self._best(most) if self.allowance > _RUINED else Sources.NONE
         if best == Sources.NONE:  # the path of plain decoding is short
             return best
-        probes = [s for s in self.probes if s < best and not self._rest.get(s)]
+        inferred = Sources.NONE if self._since_inferred < _PROBE_EVERY else None
+        probes = [s for s in self.probes if s < best and s != inferred and not self._rest.get(s)]
         probe_after = _PROBE_EVERY if self._num_probes >= len(probes) else self.first_probe
         if probes and self._since_probe >= probe_after:
             return probes[self._num_probes % len(probes)]
@@ -136,10 +138,20 @@ class Governor:
             self._num_probes += self._since_probe > 0
             self._since_probe = 0.0
             return
-        self._since_probe += max(1.0, seconds * self._plain.value)
+        num_rounds = max(1.0, seconds * self._plain.value)
+        self._since_probe += num_rounds
+        self._since_inferred += num_rounds
         self._trial[sources] = self._trial.get(sources, 0) + 1
         if self._trial[sources] >= min(_SOONEST, self.trial):
             self._judge(sources)
+
+    def infer_plain(self, seconds: float) -> None:
+        """Add a round of plain decoding that would have taken so long: where a forward pass takes
+        as long without its draft, there is nothing to probe."""
+        self._since_inferred = 0.0
+        for rate in (self._plain, self._rates.setdefault(Sources.NONE, Rate(_FADE))):
+            rate.fade = _FADE
+            rate.observe(1, seconds)
 
     def charge(self, sources: Sources, seconds: float) -> None:
         """Add what a choice cost once, in no round of it: if the trial fails, it rests for it too,

@@ -89,7 +89,8 @@ def test_every_pass_has_one_number_of_rows_and_prompts_begin_at_multiples(
         ((10, 10, 10, 10, 10), 32),  # flat
         ((10, 10, 10.1, 10.2, 11.5), 16),
         ((10, 10.2, 10.3, 12, 14), 8),
-        ((7.1, 8.5, 13.7, 13.8, 22.3), 2),  # as a consumer's card with a 4-bit model
+        ((7.1, 8.5, 13.7, 13.8, 22.3), 4),  # as a consumer's card with a 4-bit model
+        ((7.1, 9.5, 13.7, 13.8, 22.3), 2),
         ((10, 10.1, 20, 40, 80), 4),
     ],
 )
@@ -134,7 +135,7 @@ def test_what_a_pass_costs_is_the_least_of_several_in_turn() -> None:
 
 
 def test_what_cannot_win_is_not_measured() -> None:
-    device = FakeDevice({2: 10.0, 4: 12.0, 8: 60.0, 16: 900.0, 32: 9000.0}, random.Random(1))
+    device = FakeDevice({2: 10.0, 4: 13.5, 8: 60.0, 16: 900.0, 32: 9000.0}, random.Random(1))
     assert RowChoice.of(measure(device.run, WIDTHS, device)).num_rows == 2
     assert 16 not in device.seen
 
@@ -251,6 +252,7 @@ def test_candidates_of_a_device_outlive_the_next_pass(
     monkeypatch.setattr(LlamaModel, "placement", Placement.ELSEWHERE)
     with closing(LlamaTarget(model, num_context=400, num_threads=1, num_rows=4)) as target:
         assert target.traits.keeps_candidates
+        assert target.traits.max_draft == 3, "the rest of a longer chain would be cut"
         (scores,) = target.score([query])
         wanted = [scores.candidates(row) for row in range(3)]
         kept = [scores.keep(row) for row in range(3)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from duodec.backends.curves import CostCurve
 from duodec.backends.llamacpp.target.chains import chain_of
 from duodec.backends.llamacpp.target.row_choice import WIDTHS, RowChoice
+from duodec.backends.llamacpp.target.trees import MAX_WIDTH
 from duodec.core.draft import Draft
 from duodec.errors import BadOption
 
@@ -53,12 +54,17 @@ class Shape:
         num_rows = int(rows) if rows else RowChoice.of(seconds).num_rows
         return cls(text, num_rows, has_branches=False)
 
+    @property
+    def max_draft(self) -> int:
+        """Draft tokens that are scored at most: a wider tree takes several passes, and a longer
+        chain is cut."""
+        return MAX_WIDTH if self.has_branches or self.num_rows is None else self.num_rows - 1
+
     def cut(self, draft: Draft) -> Draft:
         """What of a draft is scored."""
         if self.has_branches:
             return draft
-        most = len(draft) if self.num_rows is None else self.num_rows - 1
-        return Draft.chain(chain_of(draft)[:most])
+        return Draft.chain(chain_of(draft)[: self.max_draft])
 
     def num_computed(self, num_wanted: int) -> int:
         """Rows that are computed for so many, padding included."""

@@ -220,6 +220,7 @@ class SimulatedTarget(Target):
         shape = self.curve.shape
         return TargetTraits(
             has_branches=shape.has_branches,
+            max_draft=shape.max_draft,
             keeps_candidates=True,
             num_rows=shape.num_rows or 1,
             heads=self.target.traits.heads,

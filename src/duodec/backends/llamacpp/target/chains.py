@@ -147,6 +147,7 @@ class LlamaChains(Target):
     def traits(self) -> TargetTraits:
         return TargetTraits(
             has_branches=False,
+            max_draft=self.num_rows - 1 if self.num_rows else MAX_WIDTH,
             launches=self._launches,
             keeps_candidates=self._launches,
             num_rows=self.num_rows or 1,

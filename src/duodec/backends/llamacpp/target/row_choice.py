@@ -28,7 +28,7 @@ from duodec.core.sampling.sampler import Tokens
 from duodec.machine.files import profile_place
 
 WIDTHS = (2, 4, 8, 16, 32)  # rows that a forward pass may have
-TOKENS = {2: 1.46, 4: 1.72, 8: 1.88, 16: 1.93, 32: 2.04}  # a pass, with chains of `auto`
+TOKENS = {2: 1.48, 4: 1.86, 8: 2.08, 16: 2.16, 32: 2.18}  # a pass, with chains of `auto`
 _TILE = 64  # rows of all heads that share keys which a group of threads of flash attention computes
 _MOST_GROUPED = 8  # heads that it takes together
 _ROUNDS, _WARM, _RUNS = 3, 2, 3
