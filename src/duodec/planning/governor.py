@@ -138,9 +138,9 @@ class Governor:
             self._num_probes += self._since_probe > 0
             self._since_probe = 0.0
             return
-        num_rounds = max(1.0, seconds * self._plain.value)
-        self._since_probe += num_rounds
-        self._since_inferred += num_rounds
+        num_plain = max(1.0, seconds * self._plain.value)
+        self._since_probe += num_plain
+        self._since_inferred += num_plain
         self._trial[sources] = self._trial.get(sources, 0) + 1
         if self._trial[sources] >= min(_SOONEST, self.trial):
             self._judge(sources)
