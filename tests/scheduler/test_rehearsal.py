@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from time import perf_counter, sleep
+from typing import Any
 
 import pytest
 from fakes.decoding import (
@@ -32,6 +33,7 @@ from duodec.methods.registry import METHODS, method
 from duodec.methods.request import NoDrafter, Request
 from duodec.planning.costs import Costs
 from duodec.planning.planner import Planner
+from duodec.planning.sources import Lesson, TextSources
 from duodec.scheduler.rehearsal import _Lead
 from duodec.scheduler.scheduler import Scheduler
 from duodec.scheduler.warm_up import WarmUp
@@ -150,6 +152,31 @@ def test_the_text_is_plain_decodings_where_the_target_computes_elsewhere(
             target = Elsewhere(keeps_candidates=keeps)
             found = decoded(name, target, DRAFTERS[drafter](), params, FixedBudget(6))
             assert found == plain_text(TABLE, params, NUM_TOKENS)
+
+
+@pytest.mark.parametrize(("keeps", "share"), [(True, 0.01), (False, 0.03)])
+def test_rows_that_are_kept_for_later_take_less_of_the_time_between_two_passes(
+    keeps: bool, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[float] = []
+    wanted: list[float] = []
+    lessons, finish_forward = TextSources.lessons, DraftSelector.finish_forward
+
+    def spy_on_lessons(*args: Any, budget_s: float, **options: Any) -> list[Lesson]:
+        budgets.append(budget_s)
+        return lessons(*args, budget_s=budget_s, **options)
+
+    def spy_on_forwards(*args: Any) -> None:
+        forward = args[4]
+        if forward is not None:
+            wanted.append(share * forward.duration_s)
+        finish_forward(*args)
+
+    monkeypatch.setattr(TextSources, "lessons", spy_on_lessons)
+    monkeypatch.setattr(DraftSelector, "finish_forward", spy_on_forwards)
+    decoded("auto", Elsewhere(keeps_candidates=keeps), NoDrafter(), SamplingParams(), Costs())
+    assert len(budgets) > 3
+    assert budgets == wanted
 
 
 @pytest.mark.parametrize("milliseconds", [0.0, 1.0, 4.0])
