@@ -43,7 +43,7 @@ class ClockedTarget(Target):
 
 
 @dataclass(frozen=True)
-class _DrawnScores:
+class _DrawnScores(Scores):
     """Scores whose draws and candidates are made."""
 
     scores: Scores
