@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from duodec.backends.paced import TargetAround
@@ -65,6 +65,10 @@ class _EnforcedScores(Scores):
         found = self.scores.candidates(row)
         recorded = self.replayed.candidates(row)
         return recorded if recorded.tokens else found
+
+    def keep(self, row: int) -> Callable[[], Candidates]:
+        kept, recorded = self.scores.keep(row), self.replayed.candidates(row)
+        return lambda: recorded if recorded.tokens else kept()
 
     def distribution(self, row: int) -> Distribution:
         return self.scores.distribution(row)
