@@ -562,7 +562,7 @@ def test_only_what_was_scored_is_counted_as_scored(name: str) -> None:
         assert target.num_branches_left_out > 0
 
 
-@pytest.mark.parametrize(("num_rows", "num_inferred"), [(1, 0), (8, 1)])
+@pytest.mark.parametrize(("num_rows", "num_inferred"), [(1, 0), (6, 0), (8, 1)])
 def test_what_plain_decoding_takes_is_inferred_where_drafts_fill_padding(
     num_rows: int, num_inferred: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -576,8 +576,24 @@ def test_what_plain_decoding_takes_is_inferred_where_drafts_fill_padding(
     model = TableModel(seed=7)
     drafter = InlineDrafter(replace(model, noise=0.3).load())
     target = Padded(TableTarget(model))
-    _, rounds = decode("auto", target=target, drafter=drafter, datastore=known_texts(model))
+    found, rounds = decode("auto", target=target, drafter=drafter, datastore=known_texts(model))
+    assert found == plain_text(model, SamplingParams(), len(found))
     drafted = [done for done in rounds[1:] if done.num_drafted]
     wanted = [done.end_s - done.start_s for done in drafted if done.num_drafted < num_rows]
     assert inferred == wanted
     assert len(drafted) > len(wanted) == num_inferred
+
+
+def test_a_round_that_drafts_nothing_is_no_draft_in_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inferred = list[float]()
+    monkeypatch.setattr(Governor, "infer_plain", lambda _, seconds: inferred.append(seconds))
+    model = TableModel(num_vocab=4096, seed=7)  # nothing comes twice
+    params = SamplingParams(temperature=1.5, seed=1)
+    _, rounds = decode(
+        "auto", target=TableTarget(model), params=params, datastore=known_texts(model)
+    )
+    assert len(rounds) > 4
+    assert not any(done.num_drafted for done in rounds)
+    assert not inferred
