@@ -55,6 +55,7 @@ struct Lanes {
     static void store(float * p, Real x) { _mm512_storeu_ps(p, x); }
 
     // --- for attention
+    static constexpr int SUMS = 24;  // vectors of them, beside what is added
     static Real less(Real a, Real b) { return _mm512_sub_ps(a, b); }
     static Real greater(Real a, Real b) { return _mm512_max_ps(a, b); }
     static float greatest(Real a) { return _mm512_reduce_max_ps(a); }

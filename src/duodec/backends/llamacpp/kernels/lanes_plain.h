@@ -4,22 +4,9 @@
 #include <cstdint>
 #include <cstring>
 
-namespace duodec::plain {
+#include "half.h"
 
-inline float half_to_float(uint16_t h) {
-    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
-    uint32_t bits;
-    if (exponent == 31) bits = sign | 0x7f800000 | fraction << 13;
-    else if (exponent) bits = sign | (exponent + 112) << 23 | fraction << 13;
-    else {  // zero or subnormal: the fraction times 2^-24, which is exact
-        const float magnitude = (float)fraction * 5.9604644775390625e-8f;
-        memcpy(&bits, &magnitude, 4);
-        bits |= sign;
-    }
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
+namespace duodec::plain {
 
 // One operation of `Lanes` is one operation on each of its rows.
 struct Lanes {
@@ -79,6 +66,7 @@ struct Lanes {
     static void store(float * p, Real x) { memcpy(p, x.v, sizeof x.v); }
 
     // --- for attention
+    static constexpr int SUMS = 12;  // vectors of them, beside what is added
     static Real less(Real a, Real b) { for (int r = 0; r < ROWS; r++) a.v[r] -= b.v[r]; return a; }
     static Real greater(Real a, Real b) { for (int r = 0; r < ROWS; r++) a.v[r] = a.v[r] > b.v[r] ? a.v[r] : b.v[r]; return a; }
     static float greatest(Real a) { float most = a.v[0]; for (float x : a.v) most = x > most ? x : most; return most; }
