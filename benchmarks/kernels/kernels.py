@@ -42,7 +42,6 @@ from tests.models.weights import weights
 
 WIDTHS = (1, 2, 4, 5, 8, 16, 32)
 PREFILL = 512
-START = 64  # tokens of text before the rows that are timed
 SETTINGS = {  # what is added to the environment, and whether weights are packed
     "llama.cpp": ({self_test.SWITCH: self_test.OFF}, True),
     "mapped": ({}, False),
@@ -101,30 +100,31 @@ def model_file(name: str) -> Path:
     return requantised(path, format_) if format_ else path
 
 
-def measure(path: Path, num_threads: int, *, packs: bool, repeats: int) -> Measured:
-    """Compute the same rows in every way."""
+def measure(path: Path, num_threads: int, *, packs: bool, repeats: int, start: int) -> Measured:
+    """Compute the same rows in every way; those that are timed follow ``start`` tokens."""
     library.load()
     before = _most_bytes()
     begin = perf_counter()
     model = LlamaModel(path, num_gpu_layers=0, packs=packs)
     load_s = perf_counter() - begin
     load_bytes = _most_bytes() - before
-    target = LlamaTarget(model, num_context=1024, num_threads=num_threads)
-    tokens = text_for(model)
+    target = LlamaTarget(model, num_context=1024 + start, num_threads=num_threads)
+    tokens = text_for(model, max(PREFILL, start) + max(WIDTHS))
     times: dict[int, list[float]] = {width: [] for width in WIDTHS}
     prefill: list[float] = []
-    score(target, tokens[:START])
+    num_read = max(PREFILL, start)
+    score(target, tokens[:start])
     for _ in range(repeats):
         for width in WIDTHS:
-            score(target, tokens[:START])
+            score(target, tokens[:start])
             begin = perf_counter()
-            score(target, tokens[:START], tokens[START : START + width - 1])
+            score(target, tokens[:start], tokens[start : start + width - 1])
             times[width].append((perf_counter() - begin) * 1e3)
     for _ in range(3):
         score(target, tokens[:1])
         begin = perf_counter()
-        score(target, tokens[: PREFILL + 1])
-        prefill.append((perf_counter() - begin) / PREFILL * 1e3)
+        score(target, tokens[: num_read + 1])
+        prefill.append((perf_counter() - begin) / num_read * 1e3)
     return Measured(
         library.kernels(model.lib), load_s, load_bytes, median(prefill),
         {width: median(of_width) for width, of_width in times.items()},
@@ -132,13 +132,14 @@ def measure(path: Path, num_threads: int, *, packs: bool, repeats: int) -> Measu
     )  # fmt: skip
 
 
-def text_for(model: LlamaModel) -> list[int]:
-    """Tokens of prose; any, where the model has no vocabulary."""
+def text_for(model: LlamaModel, num_tokens: int) -> list[int]:
+    """Tokens of prose, again and again; any, where the model has no vocabulary."""
     if model.lib.llama_vocab_type(model.vocab) == model.lib.LLAMA_VOCAB_TYPE_NONE:
-        drawn = np.random.default_rng(0).integers(3, model.num_vocab, PREFILL + START)
+        drawn = np.random.default_rng(0).integers(3, model.num_vocab, num_tokens)
         return list(map(int, drawn))
     prose = (Path(__file__).parents[2] / "LICENSE").read_text()
-    return model.tokenize(prose, is_templated=False)[: PREFILL + START]
+    tokens = model.tokenize(prose, is_templated=False)
+    return (tokens * (num_tokens // len(tokens) + 1))[:num_tokens]
 
 
 def deviation(target: LlamaTarget, tokens: Sequence[int]) -> float:
@@ -178,6 +179,7 @@ def main(
     turns: Annotated[int, typer.Option(help="Processes a setting.")] = 2,
     repeats: Annotated[int, typer.Option(help="Forward passes a width and process.")] = 7,
     settings: Annotated[str, typer.Option(help="Of these.")] = ",".join(SETTINGS),
+    start: Annotated[int, typer.Option(help="Tokens before the rows that are timed.")] = 64,
 ) -> Figures:
     """Run every setting in a process of its own, by turns; medians."""
     console, table = Console(), []
@@ -187,7 +189,7 @@ def main(
             runs: dict[str, list[dict[str, Any]]] = {s: [] for s in settings.split(",")}
             for _ in range(turns):
                 for setting, found in runs.items():
-                    found.append(_one(path, num_threads, setting, repeats))
+                    found.append(_one(path, num_threads, setting, repeats, start))
             for setting, found in runs.items():
                 row = {
                     "model": name, "threads": num_threads, "setting": setting,
@@ -212,10 +214,10 @@ def main(
     return {"table": table}
 
 
-def _one(path: Path, threads: int, setting: str, repeats: int) -> dict[str, Any]:
+def _one(path: Path, threads: int, setting: str, repeats: int, start: int) -> dict[str, Any]:
     out = subprocess.run(
         [sys.executable, "-m", "benchmarks.kernels.kernels", str(path), str(threads), setting,
-         str(repeats)],
+         str(repeats), str(start)],
         env={**os.environ, self_test.CHECKED: self_test.ANY, **SETTINGS[setting][0]},
         check=True, capture_output=True, text=True,
     )  # fmt: skip
@@ -223,8 +225,9 @@ def _one(path: Path, threads: int, setting: str, repeats: int) -> dict[str, Any]
 
 
 if __name__ == "__main__":  # a process of `main`
-    file, num_threads, setting, repeats = sys.argv[1:]
+    file, num_threads, setting, repeats, start = sys.argv[1:]
     measured = measure(
-        Path(file), int(num_threads), packs=SETTINGS[setting][1], repeats=int(repeats)
-    )
+        Path(file), int(num_threads), packs=SETTINGS[setting][1], repeats=int(repeats),
+        start=int(start),
+    )  # fmt: skip
     print(json.dumps(asdict(measured)))

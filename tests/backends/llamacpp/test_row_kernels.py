@@ -6,8 +6,6 @@ compiled, or that this processor has not, is skipped with its reason.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -18,15 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from fakes.instruction_sets import FAST, SETS
+from fakes.kernel_probes import SANITIZERS, Probes
 from fakes.quantised import FORMATS, Bytes, Format
 
-import duodec.backends.llamacpp
-
-KERNELS = Path(duodec.backends.llamacpp.__file__).parent / "kernels"
 PROBE = Path(__file__).with_name("kernels_probe.cpp")
-OPTIONS = ("-std=c++17", "-ffp-contract=off", "-fno-math-errno", f"-I{KERNELS}")
-# whatever is undefined ends the program, and with it the test
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 ULP = 2.0**-24  # of a float32, relative: what one rounding may move
 LEAST = np.float32(1e-30)  # blocks of smaller activations are zero
@@ -75,32 +68,11 @@ Compile = Callable[..., Probe]
 
 @pytest.fixture(scope="session")
 def compiled(request: pytest.FixtureRequest) -> Compile:
-    """The probe of an instruction set, compiled once for these sources, options and compiler."""
-    folder = request.config.cache.mkdir("kernels")
-    sources = [PROBE, *sorted(path for path in KERNELS.rglob("*") if path.is_file())]
-    contents = b"".join(path.read_bytes() for path in sources)
-    made: dict[tuple[str, ...], Probe] = {}
+    """The probe of an instruction set."""
+    probes = Probes(PROBE, request.config.cache.mkdir("kernels"))
 
     def compile_(name: str, *options: str, compiler: Sequence[str] = ()) -> Probe:
-        wanted = SETS[name]
-        if why := wanted.missing():
-            pytest.skip(why)
-        how = (*(compiler or wanted.compiler()), *wanted.options, *OPTIONS, *options)
-        if how not in made:
-            version = subprocess.run([how[0], "--version"], capture_output=True).stdout
-            key = hashlib.sha256(contents + version + repr(how).encode()).hexdigest()[:16]
-            path = folder / f"probe-{key}"
-            if not path.exists():
-                part = folder / f"part-{key}-{os.getpid()}"
-                built = subprocess.run(
-                    [*how, "-o", str(part), str(PROBE)], capture_output=True, text=True, timeout=280
-                )
-                assert built.returncode == 0, built.stderr[-2000:]
-                part.replace(path)
-            made[how] = Probe((*wanted.runner(), str(path)))
-            said = subprocess.run(made[how].command, stdin=subprocess.DEVNULL, capture_output=True)
-            assert said.stdout.decode().strip() == wanted.prints
-        return made[how]
+        return Probe(probes.command(name, *options, compiler=compiler))
 
     return compile_
 

@@ -21,6 +21,7 @@ namespace duodec {
 
 constexpr int HEADS = 4;  // query heads that are computed at once, over the keys and values of one head
 constexpr int TOKENS = 4;  // rows that are computed at once, at most
+constexpr int CELLS_AHEAD = 32;  // between those that are computed and those that are fetched
 
 inline int64_t padded(int64_t cells) { return (cells + Lanes::ROWS - 1) / Lanes::ROWS * Lanes::ROWS; }
 
@@ -110,7 +111,7 @@ void attend(const float * const * queries, const char * keys, int64_t key_stride
     constexpr int ROWS = L::ROWS, Q = R * G;
     const int64_t shared = R > 1 ? alike : 0;
     const auto count_from = [](int64_t first, const Sight & sight) { return (int)std::min<int64_t>(ROWS, sight.num_cells - first); };
-    const auto later = [](int64_t first, const Sight & sight) { return sight.cells + (first + 2 * ROWS <= sight.num_cells ? first + ROWS : first); };
+    const auto later = [](int64_t first, const Sight & sight) { return sight.cells + (first + CELLS_AHEAD + ROWS <= sight.num_cells ? first + CELLS_AHEAD : first); };
     float * scores = work + Q * key_size;
     for (int64_t d = 0; d < key_size; d += ROWS) for (int q = 0; q < Q; q++) L::store(work + d * Q + q * ROWS, L::from_float(queries[q] + d));
     L::Real most[Q];
