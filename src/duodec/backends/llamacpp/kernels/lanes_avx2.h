@@ -95,7 +95,7 @@ struct Lanes {
     static void store(float * p, Real x) { _mm256_storeu_ps(p, x); }
 
     // --- for attention
-    static constexpr int SUMS = 12;  // vectors of them, beside what is added
+    static constexpr int SUMS = 16;  // vectors of them, beside what is added
     static Real less(Real a, Real b) { return _mm256_sub_ps(a, b); }
     static Real greater(Real a, Real b) { return _mm256_max_ps(a, b); }
     static float greatest(Real a) {

@@ -77,7 +77,7 @@ struct Lanes {
     static void store(float * p, Real x) { vst1q_f32(p, x.a); vst1q_f32(p + 4, x.b); }
 
     // --- for attention
-    static constexpr int SUMS = 12;  // vectors of them, beside what is added
+    static constexpr int SUMS = 16;  // vectors of them, beside what is added
     static Real less(Real x, Real y) { return {vsubq_f32(x.a, y.a), vsubq_f32(x.b, y.b)}; }
     static Real greater(Real x, Real y) { return {vmaxq_f32(x.a, y.a), vmaxq_f32(x.b, y.b)}; }
     static float greatest(Real x) { return vmaxvq_f32(vmaxq_f32(x.a, x.b)); }

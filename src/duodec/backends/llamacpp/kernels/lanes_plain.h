@@ -66,7 +66,7 @@ struct Lanes {
     static void store(float * p, Real x) { memcpy(p, x.v, sizeof x.v); }
 
     // --- for attention
-    static constexpr int SUMS = 12;  // vectors of them, beside what is added
+    static constexpr int SUMS = 16;  // vectors of them, beside what is added
     static Real less(Real a, Real b) { for (int r = 0; r < ROWS; r++) a.v[r] -= b.v[r]; return a; }
     static Real greater(Real a, Real b) { for (int r = 0; r < ROWS; r++) a.v[r] = a.v[r] > b.v[r] ? a.v[r] : b.v[r]; return a; }
     static float greatest(Real a) { float most = a.v[0]; for (float x : a.v) most = x > most ? x : most; return most; }
