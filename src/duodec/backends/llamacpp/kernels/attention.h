@@ -48,7 +48,7 @@ template <bool IS_BFLOAT> inline Lanes::Real short_numbers(const uint16_t * p) {
     else return Lanes::from_half(p);
 }
 
-// --- what several queries find in the same cells; `Q` of them, a part of `OF` whose numbers lie between each other
+// --- what Q queries find in the same cells, of OF whose numbers are interleaved, vector by vector; G of a row
 
 // Asks for the numbers of a cell that comes later: a processor does not look so far ahead by itself.
 inline void fetch(const char * cell, int64_t num_bytes) {
