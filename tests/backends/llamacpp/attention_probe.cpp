@@ -2,9 +2,10 @@
 //
 // A case is ten int64 (rows, streams, query heads, heads of the cache, cells, sizes of a key and of a value, whether keys and
 // values are in bfloat16, number of threads), then the queries as float32, (streams, rows, heads, size), keys and values in 16
-// bits, (streams, cells, heads, size), and the mask in half precision, (streams, rows, cells). The scores are multiplied by 1 /
-// the root of a key's size. The answer is float32, (streams, rows, heads, size of a value). Without cases on stdin, the name of
+// bits, (streams, cells, heads, size), and the mask in half precision, (streams, rows, cells), which is left out where it is zero. The
+// scores are multiplied by 1 / the root of a key's size. The answer is float32, (streams, rows, heads, size of a value). Without cases on stdin, the name of
 // the instruction set is printed.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -41,7 +42,8 @@ int main() {
         Attention a = {tokens, streams, heads, cells, cached, 1 / std::sqrt((float)key_size)};
         a.queries = (const char *)queries.get(), a.query_head = 4 * key_size, a.query_token = heads * a.query_head, a.query_stream = tokens * a.query_token;
         a.keys = cache(keys.get(), key_size, is_key_bfloat), a.values = cache(values.get(), value_size, is_value_bfloat);
-        a.mask = (const char *)mask.get(), a.mask_token = 2 * cells, a.mask_stream = tokens * a.mask_token, a.num_masks = streams;
+        const bool is_masked = std::any_of(mask.get(), mask.get() + streams * tokens * cells, [](uint16_t x) { return x != 0; });
+        if (is_masked) a.mask = (const char *)mask.get(), a.mask_token = 2 * cells, a.mask_stream = tokens * a.mask_token, a.num_masks = streams;
         a.out = (char *)out.get(), a.out_head = 4 * value_size, a.out_token = heads * a.out_head, a.out_stream = tokens * a.out_token;
         for (int64_t thread = 0; thread < threads; thread++) {
             const auto work = exactly<char>(a.num_bytes());

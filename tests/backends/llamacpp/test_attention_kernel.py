@@ -192,6 +192,16 @@ def test_a_row_has_the_same_bits_in_any_company(name: str, compiled: Callable[..
 
 
 @each_set
+def test_without_a_mask_all_is_seen(name: str, compiled: Callable[..., Probe]) -> None:
+    rng = np.random.default_rng(6)
+    masked = case_of(rng, np.ones((5, 70), bool))
+    case = replace(masked, mask=np.zeros_like(masked.mask))
+    (found,) = compiled(name).find(case)
+    assert np.abs(found - expected(case)).max() < 1e-5
+    assert_each_row_is_as_alone(compiled(name), case)
+
+
+@each_set
 def test_rows_that_see_next_to_nothing(name: str, compiled: Callable[..., Probe]) -> None:
     rng = np.random.default_rng(3)
     sees = np.zeros((6, 40), bool)

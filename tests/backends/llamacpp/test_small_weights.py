@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fakes.instruction_sets import SETS, InstructionSet
+from fakes.kernel_probes import KERNELS
 
 import duodec
 from duodec import LLM, SamplingParams
@@ -61,7 +62,6 @@ _IQ4_NL = Format(
 )
 _FORMAT_OF = {20: _IQ4_NL, 2: Format(np.arange(-8, 8), 0.98)}  # by ggml's number; Q4_0
 _PROBE = Path(__file__).with_name("round_probe.cpp")
-_KERNELS = Path(duodec.__file__).parent / "backends" / "llamacpp" / "kernels"
 _NATIVE = InstructionSet("what this processor has", ("-march=native",))
 _TRIED = (SETS["plain"], SETS["avx2"], _NATIVE)
 
@@ -92,7 +92,7 @@ def rounded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip(missing)
     program = tmp_path_factory.mktemp("probe") / "round"
     sanitizer = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all")
-    flags = ("-std=c++17", *request.param.options, "-O1", *sanitizer, f"-I{_KERNELS}")
+    flags = ("-std=c++17", *request.param.options, "-O1", *sanitizer, f"-I{KERNELS}")
     subprocess.run([*request.param.compiler(), *flags, "-o", program, _PROBE], check=True)
     return Rounding(program)
 

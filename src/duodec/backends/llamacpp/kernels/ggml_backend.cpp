@@ -289,6 +289,7 @@ class AttentionTraits : public ggml::cpu::tensor_traits {
         return true;
     }
 };
+
 AttentionTraits attention_traits;
 
 // --- the buffer
