@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from fakes.inline_drafter import InlineDrafter
-from fakes.oracles import grow
+from fakes.oracles import JointMixer, grow
 from hypothesis import HealthCheck, settings
 
 from duodec.backends.table import TableDraftModel, TableModel, TableTarget
@@ -29,8 +29,8 @@ from duodec.core.special_tokens import NO_TOKENS
 from duodec.methods.method import Method
 from duodec.methods.registry import METHODS, method
 from duodec.methods.request import Request, Wait
-from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
+from duodec.planning.mixing import Kind, Mixer
 from duodec.planning.selection import Selection
 from duodec.scheduler.outputs import Failed, Output
 from duodec.scheduler.scheduled_request import ScheduledRequest
@@ -240,6 +240,7 @@ class GivenSource:
     table: Mapping[Path, Sequence[tuple[int, float]]] = field(default_factory=dict)
     observed: list[tuple[Path, int]] = field(default_factory=list)
     is_open: bool = True
+    kind: Kind = Kind.DRAFT_MODEL
 
     def root(self) -> Path:
         return ()
@@ -259,10 +260,13 @@ def selected(
     num_tokens: int = 80,
     depth: int = 9,
     has_branches: bool = True,
-    agreement: Acceptance | None = None,
+    mixer: Mixer | None = None,
 ) -> Selection:
     """The merged candidates of sources, the first of which stands for the draft model's tree."""
-    selection = Selection(sources, agreement or Acceptance())
+    for kind, source in zip(Kind, sources, strict=False):
+        if isinstance(source, GivenSource):
+            source.kind = kind
+    selection = Selection(sources, mixer or JointMixer())
     grow(selection, num_tokens, depth, has_branches=has_branches)
     return selection
 

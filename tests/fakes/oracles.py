@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -31,18 +32,14 @@ from duodec.drafting.suffix import _MAX_PLACES, _MAX_TOKENS, Speculation, Suffix
 from duodec.integrations.vllm import speculator
 from duodec.methods import draft_selector
 from duodec.native import ranking
-from duodec.planning import planner
-from duodec.planning.acceptance import EDGES, NUM_RANKS, PRIOR_WEIGHT, Acceptance
+from duodec.planning import mixing, planner
+from duodec.planning.acceptance import Acceptance
 from duodec.planning.coupling import LEAST, SPREAD, Coupling
+from duodec.planning.mixing import Kind, Mixer
 from duodec.planning.selection import LEAST_VALUE, SHARE, Selection
 from duodec.planning.sources import (
-    ALONE,
-    BY_LENGTH,
     BY_RANK,
-    DRAFT_ALONE,
     LENGTHS,
-    TOGETHER,
-    UNLIKE_DRAFT,
     ContinuationSource,
     HeadSource,
     MatchSource,
@@ -147,7 +144,7 @@ class Continuations:
         source, sure = self.source, 1.0
         if isinstance(source, MatchSource):
             number = bisect_right(LENGTHS, source.length + self._depth(node)) - 1
-            acceptance, sure = source.by_length[number], BY_LENGTH[number]
+            acceptance, sure = source.history.by_length[number], source.history.expected[number]
         else:
             assert isinstance(source, StoredSource | HeadSource)
             acceptance = source.acceptance
@@ -253,48 +250,88 @@ def _noise(coupling: Coupling, tokens: Sequence[int], depth: int) -> list[float]
 
 # --- selections
 
-_Asked = list[tuple[int, Sequence[Successor]]]
-"""Sources and what they propose at a node, if anything."""
-_Merged = dict[int, list[Any]]
-"""By token: the likelihood that none of its sources is right, the sources, their states."""
+
+@dataclass
+class Proposed:
+    """A token at a node."""
+
+    likelihoods: dict[int, float]  # by the kind of who proposes it
+    below: list[Any]  # where it leads the sources
+    none: float = 1.0
+    others: frozenset[int] = frozenset()  # kinds of sources that propose others, but not it
+    rival: float = 0.0
+
+    @property
+    def joint(self) -> float:
+        return 1.0 - self.none
 
 
-def _asked(selection: Selection, given: Sequence[Any], states: list[Any], value: float) -> _Asked:
-    """What sources propose at a node of this value."""
+def _proposed(
+    selection: Selection, given: Sequence[Any], states: list[Any], value: float
+) -> dict[int, Proposed]:
+    """What sources propose at a node of this value, each token once."""
     share = SHARE * selection.least / value
-    return [
-        (i, known)
-        for i, (source, state) in enumerate(zip(given, states, strict=True))
-        if state is not None and (known := source.successors(state, share))
-    ]
+    found: dict[int, Proposed] = {}
+    asked = set()
+    for number, (source, state) in enumerate(zip(given, states, strict=True)):
+        for token, likelihood, below in [] if state is None else source.successors(state, share):
+            kind = int(selection.sources[number].kind)
+            entry = found.setdefault(token, Proposed({}, [None] * len(given)))
+            entry.none *= 1.0 - likelihood
+            entry.likelihoods[kind] = likelihood
+            entry.below[number] = below
+            asked.add(kind)
+    for entry in found.values():
+        entry.others = frozenset(asked - set(entry.likelihoods))
+        rivals = (other.joint for other in found.values() if other is not entry)
+        entry.rival = max(rivals, default=0.0)
+    return found
 
 
-def _merged(asked: _Asked, num_sources: int) -> tuple[_Merged, list[int]]:
-    """Successors, each token once, and who proposes each."""
-    found: _Merged = {}
-    for source, known in asked:
-        for token, likelihood, below in known:
-            entry = found.setdefault(token, [1.0, 0, [None] * num_sources])
-            entry[0] *= 1.0 - likelihood
-            entry[1] |= 1 << source
-            entry[2][source] = below
-    draft_knows = bool(asked) and asked[0][0] == 0
-    patterns = [
-        TOGETHER
-        if mask & (mask - 1)
-        else DRAFT_ALONE
-        if mask & 1
-        else UNLIKE_DRAFT
-        if draft_knows
-        else ALONE
-        for _, mask, _ in found.values()
-    ]
-    return found, patterns
+def _inputs(one: Proposed) -> Iterator[tuple[int, float]]:
+    """The weights that matter to a token, and what each is multiplied by."""
+    num = len(Kind)
+    for kind in range(num):
+        if kind in one.likelihoods:
+            yield kind, _logit(one.likelihoods[kind])
+            yield num + kind, 1.0
+        elif kind in one.others:
+            yield 2 * num + kind, 1.0
+    yield 3 * num, _logit(one.joint)
+    yield 3 * num + 1, one.rival
 
 
-def _below(given: Sequence[Any], states: list[Any], token: int, found: _Merged) -> list[Any]:
-    """Where a token that was found leads the sources."""
-    below: list[Any] = found[token][2]
+def _logit(likelihood: float) -> float:
+    p = min(max(likelihood, mixing.LEAST), 1.0 - mixing.LEAST)
+    return math.log(p / (1.0 - p))
+
+
+def mixed(mixer: Mixer, one: Proposed) -> float:
+    """How likely it is the target's token."""
+    if isinstance(mixer, JointMixer):
+        return one.joint
+    total = 0.0
+    for i, own in _inputs(one):
+        total += mixer.weights[i] * own
+    return 1.0 / (1.0 + math.exp(-max(-mixing.MOST, min(mixing.MOST, total))))
+
+
+def learn_to_mix(mixer: Mixer, one: Proposed, *, is_right: bool) -> None:
+    error = is_right - mixed(mixer, one)
+    for i, own in _inputs(one):
+        gradient = error * own
+        squares = min(mixing.MOST_SQUARES, mixer.squares[i] + gradient * gradient)
+        mixer.squares[i] = squares
+        mixer.weights[i] += mixing.RATE * gradient / math.sqrt(1.0 + squares)
+
+
+class JointMixer(Mixer):
+    """Takes the joint likelihood as it is, whatever it learned."""
+
+
+def _below(given: Sequence[Any], states: list[Any], token: int, one: Proposed) -> list[Any]:
+    """Where a token leads the sources."""
+    below = list(one.below)
     for i, source in enumerate(given):
         if source.is_open and below[i] is None and states[i] is not None:
             below[i] = source.follow(states[i], token)
@@ -312,20 +349,18 @@ def learn(selection: Selection, tokens: Sequence[int]) -> None:
     selection.num_labelled = selection.num_without_draft = 0
     for token in tokens[: selection.depth]:
         selection.num_labelled += 1
-        found, patterns = _merged(_asked(selection, given, states, value), len(given))
-        is_right = [one == token for one in found]
-        joint = [1.0 - wrong for wrong, _, _ in found.values()]
-        selection.agreement.observe(joint, patterns, is_right)
-        selection.num_without_draft += any(
-            right and pattern != DRAFT_ALONE
-            for right, pattern in zip(is_right, patterns, strict=True)
-        )
+        found = _proposed(selection, given, states, value)
+        if token in found:
+            by = found[token].likelihoods
+            selection.num_without_draft += any(kind != Kind.DRAFT_MODEL for kind in by)
+        for other, one in found.items():
+            learn_to_mix(selection.mixer, one, is_right=other == token)
         for source, state in zip(given, states, strict=True):
             if state is not None:
                 source.observe(state, token)
         if (node, token) not in index or token not in found:  # others have taught meanwhile
             return
-        states, node = _below(given, states, token, found), index[node, token]
+        states, node = _below(given, states, token, found[token]), index[node, token]
         value = selection.values[node]
 
 
@@ -338,13 +373,12 @@ def without(selection: Selection, source: Any, tokens: Sequence[int]) -> list[fl
     ]
     values, value = list[float](), 1.0
     for token in tokens:
-        found, patterns = _merged(_asked(selection, given, states, value), len(given))
-        if token not in found:
+        one = _proposed(selection, given, states, value).get(token)
+        if one is None:
             break
-        pattern = patterns[list(found).index(token)]
-        value *= selection.agreement.estimate(1.0 - found[token][0], pattern)
+        value *= mixed(selection.mixer, one)
         values.append(value)
-        states = _below(given, states, token, found)
+        states = _below(given, states, token, one)
     return values
 
 
@@ -358,60 +392,31 @@ def grow(
 ) -> None:
     """`duodec.planning.compiled.grow`, of whatever sources."""
     selection.depth, selection.least = depth if num_tokens else 0, least
-    sources, values = [proposer(one) for one in selection.sources], selection.values
+    given, values = [proposer(one) for one in selection.sources], selection.values
     tokens, parents = selection.tokens, selection.parents
-    num_right, num_seen = selection.agreement.num_right, selection.agreement.num_seen
-    open_sources = [(i, source.follow) for i, source in enumerate(sources) if source.is_open]
-    none: list[Any] = [None] * len(sources)
-    # (-value, order, parent, token, the only source or -1, its state or all states, depth)
-    edge: list[tuple[float, int, int, int, int, Any, int]] = []
-    states = [source.root() for source in sources]
+    # (-value, order, parent, token, what it is, depth)
+    edge: list[tuple[float, int, int, int, Proposed, int]] = []
+    states = [source.root() for source in given]
     all_states = [states]  # of the root, then of each node
     node, value, deep, order = ROOT, 1.0, 0, 0
     while True:
         if deep < selection.depth:
-            asked, total = _asked(selection, sources, states, value), 0.0
-            if len(asked) == 1:
-                i, known = asked[0]
-                pattern = ALONE if i else DRAFT_ALONE
-                for token, likely, state in known:
-                    # `Acceptance.estimate`, without a call for each of many
-                    cell = bisect_right(EDGES, likely) * NUM_RANKS + pattern
-                    right = num_right[cell] + PRIOR_WEIGHT * likely
-                    likelihood = right / (num_seen[cell] + PRIOR_WEIGHT)
-                    total += likelihood
-                    own = value * likelihood
-                    if own >= least:
-                        order += 1
-                        heappush(edge, (-own, order, node, token, i, state, deep + 1))
-            elif asked:
-                found, patterns = _merged(asked, len(sources))
-                for (token, (wrong, _, below)), pattern in zip(
-                    found.items(), patterns, strict=True
-                ):
-                    likelihood = selection.agreement.estimate(1.0 - wrong, pattern)
-                    total += likelihood
-                    own = value * likelihood
-                    if own >= least:
-                        order += 1
-                        heappush(edge, (-own, order, node, token, -1, below, deep + 1))
+            total = 0.0
+            for token, one in _proposed(selection, given, states, value).items():
+                likelihood = mixed(selection.mixer, one)
+                total += likelihood
+                if value * likelihood >= least:
+                    order += 1
+                    heappush(edge, (-value * likelihood, order, node, token, one, deep + 1))
             if node == ROOT:
                 selection.reach = min(1.0, total)
         if not edge or len(tokens) >= num_tokens:
             selection.is_full = len(tokens) == num_tokens
             return
-        negative, _, parent, token, i, state, deep = heappop(edge)
+        negative, _, parent, token, one, deep = heappop(edge)
         if not has_branches:
             edge.clear()
-        if i < 0:
-            states = state
-        else:
-            states = none.copy()
-            states[i] = state
-        above = all_states[parent + 1]
-        for i, follow in open_sources:
-            if states[i] is None and above[i] is not None:
-                states[i] = follow(above[i], token)
+        states = _below(given, all_states[parent + 1], token, one)
         node, value = len(tokens), -negative
         tokens.append(token)
         parents.append(parent)

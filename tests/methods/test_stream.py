@@ -18,7 +18,7 @@ from fakes.decoding import (
     selected,
 )
 from fakes.inline_drafter import InlineDrafter
-from fakes.oracles import grow, learn
+from fakes.oracles import JointMixer, grow, learn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -351,11 +351,11 @@ def test_what_was_proposed_is_judged_once() -> None:
     texts = TextSources(memory, text())
     texts.read(text(3, 1, 4, 1))
     sources = [GivenSource(), *texts.sources(text(3, 1, 4, 1))]
-    selection = Selection(sources, memory.agreement)
+    selection = Selection(sources, memory.mixer)
     grow(selection, 80, 24)
     assert selection.tokens
     learn(selection, [23])
-    num_seen = [sum(acceptance.num_seen) for acceptance in memory.by_length]
+    num_seen = [sum(acceptance.num_seen) for acceptance in memory.own_matches.by_length]
     assert sorted(num_seen)[-2:] == [0.0, 1.0]  # one label
 
 
@@ -419,7 +419,7 @@ def proposing(values: dict[tuple[int, ...], float]) -> GivenSource:
 @given(trees(), st.sampled_from([0.0, 0.1, 0.3, 1.0]), st.integers(0, 6))
 def test_the_chosen_subtree_brings_the_most_tokens_a_second(values, slope, width) -> None:
     known = costs(*((n, 1 + slope * n) for n in (0, 1, 2, 4)))
-    selection = Planner(known, Acceptance()).select([proposing(values)], Acceptance(), width, 9)
+    selection = Planner(known, Acceptance()).select([proposing(values)], JointMixer(), width, 9)
     draft = selection.draft(best_width(selection.values, known))
     assert len(draft) <= width
     worth = {path: value for path, value in values.items() if value >= 1e-3}
@@ -444,7 +444,7 @@ def test_sources_meet_in_one_tree_and_depth_is_bounded() -> None:
     planner = Planner(known, Acceptance())
     chain = GivenSource({(): [(1, 0.5)], (1,): [(2, 0.8)], (1, 2): [(3, 0.75)]})
     other = GivenSource({(): [(1, 0.8), (9, 0.2)], (1,): [(2, 0.125)]})
-    selection = planner.select([chain, other], Acceptance(), 10, 2)
+    selection = planner.select([chain, other], JointMixer(), 10, 2)
     draft = selection.draft(best_width(selection.values, known))
     found = {tuple(draft.path_tokens(node)) for node in range(len(draft))}
     assert found == {(1,), (1, 2), (9,)}
@@ -461,7 +461,7 @@ def test_no_more_is_selected_than_a_planner_and_the_batch_allow() -> None:
 
     def num_selected(known: Costs, planned: int, asked: int) -> int:
         planner = Planner(known, Acceptance(), num_tokens=planned)
-        return len(planner.select([source], Acceptance(), asked, 9).tokens)
+        return len(planner.select([source], JointMixer(), asked, 9).tokens)
 
     assert num_selected(Costs(), 80, 80) == 9
     assert num_selected(Costs(), 80, 5) == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -39,9 +40,12 @@ from duodec.native import ranking
 from duodec.native.library import Handle, library
 from duodec.planning import compiled, planner
 from duodec.planning.acceptance import Acceptance
+from duodec.planning.mixing import MOST_SQUARES, Kind, Mixer
 from duodec.planning.selection import Selection
 from duodec.planning.sources import (
+    LENGTHS,
     HeadSource,
+    MatchHistory,
     MatchSource,
     RowSource,
     Source,
@@ -76,6 +80,21 @@ def acceptance(dice: random.Random) -> Acceptance:
     return made
 
 
+def history(dice: random.Random, kind: Kind) -> MatchHistory:
+    """One that has learned something."""
+    expected = array("d", sorted(dice.random() for _ in LENGTHS))
+    return MatchHistory(kind, expected, tuple(acceptance(dice) for _ in LENGTHS))
+
+
+def mixer(dice: random.Random) -> Mixer:
+    """One that has learned something."""
+    made = Mixer()
+    for i in range(len(made.weights)):
+        made.weights[i] += dice.choice([0.0, dice.gauss(0.0, 1.0)])
+        made.squares[i] = dice.choice([0.0, 50 * dice.random(), MOST_SQUARES])  # full, too
+    return made
+
+
 def tokens(dice: random.Random, count: int) -> list[int]:
     return [dice.randrange(NUM_VOCAB) for _ in range(count)]
 
@@ -86,7 +105,7 @@ def candidates(dice: random.Random) -> Candidates:
     return Candidates(tuple(found), tuple(sure))
 
 
-def sources(seed: int) -> tuple[list[Source], Acceptance]:
+def sources(seed: int) -> tuple[list[Source], Mixer]:
     """The same for the same seed: a tree, rows, matches of two stores and at times a datastore, of
     a text that is greedy or sampled."""
     dice = random.Random(seed)
@@ -98,10 +117,11 @@ def sources(seed: int) -> tuple[list[Source], Acceptance]:
         tree.expand(node, found, sorted((dice.random() for _ in found), reverse=True))
         nodes += range(begin, len(tree))
     memory = TextMemory(
-        by_length=tuple(acceptance(dice) for _ in range(5)),
+        own_matches=history(dice, Kind.OWN_TEXT),
+        earlier_matches=history(dice, Kind.EARLIER_TEXTS),
         by_order=tuple(acceptance(dice) for _ in range(3)),
         stored=acceptance(dice),
-        agreement=acceptance(dice),
+        mixer=mixer(dice),
     )
     for _ in range(dice.choice([0, 5, 200])):
         memory.rows.add(tuple(tokens(dice, dice.randint(1, 4))), candidates(dice))
@@ -119,7 +139,7 @@ def sources(seed: int) -> tuple[list[Source], Acceptance]:
     found = [own, *texts.sources(text)]
     if dice.random() < 0.3:
         found.append(HeadSource(copy(tree), acceptance(dice)))
-    return found, memory.agreement
+    return found, memory.mixer
 
 
 def known(sources: list[Source]) -> list[list[float]]:
@@ -129,7 +149,7 @@ def known(sources: list[Source]) -> list[list[float]]:
         if isinstance(source, RowSource):
             found += source.acceptance
         elif isinstance(source, MatchSource):
-            found += source.by_length
+            found += source.history.by_length
         else:
             assert isinstance(source, TreeSource | StoredSource | HeadSource)
             found.append(source.acceptance)
@@ -147,10 +167,10 @@ def test_a_selection_is_the_same(
     grown, taught = [], []
     for loops in LOOPS:
         with used(loops):
-            found, agreement = sources(seed)
-            selection = Selection(found, agreement)
+            found, mixer = sources(seed)
+            selection = Selection(found, mixer)
             planner.grow(selection, num_tokens, depth, has_branches=has_branches, least=least)
-            grown.append((selection, agreement))
+            grown.append((selection, mixer))
             dice = random.Random(seed)
             for _ in range(6):  # along the tree, and where it ends
                 path = selection.draft(num_tokens).path_tokens(
@@ -168,8 +188,8 @@ def test_a_selection_is_the_same(
     assert compiled_.values == ours.values
     assert compiled_.reach == ours.reach
     assert compiled_.is_full == ours.is_full
-    assert learned_too.num_seen == learned.num_seen
-    assert learned_too.num_right == learned.num_right
+    assert learned_too.weights == learned.weights
+    assert learned_too.squares == learned.squares
 
 
 @settings(max_examples=100, deadline=None)
@@ -247,17 +267,17 @@ def test_a_tree_that_grows_is_learned_from_as_it_was() -> None:
     learned = []
     for loops, grows in product(LOOPS, (False, True)):
         with used(loops):
-            tree, agreement = CandidateTree(), Acceptance()
+            tree, mixer = CandidateTree(), Mixer()
             tree.expand(ROOT, [1, 2], [0.5, 0.3])
             rows = RecycledRows()
             rows.add((1,), Candidates((3, 4), (0.6, 0.2)))
             own = TreeSource(tree, Acceptance())
-            selection = Selection([own, RowSource(rows, TextMemory().by_order, (9,))], agreement)
+            selection = Selection([own, RowSource(rows, TextMemory().by_order, (9,))], mixer)
             planner.grow(selection, 9, 9)
             if grows:
                 tree.expand(0, [3], [0.9])
             planner.learn(selection, [1, 3])
-            learned.append((selection.values, list(agreement.num_seen)))
+            learned.append((selection.values, list(mixer.weights)))
     assert learned[0][0]
     assert learned.count(learned[0]) == len(learned)
 

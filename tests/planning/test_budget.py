@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from fakes.decoding import GivenSource, proven, selected
+from fakes.oracles import JointMixer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -52,7 +53,7 @@ def test_the_first_forwards_of_many_have_few_draft_tokens() -> None:
     budgets = [load.costs(slot).draft_budget() for slot in range(3)]
     assert budgets == [2, 2, 0], "two are other than many"
     load.ended(2, 0.2, is_plain_work=True)
-    selection = planner.select([chain], Acceptance(), 80, 80)
+    selection = planner.select([chain], JointMixer(), 80, 80)
     assert len(selection.draft(best_width(selection.values, planner.costs))) == 2
     load.end(1)
     assert load.costs(0).draft_budget() > 1000
@@ -180,7 +181,7 @@ def test_a_chain_is_planned_where_branches_are_left_out() -> None:
         free.observe_forward(1.0, width)
 
     def draft(planner: Planner) -> Draft:
-        selection = planner.select([source], Acceptance(), 9, 9)
+        selection = planner.select([source], JointMixer(), 9, 9)
         return selection.draft(best_width(selection.values, free))
 
     tree = draft(Planner(free, Acceptance()))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from fakes.decoding import GivenSource, Path, proven, selected
-from fakes.oracles import learn, proposer, without
+from fakes.oracles import JointMixer, learn, proposer, without
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duodec.core.candidates import CandidateTree
 from duodec.core.draft import ROOT
 from duodec.planning.acceptance import Acceptance
+from duodec.planning.mixing import Mixer
 from duodec.planning.selection import Selection
 from duodec.planning.sources import StoredSource, TreeSource
 
@@ -126,23 +127,31 @@ def test_the_draft_model_proposed_the_first_tokens_of_a_path() -> None:
 # --- what verdicts teach
 
 
-def values_of(agreement: Acceptance, *sources: GivenSource) -> dict[Path, float]:
-    selection = selected(*sources, agreement=agreement)
+def values_of(mixer: Mixer, *sources: GivenSource) -> dict[Path, float]:
+    selection = selected(*sources, mixer=mixer)
     return dict(zip(paths(selection), selection.values, strict=True))
 
 
 def test_two_that_agree_become_worth_more_than_one_as_sure() -> None:
-    agreement = Acceptance()
+    mixer = Mixer()
     draft, other = GivenSource({(): [(5, 0.5), (6, 0.75)]}), GivenSource({(): [(5, 0.5)]})
-    before = values_of(agreement, draft, other)
-    assert before[5,] == before[6,] == 0.75
-    for _ in range(60):
-        learn(selected(draft, other, agreement=agreement), [5])
-    after = values_of(agreement, draft, other)
+    joint = values_of(JointMixer(), draft, other)
+    assert joint[5,] == joint[6,] == 0.75
+    for _ in range(400):
+        learn(selected(draft, other, mixer=mixer), [5])
+    after = values_of(mixer, draft, other)
     assert after[5,] > 0.9
     assert after[6,] < 0.15
-    apart = GivenSource({(): [(5, 0.75)]}), GivenSource()
-    assert values_of(agreement, *apart)[5,] == after[6,]  # the draft model's own word
+
+
+def test_before_anything_is_learned_a_rival_makes_a_token_less_likely() -> None:
+    draft = GivenSource({(): [(5, 0.6)]})
+    found = [
+        values_of(Mixer(), draft, GivenSource({(): others}))[5,]
+        for others in ([], [(6, 0.3)], [(6, 0.7)])
+    ]
+    assert found == sorted(found, reverse=True)
+    assert len(set(found)) == 3
 
 
 def test_what_a_path_is_worth_without_a_source() -> None:
@@ -156,12 +165,26 @@ def test_what_a_path_is_worth_without_a_source() -> None:
 
 
 def test_where_the_draft_model_proposes_other_tokens_a_source_is_judged_apart() -> None:
-    agreement = Acceptance()
+    mixer = Mixer()
     draft, other = GivenSource({(): [(5, 0.6)]}), GivenSource({(): [(6, 0.75)]})
     for _ in range(60):
-        learn(selected(draft, other, agreement=agreement), [5])
-    assert values_of(agreement, draft, other)[6,] < 0.15
-    assert values_of(agreement, GivenSource(), other)[6,] == 0.75  # it knew nothing there
+        learn(selected(draft, other, mixer=mixer), [5])
+    where_it_proposes = values_of(mixer, draft, other)[6,]
+    assert where_it_proposes < 0.15
+    assert values_of(mixer, GivenSource(), other)[6,] > 5 * where_it_proposes
+
+
+def test_labels_that_are_always_the_same_do_not_run_away() -> None:
+    """A source that was right a thousand times is still believed to be wrong once it is."""
+    mixer, sure = Mixer(), GivenSource({(): [(5, 0.9)]})
+    for _ in range(1000):
+        learn(selected(sure, mixer=mixer), [5])
+    believed = values_of(mixer, sure)[5,]
+    assert 0.95 < believed < 1.0
+    assert max(map(abs, mixer.weights)) < 10.0
+    for _ in range(200):
+        learn(selected(sure, mixer=mixer), [7])
+    assert values_of(mixer, sure)[5,] < 0.2
 
 
 def test_labels_are_given_along_the_text_only() -> None:
@@ -186,12 +209,12 @@ def test_nothing_is_learned_of_what_was_not_looked_at() -> None:
 def test_a_label_is_given_where_a_token_was_known_but_not_selected() -> None:
     """The acceptance of all candidates is learned, not of the best ones alone."""
     source = GivenSource({(): [(1, 0.9), (2, 0.1)]})
-    agreement = Acceptance()
+    mixer = Mixer()
     for _ in range(60):
-        selection = selected(source, num_tokens=1, agreement=agreement)
+        selection = selected(source, num_tokens=1, mixer=mixer)
         assert paths(selection) in ([(1,)], [(2,)])
         learn(selection, [2])
-    assert values_of(agreement, source)[2,] > 0.8
+    assert values_of(mixer, source)[2,] > 0.8
 
 
 def test_how_often_text_alone_was_right_is_counted() -> None:

@@ -34,13 +34,15 @@ from duodec.drafting.recycling import MAX_ORDER, NUM_CANDIDATES, RecycledRows
 from duodec.methods.registry import method
 from duodec.methods.stream import Stream
 from duodec.planning.acceptance import Acceptance
-from duodec.planning.sources import ByLength, MatchSource, RowSource, TextMemory, TextSources
+from duodec.planning.sources import MatchHistory, MatchSource, RowSource, TextMemory, TextSources
 
 MODEL = TableModel(num_vocab=24, seed=9)
 
 
-def match(draft: Draft, shares: tuple[float, ...], length: int, by_length: ByLength) -> MatchSource:
-    return MatchSource(draft.tokens, draft.parents, shares, length, by_length)
+def match(
+    draft: Draft, shares: tuple[float, ...], length: int, history: MatchHistory
+) -> MatchSource:
+    return MatchSource(draft.tokens, draft.parents, shares, length, history)
 
 
 def only(token: int) -> Candidates:
@@ -50,16 +52,16 @@ def only(token: int) -> Candidates:
 # --- what followed the same words
 
 
-def learned() -> tuple[Acceptance, ...]:
+def learned() -> MatchHistory:
     """As in a text where matches of one token are wrong and longer ones right."""
-    by_length = TextMemory().by_length
+    history = TextMemory().own_matches
     copied = Draft.chain(range(12))
     for _ in range(40):
-        source = proposer(match(copied, (1.0,) * 12, 1, by_length))
+        source = proposer(match(copied, (1.0,) * 12, 1, history))
         source.observe(ROOT, 99)
         for node in range(11):
             source.observe(node, node + 1)
-    return by_length
+    return history
 
 
 def likelihoods(source: MatchSource) -> list[float]:
@@ -69,24 +71,24 @@ def likelihoods(source: MatchSource) -> list[float]:
 
 
 def test_a_match_that_goes_on_counts_as_the_longer_match_it_becomes() -> None:
-    by_length = learned()
-    short = likelihoods(match(Draft.chain(range(12)), (1.0,) * 12, 1, by_length))
+    history = learned()
+    short = likelihoods(match(Draft.chain(range(12)), (1.0,) * 12, 1, history))
     assert short[0] < 0.1
     assert all(likelihood > 0.85 for likelihood in short[1:])
     # after four matched tokens, as the fourth token after one
-    longer = likelihoods(match(Draft.chain(range(12)), (1.0,) * 12, 4, by_length))
+    longer = likelihoods(match(Draft.chain(range(12)), (1.0,) * 12, 4, history))
     assert longer[:8] == pytest.approx(short[3:11])
 
 
 def test_before_anything_is_learned_longer_matches_are_expected_to_be_right_more_often() -> None:
-    found = likelihoods(match(Draft.chain(range(12)), (1.0,) * 12, 1, TextMemory().by_length))
+    found = likelihoods(match(Draft.chain(range(12)), (1.0,) * 12, 1, TextMemory().own_matches))
     assert found == sorted(found)
     assert found[0] == pytest.approx(0.4)
 
 
 def test_a_token_is_worth_its_share_of_the_places_of_its_parent() -> None:
     tree = Draft((5, 6, 7), (ROOT, ROOT, 0))
-    source = proposer(match(tree, (0.75, 0.25, 0.375), 1, TextMemory().by_length))
+    source = proposer(match(tree, (0.75, 0.25, 0.375), 1, TextMemory().own_matches))
     (first, p_first, at_first), (second, p_second, _) = source.successors(ROOT, 0.0)
     assert (first, second) == (5, 6)
     assert p_first == pytest.approx(3 * p_second)

@@ -71,7 +71,7 @@ class DraftSelector:
         self._rehearsed: dict[tuple[int, ...], Offer] = {}
         self._proposed = CandidateTree()  # by the target's heads, under the text
         self._had_heads = self._with_heads = False  # in the forward pass before, and in this one
-        self._nothing = Selection((), texts.memory.agreement)
+        self._nothing = Selection((), texts.memory.mixer)
 
     def draft_with_model(self, is_drafting: bool) -> None:
         """The draft model takes part from now on, or rests."""
@@ -219,8 +219,8 @@ class DraftSelector:
         planner = self._planner
         planner.has_branches = self._request.traits.has_branches
         own = TreeSource(cursor.tree, planner.acceptance, cursor.node)
-        agreement, width = self._texts.memory.agreement, self._request.max_width
-        selection = planner.select([own, *others], agreement, width, remaining - 1)
+        mixer, width = self._texts.memory.mixer, self._request.max_width
+        selection = planner.select([own, *others], mixer, width, remaining - 1)
         num_tokens = planner.width(selection)
         return Offer(selection.draft(num_tokens), selection, others)
 
@@ -312,9 +312,9 @@ class DraftSelector:
     def _likeliest(self, text: Tokens) -> int:
         """The likeliest token after a text by the target's rows; its last one again where they know
         none."""
-        planner, agreement = self._planner, self._texts.memory.agreement
+        planner, mixer = self._planner, self._texts.memory.mixer
         no_tree = TreeSource(CandidateTree(), planner.acceptance)
-        found = planner.select((no_tree, self._texts.rows(text)), agreement, 1, 1).tokens
+        found = planner.select((no_tree, self._texts.rows(text)), mixer, 1, 1).tokens
         return found[0] if found else int(text[-1])
 
 

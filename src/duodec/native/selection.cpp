@@ -14,16 +14,17 @@ namespace {
 
 constexpr int64_t ROOT = -1, NOWHERE = -2;
 constexpr double TICK_S = 1e-9;  // the least that a forward pass takes
-constexpr int NUM_LENGTHS = 5, MAX_TEXTS = 4;
-constexpr int DRAFT = 0, ROWS = 1, TEXTS = 2, NUM_SOURCES = TEXTS + MAX_TEXTS;
-enum Pattern { ALONE, UNLIKE_DRAFT, DRAFT_ALONE, TOGETHER };  // who proposes a token
+constexpr int NUM_LENGTHS = 5;
+// kinds of sources, of each one at most
+enum { DRAFT, ROWS, TEXTS, OWN = TEXTS, EARLIER, STORED, HEADS, NUM_SOURCES };
 
 // --- what is asked; every field has 8 bytes
 
 struct Constants {
     double prior_weight, memory, share;
     double least, spread;  // of likelihoods under noise
-    double by_rank[NUM_CANDIDATES], by_length[NUM_LENGTHS], lengths[NUM_LENGTHS];
+    double least_of_logit, most_logit, rate, most_squares;  // of mixing
+    double by_rank[NUM_CANDIDATES], lengths[NUM_LENGTHS];
     double num_ranks, num_edges;
     double edges[1];  // and more
 };
@@ -52,28 +53,29 @@ struct Table {  // an `Acceptance`
     }
 };
 
-struct Text {  // a `MatchSource`; with a length of 0 a `StoredSource`, with -1 a `HeadSource`
+struct Text {  // none: of no tokens
     int64_t num;
     const int32_t *tokens, *parents;
     const double *shares;
-    int64_t length;
+    int64_t length;          // of a match
+    Table *learned;          // of a match by its length
+    const double *expected;  // how likely a token is whose share is 1, likewise
 };
 
-struct Learned {
-    Table by_order[MAX_ORDER], by_length[NUM_LENGTHS], stored, heads, agreement;
-};
+// weights of a `Mixer`: the first of each kind of input, those of sources by source
+enum { LOGIT, PROPOSED = NUM_SOURCES, OTHERS_PROPOSED = 2 * NUM_SOURCES, JOINT = 3 * NUM_SOURCES, RIVAL };
 
 struct Request {
     const Constants *constants;
-    Learned *learned;
+    double *weights, *squares;
+    Table *by_order;  // of rows
     const int32_t *tokens, *parents;  // the draft model's tree
     const double *confidences;
     int64_t num_nodes, root;
     Table draft;
     const Rows *rows;  // none: a null pointer
     int64_t end[MAX_ORDER], num_end;  // of the text
-    int64_t num_texts;
-    Text texts[MAX_TEXTS];
+    Text texts[NUM_SOURCES - TEXTS];
     int64_t num_tokens, depth, has_branches;
     double least;
     double power;  // of a likelihood at temperature 1; 0: no draw is sampled
@@ -81,7 +83,7 @@ struct Request {
     int64_t choice, position;  // of the token after the text
 };
 
-static_assert(sizeof(Request) == 8 * (38 + 5), "as Python packs it");
+static_assert(sizeof(Request) == 8 * (47 + 5), "as Python packs it");
 
 // --- selection
 
@@ -121,9 +123,12 @@ struct Edge {
 
 struct Merged {
     int32_t token;
-    double none = 1.0;  // likelihood that no source is right
-    uint32_t mask = 0;
+    double none = 1.0;  // likelihood that no source is right, if they err independently
+    double likelihoods[NUM_SOURCES] = {};
     int32_t at[NUM_SOURCES];
+    double rival = 0.0;  // the joint likelihood of the likeliest other token
+
+    double joint() const { return 1.0 - none; }
 };
 
 struct Children {  // of each node, in their order
@@ -148,7 +153,7 @@ class Sources {
     State begin(const Request &request) {
         r = request;
         tree.build(r.parents, r.num_nodes);
-        for (int64_t i = 0; i < r.num_texts; ++i) {
+        for (int i = 0; i < NUM_SOURCES - TEXTS; ++i) {
             texts[i].build(r.texts[i].parents, r.texts[i].num);
             depths[i].resize(r.texts[i].num);
             for (int64_t node = 0; node < r.texts[i].num; ++node) {
@@ -160,7 +165,8 @@ class Sources {
         std::fill_n(state.at, NUM_SOURCES, int32_t(NOWHERE));
         state.depth = 0;
         state.at[DRAFT] = int32_t(r.root);
-        for (int64_t i = 0; i < r.num_texts; ++i) state.at[TEXTS + i] = ROOT;
+        for (int source = TEXTS; source < NUM_SOURCES; ++source)
+            if (r.texts[source - TEXTS].num) state.at[source] = ROOT;
         for (int64_t i = 0; i < r.num_end; ++i) state.context.push(int32_t(r.end[i]));
         return state;
     }
@@ -169,45 +175,87 @@ class Sources {
         return table.estimate(*r.constants, confidence, rank);
     }
 
-    // Find what all sources but `left_out` propose at a node of that value. Returns how many propose
-    // something; the last of them is `only`.
-    int ask_all(const State &state, double value, int &only, int left_out = NUM_SOURCES) {
+    // Find what all sources but `left_out` propose at a node of that value: in `merged` each token
+    // once.
+    void ask_all(const State &state, double value, int left_out = NUM_SOURCES) {
         const double share = r.constants->share * r.least / value;
-        int num_asked = 0;
-        for (int source = 0; source < TEXTS + r.num_texts; ++source) {
+        merged.clear();
+        for (int source = 0; source < NUM_SOURCES; ++source) {
             found[source].clear();
             if (source != left_out) ask(source, state, share);
-            if (!found[source].empty()) ++num_asked, only = source;
+            for (const Successor &one : found[source]) merge(source, one);
         }
-        return num_asked;
+        double best = 0.0, second = 0.0;
+        for (const Merged &one : merged) {
+            if (one.joint() > best)
+                second = best, best = one.joint();
+            else
+                second = std::max(second, one.joint());
+        }
+        for (Merged &one : merged) one.rival = one.joint() < best ? best : second;
     }
 
-    // Each token that was found once.
-    void merge() {
-        merged.clear();
-        for (int source = 0; source < TEXTS + r.num_texts; ++source)
-            for (const Successor &one : found[source]) {
-                auto known = std::find_if(merged.begin(), merged.end(), [&](const Merged &entry) {
-                    return entry.token == one.token;
-                });
-                if (known == merged.end()) {
-                    merged.emplace_back();
-                    known = merged.end() - 1;
-                    known->token = one.token;
-                    std::fill_n(known->at, NUM_SOURCES, int32_t(NOWHERE));
-                }
-                known->none *= 1.0 - one.likelihood;
-                known->mask |= 1u << source;
-                known->at[source] = one.at;
+    void merge(int source, const Successor &one) {
+        auto known = std::find_if(merged.begin(), merged.end(), [&](const Merged &entry) {
+            return entry.token == one.token;
+        });
+        if (known == merged.end()) {
+            merged.emplace_back();
+            known = merged.end() - 1;
+            known->token = one.token;
+            std::fill_n(known->at, NUM_SOURCES, int32_t(NOWHERE));
+        }
+        known->none *= 1.0 - one.likelihood;
+        known->likelihoods[source] = one.likelihood;
+        known->at[source] = one.at;
+    }
+
+    // --- mixing: `planning/mixing.py`
+
+    double logit(double likelihood) const {
+        const double least = r.constants->least_of_logit;
+        const double p = std::min(std::max(likelihood, least), 1.0 - least);
+        return std::log(p / (1.0 - p));
+    }
+
+    // Calls `visit(number of a weight, input)` for all that matter to a token.
+    template <typename Visit> void each_input(const Merged &one, Visit visit) const {
+        for (int source = 0; source < NUM_SOURCES; ++source) {
+            if (one.likelihoods[source] > 0.0) {
+                visit(LOGIT + source, logit(one.likelihoods[source]));
+                visit(PROPOSED + source, 1.0);
+            } else if (!found[source].empty()) {
+                visit(OTHERS_PROPOSED + source, 1.0);
             }
+        }
+        visit(JOINT, logit(one.joint()));
+        visit(RIVAL, one.rival);
     }
 
-    Pattern pattern_of(const Merged &one) const {
-        return one.mask & (one.mask - 1) ? TOGETHER
-               : one.mask & 1            ? DRAFT_ALONE
-               : found[DRAFT].empty()    ? ALONE
-                                         : UNLIKE_DRAFT;
+    // The likelihood that it is the target's token.
+    double mixed(const Merged &one) const {
+        double sum = 0.0;
+        each_input(one, [&](int i, double input) { sum += r.weights[i] * input; });
+        const double most = r.constants->most_logit;
+        return 1.0 / (1.0 + std::exp(-std::max(-most, std::min(most, sum))));
     }
+
+    void learn_to_mix(const Merged &one, bool is_right) {
+        const double error = is_right - mixed(one);
+        each_input(one, [&](int i, double input) {
+            const double gradient = error * input;
+            r.squares[i] = std::min(r.constants->most_squares, r.squares[i] + gradient * gradient);
+            r.weights[i] += r.constants->rate * gradient / std::sqrt(1.0 + r.squares[i]);
+        });
+    }
+
+    static bool is_of_draft_alone(const Merged &one) {
+        for (int source = DRAFT + 1; source < NUM_SOURCES; ++source)
+            if (one.likelihoods[source] > 0.0) return false;
+        return true;
+    }
+
+    // --- what each source proposes
 
     void ask(int source, const State &state, double least) {
         if (source == ROWS)
@@ -241,7 +289,7 @@ class Sources {
         const int length = r.rows ? r.rows->longest(state.context, &row) : 0;
         if (!length || !row->num) return judged;
         const double *confidences = row->has_confidences ? row->confidences : r.constants->by_rank;
-        judged.num = row->num, judged.table = &r.learned->by_order[length - 1];
+        judged.num = row->num, judged.table = &r.by_order[length - 1];
         for (int64_t i = 0; i < row->num; ++i) judged.judged[i] = {row->tokens[i], confidences[i]};
         if (r.power) order_anew(judged.judged, row->num, key_at(state.depth));
         return judged;
@@ -251,7 +299,7 @@ class Sources {
         const Text &text = r.texts[number];
         const int32_t node = state.at[TEXTS + number];
         const auto [table, sure] = judge_of(number, node);
-        const bool is_noisy = r.power && text.length >= 0;
+        const bool is_noisy = r.power && TEXTS + number != HEADS;
         const uint64_t key = is_noisy ? key_at(state.depth) : 0;
         const double above = node == ROOT ? 1.0 : text.shares[node];
         const Children &children = texts[number];
@@ -267,12 +315,12 @@ class Sources {
     // What was learned of a text's tokens after a node, and how likely one is whose share is 1.
     std::pair<Table *, double> judge_of(int64_t number, int32_t node) const {
         const Text &text = r.texts[number];
-        if (text.length <= 0) return {text.length ? &r.learned->heads : &r.learned->stored, 1.0};
+        if (!text.length) return {text.learned, *text.expected};
         const double length = double(text.length + (node == ROOT ? 0 : depths[number][node]));
         const double *shortest = r.constants->lengths;  // of each kind
         const auto kind =
             std::upper_bound(shortest + 1, shortest + NUM_LENGTHS, length) - shortest - 1;
-        return {&r.learned->by_length[kind], r.constants->by_length[kind]};
+        return {&text.learned[kind], text.expected[kind]};
     }
 
     // --- a draw is foreseen by its noise: `planning/coupling.py`
@@ -312,8 +360,8 @@ class Sources {
     }
 
     Request r;
-    Children tree, texts[MAX_TEXTS];
-    std::vector<int32_t> depths[MAX_TEXTS];
+    Children tree, texts[NUM_SOURCES - TEXTS];
+    std::vector<int32_t> depths[NUM_SOURCES - TEXTS];
     std::vector<Successor> found[NUM_SOURCES];
     std::vector<Merged> merged;
 };
@@ -360,45 +408,20 @@ class Growth : Sources {
   private:
     // Returns the likelihood that the next token is among a node's successors.
     double expand(const State &state, int32_t node, double value, int32_t deep) {
-        int only = 0;
-        const int num_asked = ask_all(state, value, only);
+        ask_all(state, value);
         double sum = 0.0;
-        if (num_asked == 1) {
-            const Pattern pattern = only == DRAFT ? DRAFT_ALONE : ALONE;
-            for (const Successor &one : found[only]) {
-                const double likely = estimate(r.learned->agreement, one.likelihood, pattern);
-                sum += likely;
-                Edge edge = edge_to(node, one.token, value * likely, deep);
-                if (edge.value < r.least) continue;
-                std::fill_n(edge.at, NUM_SOURCES, int32_t(NOWHERE));
-                edge.at[only] = one.at;
-                push(edge);
-            }
-        } else if (num_asked) {
-            merge();
-            for (const Merged &one : merged) {
-                const double likely =
-                    estimate(r.learned->agreement, 1.0 - one.none, pattern_of(one));
-                sum += likely;
-                Edge edge = edge_to(node, one.token, value * likely, deep);
-                if (edge.value < r.least) continue;
-                std::copy_n(one.at, NUM_SOURCES, edge.at);
-                push(edge);
-            }
+        for (const Merged &one : merged) {
+            const double likely = mixed(one);
+            sum += likely;
+            if (value * likely < r.least) continue;
+            Edge edge;
+            edge.value = value * likely, edge.order = ++order, edge.parent = node;
+            edge.token = one.token, edge.depth = deep + 1;
+            std::copy_n(one.at, NUM_SOURCES, edge.at);
+            edges.push_back(edge);
+            std::push_heap(edges.begin(), edges.end());
         }
         return sum;
-    }
-
-    static Edge edge_to(int32_t parent, int32_t token, double value, int32_t deep) {
-        Edge edge;
-        edge.value = value, edge.parent = parent, edge.token = token, edge.depth = deep + 1;
-        return edge;
-    }
-
-    void push(Edge &edge) {
-        edge.order = ++order;
-        edges.push_back(edge);
-        std::push_heap(edges.begin(), edges.end());
     }
 
     int64_t order = 0;
@@ -434,14 +457,8 @@ class Walk : Sources {
             const int32_t token = tokens[i];
             ++counts[0];
             const Merged *next = find(state, value, token);
-            bool is_without_draft = false;
-            for (const Merged &one : merged) {
-                const bool is_right = one.token == token;
-                r.learned->agreement.observe(*r.constants, 1.0 - one.none, pattern_of(one),
-                                             is_right);
-                is_without_draft |= is_right && pattern_of(one) != DRAFT_ALONE;
-            }
-            counts[1] += is_without_draft;
+            counts[1] += next && !is_of_draft_alone(*next);
+            for (const Merged &one : merged) learn_to_mix(one, one.token == token);
             label(state, token);
             node = selected.child(node, token);
             if (node == NOWHERE || !next) return;  // others have taught meanwhile
@@ -459,7 +476,7 @@ class Walk : Sources {
         for (int64_t i = 0; i < num; ++i) {
             const Merged *next = find(state, value, tokens[i], source);
             if (!next) return i;
-            value *= estimate(r.learned->agreement, 1.0 - next->none, pattern_of(*next));
+            value *= mixed(*next);
             values[i] = value;
             follow(state, *next);
         }
@@ -469,9 +486,7 @@ class Walk : Sources {
   private:
     const Merged *find(const State &state, double value, int32_t token,
                        int left_out = NUM_SOURCES) {
-        int only = 0;
-        ask_all(state, value, only, left_out);
-        merge();
+        ask_all(state, value, left_out);
         for (const Merged &one : merged)
             if (one.token == token) return &one;
         return nullptr;
@@ -489,7 +504,7 @@ class Walk : Sources {
         for (int64_t i = 0; i < row.num; ++i)
             row.table->observe(*r.constants, row.judged[i].confidence, i,
                                row.judged[i].token == token);
-        for (int64_t number = 0; number < r.num_texts; ++number) {
+        for (int number = 0; number < NUM_SOURCES - TEXTS; ++number) {
             const int32_t node = state.at[TEXTS + number];
             if (node == NOWHERE) continue;
             const Text &text = r.texts[number];

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -54,15 +54,13 @@ class Acceptance:
         self._num_sets = 0.0
 
     @classmethod
-    def doubting(cls, share: float, below: float = 1.0, ranks: Iterable[int] = (0,)) -> Acceptance:
-        """One that begins with labels: candidates of these ranks, with a confidence of less than
-        ``below``, are expected to be right ``share`` times as often as they say, half at least."""
+    def doubting(cls, share: float) -> Acceptance:
+        """One that begins with labels: the best candidates are expected to be right ``share`` times
+        as often as they say, half at least."""
         known = cls()
         for bin_, (low, high) in enumerate(pairwise((0.0, *EDGES, 1.0))):
-            if high <= below:
-                for cell in (bin_ * NUM_RANKS + rank for rank in ranks):
-                    known.num_seen[cell] = PRIOR_WEIGHT
-                    known.num_right[cell] = (2 * share - 1) * PRIOR_WEIGHT * (low + high) / 2
+            known.num_seen[bin_ * NUM_RANKS] = PRIOR_WEIGHT
+            known.num_right[bin_ * NUM_RANKS] = (2 * share - 1) * PRIOR_WEIGHT * (low + high) / 2
         return known
 
     def estimate(self, confidence: float, rank: int) -> float:

@@ -9,14 +9,14 @@ from struct import Struct
 
 from duodec.drafting.recycling import MAX_ORDER
 from duodec.native.library import Numbers, address, library
+from duodec.planning import mixing
 from duodec.planning.acceptance import EDGES, MEMORY, NUM_RANKS, PRIOR_WEIGHT, Acceptance
 from duodec.planning.coupling import LEAST, SPREAD, Coupling
+from duodec.planning.mixing import Kind
 from duodec.planning.selection import LEAST_VALUE, SHARE, Selection
 from duodec.planning.sources import (
-    BY_LENGTH,
     BY_RANK,
     LENGTHS,
-    ContinuationSource,
     HeadSource,
     MatchSource,
     RowSource,
@@ -25,8 +25,6 @@ from duodec.planning.sources import (
     TreeSource,
 )
 
-_STORED, _OF_HEADS = 0, -1  # in place of a match's length
-_MAX_TEXTS = 4
 _CONSTANTS = array(
     "d",
     [
@@ -35,16 +33,22 @@ _CONSTANTS = array(
         SHARE,
         LEAST,
         SPREAD,
+        mixing.LEAST,
+        mixing.MOST,
+        mixing.RATE,
+        mixing.MOST_SQUARES,
         *BY_RANK,
-        *BY_LENGTH,
         *LENGTHS,
         NUM_RANKS,
         len(EDGES),
         *EDGES,
     ],
 )
-_NO_TEXT = (0, 0, 0, 0, 0)
-_REQUEST = Struct(f"{9 + 1 + MAX_ORDER + 1 + 1 + _MAX_TEXTS * len(_NO_TEXT) + 3}qddQqq")
+_Text = MatchSource | StoredSource | HeadSource
+_CERTAIN = array("d", (1.0,))  # of a token whose share is 1, before anything is learned
+_NO_TEXT = (0,) * 7
+_TEXTS = tuple(kind for kind in Kind if kind > Kind.ROWS)
+_REQUEST = Struct(f"{11 + 1 + MAX_ORDER + 1 + len(_TEXTS) * len(_NO_TEXT) + 3}qddQqq")
 
 
 def grow(
@@ -56,8 +60,8 @@ def grow(
     least: float = LEAST_VALUE,
 ) -> None:
     """Find the likeliest nodes: at most so many, so deep, of at least that value; without branches
-    a chain. The sources are the draft model's tree, the recycled rows, and up to four of texts or
-    the target's heads."""
+    a chain. The sources are the draft model's tree, the recycled rows, and of each other kind one
+    at most."""
     tokens, parents = array("i", bytes(4 * num_tokens)), array("i", bytes(4 * num_tokens))
     values, kept = array("d", bytes(8 * (num_tokens + 1))), list[Numbers]()
     selection.depth, selection.least = depth if num_tokens else 0, least
@@ -88,11 +92,10 @@ def learn(selection: Selection, tokens: Sequence[int]) -> None:
 def without(selection: Selection, source: Source, tokens: Sequence[int]) -> list[float]:
     """What the first of these tokens are worth to the other sources, one after the other, as far
     as these propose them."""
-    number = next(i for i, one in enumerate(selection.sources) if one is source)
     came, values = array("i", tokens), array("d", bytes(8 * len(tokens)))
     kept: list[Numbers] = []
     count = library().duodec_without(
-        _request(selection, kept), number, address(came), len(came), address(values)
+        _request(selection, kept), source.kind, address(came), len(came), address(values)
     )
     return values[:count].tolist()
 
@@ -102,18 +105,18 @@ def _request(
 ) -> bytes:
     """The selection's sources and limits as C++ reads them; ``kept`` holds what it points to."""
     tree, rows, *others = selection.sources
-    texts = [one for one in others if isinstance(one, ContinuationSource)]
+    texts = {one.kind: _text(one, kept) for one in others if isinstance(one, _Text)}
     assert isinstance(tree, TreeSource)
     assert isinstance(rows, RowSource)
-    assert len(others) == len(texts) <= _MAX_TEXTS
+    assert len(others) == len(texts)
     return _REQUEST.pack(
         address(_CONSTANTS),
-        address(_learned(rows, texts, selection.agreement)),
+        address(selection.mixer.weights),
+        address(selection.mixer.squares),
+        address(_addresses(*rows.acceptance)),
         *_tree(tree),
         *_rows(rows),
-        len(texts),
-        *(number for text in texts for number in _text(text, kept)),
-        *_NO_TEXT * (_MAX_TEXTS - len(texts)),
+        *(number for kind in _TEXTS for number in texts.get(kind, _NO_TEXT)),
         num_tokens,
         selection.depth,
         has_branches,
@@ -165,19 +168,6 @@ def _coupling(coupling: Coupling | None) -> tuple[float, int, int, int]:
     return coupling.power, sampler.seed, sampler.choice, coupling.position
 
 
-def _learned(
-    rows: RowSource, texts: Sequence[ContinuationSource], agreement: Acceptance
-) -> array[int]:
-    """Addresses of what was learned by order, by length, of a datastore, of heads, and of
-    agreement; of any where there is no such source."""
-    by_length = next((t.by_length for t in texts if isinstance(t, MatchSource)), None)
-    stored = next((t.acceptance for t in texts if isinstance(t, StoredSource)), agreement)
-    heads = next((t.acceptance for t in texts if isinstance(t, HeadSource)), agreement)
-    return _addresses(
-        *rows.acceptance, *(by_length or [agreement] * len(LENGTHS)), stored, heads, agreement
-    )
-
-
 @lru_cache(maxsize=64)  # a text's are the same again and again, and stay where they are
 def _addresses(*learned: Acceptance) -> array[int]:
     return array("q", [number for acceptance in learned for number in _table(acceptance)])
@@ -187,14 +177,17 @@ def _table(acceptance: Acceptance) -> tuple[int, int]:
     return address(acceptance.num_right), address(acceptance.num_seen)
 
 
-def _text(source: ContinuationSource, kept: list[Numbers]) -> tuple[int, ...]:
+def _text(source: _Text, kept: list[Numbers]) -> tuple[int, ...]:
     own = _numbers("i", source.tokens), _numbers("i", source.parents), _numbers("d", source.shares)
     kept += own
     if isinstance(source, MatchSource):
-        kind = source.length
+        length, learned, expected = (
+            source.length, source.history.by_length, source.history.expected,
+        )  # fmt: skip
     else:
-        kind = _STORED if isinstance(source, StoredSource) else _OF_HEADS
-    return len(source.tokens), *map(address, own), kind
+        length, learned, expected = 0, (source.acceptance,), _CERTAIN
+    known = address(_addresses(*learned)), address(expected)
+    return len(source.tokens), *map(address, own), length, *known
 
 
 def _numbers(kind: str, numbers: Sequence[float]) -> Numbers:

@@ -11,6 +11,7 @@ from duodec.planning.acceptance import EXPECTED, Acceptance, Prior
 from duodec.planning.compiled import fastest_width, grow, learn
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Rate
+from duodec.planning.mixing import Mixer
 from duodec.planning.selection import LEAST_VALUE, Selection
 from duodec.planning.sources import Source
 
@@ -48,11 +49,11 @@ class Planner:
     _without_draft: Rate = field(default_factory=lambda: Rate(_SLOW_FADE, 3.0, 6.0))
 
     def select(
-        self, sources: Sequence[Source], agreement: Acceptance, num_tokens: int, depth: int
+        self, sources: Sequence[Source], mixer: Mixer, num_tokens: int, depth: int
     ) -> Selection:
         """The likeliest candidates of all sources, the draft model's tree being the first: at most
         ``num_tokens`` of them, ``depth`` tokens deep."""
-        selection = Selection(sources, agreement)
+        selection = Selection(sources, mixer)
         num_tokens = min(num_tokens, self.num_tokens, self.costs.draft_budget())
         # to find a node takes time, in which tokens come without it
         least = max(LEAST_VALUE, _NODE_S * self._rate.value)

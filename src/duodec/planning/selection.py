@@ -1,9 +1,10 @@
 """Keep one tree of candidates from all sources: the best that may be scored.
 
 A source proposes successors of a node, each with the likelihood that it is the target's token
-there. What several sources propose is one node, worth more than either says; how much more is
-learned from every verdict. Since no node is likelier than its parent, the nodes are found in the
-order of their values, and any number of the first ones is a connected tree.
+there. What several sources propose is one node; what it is worth is mixed of what they all say
+(`planning/mixing.py`), and learned from every verdict. Since no node is likelier than its parent,
+the nodes are found in the order of their values, and any number of the first ones is a connected
+tree.
 
 It grows and learns in C++ (`planning/compiled.py`).
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duodec.core.draft import Draft
-from duodec.planning.acceptance import Acceptance
+from duodec.planning.mixing import Mixer
 from duodec.planning.sources import Source, TreeSource
 
 LEAST_VALUE = 1e-3  # what is less likely is not worth a row
@@ -23,10 +24,10 @@ SHARE = 0.5  # of that, from which one source alone may propose it
 class Selection:
     """The tree, in the order of its nodes' values; parents come before their children."""
 
-    def __init__(self, sources: Sequence[Source], agreement: Acceptance) -> None:
+    def __init__(self, sources: Sequence[Source], mixer: Mixer) -> None:
         """The first source is the draft model's tree, the second one recycled rows."""
         self.sources = sources
-        self.agreement = agreement
+        self.mixer = mixer
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.values: list[float] = []

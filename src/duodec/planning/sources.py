@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -17,6 +18,7 @@ from duodec.drafting.suffix import Speculation, Suffixes
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.coupling import Coupling
 from duodec.planning.governor import Rate
+from duodec.planning.mixing import Kind, Mixer
 from duodec.planning.supplement import Supplement
 
 _MAX_DEPTH = 24
@@ -24,23 +26,26 @@ _FADE = 0.9  # of earlier completions
 _FACTOR = float(_MAX_DEPTH)  # draft tokens a matched token: their values say how many are scored
 _MIN_SHARE = 0.05
 LENGTHS = (1, 2, 4, 8, 16)  # matches that are judged apart: of one token, 2 or 3, 4 to 7, ...
-BY_LENGTH = (0.4, 0.6, 0.8, 0.9, 0.95)  # how often they are expected to go on as before
+# how often they are expected to go on as before: in the same text, and in earlier completions
+_OWN_EXPECTED = array("d", (0.4, 0.6, 0.8, 0.9, 0.95))
+_EARLIER_EXPECTED = array("d", (0.2, 0.45, 0.7, 0.85, 0.95))
 _MAX_SPAN, _MIN_SPAN = 16, 2  # tokens of a suffix that a datastore is searched for
 _STORED_TOKENS, _STORED_DEPTH = 64, 10  # of what it proposes
 # measured on other texts, before any was seen: how often what a row says after a context of one
-# token comes true, and what a single source proposes where none is sure, of what they promise
-_AFTER_ONE, _ALONE, _SURE = 0.5, 0.6, 0.85
+# token comes true, of what it promises
+_AFTER_ONE = 0.5
 BY_RANK = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)  # expected where a row tells no more
 
 
 Context = tuple[int, ...]
-ByLength = Sequence[Acceptance]
 Lesson = tuple[Context, Callable[[], Candidates]]
 """The end of a text, and what finds the tokens that the target held likely after it."""
 
 
 class TreeSource:
     """The draft model's tree, the text being at a node of it."""
+
+    kind = Kind.DRAFT_MODEL
 
     def __init__(self, tree: CandidateTree, acceptance: Acceptance, node: int = ROOT) -> None:
         """``acceptance`` is learned from whole trees, elsewhere."""
@@ -69,6 +74,7 @@ class TreeSource:
 class RowSource:
     """Recycled rows: they may go on from tokens that others propose."""
 
+    kind = Kind.ROWS
     rows: RecycledRows
     acceptance: Sequence[Acceptance]  # by the length of the context, from 1
     end: Context  # of the text
@@ -84,33 +90,51 @@ class ContinuationSource:
     shares: Sequence[float]  # of the places that go on with a node
 
 
+@dataclass(frozen=True)
+class MatchHistory:
+    """How often matches in one store of texts went on as before, by their length."""
+
+    kind: Kind
+    expected: array[float]  # before anything is learned
+    by_length: tuple[Acceptance, ...] = field(
+        default_factory=lambda: tuple(Acceptance() for _ in LENGTHS)
+    )
+
+
 @dataclass(eq=False)
 class MatchSource(ContinuationSource):
     """What followed the same tokens in this text or in earlier completions. Every token that it is
     right about makes the match longer, and longer matches are right more often."""
 
     length: int  # of the match at the end of the text, in tokens
-    by_length: ByLength
+    history: MatchHistory
     coupling: Coupling | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return self.history.kind
 
     @classmethod
     def of(
-        cls, found: Speculation, by_length: ByLength, coupling: Coupling | None = None
+        cls, found: Speculation, history: MatchHistory, coupling: Coupling | None = None
     ) -> MatchSource:
         """What was found of a text."""
-        return cls(found.tokens, found.parents, found.shares, found.length, by_length, coupling)
+        return cls(found.tokens, found.parents, found.shares, found.length, history, coupling)
 
 
 @dataclass(eq=False)
 class StoredSource(ContinuationSource):
     """What followed the same tokens in a datastore."""
 
+    kind = Kind.DATASTORE
     acceptance: Acceptance
     coupling: Coupling | None = None
 
 
 class HeadSource(ContinuationSource):
     """What the target's own heads propose: its confidences know the noise already."""
+
+    kind = Kind.HEADS
 
     def __init__(self, tree: CandidateTree, acceptance: Acceptance) -> None:
         shares: list[float] = []
@@ -125,11 +149,8 @@ class HeadSource(ContinuationSource):
         return TreeSource(self.tree, self.acceptance).num_along(tokens)
 
 
-Source = TreeSource | RowSource | ContinuationSource
+Source = TreeSource | RowSource | MatchSource | StoredSource | HeadSource
 """Proposes tokens, and how likely each is: C++ reads its fields."""
-
-# Who proposes a token, as far as that says how likely it is: the ranks of `TextMemory.agreement`.
-ALONE, UNLIKE_DRAFT, DRAFT_ALONE, TOGETHER = range(4)
 
 
 @dataclass(frozen=True)
@@ -138,8 +159,11 @@ class TextMemory:
     right."""
 
     earlier: Suffixes = field(default_factory=lambda: Suffixes(_MAX_DEPTH))
-    by_length: tuple[Acceptance, ...] = field(
-        default_factory=lambda: tuple(Acceptance() for _ in LENGTHS)
+    own_matches: MatchHistory = field(
+        default_factory=lambda: MatchHistory(Kind.OWN_TEXT, _OWN_EXPECTED)
+    )
+    earlier_matches: MatchHistory = field(
+        default_factory=lambda: MatchHistory(Kind.EARLIER_TEXTS, _EARLIER_EXPECTED)
     )
     rows: RecycledRows = field(default_factory=RecycledRows)
     by_order: tuple[Acceptance, ...] = field(
@@ -151,9 +175,7 @@ class TextMemory:
     stored: Acceptance = field(default_factory=Acceptance)
     heads: Acceptance = field(default_factory=Acceptance)
     beside_others: Supplement = field(default_factory=Supplement)  # the target's heads
-    agreement: Acceptance = field(
-        default_factory=lambda: Acceptance.doubting(_ALONE, below=_SURE, ranks=(ALONE,))
-    )
+    mixer: Mixer = field(default_factory=Mixer)
     drafted: dict[int, Tokens] = field(default_factory=dict)
     """By slot, the last text that a draft model in turns has read: cached, unless it has died."""
     decoding: Rate = field(default_factory=lambda: Rate(_FADE))
@@ -189,10 +211,14 @@ class TextSources:
         rows = self.rows(text)
         coupling = rows.coupling
         found: list[Source] = [rows]
-        for store in (self._own, self.memory.earlier):
+        stores = (
+            (self._own, self.memory.own_matches),
+            (self.memory.earlier, self.memory.earlier_matches),
+        )
+        for store, history in stores:
             speculation = store.speculate(text, _FACTOR, _MIN_SHARE, depth)
             if speculation.tokens:
-                found.append(MatchSource.of(speculation, self.memory.by_length, coupling))
+                found.append(MatchSource.of(speculation, history, coupling))
         if self._datastore is not None:
             windows = self._datastore.continuations(
                 text, max_span=_MAX_SPAN, min_span=_MIN_SPAN, length=_STORED_DEPTH

@@ -45,6 +45,7 @@ from duodec.machine.cores import CorePlan, available_cores
 from duodec.methods.method import Method
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
+from duodec.planning.mixing import Mixer
 from duodec.planning.planner import Planner
 from duodec.planning.sources import TextMemory, TextSources, TreeSource
 
@@ -140,7 +141,7 @@ def _host(engine: LLM) -> HostPrices:
 
     def select(place: TreeCursor) -> object:
         sources = [TreeSource(place.tree, planner.acceptance), *texts.sources(nothing)]
-        return planner.select(sources, Acceptance(), planner.num_tokens, 24)
+        return planner.select(sources, Mixer(), planner.num_tokens, 24)
 
     return measured_host(engine.target, engine.tokenizer.num_vocab, select)
 

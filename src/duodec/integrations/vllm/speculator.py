@@ -214,7 +214,7 @@ class Speculator:
         no_tree = TreeSource(CandidateTree(), self._acceptance)
         request.texts.read(request.text)
         sources = [no_tree, *request.texts.sources(request.text, room)]
-        request.selection = Selection(sources, self._memory.agreement)
+        request.selection = Selection(sources, self._memory.mixer)
         grow(request.selection, room, room, has_branches=False)
         return Chain(request.selection.tokens, request.selection.values)
 
