@@ -9,6 +9,7 @@ from duodec.core.draft import ROOT
 from duodec.planning.acceptance import HOPED, Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
+from duodec.planning.mixing import Mixer
 from duodec.planning.planner import Planner, best_width
 from duodec.planning.selection import Selection
 from duodec.planning.sources import TreeSource
@@ -75,7 +76,7 @@ def test_a_step_is_not_waited_for_where_its_candidates_cost_more_than_they_bring
             known.label([0.2] * 4, [number % 5 > 0 and i == rank for i in range(4)])
         planner = Planner(costs, known, patience=1.0, busy=0.0)
         planner.observe(1, 1.0)
-        nothing = Selection((), Acceptance())
+        nothing = Selection((), Mixer())
         return planner.is_worth_waiting(TreeCursor(), nothing)
 
     assert [waits(0.0, rank) for rank in range(4)] == [True] * 4
@@ -90,8 +91,7 @@ def test_drafts_from_text_that_promise_too_much_say_nothing_of_the_draft_model(
     tree = CandidateTree()
     tree.expand(ROOT, [7], [0.9])
     by_text, by_model = (
-        Selection([TreeSource(tree, Acceptance())], Acceptance())
-        for tree in (CandidateTree(), tree)
+        Selection([TreeSource(tree, Acceptance())], Mixer()) for tree in (CandidateTree(), tree)
     )
     for selection in (by_text, by_model):
         selection.tokens, selection.parents, selection.values = [7], [ROOT], [0.9]

@@ -71,6 +71,16 @@ class Draft:
                 return i
         return None
 
+    def num_along(self, tokens: Iterable[int]) -> int:
+        """How many of these tokens, from the first one on, lie along a path from the root."""
+        num, node = 0, ROOT
+        for token in tokens:
+            child = self.child(node, token)
+            if child is None:
+                break
+            num, node = num + 1, child
+        return num
+
     def find(self, paths: Iterable[Sequence[int]]) -> list[int | None]:
         """The node at the end of each path of tokens from the root (ROOT for an empty path); None
         if the tree has no such path."""

@@ -44,6 +44,14 @@ class Offer:
     draft: Draft = field(default_factory=Draft)
     selection: Selection | None = None
     others: Sequence[Source] = ()
+    promised: float = 0.0
+    """Tokens, by the draft steps that were waited for."""
+    without_waiting: Draft = field(default_factory=Draft)
+
+    def num_brought(self, tokens: Sequence[int]) -> int:
+        """Of what came, the tokens that waiting brought: those of the draft, less those of the one
+        that would have been scored without it."""
+        return len(tokens) - 1 - self.without_waiting.num_along(tokens[:-1])
 
     def num_from_model(self, tokens: Sequence[int]) -> int:
         """The first of these tokens of the draft: those that the draft model or the target's heads
@@ -123,11 +131,13 @@ class DraftSelector:
             if len(self._proposed):
                 others.append(HeadSource(self._proposed, self._texts.memory.heads))
             offer = self._offer(self._cursor, others, request.remaining)
+        without_waiting, total = offer.draft, 0.0
         while (
             request.is_drafting
             and offer.selection is not None
-            and planner.is_worth_waiting(self._cursor, offer.selection)
+            and (promised := planner.promised_by_waiting(self._cursor, offer.selection))
         ):
+            total += promised
             self._ask()
             num_known, num_new = self._cursor.num_under, self._num_unread
             reading_s, step_s = planner.reading_s(num_new), planner.step_s(self._cursor)
@@ -157,7 +167,7 @@ class DraftSelector:
             self._texts.memory.drafted[request.slot] = text
             self._num_late = 0
             offer = self._offer(self._cursor, offer.others, request.remaining)
-        return offer
+        return replace(offer, promised=total, without_waiting=without_waiting) if total else offer
 
     def launch(self, offer: Offer, *, with_heads: bool) -> None:
         """A forward pass over an offer begins, after which the target's heads propose or rest."""
@@ -255,6 +265,7 @@ class DraftSelector:
     def _learn(self, offer: Offer, cursor: TreeCursor, tokens: Sequence[int]) -> None:
         """What the tokens after a text teach of those who proposed some."""
         planner = self._planner
+        planner.waits.observe(offer.promised, offer.num_brought(tokens) if offer.promised else 0.0)
         if offer.selection is not None:  # first: its sources say what they have learned
             planner.learn(offer.selection, tokens)
             if num := len(offer.draft):

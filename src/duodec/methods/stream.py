@@ -10,7 +10,7 @@ from duodec.methods.method import Method
 from duodec.methods.request import Loop, Request
 from duodec.planning.acceptance import HOPED, Acceptance
 from duodec.planning.governor import Governor, Sources
-from duodec.planning.planner import Planner
+from duodec.planning.planner import Planner, Waits
 from duodec.planning.sources import TextMemory, TextSources
 
 
@@ -43,9 +43,12 @@ class Stream(Method):
     plan: Tree = field(default_factory=Tree)
     acceptance: Acceptance = field(default_factory=Acceptance)
     memory: TextMemory = field(default_factory=TextMemory)
+    waits: Waits = field(default_factory=Waits)
 
     def decode(self, request: Request) -> Loop:
-        planner = Planner(request.costs, self.acceptance, self.num_tokens, self.patience)
+        planner = Planner(
+            request.costs, self.acceptance, self.num_tokens, self.patience, waits=self.waits
+        )
         if request.takes_turns:
             # a drafter that rests while the target computes has nothing to lose by being waited
             # for, and shows what it is worth only then

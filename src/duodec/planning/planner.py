@@ -26,6 +26,32 @@ _BET = 0.25  # of the tokens that a draft promises, in forward passes
 _MOST_LOST = 2.0  # forward passes: what one draft may lose of the allowance, and for its promise
 _WITH_A_STEP = 16  # new tokens of a text that go with a step
 _PRIOR_TRUST = 2.0  # tokens that count as promised and come
+_FADE_OF_WAITS = 0.99  # of what waiting promised and brought, with each round
+_PRIOR_OF_WAITS = 1.0  # tokens, likewise
+_LEAST_TRUST = 0.05
+
+
+@dataclass
+class Waits:
+    """What draft steps that the target waited for brought, of what they promised, in all requests.
+    Old rounds fade whether something was waited for or not, so that what did not pay is tried again
+    after some hundred rounds."""
+
+    _promised: float = 0.0
+    _brought: float = 0.0
+
+    @property
+    def trust(self) -> float:
+        """The share of what steps promised that came lately, 1 at most."""
+        share = (self._brought + _PRIOR_OF_WAITS) / (self._promised + _PRIOR_OF_WAITS)
+        return min(1.0, max(_LEAST_TRUST, share))
+
+    def observe(self, promised: float, brought: float) -> None:
+        """Add a round: the tokens that were promised by steps that were waited for, 0 if none was,
+        and those that came beyond what would have been drafted without waiting; less than none if
+        more of that would have."""
+        self._promised = self._promised * _FADE_OF_WAITS + promised
+        self._brought = self._brought * _FADE_OF_WAITS + brought
 
 
 @dataclass
@@ -40,6 +66,7 @@ class Planner:
     prior: Prior = EXPECTED  # of the draft model's candidates
     has_branches: bool = True  # the target scores trees; otherwise chains
     allowance: float = math.inf  # rounds of plain decoding that a forward pass may lose
+    waits: Waits = field(default_factory=Waits)
     heads_s: float = 0.0  # that the target's own heads add to the next forward pass
     _rate: Rate = field(default_factory=lambda: Rate(_FADE))
     # of drafts without candidates of the draft model, and with some
@@ -89,26 +116,33 @@ class Planner:
         return saved * decoding_s >= self.reading_s(num_tokens)
 
     def is_worth_waiting(self, cursor: TreeCursor, selection: Selection) -> bool:
-        """Whether one more step of the draft model, whose tree under the text this is, is expected
-        to yield tokens faster than decoding does, beyond what the other sources already propose."""
+        """Whether `promised_by_waiting` is anything."""
+        return self.promised_by_waiting(cursor, selection) > 0.0
+
+    def promised_by_waiting(self, cursor: TreeCursor, selection: Selection) -> float:
+        """Tokens that one more step of the draft model, whose tree under the text this is, promises
+        beyond what the other sources already propose; 0 where, as far as such promises came true
+        lately, decoding is expected to be faster."""
         if not (self._rate.value or self.costs.is_measured):
-            return False  # it may be that the target needs no time at all
+            return 0.0  # it may be that the target needs no time at all
         rate = self._caution * (self._rate.value or 1 / max(_TICK_S, self.costs.forward_s(0)))
         row = rate * self.costs.row_s(self.width(selection))  # of what it brings, in tokens
         least = rate * self.patience * self.step_s(cursor)
         if not cursor.is_expanded:
             reach = self._reach(selection)  # what the others' trees are like, where they are right
             further = max(1.0, (sum(selection.values) + _NO_TREE) / (reach + _NO_TREE))
-            return self._gained((1.0 - reach) * further, row) > least
-        # of nodes, one of which comes true
-        share = 1.0 - self._without_draft.value
-        if self._gained(share, row) <= least:
-            return False
-        if self.has_branches:
-            value = self.acceptance.unexpanded(cursor, self.costs.step_leaves())
+            gained = self._gained((1.0 - reach) * further, row)
         else:
-            value = _open_end(cursor, selection)
-        return self._gained(share * value, row) > least
+            # of nodes, one of which comes true
+            share = 1.0 - self._without_draft.value
+            if self._gained(share, row) <= least:
+                return 0.0
+            if self.has_branches:
+                value = self.acceptance.unexpanded(cursor, self.costs.step_leaves())
+            else:
+                value = _open_end(cursor, selection)
+            gained = self._gained(share * value, row)
+        return gained / self.waits.trust if gained > least else 0.0
 
     def _reach(self, selection: Selection) -> float:
         """How likely the next token is among those that are proposed and may be scored."""
@@ -121,7 +155,7 @@ class Planner:
         come in the time for scoring its first candidate, its first two, ..., ``row`` each; all of
         them cost as much as four, since those that are unlikely are not scored. Of a chain the
         first is."""
-        value *= self._trust(has_draft=True)
+        value *= self.waits.trust
         covered = self.acceptance.covered(self.prior)[: None if self.has_branches else 1]
         return max(value * share - num * row for num, share in enumerate(covered, 1))
 
