@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, cycle
 
 import numpy as np
 import pytest
 from fakes.decoding import (
     PROMPT,
     CountingModel,
+    FixedBudget,
     GivenSource,
+    Session,
     TickingClock,
     assert_decodes_like_ar,
     decode,
+    decode_rounds,
     proven,
     selected,
 )
@@ -30,11 +33,12 @@ from duodec.core.rows import Row
 from duodec.core.sampling.sampler import Sampler, SamplingParams
 from duodec.core.traits import DraftTraits
 from duodec.drafting.growth import Tree
+from duodec.methods.registry import method
 from duodec.planning import compiled, planner
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.costs import Costs
 from duodec.planning.governor import Governor, Sources
-from duodec.planning.planner import Planner, best_width
+from duodec.planning.planner import Planner, Waits, best_width
 from duodec.planning.selection import Selection
 from duodec.planning.sources import TextMemory, TextSources, TreeSource
 
@@ -376,6 +380,35 @@ def test_a_method_judges_each_selection_once(name: str, monkeypatch: pytest.Monk
     assert 3 < len(judged) < len(rounds)  # the first round has no draft
     assert len(judged) == len(rounds) - 1 or name == "auto"
     assert sum(selection.num_labelled for selection in judged) <= 60
+
+
+@pytest.mark.parametrize("name", ["stream", "auto"])
+def test_what_steps_bring_that_are_waited_for_is_learned_by_all_requests(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round that waits does so twice, for half a token each time."""
+    seen: list[tuple[Waits, float, float]] = []
+    promises = cycle([0.5, 0.5, 0.0])
+    monkeypatch.setattr(
+        Planner,
+        "promised_by_waiting",
+        lambda self, cursor, chosen: next(promises) if chosen.sources else 0.0,
+    )
+    monkeypatch.setattr(Waits, "observe", lambda *one: seen.append(one))
+    monkeypatch.setattr(TextSources, "sources", lambda self, text, depth=0: [self.rows(text)])
+    drafter, own = InlineDrafter(MODEL.load()), method(name)  # it is always right
+    for seed in range(2):
+        session = Session(
+            TableTarget(MODEL), (6, 5, 3), 40, costs=FixedBudget(6), drafter=drafter,
+            sampler=Sampler(SamplingParams(seed=seed)), clock=TickingClock(),
+        )  # fmt: skip
+        num_before = len(seen)
+        num_rounds = sum(1 for _ in decode_rounds(own, session))
+        assert num_rounds - 2 <= len(seen) - num_before <= num_rounds
+    assert len({id(waits) for waits, _, _ in seen}) == 1
+    assert {promised for _, promised, _ in seen} == {0.0, 1.0}
+    assert all(brought == 0.0 for _, promised, brought in seen if not promised)
+    assert sum(brought for _, _, brought in seen) > 0
 
 
 @pytest.mark.parametrize("max_width", [0, 80])

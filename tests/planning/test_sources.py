@@ -81,9 +81,13 @@ def test_a_match_that_goes_on_counts_as_the_longer_match_it_becomes() -> None:
 
 
 def test_before_anything_is_learned_longer_matches_are_expected_to_be_right_more_often() -> None:
-    found = likelihoods(match(Draft.chain(range(12)), (1.0,) * 12, 1, TextMemory().own_matches))
-    assert found == sorted(found)
-    assert found[0] == pytest.approx(0.4)
+    """And those in the text itself more often than those in earlier completions."""
+    firsts = []
+    for history in (TextMemory().own_matches, TextMemory().earlier_matches):
+        found = likelihoods(match(Draft.chain(range(12)), (1.0,) * 12, 1, history))
+        assert found == sorted(found)
+        firsts.append(found[0])
+    assert firsts == pytest.approx([0.4, 0.2])
 
 
 def test_a_token_is_worth_its_share_of_the_places_of_its_parent() -> None:
