@@ -63,7 +63,13 @@ struct Text {  // none: of no tokens
 };
 
 // weights of a `Mixer`: the first of each kind of input, those of sources by source
-enum { LOGIT, PROPOSED = NUM_SOURCES, OTHERS_PROPOSED = 2 * NUM_SOURCES, JOINT = 3 * NUM_SOURCES, RIVAL };
+enum {
+    LOGIT,
+    PROPOSED = NUM_SOURCES,
+    OTHERS_PROPOSED = 2 * NUM_SOURCES,
+    JOINT = 3 * NUM_SOURCES,
+    RIVAL
+};
 
 struct Request {
     const Constants *constants;
