@@ -137,7 +137,11 @@ def test_two_that_agree_become_worth_more_than_one_as_sure() -> None:
     draft, other = GivenSource({(): [(5, 0.5), (6, 0.75)]}), GivenSource({(): [(5, 0.5)]})
     joint = values_of(JointMixer(), draft, other)
     assert joint[5,] == joint[6,] == 0.75
-    for _ in range(400):
+    for _ in range(60):
+        learn(selected(draft, other, mixer=mixer), [5])
+    soon = values_of(mixer, draft, other)
+    assert soon[5,] > 3 * soon[6,]
+    for _ in range(340):
         learn(selected(draft, other, mixer=mixer), [5])
     after = values_of(mixer, draft, other)
     assert after[5,] > 0.9
