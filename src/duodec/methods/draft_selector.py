@@ -135,7 +135,11 @@ class DraftSelector:
         while (
             request.is_drafting
             and offer.selection is not None
-            and (promised := planner.promised_by_waiting(self._cursor, offer.selection))
+            and (
+                promised := planner.promised_by_waiting(
+                    self._cursor, offer.selection, len(offer.draft)
+                )
+            )
         ):
             total += promised
             self._ask()
