@@ -17,6 +17,8 @@ from duodec.methods.request import Request
 from duodec.scheduler.outputs import Counts, Done, Failed, Piece
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.server.errors import ApiError
+from duodec.server.http.streams import ClientGone, whole
+from duodec.server.logs import facts
 from duodec.server.models.feed import Feed, Numbered
 
 LONG_S = 30.0
@@ -64,6 +66,32 @@ def test_the_first_word_comes_at_once_and_those_of_an_interval_as_one() -> None:
         assert perf_counter() - begin_s > 0.15
         assert isinstance(word, Piece)
         assert (index, word.delta.text, word.counts.num_tokens) == (0, "bc", 3)
+
+    asyncio.run(main())
+
+
+def test_the_log_says_what_was_generated_of_a_response_that_was_cut_short() -> None:
+    class Writer:
+        def facts(self) -> dict[str, Any]:
+            return {"tokens": 5, "drafted": 2, "accepted": 1}  # of choices that ended
+
+        def add(self, index: int, output: Any) -> list[Any]:
+            return []
+
+    async def main() -> None:
+        feed, (ended, running) = feed_of(2)
+        ended.counts, ended.is_over = Counts(5, 3, 2, 1), True
+        running.counts = Counts(7, 4, 6, 3)
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.disconnect"}
+
+        noted: dict[str, Any] = {}
+        facts.set(noted)
+        with pytest.raises(ClientGone):
+            await whole(cast(Any, Writer()), feed, cast(Any, receive))
+        feed.close()  # again
+        assert noted == {"tokens": 12, "drafted": 8, "accepted": 4}
 
     asyncio.run(main())
 

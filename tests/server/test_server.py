@@ -435,6 +435,8 @@ def test_a_prompt_that_is_too_long(server: Running) -> None:
     error = refused(server.chat("x" * 1000), 400)
     assert error["code"] == "context_length_exceeded"
     assert "400" in error["message"]
+    assert error["param"] == "messages"
+    assert refused(server.complete("x" * 1000), 400)["param"] == "prompt"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from duodec.server.page import chat_page, content_policy
 from duodec.server.service import Service
 
 _ANTHROPIC, _OLLAMA = "/v1/messages", "/api/"
+_PROMPTS = {"/v1/completions": "prompt", "/api/generate": "prompt", "/v1/responses": "input"}
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
 Prepare = Callable[[Mapping[str, Any]], Awaitable[Prepared | dict[str, Any]]]
@@ -195,7 +196,10 @@ def make_app(service: Service) -> ASGIApp:
     def refusal(error: Exception, path: str) -> Response:
         if isinstance(error, ClientGone | ClientDisconnect):
             return Response(status_code=_GONE)
-        told = _of_http(error) if isinstance(error, HTTPException) else api_error(error)
+        if isinstance(error, HTTPException):
+            told = _of_http(error)
+        else:
+            told = api_error(error, _PROMPTS.get(path, "messages"))
         if told.status >= 500 and not isinstance(error, ApiError):
             log.error("a request failed", exc_info=error)
         service.meters.refused(told.status)

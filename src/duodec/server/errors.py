@@ -126,14 +126,15 @@ def slow_head(seconds: float) -> ApiError:
     return ApiError(408, f"the headers were not sent within {seconds:g} s", code="timeout")
 
 
-def api_error(error: Exception) -> ApiError:
-    """What a client is told of an exception; nothing of our own mistakes but that it was one."""
+def api_error(error: Exception, prompt: str = "messages") -> ApiError:
+    """What a client is told of an exception; nothing of our own mistakes but that it was one.
+    ``prompt`` is the field of the body that the prompt is in."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextExceeded):
         # litellm knows it by these words, langchain by the code, Claude Code by those of `named`
         words = f"this model's maximum context length is exceeded: {error}"
-        return ApiError(400, words, param="messages", code="context_length_exceeded")
+        return ApiError(400, words, param=prompt, code="context_length_exceeded")
     if isinstance(error, BadOption | DistributionUnavailable):
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, GrammarsFull):

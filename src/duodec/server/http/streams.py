@@ -118,7 +118,7 @@ async def whole(writer: Writer, feed: Feed, receive: Receive) -> dict[str, Any]:
         return await or_gone(receive, _collected(writer, feed))
     finally:
         feed.close()
-        note(**writer.facts())
+        _note(writer, feed)
 
 
 async def _collected(writer: Writer, feed: Feed) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class EventStream:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
             self._feed.close()
-            note(**self._writer.facts())
+            _note(self._writer, self._feed)
 
     async def _make(self) -> None:
         """Take outputs as they come, so that the model is free after the last one."""
@@ -195,6 +195,16 @@ class EventStream:
             note(error=told.status)
             yield framing.error(told)
         yield framing.end
+
+
+def _note(writer: Writer, feed: Feed) -> None:
+    """Let the log say what the response was, with what was generated of one that was cut short."""
+    found = writer.facts()
+    for counts in feed.cut_short:
+        found["tokens"] += counts.num_tokens
+        found["drafted"] += counts.num_drafted
+        found["accepted"] += counts.num_accepted
+    note(**found)
 
 
 async def or_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from time import perf_counter
 
-from duodec.scheduler.outputs import Done, Failed, Output, Piece
+from duodec.scheduler.outputs import Counts, Done, Failed, Output, Piece
 from duodec.scheduler.scheduled_request import ScheduledRequest
 from duodec.server.errors import timed_out
 from duodec.server.models.scheduler_thread import SchedulerThread
@@ -47,6 +47,8 @@ class Feed:
         self._quiet_s = 0.0  # until then, pieces are no news
         self._requests = requests
         self._on_close = on_close
+        self.cut_short: Sequence[Counts] = ()
+        """How far the completions were that had not ended when this was closed."""
         for i, request in enumerate(requests):
             request.say = partial(self._put, i)
         self._num_open = len(requests)
@@ -79,6 +81,8 @@ class Feed:
 
     def close(self) -> None:
         """Nobody listens any more: what is still in work ends."""
+        if self._requests:
+            self.cut_short = [one.counts for one in self._requests if not one.is_over]
         for request in self._requests:
             self._scheduler.abort(request)
         self._requests = ()  # they know this feed: what they hold is freed now, not some time later
