@@ -14,12 +14,12 @@ from duodec.core.traits import TargetCache, TargetTraits
 _SPIN_S = 0.0002  # the last moments of a wait are spun: sleeping is not that exact
 
 
-def wait_until(deadline: float, clock: Callable[[], float] = perf_counter) -> None:
-    """Wait for a moment of ``clock``, to some microseconds."""
-    rest = deadline - clock() - _SPIN_S
+def wait_until(deadline: float) -> None:
+    """Wait for a moment of `perf_counter`, to some microseconds."""
+    rest = deadline - perf_counter() - _SPIN_S
     if rest > 0:
         sleep(rest)
-    while clock() < deadline:
+    while perf_counter() < deadline:
         pass
 
 

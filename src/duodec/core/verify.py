@@ -79,13 +79,12 @@ def propose(
     scores: Scores,
     heads_at: Callable[[Verdict], Heads],
     depth: int,
-    clock: Callable[[], float] = perf_counter,
 ) -> Proposed:
     """What a target's own heads propose after the text that these scores leave, at most ``depth``
     tokens deep; nothing if they rest. ``heads_at`` opens them there."""
     if query.heads is None:
         return Proposed()
-    begin_s = clock()
+    begin_s = perf_counter()
     try:
         verdict = verify(query.draft, scores)
     except ComputeFailed:  # which its request will be told
@@ -93,7 +92,7 @@ def propose(
     if verdict.final is None:  # nothing is known of the token after the draft
         return Proposed()
     tree = query.heads.grow(heads_at(verdict), depth)
-    return Proposed(tree, clock() - begin_s)
+    return Proposed(tree, perf_counter() - begin_s)
 
 
 class Dice(Protocol):

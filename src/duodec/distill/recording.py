@@ -138,7 +138,6 @@ def record(
     *,
     most_s: float,
     on_progress: OnProgress,
-    clock: Callable[[], float] = perf_counter,
 ) -> None:
     """Record every shard that is missing, until they have taken ``most_s`` seconds in all; some
     held-out and some training samples are always recorded. Raises what the target raises, and
@@ -151,9 +150,9 @@ def record(
         if shard is None:
             if spent_s >= most_s and number >= num_needed:
                 break
-            begin_s = clock()
+            begin_s = perf_counter()
             samples = tuple(_samples(llm, part, params))
-            shard = Shard(samples, clock() - begin_s)
+            shard = Shard(samples, perf_counter() - begin_s)
             shard.write(folder, number)
         spent_s += shard.seconds
         on_progress(f"recording, {spent_s / 60:.0f} min", number + 1, len(parts))

@@ -77,10 +77,10 @@ def busy(retry_after_s: int, what: str) -> ApiError:
     )  # fmt: skip
 
 
-def unavailable(what: str, retry_after_s: int = 5) -> ApiError:
+def unavailable(what: str) -> ApiError:
     return ApiError(
         503, what, kind="server_error", code="unavailable",
-        headers={"Retry-After": str(retry_after_s)},
+        headers={"Retry-After": "5"},
     )  # fmt: skip
 
 

@@ -375,9 +375,9 @@ def _clock(seconds: float) -> str:
     return f"{minutes}:{rest:02d}"
 
 
-def _end_of(log: Path, num_bytes: int = 1 << 16) -> bytes:
+def _end_of(log: Path) -> bytes:
     """The last lines of a file that is being written."""
     with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - num_bytes))
+        file.seek(max(0, file.tell() - (1 << 16)))
         return file.read()

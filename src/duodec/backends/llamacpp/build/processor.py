@@ -15,9 +15,9 @@ from duodec.errors import BackendUnavailable
 NOTE = "duodec-cpu-key"
 
 
-def check_build(folder: Path = Path(sys.prefix)) -> None:
+def check_build() -> None:
     """Raises BackendUnavailable when the installed build was made for another processor."""
-    note = folder / NOTE
+    note = Path(sys.prefix) / NOTE
     if not note.is_file():
         return  # not installed by us: a package index's build, or the user's own
     built_for = note.read_text().strip()

@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 DRIVERS = {  # what to do where a build of a kind sees no device
@@ -63,12 +62,12 @@ def cmake_args(
 # --- NVIDIA's compiler, driver and cards
 
 
-def find_nvcc(environment: Mapping[str, str] = os.environ) -> Path | None:
+def find_nvcc() -> Path | None:
     """CUDA's compiler: the environment's, that on PATH, or the newest at its usual places; None
     where there is none."""
-    if named := shutil.which(environment.get("CUDACXX", "")) or shutil.which("nvcc"):
+    if named := shutil.which(os.environ.get("CUDACXX", "")) or shutil.which("nvcc"):
         return Path(named)
-    homes = [Path(environment[name]) for name in ("CUDA_PATH", "CUDA_HOME") if name in environment]
+    homes = [Path(os.environ[name]) for name in ("CUDA_PATH", "CUDA_HOME") if name in os.environ]
     homes += [_CUDA_HOMES / "cuda", *sorted(_CUDA_HOMES.glob("cuda-*"), key=_number, reverse=True)]
     return next((nvcc for home in homes if (nvcc := home / "bin" / "nvcc").exists()), None)
 
