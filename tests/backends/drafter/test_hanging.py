@@ -24,7 +24,7 @@ from fakes.draft_processes import (
 )
 
 from duodec.backends.drafter.channel import Channel
-from duodec.backends.drafter.supervision import Doubt
+from duodec.backends.drafter.supervision import HangDetector
 from duodec.backends.table import TableDraftModel, TableModel
 from duodec.core.protocols import DraftModel, RowQuery
 from duodec.core.rows import Row
@@ -51,7 +51,7 @@ def test_one_that_gets_no_core_for_a_while_is_not_hung_and_not_waited_for(
     """A stopped process that the system calls busy, as on a loaded machine."""
     drafter = start(replace(TABLE, seconds=0.002))
     assert drafts_again(drafter)
-    monkeypatch.setattr(drafter._doubt, "_look", lambda pid: Activity(True, 3.0))
+    monkeypatch.setattr(drafter._hang_detector, "_look", lambda pid: Activity(True, 3.0))
     drafter.submit(request(PROMPT, Chain(100)))
     kill(drafter, signal.SIGSTOP)
     begin_s = perf_counter()
@@ -104,7 +104,7 @@ def doubted(does: Callable[[float], Activity | None], num: int) -> list[float]:
     """So many looks, 0.1 s apart, at a process that is silent since the clock's beginning;
     ``does``: what it does by the seconds since then."""
     clock = FakeClock()
-    doubt = Doubt(clock, lambda pid: does(clock() - SINCE_S))
+    doubt = HangDetector(clock, lambda pid: does(clock() - SINCE_S))
     found: list[float] = []
     for _ in range(num):
         clock.advance(0.1)
@@ -128,7 +128,7 @@ def test_what_hangs_is_told_from_what_gets_no_core() -> None:
 
 def test_what_it_computed_before_its_silence_does_not_count() -> None:
     clock, spent = FakeClock(), [5.0]
-    doubt = Doubt(clock, lambda pid: Activity(True, spent[0]))
+    doubt = HangDetector(clock, lambda pid: Activity(True, spent[0]))
     for _ in range(20):  # a word after each 0.9 s of work
         since_s = clock.now
         for _ in range(9):

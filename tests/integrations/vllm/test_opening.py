@@ -110,7 +110,7 @@ def test_steps_are_whole_where_vllm_has_full_graphs(is_full: bool, num_whole: in
     assert Engine.of(found).num_whole == num_whole
     ours = DuoProposer(found)
     assert ours.speculator is not None
-    assert ours.speculator.pace.regime(1).num_whole == num_whole
+    assert ours.speculator.draft_lengths.at(1).num_whole == num_whole
 
 
 @pytest.mark.parametrize(("before_s", "after_s"), [(0.005, 0.0005), (0.0001, 0.0001)])

@@ -23,7 +23,7 @@ from duodec.backends.drafter.process import ProcessDrafter
 from duodec.backends.table import TableModel
 from duodec.core.protocols import Drafted, DraftRequest
 from duodec.core.sampling.sampler import SamplingParams
-from duodec.integrations.vllm import pace
+from duodec.integrations.vllm.draft_lengths import BatchSize, DraftLengths, ProposedChain
 from duodec.integrations.vllm.drafter_thread import DrafterThread
 from duodec.integrations.vllm.requests import Request, Requests, Row
 from duodec.integrations.vllm.speculator import Speculator
@@ -51,8 +51,8 @@ class Seen(LoggedDrafter):
 class Modelled(Speculator):
     """Drafts from the model's trees alone."""
 
-    def _from_texts(self, request: Request) -> pace.Chain:
-        return pace.Chain()
+    def _from_texts(self, request: Request) -> ProposedChain:
+        return ProposedChain()
 
 
 class Bench:
@@ -155,7 +155,7 @@ def test_a_row_without_a_slot_gets_one_that_becomes_free() -> None:
 
 def test_answers_are_remembered_though_their_slots_are_taken_at_once() -> None:
     bench = Bench(NoDrafter(), num_slots=1, kind=Speculator)
-    always = bench.speculator.pace.regime(1).governor
+    always = bench.speculator.draft_lengths.at(1).governor
     always.sources = lambda: Sources.FREE  # type: ignore[method-assign]
     for prompt in prompts(3):  # one follows the other without a step between them
         bench.engine.add(prompt, 12)
@@ -231,7 +231,7 @@ def test_a_step_without_drafts_does_not_lose_the_tree() -> None:
     class Probing(Modelled):
         def propose(self, rows: Sequence[Row]) -> list[list[int]]:
             probe = Sources.NONE if self.counts.num_steps % 5 == 4 else Sources.ALL
-            self.pace.regime(len(rows)).governor.sources = lambda: probe  # type: ignore[method-assign]
+            self.draft_lengths.at(len(rows)).governor.sources = lambda: probe  # type: ignore[method-assign]
             return super().propose(rows)
 
     bench = Bench(Seen(TABLE), kind=Probing)
@@ -319,14 +319,14 @@ def test_under_load_nothing_is_drafted_where_few_rows_are() -> None:
 def test_every_row_has_a_token_without_a_draft() -> None:
     """Eight draft tokens of which a third come true are no bargain at half a step's price, where
     the step brings eight tokens anyway; for one row they would be."""
-    regime = pace.Pace([Sources.ALL]).regime(8)
+    batch_size = DraftLengths([Sources.ALL]).at(8)
     for width in (0, 1, 2, 4, 8):
         for _ in range(4):
-            regime.costs.observe_forward(1.5 if width else 1.0, width)
-    chains = [pace.Chain([1], [0.3])] * 8
-    assert regime.lengths(chains, 8) == [0] * 8
-    assert regime.lengths(chains[:4], 1) == [1] * 4
-    assert regime.lengths([pace.Chain([1, 2], [0.9, 0.8])] * 8, 8) == [2] * 8
+            batch_size.costs.observe_forward(1.5 if width else 1.0, width)
+    chains = [ProposedChain([1], [0.3])] * 8
+    assert batch_size.lengths(chains, 8) == [0] * 8
+    assert batch_size.lengths(chains[:4], 1) == [1] * 4
+    assert batch_size.lengths([ProposedChain([1, 2], [0.9, 0.8])] * 8, 8) == [2] * 8
 
 
 def steps_of(bench: Bench, num_rows: int, num_steps: int) -> tuple[list[int], float]:
@@ -374,22 +374,22 @@ def test_where_whole_steps_cost_more_they_are_hardly_ever_tried() -> None:
 
 def test_a_row_in_prefill_or_at_its_end_is_never_filled_up() -> None:
     """Nor is a batch that has one: whole steps are whole in every row."""
-    regime = pace.Regime(pace.Pace([Sources.ALL]).regime(2).governor, NUM_TOKENS)
+    batch_size = BatchSize(DraftLengths([Sources.ALL]).at(2).governor, NUM_TOKENS)
     for _ in range(4):
-        regime.observe(Sources.ALL, [NUM_TOKENS] * 2, 4, 0.02)
-        regime.observe(Sources.ALL, [1, 0], 3, 0.05)
-        regime.observe(Sources.NONE, [0, 0], 2, 0.02)
-    chain = pace.Chain([1, 2], [0.9, 0.8], room=NUM_TOKENS)
-    assert regime.lengths([chain, pace.Chain(room=NUM_TOKENS)], 2) == [NUM_TOKENS] * 2
-    for other in (pace.Chain(), pace.Chain(room=NUM_TOKENS - 1)):
-        assert sum(regime.lengths([chain, other], 2)) <= 2
-    assert regime.lengths([pace.Chain(room=NUM_TOKENS)] * 2, 2) == [0, 0]
+        batch_size.observe(Sources.ALL, [NUM_TOKENS] * 2, 4, 0.02)
+        batch_size.observe(Sources.ALL, [1, 0], 3, 0.05)
+        batch_size.observe(Sources.NONE, [0, 0], 2, 0.02)
+    chain = ProposedChain([1, 2], [0.9, 0.8], room=NUM_TOKENS)
+    assert batch_size.lengths([chain, ProposedChain(room=NUM_TOKENS)], 2) == [NUM_TOKENS] * 2
+    for other in (ProposedChain(), ProposedChain(room=NUM_TOKENS - 1)):
+        assert sum(batch_size.lengths([chain, other], 2)) <= 2
+    assert batch_size.lengths([ProposedChain(room=NUM_TOKENS)] * 2, 2) == [0, 0]
 
 
 @pytest.mark.parametrize(("num_rows", "is_tried"), [(1, False), (16, True)])
 def test_batches_of_many_rows_try_earlier_text_alone(num_rows: int, is_tried: bool) -> None:
     """Of one row a single step tells too little."""
-    governor = pace.Pace([Sources.FREE, Sources.ALL]).regime(num_rows).governor
+    governor = DraftLengths([Sources.FREE, Sources.ALL]).at(num_rows).governor
     seconds = {Sources.NONE: 1.5, Sources.FREE: 1.0, Sources.ALL: 1.2}
     taken = []
     for _ in range(200):
@@ -450,7 +450,7 @@ class Searching(Speculator):
         super().__post_init__()
         self.found: list[Request] = []
 
-    def _from_texts(self, request: Request) -> pace.Chain:
+    def _from_texts(self, request: Request) -> ProposedChain:
         self.found.append(request)
         assert isinstance(self.clock, FakeClock)
         self.clock.now += 0.0004

@@ -15,7 +15,7 @@ from typing import Protocol
 from duodec.backends.drafter.channel import Frame, Kind
 from duodec.backends.drafter.child import Child, Children, Fault
 from duodec.backends.drafter.requests import Requests
-from duodec.backends.drafter.supervision import DOUBT_S, HANG_S, Doubt, Incidents
+from duodec.backends.drafter.supervision import DOUBT_S, HANG_S, HangDetector, Incidents
 from duodec.core.protocols import Drafted, DraftModel, DraftRequest
 from duodec.errors import BackendUnavailable
 
@@ -63,7 +63,7 @@ class ProcessDrafter:
         self._child: Child | None = None
         self._requests = Requests()
         self._incidents = Incidents()
-        self._doubt = Doubt()
+        self._hang_detector = HangDetector()
         self._start_fault: Fault | None = None  # why the last start came to nothing
         self._retry_s = 0.0
         self._start()
@@ -218,7 +218,11 @@ class ProcessDrafter:
         if not is_running or (is_closed and child.last_words is not None):
             return child.ending()
         # a process is reaped after its files are closed, and the machine may have slept
-        hung_s = self._doubt.hung_s(child.pid, *self._requests.silence()) if child.is_ready else 0.0
+        hung_s = (
+            self._hang_detector.hung_s(child.pid, *self._requests.silence())
+            if child.is_ready
+            else 0.0
+        )
         if child.is_doubted_for(DOUBT_S, is_closed or hung_s > 0):
             return child.ending() if is_closed else Fault(f"hung (silent for {hung_s:.1f} s)")
         if not child.is_ready and perf_counter() - child.start_s > self._start_timeout_s:

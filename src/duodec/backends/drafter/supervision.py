@@ -53,7 +53,7 @@ class Silence:
         self._since_s = perf_counter() if is_more_owed else None
 
 
-class Doubt:
+class HangDetector:
     """Whether a silent process hangs, by what it does meanwhile.
 
     On a loaded machine it may get no core for seconds. It hangs if it is silent for longer than

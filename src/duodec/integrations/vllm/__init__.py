@@ -3,7 +3,8 @@
     proposer    vLLM's hook, and counters for Prometheus
     speculator  what to propose for every row, from the drafts that are ready
     requests    which row is which request
-    pace        the planner on vLLM's clock
+    draft_lengths
+                the planner on vLLM's clock
     drafter_thread
                 the drafter, and the thread that reads its messages
     settings, opening, vocabulary

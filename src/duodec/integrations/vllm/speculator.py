@@ -11,8 +11,8 @@ from duodec.core.candidates import CandidateTree, TreeCursor
 from duodec.core.protocols import DraftRequest
 from duodec.core.sampling.sampler import Sampler
 from duodec.drafting.growth import Tree
+from duodec.integrations.vllm.draft_lengths import BatchSize, DraftLengths, ProposedChain
 from duodec.integrations.vllm.drafter_thread import DrafterThread
-from duodec.integrations.vllm.pace import Chain, Pace, Regime
 from duodec.integrations.vllm.requests import Request, Requests, Row
 from duodec.planning.acceptance import Acceptance
 from duodec.planning.compiled import grow, learn
@@ -63,7 +63,7 @@ class Speculator:
         self._acceptance = Acceptance()
         self._memory = TextMemory()
         allowed = [Sources.FREE, Sources.ALL] if self.drafter_thread.has_drafter else [Sources.FREE]
-        self.pace = Pace(allowed, self.num_whole)
+        self.draft_lengths = DraftLengths(allowed, self.num_whole)
         self._begin_s = 0.0
         self._sources = Sources.NONE  # of the step in flight
         self._num_rows = 0
@@ -79,10 +79,10 @@ class Speculator:
         self._observe(requests, gone, begin_s - self._begin_s)
         self._begin_s, self._num_rows = begin_s, len(rows)
         decoding = [r for r, row in zip(requests, rows, strict=True) if row.num_new]
-        regime = self.pace.regime(len(rows))
-        self._sources = regime.governor.sources()
-        self._fill(self._chains(decoding, regime), regime, decoding)
-        self._request_drafts(requests, gone, regime)
+        batch_size = self.draft_lengths.at(len(rows))
+        self._sources = batch_size.governor.sources()
+        self._fill(self._chains(decoding, batch_size), batch_size, decoding)
+        self._request_drafts(requests, gone, batch_size)
         self.counts.num_steps += 1
         self.counts.propose_s += self.clock() - begin_s
         return [list(request.drafted) for request in requests]
@@ -96,11 +96,11 @@ class Speculator:
         if len(requests) == self._num_rows and all(
             request.is_continued and request.is_decoding for request in requests
         ):
-            regime = self.pace.regime(len(requests))
+            batch_size = self.draft_lengths.at(len(requests))
             drafted = [len(request.drafted) for request in requests]
             num_tokens = sum(request.num_new for request in requests)
             self._lessons.append(
-                partial(regime.observe, self._sources, drafted, num_tokens, seconds)
+                partial(batch_size.observe, self._sources, drafted, num_tokens, seconds)
             )
         for request in requests:
             request.num_right = max(0, request.num_new - 1) if request.is_continued else 0
@@ -122,14 +122,16 @@ class Speculator:
 
     # --- chains
 
-    def _chains(self, requests: Sequence[Request], regime: Regime) -> dict[Request, Chain]:
+    def _chains(
+        self, requests: Sequence[Request], batch_size: BatchSize
+    ) -> dict[Request, ProposedChain]:
         """The best known continuation of every text."""
         if self.drafter_thread.has_drafter:  # also without drafts: the next step may have them
             self._follow(requests)
         if self._sources == Sources.NONE:
             return {}
         chains = self._drawn(requests) if self._sources == Sources.ALL else {}
-        end_s = self.clock() + min(_FREE_SHARE * regime.costs.forward_s(0), _MOST_FREE_S)
+        end_s = self.clock() + min(_FREE_SHARE * batch_size.costs.forward_s(0), _MOST_FREE_S)
         # first texts with nothing else: those right most recently, then those waiting longest
         for request in sorted(
             requests,
@@ -146,7 +148,7 @@ class Speculator:
                 break
         return chains
 
-    def _drawn(self, requests: Sequence[Request]) -> dict[Request, Chain]:
+    def _drawn(self, requests: Sequence[Request]) -> dict[Request, ProposedChain]:
         """From the drafter's trees: along the likeliest child of every node."""
         with self.drafter_thread.looking():
             chains = {
@@ -164,7 +166,7 @@ class Speculator:
                 request.cursor = self._cursor(request)
         self._lessons.append(self._left.clear)
 
-    def _down(self, request: Request) -> Chain:
+    def _down(self, request: Request) -> ProposedChain:
         """The likeliest path in its tree."""
         tree, value = request.cursor.tree, 1.0
         nodes = request.cursor.down(self._room(request))
@@ -173,7 +175,7 @@ class Speculator:
             likely = self._acceptance.estimate(tree.confidences[node], tree.ranks[node])
             value *= min(1.0, likely * request.acceptance.factor)
             values.append(value)
-        return Chain([tree.tokens[node] for node in nodes], values)
+        return ProposedChain([tree.tokens[node] for node in nodes], values)
 
     def _cursor(self, request: Request) -> TreeCursor:
         """Where the text ends in its tree."""
@@ -201,7 +203,7 @@ class Speculator:
         self._lessons.append(partial(self._acceptance.learn, cursor.tree, tokens, cursor.node))
         return cursor.follow(tokens)
 
-    def _from_texts(self, request: Request) -> Chain:
+    def _from_texts(self, request: Request) -> ProposedChain:
         """From this text and earlier ones."""
         if request.texts is None:
             request.texts = TextSources(self._memory, request.text[: request.num_prompt])
@@ -209,30 +211,36 @@ class Speculator:
         request.num_indexed = min(request.num_indexed + _INDEXED, request.length)
         if request.num_indexed < request.length:
             request.texts.read(request.text[: request.num_indexed])
-            return Chain()
+            return ProposedChain()
         room = self._room(request)
         no_tree = TreeSource(CandidateTree(), self._acceptance)
         request.texts.read(request.text)
         sources = [no_tree, *request.texts.sources(request.text, room)]
         request.selection = Selection(sources, self._memory.mixer)
         grow(request.selection, room, room, has_branches=False)
-        return Chain(request.selection.tokens, request.selection.values)
+        return ProposedChain(request.selection.tokens, request.selection.values)
 
     def _room(self, request: Request) -> int:
         return max(0, min(self.num_tokens, self.max_length - request.length - 1))
 
     def _fill(
-        self, found: dict[Request, Chain], regime: Regime, decoding: Sequence[Request]
+        self,
+        found: dict[Request, ProposedChain],
+        batch_size: BatchSize,
+        decoding: Sequence[Request],
     ) -> None:
         """Send the part of every chain that pays."""
         if not found:
             return
         is_prefilling = len(decoding) < self._num_rows
         chains = [
-            replace(found.get(request, Chain()), room=0 if is_prefilling else self._room(request))
+            replace(
+                found.get(request, ProposedChain()),
+                room=0 if is_prefilling else self._room(request),
+            )
             for request in decoding
         ]
-        lengths = regime.lengths(chains, len(decoding))
+        lengths = batch_size.lengths(chains, len(decoding))
         for request, chain, length in zip(decoding, chains, lengths, strict=True):
             tokens = chain.tokens[:length]
             # what fills a whole step is any token: it may be refused
@@ -244,9 +252,9 @@ class Speculator:
     # --- the drafter's work until the next step
 
     def _request_drafts(
-        self, requests: Sequence[Request], gone: Sequence[Request], regime: Regime
+        self, requests: Sequence[Request], gone: Sequence[Request], batch_size: BatchSize
     ) -> None:
-        served = self._served(requests, regime) if self._sources == Sources.ALL else []
+        served = self._served(requests, batch_size) if self._sources == Sources.ALL else []
         plan = Tree(
             num_candidates=_NUM_CANDIDATES,
             max_expanded=_MAX_EXPANDED // max(1, len(served)),
@@ -262,12 +270,12 @@ class Speculator:
         self.drafter_thread.request(wanted, self._lessons)
         self._lessons = []
 
-    def _served(self, requests: Sequence[Request], regime: Regime) -> list[Request]:
+    def _served(self, requests: Sequence[Request], batch_size: BatchSize) -> list[Request]:
         """The requests that the drafter works for: only as many as it has time for in a step, since
         half a tree for each would help none. Those already served keep their turn."""
         with self.drafter_thread.looking():
             step_s = max(_TICK_S, self.drafter_thread.costs.step_s())
-        num_served = max(1, int(regime.costs.forward_s(0) / (_STEPS * step_s)))
+        num_served = max(1, int(batch_size.costs.forward_s(0) / (_STEPS * step_s)))
         able = [request for request in requests if request.slot is not None]
         able.sort(key=lambda request: not request.is_served)
         for place, request in enumerate(able):

@@ -47,7 +47,7 @@ class Scoring:
         return (positions - self.window + 1).clamp(min=0)
 
 
-class Plan(Protocol):
+class AttentionMetadata(Protocol):
     """What the rows of a forward pass see."""
 
     def attend(
@@ -181,7 +181,7 @@ class Rowwise:
 class PerDevice:
     """A plan for the layers of each device."""
 
-    plans: Mapping[torch.device, Plan]
+    plans: Mapping[torch.device, AttentionMetadata]
 
     @classmethod
     def of(cls, layout: Layout, rows: Rows, devices: Iterable[torch.device]) -> PerDevice:
@@ -196,7 +196,7 @@ class PerDevice:
 class Layout(Protocol):
     """The fixed part of all forward passes of one kind; makes the plan of one. Hashable."""
 
-    def plan(self, rows: Rows) -> Plan: ...
+    def plan(self, rows: Rows) -> AttentionMetadata: ...
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    plan: Plan | None = None,
+    plan: AttentionMetadata | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers calls: (1, heads, rows, size) to (1, rows, heads, size)."""

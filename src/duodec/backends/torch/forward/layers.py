@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from duodec.backends.torch.forward.attention import Plan, Scoring
+from duodec.backends.torch.forward.attention import AttentionMetadata, Scoring
 from duodec.backends.torch.forward.cache import CellCache
 from duodec.backends.torch.forward.fusing import shared_by
 from duodec.backends.torch.library import torch
@@ -87,7 +87,7 @@ class _Launches:
         hidden_states: torch.Tensor,
         *,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        plan: Plan,
+        plan: AttentionMetadata,
         cache: CellCache | None = None,
         past_key_values: CellCache | None = None,
         **_: Any,

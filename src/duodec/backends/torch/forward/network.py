@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
-from duodec.backends.torch.forward.attention import NAME, PerDevice, Plan, Rows, Scoring, TextWindow
+from duodec.backends.torch.forward.attention import (
+    NAME,
+    AttentionMetadata,
+    PerDevice,
+    Rows,
+    Scoring,
+    TextWindow,
+)
 from duodec.backends.torch.forward.cache import CellCache
 from duodec.backends.torch.forward.fusing import fuse, gains_by_fusing
 from duodec.backends.torch.forward.layers import fuse_layers
@@ -134,7 +141,7 @@ class Network:
         tokens: torch.Tensor,
         positions: torch.Tensor,
         cache: CellCache,
-        plan: Plan,
+        plan: AttentionMetadata,
         kept: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits of the rows, or of those ``kept``: (rows, vocab), in the model's own type."""
@@ -237,7 +244,7 @@ def check_rowwise(config: Any) -> None:
 class _Noted:
     """A plan that notes the layers that use it."""
 
-    plan: Plan
+    plan: AttentionMetadata
     scorings: list[Scoring] = field(default_factory=list)
 
     def attend(

@@ -19,7 +19,7 @@ _TRY_AFTER, _TRY_AGAIN = 8, 128  # steps with drafts, until a whole one is tried
 
 
 @dataclass(frozen=True)
-class Chain:
+class ProposedChain:
     """A continuation of one text, and how likely each token is accepted with all before it."""
 
     tokens: Sequence[int] = ()
@@ -33,7 +33,7 @@ class Chain:
 
 
 @dataclass
-class Regime:
+class BatchSize:
     """Batches of about one size.
 
     A step is whole if every row has ``num_whole`` draft tokens: the engine replays it as one graph
@@ -60,7 +60,7 @@ class Regime:
         for width in _WIDTHS:  # computed before they are needed
             self.costs.forward_s(width)
 
-    def lengths(self, chains: Sequence[Chain], num_rows: int) -> list[int]:
+    def lengths(self, chains: Sequence[ProposedChain], num_rows: int) -> list[int]:
         """How much of every chain to verify, so that all rows together yield the most tokens a
         second; in a whole step more than a chain has.
 
@@ -81,7 +81,7 @@ class Regime:
         return lengths
 
     def _is_whole_better(
-        self, chains: Sequence[Chain], num_rows: int, width: int, promised: float
+        self, chains: Sequence[ProposedChain], num_rows: int, width: int, promised: float
     ) -> bool:
         """Whether a whole step yields more tokens a second than ``width`` draft tokens, which
         promise so many of each row, or is to be tried."""
@@ -101,17 +101,17 @@ class Regime:
         return (1 + expected / num_rows) * seconds > promised * median(self._whole_s)
 
 
-class Pace:
-    """Regimes by the size of the batch: 1, 2 to 3, 4 to 7, ..."""
+class DraftLengths:
+    """By the size of the batch: 1, 2 to 3, 4 to 7, ..."""
 
     def __init__(self, allowed: Sequence[Sources], num_whole: int = 0) -> None:
         self._allowed, self._num_whole = allowed, num_whole
-        self._regimes: dict[int, Regime] = {}
+        self._by_size: dict[int, BatchSize] = {}
 
-    def regime(self, num_rows: int) -> Regime:
+    def at(self, num_rows: int) -> BatchSize:
         size = num_rows.bit_length()
-        if size not in self._regimes:
+        if size not in self._by_size:
             simpler = self._allowed[:-1] if num_rows >= _MANY_ROWS else ()
             governor = Governor(self._allowed, probes=(Sources.NONE, *simpler))
-            self._regimes[size] = Regime(governor, self._num_whole)
-        return self._regimes[size]
+            self._by_size[size] = BatchSize(governor, self._num_whole)
+        return self._by_size[size]
