@@ -13,8 +13,9 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from fakes.decoding import LETTERS, Letters, noisy_text
@@ -23,7 +24,9 @@ from fakes.inline_drafter import InlineDrafter
 from duodec import llm
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli import app, output
-from duodec.cli.commands import chat
+from duodec.cli.chat import slash
+from duodec.cli.checks import Check
+from duodec.cli.commands import chat, doctor
 from duodec.cli.summary import comparison, draft_line, end_line, speed_line
 from duodec.core.protocols import Query, Scores, Target
 from duodec.core.round import Round, Stats
@@ -239,6 +242,27 @@ def test_run_completes_a_prompt_or_chats(cli: Cli, monkeypatch: pytest.MonkeyPat
     assert cli.configs[-1].target == "smollm2-draft"
 
 
+def test_run_has_the_options_of_generate(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = str(cli.answer("-n", "20", "--seed", "1")["text"])
+    arguments = ("run", "smollm2", "hello", "-n", "20", "--seed", "1", "--json", "--stop", whole[9])
+    status, out, _ = cli(*arguments)
+    assert status == 0
+    assert json.loads(out.splitlines()[-1])["text"] == whole[: whole.find(whole[9])]
+    for refused, words in (
+        (("--regex", "(a", "--json-schema", "{}"), "--json-schema and --regex exclude each other"),
+        (("--json-schema", "/nowhere/schema.json"), "/nowhere/schema.json cannot be read"),
+    ):
+        status, _, err = cli("run", "smollm2", "hello", *refused)
+        assert (status, words in err) == (2, True)
+    monkeypatch.setattr(chat, "_terminal_reader", lambda: lambda prompt: "/bye")
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert app.run(["run", "smollm2", "--json", "--stop", "x"]) == 0
+    err = cli.capture.readouterr().err
+    assert "--json has no effect in a chat" in err
+    assert "--stop has no effect in a chat" in err
+    assert "--regex" not in err
+
+
 def test_a_stop_text_ends_the_answer(cli: Cli) -> None:
     whole = str(cli.answer()["text"])
     cut = cli.answer("--stop", whole[10:13])
@@ -340,6 +364,12 @@ def rounds_of(
     )  # fmt: skip
 
 
+def few_scored() -> Stats:
+    """A draft token is scored in every third pass only, as with PEARL."""
+    rounds = rounds_of(9, drafted=1, forward_s=0.25).rounds[1:]
+    return stats_of(*(replace(r, num_scored=int(i % 3 == 0)) for i, r in enumerate(rounds)))
+
+
 @pytest.mark.parametrize(
     ("stats", "words"),
     [
@@ -382,6 +412,21 @@ def rounds_of(
             (
                 "1.00x plain decoding (10.0 tok/s): 0% of the drafts were accepted, 1.0 "
                 "tokens a forward pass"
+            ),
+        ),
+        (
+            rounds_of(9, forward_s=0.08),
+            "no faster than plain decoding (10.0 tok/s): nothing was accepted",
+        ),
+        (
+            rounds_of(9, forward_s=0.09, drafted=0),
+            "no faster than plain decoding (10.0 tok/s): nothing was drafted",
+        ),
+        (
+            few_scored(),
+            (
+                "0.40x plain decoding (10.0 tok/s): a forward pass costs 2.5 plain passes, and 0% "
+                "of the drafts were accepted"
             ),
         ),
         (rounds_of(2), "too short to compare with plain decoding"),
@@ -478,6 +523,13 @@ def test_bad_input_is_one_line_and_status_2(
         status = app.run(command)
     told = capfd.readouterr()
     assert words in one_line(subprocess.CompletedProcess(command, status, told.out, told.err))
+
+
+def test_a_forecast_tells_first_what_is_wrong_with_the_target(bad_files: Path, cli: Cli) -> None:
+    target = str(bad_files / "truncated.gguf")
+    status, out, err = cli("plan", "--target-ms", "20", "-m", target)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "truncated, damaged" in err
 
 
 @pytest.fixture(scope="module")
@@ -813,6 +865,60 @@ def test_no_table_is_wider_than_a_terminal_but_for_its_names(
     output.put_beside("ok    target  ", 14, "llama, " * 40)
     _, out, _ = cli("list")
     assert all(len(line) <= columns or " " not in line for line in out.splitlines())
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_long_lines_are_wrapped_at_words_on_a_terminal(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """All but those that are copied; off a terminal a line is a line."""
+    words = (
+        "  statistics of some thing or other " + "word " * 20 + "https://example.org/" + "x" * 60
+    )
+    command = "duodec generate " + "-m model " * 20
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+    def said() -> str:
+        output.say(words)
+        output.say_dim(command, is_copied=True)
+        slash.run("/?", cast(Any, None))
+        return cli.capture.readouterr().err
+
+    whole = said().splitlines()
+    assert whole[:2] == [words, command]
+    monkeypatch.setattr(output, "is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = said().splitlines()
+    assert command in lines
+    rest = [line for line in lines if line != command]
+    assert all(len(line) <= columns or " " not in line.strip() for line in rest)
+    assert " ".join(" ".join(rest).split()) == " ".join(
+        " ".join(line for line in whole if line != command).split()
+    )
+    at = next(i for i, line in enumerate(lines) if line.startswith("  /set"))
+    assert lines[at + 1].startswith(" " * 11), "it hangs right of the names"
+
+
+def test_a_remedy_is_wrapped_and_a_command_in_it_is_not(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda stream: stream is sys.stdout)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    command = "run: pip install " + "something " * 8 + "else"
+    doctor._show(
+        [Check("memory", "warn", "short", "close " * 20), Check("torch", "warn", "no", command)]
+    )
+    lines = cli.capture.readouterr().out.splitlines()
+    assert f"{'':14}remedy: {command}" in lines
+    assert all(len(line) <= 60 for line in lines if command not in line)
+    assert sum(line.startswith(" " * 14 + "close") for line in lines) >= 1
+
+
+def test_help_names_what_datastore_does(cli: Cli) -> None:
+    _, out, _ = cli("--help")
+    assert "Build datastores of text" in out
+    assert "list datastores" not in out
 
 
 @pytest.mark.slow

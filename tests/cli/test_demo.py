@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -18,7 +19,10 @@ from duodec.backends.paced import PacedTarget
 from duodec.backends.table import TableModel, TableTarget
 from duodec.cli import app
 from duodec.cli.commands import demo
+from duodec.cli.completion import StreamedCompletion
+from duodec.core.events import Finished
 from duodec.core.protocols import Launched, Query
+from duodec.core.round import Round, Stats
 from duodec.llm import LLM
 from duodec.loading.config import EngineConfig
 from duodec.loading.resolve import ResolvedPair
@@ -75,6 +79,53 @@ def test_a_busy_machine_gets_no_ratio(
     err = capsys.readouterr().err
     assert "no ratio: other programs kept 1.5 cores busy" in err
     assert "x, the same" not in err
+
+
+@pytest.mark.parametrize(
+    ("faster", "accepted", "num_busy", "worth"),
+    [(1.34, 0.06, 0.0, False), (1.05, 2.0, 0.0, False), (1.34, 2.0, 0.0, True),
+     (1.34, 2.0, 1.5, None), (1.05, 0.06, 1.5, None), (math.nan, 2.0, 0.0, False)],
+)  # fmt: skip
+def test_drafts_pay_by_the_clock_and_by_what_was_accepted(
+    faster: float, accepted: float, num_busy: float, worth: bool | None
+) -> None:
+    """A ratio alone is noise; one that was refused says nothing."""
+    assert demo.is_worth(stats(1.0, 0), stats(faster, accepted), num_busy) is worth
+
+
+def stats(speed: float, accepted: float) -> Stats:
+    """Of a hundred passes, one of them the first, that accepted this many draft tokens each."""
+    num_accepted = round(100 * accepted)
+    extra = [num_accepted // 100 + (i < num_accepted % 100) for i in range(100)]
+    rounds = tuple(Round((1,) * (n + 1), n, 4, 4, 1.0, 0.0, 1.0) for n in extra)
+    num_later = sum(len(r.tokens) for r in rounds[1:])
+    return Stats(4, rounds, 0.0, 0.0, num_later / speed)
+
+
+@pytest.mark.parametrize("worth", [True, False, None])
+def test_a_slower_target_is_shown_unless_drafts_pay(
+    worth: bool | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paces: list[str | None] = []
+
+    def compare(prompt: str, max_tokens: int, pace: str | None) -> bool | None:
+        paces.append(pace)
+        return worth
+
+    monkeypatch.setattr(demo, "_compare", compare)
+    assert app.run(["demo"]) == 0
+    assert paces == ([None] if worth else [None, "0.05"])
+    told = "on this processor alone drafts bring little" in capsys.readouterr().err
+    assert told is (worth is False)
+
+
+def test_no_ratio_is_told_where_nothing_was_accepted() -> None:
+    plain, drafted = (
+        StreamedCompletion("auto", (1,), Finished("", (1,) * 100, "length", stats(speed, 0)), False)
+        for speed in (1.0, 1.34)
+    )
+    words = demo.result_line(plain, drafted, 0.0)
+    assert words.endswith("with drafts, the same 100 tokens; no draft was accepted")
 
 
 def test_make_demo_runs_it_without_what_only_tests_need() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -55,13 +57,54 @@ def test_one_that_does_not_answer_is_told(capsys: pytest.CaptureFixture[str]) ->
         assert [one["state"] for one in listed(capsys)] == ["no response"]
 
 
-def _announce(folder: Path, model: str) -> subprocess.Popen[bytes]:
+@pytest.mark.parametrize(
+    ("body", "state"),
+    [
+        ('{"status": "loading"}', "loading"),
+        ('{"status": "shutting down"}', "shutting down"),
+        ("busy", "error 503"),
+        ("[]", "error 503"),
+    ],
+)
+def test_the_state_is_what_the_server_says(
+    body: str, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        with ps.announced("m", f"http://127.0.0.1:{server.server_port}"):
+            assert [one["state"] for one in listed(capsys)] == [state]
+
+
+def test_a_server_is_stopped_by_its_port(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (_announce(folder, "m", f"http://127.0.0.1:{port}") for port in (8011, 18011))
+    try:
+        assert app.run(["stop", "011"]) == 2
+        assert app.run(["stop", "8011"]) == 0
+        assert "stopped m at http://127.0.0.1:8011" in capsys.readouterr().err
+        assert not psutil.pid_exists(one.pid)
+        assert other.poll() is None
+    finally:
+        for process in (one, other):
+            process.kill()
+            process.wait()
+
+
+def _announce(folder: Path, model: str, url: str = "") -> subprocess.Popen[bytes]:
     """A process that says it serves a model."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     started_s = psutil.Process(process.pid).create_time()
     record = {
         "model": model,
-        "url": f"http://{process.pid}",
+        "url": url or f"http://{process.pid}",
         "pid": process.pid,
         "started_s": started_s,
     }

@@ -14,20 +14,21 @@ from duodec.loading.config import EngineConfig
 from duodec.loading.profile import Forward, Profile, Step
 from duodec.loading.resolve import draft_for
 from duodec.models import ALIASES
-from duodec.models.discovery import best_for, candidates
+from duodec.models.discovery import best_for, candidates, hub_folder
 from duodec.models.families import FAMILIES, family_of
 from duodec.models.metadata import ModelMetadata
 from duodec.models.references import parse_hub
 
 TOKENS = [f"token{i}" for i in range(400)]
 OTHERS = [f"other{i}" for i in range(400)]
+HUB = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
 TARGET, DRAFT = 4000, 400  # parameters
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of nobody's, with no caches yet."""
-    for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME"):
+    for name in (*HUB, "LLAMA_CACHE", "OLLAMA_MODELS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("DUODEC_CACHE", str(tmp_path / "ours"))
@@ -68,6 +69,20 @@ def four_tools(home: Path, **model: object) -> dict[str, Path]:
         write_model(path, num_params=DRAFT + i, **model)  # type: ignore[arg-type]
     size = DRAFT + len(places)
     return places | {"Ollama's models": ollama(home, "small", num_params=size, **model)}
+
+
+@pytest.mark.parametrize(
+    ("first", "place"),
+    [(0, "/cache"), (1, "/old"), (2, "/home/hub"), (3, "/xdg/huggingface/hub"),
+     (4, "~/.cache/huggingface/hub")],
+)  # fmt: skip
+def test_the_hubs_cache_is_where_its_library_keeps_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch, first: int, place: str
+) -> None:
+    """The variables in the library's order."""
+    for name, value in list(zip(HUB, ("/cache", "/old", "/home", "/xdg"), strict=True))[first:]:
+        monkeypatch.setenv(name, value)
+    assert hub_folder() == Path(place).expanduser()
 
 
 def test_every_tools_cache_is_searched(home: Path, target: Path) -> None:

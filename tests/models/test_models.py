@@ -480,6 +480,21 @@ def test_offline_without_the_file_says_where_it_looked(alias: Alias, cache: Path
     assert str(cache) in _message(DownloadFailed, "toy", offline=True)
 
 
+def test_offline_without_a_file_of_the_hub_its_cache_is_named(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, registry: FakeRegistry, hub: FakeHub
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", "/nowhere/hub")
+    source = HubFile("o/r", "none.gguf")
+    _add_alias(monkeypatch, source)
+    hub.fault = OSError("not here")
+    monkeypatch.setattr(HubFile, "cached", lambda self, alias: None)
+    assert _message(DownloadFailed, "toy", offline=True) == (
+        "toy is not in /nowhere/hub; fetch it once online"
+    )
+    _add_alias(monkeypatch, source, _package(registry))
+    assert f"/nowhere/hub or {cache};" in _message(DownloadFailed, "toy", offline=True)
+
+
 # A cache that cannot be written
 
 

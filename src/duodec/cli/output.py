@@ -40,20 +40,37 @@ def has_colour(stream: TextIO) -> bool:
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
-def say(line: str) -> None:
-    """One plain line on stderr."""
-    print(line, file=sys.stderr, flush=True)
+def say(line: str, *, hang: int | None = None, is_copied: bool = False) -> None:
+    """One plain line on stderr. On a terminal it is wrapped at words: further lines begin at column
+    ``hang``, by default where the first does. What is to be copied stays whole."""
+    print(line if is_copied else _wrapped(line, hang), file=sys.stderr, flush=True)
 
 
 def warn(line: str) -> None:
     """One line about a problem on stderr, with options for the library's parameters; line breaks
-    become spaces."""
-    say(f"duodec: {as_options(' '.join(line.split()))}")
+    become spaces. It often ends in a command, and stays whole."""
+    say(f"duodec: {as_options(' '.join(line.split()))}", is_copied=True)
 
 
-def say_dim(line: str) -> None:
-    """One line of secondary interest on stderr."""
-    say(f"{_DIM}{line}{_RESET}" if has_colour(sys.stderr) else line)
+def say_dim(line: str, *, is_copied: bool = False) -> None:
+    """One line of secondary interest on stderr, wrapped as those of `say`."""
+    shown = line if is_copied else _wrapped(line)
+    say(f"{_DIM}{shown}{_RESET}" if has_colour(sys.stderr) else shown, is_copied=True)
+
+
+def _wrapped(line: str, hang: int | None = None) -> str:
+    """A line for stderr, as lines where that is a terminal in which it is too long."""
+    columns = shutil.get_terminal_size().columns
+    if not is_terminal(sys.stderr) or len(line) <= columns:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) if hang is None else hang)
+    if columns - len(indent) <= _LEAST_BESIDE:
+        return line
+    return "\n".join(
+        textwrap.wrap(
+            line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    )
 
 
 def coloured(verdict: str, width: int) -> str:
@@ -66,9 +83,10 @@ def put_beside(head: str, width: int, text: str) -> None:
     """Text to stdout right of a head that takes ``width`` columns; on a terminal its lines stay
     right of it. Raises OutputClosed."""
     left = shutil.get_terminal_size().columns - width
-    lines = textwrap.wrap(text, left, break_long_words=False, break_on_hyphens=False)
-    is_wrapped = is_terminal(sys.stdout) and left > _LEAST_BESIDE
-    put(head + f"\n{'':{width}}".join(lines if is_wrapped else [text]) + "\n")
+    lines = [text]
+    if is_terminal(sys.stdout) and left > _LEAST_BESIDE:
+        lines = textwrap.wrap(text, left, break_long_words=False, break_on_hyphens=False)
+    put(head + f"\n{'':{width}}".join(lines) + "\n")
 
 
 def put(text: str) -> None:

@@ -16,6 +16,7 @@ from duodec.core.round import Round, Stats
 
 _FEWEST = 3  # rounds after the first that a comparison needs
 _NOTABLE = 0.05  # plain passes
+_ROUNDING = 0.005  # of a ratio, as it is written
 _CHEAPEST = 0.7  # plain passes: no pass costs less; if one seems to, the timings are off
 
 
@@ -100,6 +101,9 @@ def comparison(stats: Stats, plain_s: float | None, *, shares_cores: bool = Fals
     mean_tokens = sum(len(r.tokens) for r in steady) / len(steady)
     gained = f"{mean_tokens:.1f} tokens a forward pass"
     scored = _scored_words(steady, stats.overlap if shares_cores else 0.0)
+    if ratio > 1 + _ROUNDING and not stats.num_accepted_tokens:  # noise: nothing made it faster
+        why = "accepted" if stats.num_draft_tokens else "drafted"
+        return f"no faster than plain decoding ({rate(1 / plain_s)}): nothing was {why}"
     if ratio >= 1 + _NOTABLE:
         waited = f", and {wait:.1f} plain passes of waiting for drafts" if wait >= 0.1 else ""
         return f"{head}: {gained} at {cost:.1f} times its cost{waited}"
@@ -120,7 +124,7 @@ def comparison(stats: Stats, plain_s: float | None, *, shares_cores: bool = Fals
 def _scored_words(steady: tuple[Round, ...], shared_overlap: float) -> str:
     num_scored = fmean(r.num_scored for r in steady)
     words = "a forward pass"
-    if num_scored >= 0.05:
+    if num_scored >= 1:  # of fewer, most passes score none: these are not what costs
         words = f"scoring {num_scored:.{0 if num_scored >= 10 else 1}f} draft tokens"
     if shared_overlap > 0.25:
         words += " while the drafter works on the same cores"

@@ -100,7 +100,7 @@ def places(target: Path) -> Found:
     """Every GGUF file that may be a draft, nearest first."""
     yield from _in_folder(target if target.is_dir() else target.parent, "next to the target")
     yield from _ours()
-    yield from _in_folder(_hub_folder(), "the hub's cache")
+    yield from _in_folder(hub_folder(), "the hub's cache")
     yield from _in_folder(_llama_folder(), "llama.cpp's cache")
     yield from _ollama()
     for folder in (Path("~/.lmstudio/models"), Path("~/.cache/lm-studio/models")):
@@ -127,14 +127,20 @@ def _ours() -> Found:
     yield from _in_folder(cache_folder() / "models", "duodec's models")
 
 
-def _hub_folder() -> Path:
-    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+def hub_folder() -> Path:
+    """The hub's cache, where its library keeps it, without the library's import."""
+    environ = os.environ
+    home = environ.get("HF_HOME") or _user_cache() / "huggingface"
+    named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(os.path.expandvars(named or f"{home}/hub")).expanduser()
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
 
 
 def _llama_folder() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return Path(os.environ.get("LLAMA_CACHE") or base / "llama.cpp").expanduser()
+    return Path(os.environ.get("LLAMA_CACHE") or _user_cache() / "llama.cpp").expanduser()
 
 
 def _ollama() -> Found:

@@ -20,6 +20,7 @@ from duodec.machine.files import cache_folder
 from duodec.models.aliases import ALIASES
 from duodec.models.base import Alias, CachedModel, ModelFile, Progress, Source
 from duodec.models.contents import check_content, check_gguf
+from duodec.models.discovery import hub_folder
 from duodec.models.downloads.hub import HubFile, hub_listing, parts_of
 from duodec.models.folders import CONFIG, check_folder, fetch_folder, has_weights, is_model_folder
 from duodec.models.references import parse_hub
@@ -157,8 +158,16 @@ def _resolve_alias(
         if isinstance(wrong, ChecksumMismatch):
             raise wrong
     if offline:
-        raise DownloadFailed(f"{alias.name} is not in {cache_folder()}; fetch it once online")
+        places = dict.fromkeys(map(_place, alias.sources))
+        raise DownloadFailed(
+            f"{alias.name} is not in {' or '.join(map(str, places))}; fetch it once online"
+        )
     raise DownloadFailed(f"{alias.name}: {'; '.join(map(str, faults))}")
+
+
+def _place(source: Source) -> Path:
+    """The folder in which its files lie."""
+    return hub_folder() if isinstance(source, HubFile) else cache_folder()
 
 
 def _pinned(alias: Alias, path: Path, reference: str, source: Source) -> ModelFile:

@@ -48,7 +48,7 @@ def run(line: str, chat: Conversation) -> None:
 def _help(chat: Conversation, rest: str) -> None:
     for name, (_, usage) in COMMANDS.items():
         if name != "/help":
-            say(f"  {name:<8} {usage}")
+            say(f"  {name:<8} {usage}", hang=11)
     say(f"  {' '.join(LEAVE)}   leave, as Ctrl-D does")
     say('  """ opens a message of several lines, and """ closes it')
 

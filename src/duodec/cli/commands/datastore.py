@@ -1,4 +1,4 @@
-"""Run `duodec datastore`: build and list what the method `rest` drafts from."""
+"""Run `duodec datastore`: build what the method `rest` drafts from, and show what it is."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def datastore(context: typer.Context) -> None:
-    """Build and list datastores of text, which `rest` drafts from."""
+    """Build datastores of text, which `rest` drafts from, or show them."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

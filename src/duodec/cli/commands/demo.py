@@ -13,6 +13,7 @@ from duodec.cli.opening import open_llm, resolve_for
 from duodec.cli.options import option
 from duodec.cli.output import CompletionWriter, put, say, say_dim, warn
 from duodec.cli.summary import rate
+from duodec.core.round import Stats
 from duodec.core.sampling.sampler import SamplingParams
 from duodec.errors import BadOption
 from duodec.machine.busy import NOTABLE, OtherPrograms
@@ -28,8 +29,9 @@ duodec demo --pace 0.1 "Explain recursion with an example."
 
 PROMPT = "Write a Python function that reverses a list, and explain it."
 _INTERRUPTED, _DIFFERENT = 130, 3
-_WORTH = 1.1  # times plain decoding, below which a slower target shows more
+_WORTH = 1.1  # times plain decoding, and tokens a pass; below them a slower target shows more
 _PACE = "0.05"
+_LITTLE = "on this processor alone drafts bring little; as for a larger model on a GPU:"
 _LEAST_PACE_S = 0.001
 _YOUR_OWN = 'duodec generate -m MODEL.gguf -md SMALL_MODEL_OF_ITS_FAMILY.gguf "Your question"'
 
@@ -54,18 +56,19 @@ def demo(
     try:
         if pace is not None:
             _compare(prompt, max_tokens, pace)
-        elif _compare(prompt, max_tokens, None) < _WORTH:
+        elif not (is_worth := _compare(prompt, max_tokens, None)):
             say("")
-            say_dim("on this processor alone drafts bring little; as for a larger model on a GPU:")
+            if is_worth is not None:
+                say_dim(_LITTLE)
             _compare(prompt, max_tokens, _PACE)
     except (Stopped, KeyboardInterrupt):
         say_dim("interrupted")
         raise typer.Exit(_INTERRUPTED) from None
-    say_dim(f"With your own model: {_YOUR_OWN}")
+    say_dim(f"With your own model: {_YOUR_OWN}", is_copied=True)
 
 
-def _compare(prompt: str, max_tokens: int, pace: str | None) -> float:
-    """Decode plainly and with drafts, and print both and the result; the ratio of their speeds."""
+def _compare(prompt: str, max_tokens: int, pace: str | None) -> bool | None:
+    """Decode plainly and with drafts, and print both and the result; see `is_worth`."""
     from duodec.loading.config import EngineConfig
 
     config = EngineConfig(pace=pace) if pace else EngineConfig()
@@ -98,8 +101,16 @@ def _compare(prompt: str, max_tokens: int, pace: str | None) -> float:
         raise typer.Exit(_DIFFERENT)
     say("")
     say(result_line(plain, drafted, busy))
-    slow, fast = plain.finished.stats, drafted.finished.stats
-    return fast.tokens_per_second / slow.tokens_per_second
+    return is_worth(plain.finished.stats, drafted.finished.stats, busy)
+
+
+def is_worth(slow: Stats, fast: Stats, num_busy: float) -> bool | None:
+    """Whether drafts pay: by the clock, which is noisy, and by what was accepted. None where other
+    programs leave no ratio."""
+    if num_busy >= NOTABLE:
+        return None
+    ratio = fast.tokens_per_second / slow.tokens_per_second
+    return ratio >= _WORTH and fast.mean_accepted >= _WORTH
 
 
 def result_line(plain: StreamedCompletion, drafted: StreamedCompletion, num_busy: float) -> str:
@@ -110,6 +121,11 @@ def result_line(plain: StreamedCompletion, drafted: StreamedCompletion, num_busy
         return (
             f"{same}; no ratio: other programs kept {num_busy:.1f} cores busy meanwhile, which "
             "slows drafts most; try again when they are done"
+        )
+    if not fast.num_accepted_tokens:  # a ratio would be noise
+        return (
+            f"{rate(slow.tokens_per_second)} plainly, {rate(fast.tokens_per_second)} with drafts, "
+            f"{same}; no draft was accepted"
         )
     return (
         f"{rate(slow.tokens_per_second)} plainly, {rate(fast.tokens_per_second)} with drafts: "

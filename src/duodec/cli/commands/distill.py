@@ -222,9 +222,10 @@ def _show_heads(trained: Trained, target: str) -> None:
     )
     say_dim(
         f"{trained.num_recorded:,} tokens in {trained.recording_s / 60:.1f} min; "
-        f"{trained.num_steps} steps in {trained.training_s / 60:.1f} min; use them: duodec "
-        f"generate -m {target} --target-backend torch --heads {trained.path} PROMPT"
+        f"{trained.num_steps} steps in {trained.training_s / 60:.1f} min; use them:"
     )
+    use = f"duodec generate -m {target} --target-backend torch --heads {trained.path} PROMPT"
+    say_dim(use, is_copied=True)
 
 
 def _close(result: Result, target: str) -> None:
@@ -234,7 +235,8 @@ def _close(result: Result, target: str) -> None:
         f"{result.training_s / 60:.1f} min"
     )
     if result.is_better:
-        say_dim(f"better; use it: duodec generate -m {target} -md {result.path} PROMPT")
+        use = f"duodec generate -m {target} -md {result.path} PROMPT"
+        say_dim(f"better; use it: {use}", is_copied=True)
         return
     say(
         f"duodec: the new draft is no better, and was not kept as the output; it is "

@@ -35,6 +35,7 @@ Exit status:
 
 _CHECK_FAILED = 3
 _MOST_TRIED = 3  # drafts
+_COMMANDS = ("run: ", "pip install ")  # in a remedy, which is to be copied
 _SCHEMA_VERSION = 1
 
 
@@ -256,5 +257,8 @@ def _show(checks: list[Check]) -> None:
     for check in checks:
         head = f"{coloured(check.verdict, 4)}  {check.name:<{width}}  "
         put_beside(head, width + 8, check.words)
-        if check.remedy:
-            put(f"{'':6}{'':<{width}}  remedy: {check.remedy}\n")  # whole, to be copied
+        remedy = f"remedy: {check.remedy}"
+        if any(words in remedy for words in _COMMANDS):
+            put(f"{'':{width + 8}}{remedy}\n")
+        elif check.remedy:
+            put_beside(" " * (width + 8), width + 8, remedy)

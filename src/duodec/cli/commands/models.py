@@ -209,10 +209,10 @@ def drafts(
     )
     if family:
         say_dim(f"published for {family.name}: {family.draft} ({family.use})")
-        say_dim(f"duodec models pull {family.draft}")
+        say_dim(f"duodec models pull {family.draft}", is_copied=True)
     best = next((one for one in found if not one.fault), None)
     if best:
-        say_dim(f"measure: duodec doctor --target {target} --draft auto")
+        say_dim(f"measure: duodec doctor --target {target} --draft auto", is_copied=True)
 
 
 register(app, [("pull", pull), ("show", show), ("rm", remove), ("drafts", drafts)])

@@ -76,6 +76,8 @@ def plan(
     from duodec.bench.plan import BenchPlan
     from duodec.bench.run import simulate
     from duodec.bench.tasks import read_prompts, tasks_named
+    from duodec.loading.resolve import resolve_target
+    from duodec.loading.vetting import vetted
 
     check_installed()
     CostCurve.parse(target_ms, "target-ms")
@@ -97,6 +99,7 @@ def plan(
         sampling=sampling,
     )
     prompts = read_prompts(asked.data, asked.tasks, asked.limit)
+    vetted(resolve_target(config).file)  # what is wrong with it is told before a lack of drafts
     with progress_bar(is_quiet=quiet) as on_progress:
         results = simulate(asked, prompts, on_progress)
     show_run(results)
@@ -104,4 +107,4 @@ def plan(
     costs = {name: results.settings[name.replace("-", "_")] for name in given}
     measured = [f"--{name} {costs[name]}" for name in given if costs[name] != given[name]]
     if measured:
-        say_dim(f"the same costs again: {' '.join(measured)}")
+        say_dim(f"the same costs again: {' '.join(measured)}", is_copied=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -20,7 +20,8 @@ from duodec.machine.files import cache_folder
 
 EPILOG = {
     "ps": "Examples:\nduodec ps\nduodec ps --json",
-    "stop": "Examples:\nduodec stop\nduodec stop smollm2\nduodec stop http://127.0.0.1:8000",
+    "stop": "Examples:\nduodec stop\nduodec stop smollm2\nduodec stop 8000\n"
+    "duodec stop http://127.0.0.1:8000",
 }
 
 _SCHEMA_VERSION = 1
@@ -88,18 +89,26 @@ def _runs(serving: RunningServer) -> bool:
 
 
 def _state(serving: RunningServer) -> str:
-    """What the server says of itself: ok, loading, or nothing."""
+    """What the server says of itself: that it is ready, loading or shutting down, or nothing."""
     from urllib.error import HTTPError
     from urllib.request import urlopen
 
     try:
         with urlopen(f"{serving.url}/health", timeout=_PATIENCE_S) as response:  # noqa: S310
-            status = str(json_format.load(response).get("status", "ok"))
+            status = _status(response) or "ok"
     except HTTPError as error:
-        return "loading" if error.code == 503 else f"error {error.code}"
+        return _status(error) or f"error {error.code}"
     except (OSError, ValueError):
         return "no response"
     return "ready" if status == "ok" else status
+
+
+def _status(response: IO[bytes]) -> str:
+    """The status in an answer of ours; empty in another's. Raises OSError."""
+    try:
+        return str(json_format.load(response)["status"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def ps(*, json: Json = False) -> None:
@@ -126,20 +135,24 @@ def stop(
     *,
     model: Annotated[
         str | None,
-        typer.Argument(help="The model that it serves, or its URL; needed if several run."),
+        typer.Argument(
+            help="The model that it serves, its URL or its port; needed if several run."
+        ),
     ] = None,
 ) -> None:
     """Stop a server of `duodec serve` on this machine, as Ctrl-C does."""
     import psutil
 
     running = servers()
-    found = [one for one in running if model in (None, one.model, one.url)]
+    found = [one for one in running if model is None or _is_named(one, model)]
     listed = ", ".join(f"{one.model} at {one.url}" for one in found or running)
     if not found:
         others = f"{listed} does" if running else "start one with `duodec serve`"
         raise BadOption(f"no server {f'of {model} ' if model else ''}runs; {others}")
     if len(found) > 1:
-        raise BadOption(f"several servers run: {listed}; name the model or the URL of one")
+        raise BadOption(
+            f"several servers run: {listed}; name the model, the URL or the port of one"
+        )
     process = psutil.Process(found[0].pid)
     process.terminate()
     try:
@@ -148,6 +161,12 @@ def stop(
         say_dim(f"{found[0].model} finishes its requests and ends then")
         return
     say_dim(f"stopped {found[0].model} at {found[0].url}")
+
+
+def _is_named(serving: RunningServer, name: str) -> bool:
+    """Whether this is its model, its URL or its port."""
+    is_port = name.isdecimal() and serving.url.endswith(f":{int(name)}")
+    return is_port or name in (serving.model, serving.url)
 
 
 def _age(seconds: float) -> str:

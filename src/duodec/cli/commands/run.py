@@ -11,6 +11,7 @@ import typer
 
 from duodec.cli import options
 from duodec.cli.commands import chat, generate
+from duodec.cli.output import warn
 
 EPILOG = """
 Examples:
@@ -18,6 +19,7 @@ duodec run smollm2
 duodec run smollm2 "Why is the sky blue?"
 duodec run ./Qwen2.5-7B-Instruct-Q4_K_M.gguf -md hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF
 duodec run qwen2.5-coder-1.5b -f sort.py -p "Explain this."
+duodec run smollm2 "Name three colours." --json
 cat question.txt | duodec run smollm2
 
 With a prompt it is `duodec generate --target MODEL`, without one `duodec chat --target MODEL`.
@@ -47,6 +49,9 @@ def _run(
     """Chat with a model, or complete one prompt."""
     given = (prompt, prompt_option, file)
     if given == (None, None, None) and sys.stdin is not None and sys.stdin.isatty():
+        for name in _OF_PROMPTS:
+            if shared.pop(name) != _OF_PROMPTS[name].default:
+                warn(f"--{name.replace('_', '-')} has no effect in a chat; it is for a prompt")
         chat.chat(target=model, **shared)
         return
     own = inspect.signature(generate.generate).parameters
@@ -65,6 +70,12 @@ _OWN = {
     for name, parameter in inspect.signature(_run, eval_str=True).parameters.items()
     if parameter.kind is not inspect.Parameter.VAR_KEYWORD
 }
-_ALL = {**_OWN, **_options(chat.chat)}
+_OF_CHATS = _options(chat.chat)
+_OF_PROMPTS = {  # what only a single completion has
+    name: parameter
+    for name, parameter in _options(generate.generate).items()
+    if name not in {**_OWN, **_OF_CHATS}
+}
+_ALL = {**_OWN, **_OF_CHATS, **_OF_PROMPTS}
 run.__annotations__ = {name: parameter.annotation for name, parameter in _ALL.items()}
 run.__signature__ = inspect.Signature(list(_ALL.values()))  # type: ignore[attr-defined]

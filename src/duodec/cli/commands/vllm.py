@@ -70,7 +70,7 @@ def vllm(
     words = command(target, num_speculative_tokens, arguments or [])
     variables = settings.environment()
     said = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    say(" ".join([*said, shlex.join(words)]))
+    say(" ".join([*said, shlex.join(words)]), is_copied=True)
     if dry_run:
         return
     check_version()
