@@ -197,6 +197,18 @@ def test_a_stream_may_be_told_to_end() -> None:
     assert list(last.tokens) == expected(PROMPTS[0])[:5]
 
 
+@pytest.mark.parametrize(("max_tokens", "reason"), [(20, "length"), (None, "context")])
+def test_a_stream_that_is_told_to_end_has_the_reason_of_its_limit(
+    max_tokens: int | None, reason: str
+) -> None:
+    params = replace(PARAMS, max_tokens=max_tokens)
+    *_, last = llm().stream(PROMPTS[0], params, method="ar", should_stop=lambda: True)
+    assert isinstance(last, Finished)
+    assert (len(last.tokens), last.finish_reason) == (1, reason)
+    words = " ".join((LLM.stream.__doc__ or "").split())
+    assert f"``{reason}``" in words.partition("should_stop:")[2].partition("sampling:")[0]
+
+
 def test_several_streams_run_in_one_event_loop() -> None:
     async def text(model: LLM, prompt: list[int]) -> list[int]:
         async for event in model.astream(prompt, PARAMS):

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,19 @@ import duodec
 from duodec import LLM, Completion, Delta, Event, Grammar, SamplingParams
 from duodec.backends.table import TableModel, TableTarget
 from duodec.errors import BadOption, ModelNotFound
+from duodec.loading.config import EngineConfig
+from duodec.methods import Method
 
 TABLE = TableModel(num_vocab=len(LETTERS) + 1, seed=7)
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=40)
 MESSAGE = {"role": "user", "content": "hello"}
+PART = {"type": "text", "text": "hel"}
+
+
+def said(content: object) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
 USES: dict[str, Callable[[LLM], object]] = {
     "generate": lambda model: model.generate("hello", PARAMS),
     "chat": lambda model: model.chat([MESSAGE], PARAMS),
@@ -132,6 +142,32 @@ def test_plain_values_are_understood() -> None:
         (lambda m: m.chat([MESSAGE, {"role": "assistant"}]), "message 1 has no content"),
         (lambda m: LLM.load("smollm2", thread=1), "has no 'thread'; did you mean threads?"),
         (lambda m: m.stream("hello", {"sed": 1}), "has no 'sed'; did you mean seed?"),
+        (lambda m: LLM.load(5), "target is 5; give a name or a path"),
+        (lambda m: LLM.load(b"a.gguf"), "target is b'a.gguf'; give a name or a path"),
+        (lambda m: LLM.load(None), "target is None; give a name or a path"),
+        (lambda m: LLM.load("smollm2", 5), "draft is 5; give a name or a path"),
+        (lambda m: m.generate("hello", method=5), "method is 5; give a name, such as 'lookup'"),
+        (lambda m: m.generate("hello", method=0), "method is 0; give a name, such as 'lookup'"),
+        (lambda m: m.generate("hello", method=""), "unknown method ''"),
+        (lambda m: m.stream("hello", method=Method), "duodec.methods.method.Method'>; give a name"),
+        (lambda m: m.generate(b"hi"), "the prompt is b'hi', which are bytes; decode them"),
+        (lambda m: m.generate(["hello", bytearray(b"hi")]), "which are bytes; decode them"),
+        (lambda m: m.stream(b"hi"), "the prompt is b'hi', which are bytes; decode them"),
+        (lambda m: m.encode(5), "the prompt is 5; give a text"),
+        (lambda m: m.generate(["hello", 5.5]), "the prompt is 5.5; give a text"),
+        (lambda m: m.decode("x"), "tokens is 'x'; give a list of tokens"),
+        (lambda m: m.decode(b"x"), "tokens is b'x'; give a list of tokens"),
+        (lambda m: m.decode(5), "tokens is 5; give a list of tokens"),
+        (lambda m: m.decode([MESSAGE]), "give a list of tokens"),
+        (lambda m: m.stream("hello", choice=-1), "choice is -1; use 0 or more"),
+        (lambda m: m.chat("x", tools=[5]), "tools[0] names no function; send {type, function}"),
+        (lambda m: m.chat("x", tools=[{"name": "f"}]), "tools[0] names no function; send {type,"),
+        (lambda m: m.chat("x", tools=5), "tools is 5; give a list of {type, function}"),
+        (lambda m: m.chat("x", tools="ab"), "tools is 'ab'; give a list of {type, function}"),
+        (lambda m: m.chat([said(None)]), "messages[0].content is no text; send a string"),
+        (lambda m: m.chat([MESSAGE, said(5)]), "messages[1].content is no text; send a string"),
+        (lambda m: m.generate([said({})]), "messages[0].content is no text; send a string"),
+        (lambda m: m.chat([said([PART, {"type": "image_url"}])]), "has a part of type 'image_url'"),
     ],
 )
 def test_what_is_misspelled_is_named_with_the_remedy(
@@ -139,6 +175,45 @@ def test_what_is_misspelled_is_named_with_the_remedy(
 ) -> None:
     with pytest.raises(BadOption, match=re.escape(words)):
         use(llm())
+
+
+def test_parts_of_a_message_are_one_text() -> None:
+    model = llm()
+    parts = [PART, {"type": "input_text", "text": "lo"}]
+    assert model.encode([said(parts)]) == model.encode([said(tuple(parts))])
+    assert model.encode([said(parts)]) == model.encode([MESSAGE])
+    assert model.chat(said(parts), PARAMS).text == model.chat("hello", PARAMS).text
+
+
+def test_a_call_of_tools_needs_no_text() -> None:
+    model = llm()
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    wanted = model.encode([MESSAGE, {**call, "content": ""}])
+    assert model.encode([MESSAGE, {**call, "content": None}]) == wanted
+    assert model.encode([MESSAGE, call]) == wanted
+
+
+def test_a_path_names_a_model() -> None:
+    folder = Path("no", "such")
+    config = EngineConfig(target=folder / "a.gguf", draft=folder / "b.gguf", heads=folder / "c")  # type: ignore[arg-type]
+    assert config.target == str(folder / "a.gguf")
+    assert (config.draft, config.heads) == (str(folder / "b.gguf"), str(folder / "c"))
+    for load in (LLM, LLM.load):
+        with pytest.raises(ModelNotFound, match=r"a\.gguf"):
+            load(folder / "a.gguf", folder / "b.gguf")
+
+
+def test_what_is_printed_is_short() -> None:
+    model = llm()
+    assert repr(model) == "<LLM target='TableTarget' draft='InlineDrafter' method='auto'>"
+    assert "draft=None" in repr(LLM(TableTarget(TABLE), Letters(), 200))
+    params = replace(PARAMS, max_tokens=150, logprobs=2, prompt_logprobs=2)
+    (found,) = model.generate("hello", params, n=3)
+    *_, last = model.stream("hello", params)
+    assert len(found.tokens) > 20
+    for one in (found, last):
+        assert repr(found.text) in repr(one)
+        assert len(repr(one)) < 400 + len(found.text)
 
 
 def test_the_version_is_the_packages() -> None:
@@ -245,6 +320,7 @@ def test_a_schema_may_be_a_dictionary() -> None:
 def test_a_name_loads_a_model() -> None:
     with LLM("smollm2-draft", draft=None, context=256) as model:
         assert model.num_context == 256
+        assert repr(model) == "<LLM target='smollm2-draft' draft=None method='auto'>"
         assert model.generate("Once", max_tokens=2)[0].tokens
     with pytest.raises(ModelNotFound):
         LLM("no-such-model")

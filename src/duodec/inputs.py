@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from duodec.chat.contents import NoText, names_function, text_of
 from duodec.chat.prompting import chat_tokens
 from duodec.chat.template import Message
 from duodec.core.protocols import Tokenizer
-from duodec.core.sampling.parameters import made
+from duodec.core.sampling.parameters import made, shown
 from duodec.core.sampling.sampler import SamplingParams, seeded
 from duodec.errors import BadOption, ContextExceeded
 
@@ -22,6 +23,8 @@ Prompt = str | Sequence[Message] | Sequence[int]
 Params = SamplingParams | Mapping[str, Any]
 """Sampling parameters, or a dictionary of some of them."""
 
+_BYTES = bytes | bytearray | memoryview  # sequences of numbers, which are no tokens
+
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -31,7 +34,7 @@ def is_tokens(prompt: object) -> bool:
         return prompt.dtype.kind in "iu"
     return (
         isinstance(prompt, Sequence)
-        and not isinstance(prompt, str)
+        and not isinstance(prompt, str | _BYTES)
         and all(isinstance(item, int | np.integer) for item in prompt)
     )
 
@@ -58,14 +61,39 @@ def check_role(number: int, message: Message) -> None:
         raise BadOption(f"message {number} has no content; give it a text")
 
 
+def with_text(number: int, message: Message) -> Message:
+    """A message whose content is a text, as templates read it. Raises BadOption."""
+    has_calls = bool(message.get("tool_calls"))
+    try:
+        return {**message, "content": text_of(message.get("content"), has_calls=has_calls)}
+    except NoText as error:
+        raise BadOption(f"messages[{number}].content {error}") from None
+
+
+def check_tools(tools: object) -> None:
+    """Raises BadOption for what are no tools that a template can be shown."""
+    if not isinstance(tools, Sequence) or isinstance(tools, str | _BYTES):
+        raise BadOption(f"tools is {shown(tools)}; give a list of {{type, function}}")
+    for number, tool in enumerate(tools):
+        if not names_function(tool):
+            raise BadOption(f"tools[{number}] names no function; send {{type, function}}")
+
+
+def check_prompt(prompt: object) -> None:
+    """Raises BadOption for what is neither a text nor a list."""
+    if isinstance(prompt, _BYTES):
+        raise BadOption(f"the prompt is {shown(prompt)}, which are bytes; decode them to a text")
+    if not isinstance(prompt, Sequence | np.ndarray):
+        raise BadOption(
+            f"the prompt is {shown(prompt)}; give a text, a list of messages or a list of tokens"
+        )
+
+
 def prompts_of(prompts: Any) -> list[Prompt]:
     """One prompt or many, as a list. Raises BadOption for what is neither."""
     if isinstance(prompts, Mapping):
         return [[prompts]]
-    if not isinstance(prompts, Sequence | np.ndarray):
-        raise BadOption(
-            f"the prompt is {prompts!r}; give a text, a list of messages or a list of tokens"
-        )
+    check_prompt(prompts)
     if not (isinstance(prompts, str) or len(prompts)):
         return []
     is_one = isinstance(prompts, str) or is_tokens(prompts)
@@ -85,6 +113,7 @@ def prompt_tokens(
 ) -> list[int]:
     """The tokens of a prompt; messages go through the chat template: see `chat_tokens`. Raises
     BadOption."""
+    check_prompt(prompt)
     if isinstance(prompt, str):
         return tokenizer.tokenize(prompt, is_templated=parse_special)
     if is_tokens(prompt):
@@ -102,8 +131,9 @@ def prompt_tokens(
         )
     for number, message in enumerate(messages):
         check_role(number, message)
+    said = [with_text(number, message) for number, message in enumerate(messages)]
     return chat_tokens(
-        tokenizer, messages, tools=tools, variables=variables,
+        tokenizer, said, tools=tools, variables=variables,
         parse_special=parse_special, check=check,
     )  # fmt: skip
 

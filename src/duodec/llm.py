@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from os import PathLike, fspath
+from os import PathLike
 from time import perf_counter
 from typing import Any, overload
 
@@ -19,15 +19,17 @@ from duodec.chat.template import Message
 from duodec.core.events import Event, FinishReason, Started
 from duodec.core.protocols import Datastore, Drafter, Target, Tokenizer
 from duodec.core.sampling.grammar import Grammar, Mask
-from duodec.core.sampling.parameters import made, whole
+from duodec.core.sampling.parameters import made, shown, whole
 from duodec.core.sampling.sampler import Sampler, SamplingParams, seeded
 from duodec.core.text import TextStream
-from duodec.errors import warn
+from duodec.errors import BadOption, warn
 from duodec.inputs import (
     Params,
     Prompt,
     check_bias,
     check_length,
+    check_tools,
+    is_tokens,
     params_of,
     params_of_each,
     prompt_tokens,
@@ -39,7 +41,7 @@ from duodec.loading.load import load as load_pair
 from duodec.loading.resolve import ResolvedPair, resolve_pair
 from duodec.machine.cores import CoreSharing
 from duodec.methods.method import Method
-from duodec.methods.registry import DEFAULT_METHOD, check_usable
+from duodec.methods.registry import DEFAULT_METHOD, check_method, check_usable
 from duodec.methods.registry import method as method_named
 from duodec.methods.request import NoDatastore, NoDrafter, Request
 from duodec.planning.costs import Costs
@@ -66,6 +68,8 @@ class _Parts:
     parse_special: bool = False  # control tokens spelled in users' texts are control tokens
     clock: Callable[[], float] = perf_counter
     grammars: GrammarCompiler | None = None  # None: of the tokenizer, with the usual limits
+    target_name: str | None = None  # as the user names it; None: it was not loaded by a name
+    draft_name: str | None = None
     _methods: dict[str, Method] = field(default_factory=dict)  # with what they learned
     _turns: Turns = field(default_factory=Turns)
     _scheduler: Scheduler | None = field(default=None, init=False)
@@ -83,7 +87,9 @@ class LLM(_Parts):
     """
 
     @overload
-    def __init__(self, target: str = ..., *parts: str | None, **options: Any) -> None: ...
+    def __init__(
+        self, target: str | PathLike[str] = ..., *parts: str | PathLike[str] | None, **options: Any
+    ) -> None: ...
     @overload
     def __init__(
         self, target: Target, tokenizer: Tokenizer, num_context: int,
@@ -91,18 +97,30 @@ class LLM(_Parts):
     ) -> None: ...  # fmt: skip
     def __init__(self, target: Any = DEFAULT_TARGET, *parts: Any, **options: Any) -> None:
         if isinstance(target, str | PathLike):
-            vars(self).update(vars(self.load(fspath(target), *parts, **options)))
+            vars(self).update(vars(self.load(target, *parts, **options)))
         else:
             super().__init__(target, *parts, **options)
 
+    def __repr__(self) -> str:
+        target = self.target_name or type(self.target).__name__
+        draft = self.draft_name or (self.drafter and type(self.drafter).__name__)
+        return f"<LLM target={target!r} draft={draft!r} method={DEFAULT_METHOD!r}>"
+
     @classmethod
-    def load(cls, target: str = DEFAULT_TARGET, draft: str | None = "auto", **options: Any) -> LLM:
+    def load(
+        cls,
+        target: str | PathLike[str] = DEFAULT_TARGET,
+        draft: str | PathLike[str] | None = "auto",
+        **options: Any,
+    ) -> LLM:
         """Load a target and its draft model on this machine.
 
         Args:
-            target: A GGUF file, a folder of safetensors, ``hf:owner/repo``, or an alias.
-            draft: A smaller model; ``auto`` takes the one that is known to suit the target, or the
-                smallest of its vocabulary on this machine, None drafts from earlier text only.
+            target: A GGUF file, a folder of safetensors, ``hf:owner/repo``, or an alias: a text,
+                or a path such as a `pathlib.Path`.
+            draft: A smaller model, named likewise; ``auto`` takes the one that is known to suit
+                the target, or the smallest of its vocabulary on this machine, None drafts from
+                earlier text only.
             options: Fields of `EngineConfig`, below.
 
         Raises:
@@ -133,6 +151,8 @@ class LLM(_Parts):
             num_slots=config.num_slots,
             parse_special=config.parse_special,
             grammars=GrammarCompiler(loaded.tokenizer, trial),
+            target_name=config.target,
+            draft_name=loaded.draft_name,
             _turns=Turns(loaded.resources),
         )
 
@@ -228,6 +248,8 @@ class LLM(_Parts):
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; control tokens have none. Raises BadOption for others than the
         model's."""
+        if not is_tokens(tokens):
+            raise BadOption(f"tokens is {shown(tokens)}; give a list of tokens")
         pieces = map(self.tokenizer.piece, self.tokens_of(tokens))
         return b"".join(pieces).decode("utf-8", "replace")
 
@@ -328,10 +350,11 @@ class LLM(_Parts):
 
         Args:
             messages: ``{"role": "user", "content": "..."}`` and so on, oldest first; a text is
-                one message of the user.
+                one message of the user. A content may be a list of parts of type ``text``.
             params: Sampling parameters. Greedy by default.
             method: A decoding method by name; `auto` by default.
-            tools: JSON schemas of functions that the model may call.
+            tools: Functions that the model may call: ``{"type": "function", "function": {"name":
+                ..., "parameters": ...}}``, whose parameters are a JSON schema.
             sampling: Fields of `SamplingParams`, in place of those of ``params``.
 
         Raises:
@@ -345,6 +368,7 @@ class LLM(_Parts):
             messages = [{"role": "user", "content": messages}]
         elif isinstance(messages, Mapping):
             messages = [messages]
+        check_tools(tools)
         tokens = self.tokens_of(messages, tools=tools)
         return self.generate([tokens], params, method=method, **sampling)[0]
 
@@ -369,8 +393,10 @@ class LLM(_Parts):
             params: Sampling parameters. Greedy by default.
             method: A decoding method by name; `auto` by default. An object keeps what it learns.
             choice: Which of several completions of one seed, which the params then name: each
-                number gives a different text.
-            should_stop: Called after each forward pass; true ends the completion early.
+                number, 0 or more, gives a different text.
+            should_stop: Called after each forward pass; true ends the completion early, with the
+                ``finish_reason`` of its limit: ``length``, or ``context`` where that is the context
+                and not ``max_tokens``.
             sampling: Fields of `SamplingParams`, in place of those of ``params``.
 
         Raises:
@@ -473,7 +499,9 @@ class LLM(_Parts):
 
         ``shown``: control tokens that are part of the text, since somebody reads them there.
         """
-        chosen = self.method(method)
+        chosen, choice = self.method(method), whole("choice", choice)
+        if choice < 0:
+            raise BadOption(f"choice is {choice}; use 0 or more")
         params = seeded(params_of(params))
         check_bias(params, self.tokenizer.num_vocab)
         tokens = self.tokens_of(prompt)
@@ -484,7 +512,7 @@ class LLM(_Parts):
             prompt=tokens,
             capacity=min(self.num_context, wanted),
             drafter=self._drafter_for(chosen),
-            sampler=Sampler(params, whole("choice", choice), len(tokens), self._mask(params)),
+            sampler=Sampler(params, choice, len(tokens), self._mask(params)),
             datastore=self.datastore or NoDatastore(),
             costs=self.costs,
             shares_cores=self.cores.is_shared,
@@ -537,7 +565,8 @@ class LLM(_Parts):
 
     def method(self, method: str | Method | None) -> Method:
         """The method to use. Raises BadOption if something that it needs is missing."""
-        chosen = method or DEFAULT_METHOD
+        chosen = DEFAULT_METHOD if method is None else method
+        check_method(chosen)
         if isinstance(chosen, str):
             if chosen not in self._methods:
                 self._methods[chosen] = method_named(chosen)

@@ -5,13 +5,14 @@ The command line, the server and the benchmark all consume these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from duodec.core.round import Stats
 
 FinishReason = Literal["stop", "length", "context"]
-"""stop: end token or stop string; length: ``max_tokens``; context: the context is full."""
+"""stop: end token or stop string; length: ``max_tokens``; context: the context is full. A text that
+``should_stop`` of `LLM.stream` ended has that of its limit: length, or context."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,11 @@ class Delta:
 
 @dataclass(frozen=True)
 class Finished:
-    """The whole completion. ``tokens`` holds the end token, if one was drawn; ``text`` does not."""
+    """The whole completion. ``tokens`` holds the end token, if one was drawn; ``text`` does not.
+    ``finish_reason`` is as in `Completion`; for ``should_stop`` see `LLM.stream`."""
 
     text: str
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = field(repr=False)
     finish_reason: FinishReason
     stats: Stats
 

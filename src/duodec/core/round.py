@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 NEAR_TIE = 1e-3  # nats: a draw won by less may fall otherwise under other kernels
 
@@ -32,7 +32,7 @@ class Stats:
     """The statistics of one completion, prompt to last token."""
 
     num_prompt_tokens: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[Round, ...] = field(repr=False)
     begin_s: float  # request
     first_s: float  # first token
     finish_s: float  # last token

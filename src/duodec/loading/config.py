@@ -6,6 +6,7 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from duodec.backends.grammar import trial
 from duodec.backends.llamacpp.drafts.parallel import MOST_PARALLEL
 from duodec.backends.llamacpp.target.caches import CACHE_TYPES
 from duodec.backends.llamacpp.target.padded import MOST_ROWS
-from duodec.core.sampling.parameters import Parameter, check, shown, whole
+from duodec.core.sampling.parameters import Parameter, check, fields_of, shown, whole
 from duodec.errors import BadOption
 from duodec.machine.cores import available_cores
 from duodec.models.modelfile import Modelfile
@@ -31,6 +32,7 @@ DTYPES = {
 }
 _KIND = r"(cuda|rocm|vulkan|metal|sycl)(:\d+)?|(CUDA|ROCm|Vulkan|MTL|Metal|SYCL)\d*"
 _DEVICE = re.compile(rf"auto|cpu|({_KIND})(,({_KIND}))*")
+_PATHS = ("target", "draft", "heads", "datastore", "chat_template")  # a path will do
 
 
 @dataclass(frozen=True)
@@ -344,6 +346,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         with suppress(ValueError, TypeError):  # the command line gives a text
             object.__setattr__(self, "pace", float(self.pace))
+        for name in _PATHS:
+            object.__setattr__(self, name, _name_of(name, getattr(self, name)))
         check(self)
         if modelfile := Modelfile.read(self.target):
             object.__setattr__(self, "target", modelfile.target)
@@ -394,3 +398,14 @@ class EngineConfig:
     def dtype_name(self) -> str:
         """Spelled out: `bf16` is bfloat16."""
         return DTYPES[self.dtype]
+
+
+def _name_of(field: str, value: object) -> str | None:
+    """A name or a path as a text; None where the field may be None. Raises BadOption."""
+    name = fspath(value) if isinstance(value, PathLike) else value
+    if isinstance(name, str) or (name is None and fields_of(EngineConfig)[field].is_optional):
+        return name
+    flags = fields_of(EngineConfig)[field].flags
+    raise BadOption(
+        f"{field} is {shown(value)}; give a name or a path, as a text", option=field, flags=flags
+    )

@@ -9,6 +9,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
 
+from duodec.core.sampling.parameters import shown
 from duodec.core.traits import TargetTraits
 from duodec.errors import BadOption
 from duodec.methods.ar import Autoregressive
@@ -73,6 +74,15 @@ DEFAULT_METHOD = Auto.name
 def names() -> tuple[str, ...]:
     """Every method that can be named without its module: ours, and those of installed packages."""
     return tuple(dict.fromkeys([*METHODS, *(point.name for point in PACKAGES.points)]))
+
+
+def check_method(method: object) -> None:
+    """Raises BadOption for what is neither a name nor a method."""
+    if not isinstance(method, str | Method):
+        raise BadOption(
+            f"method is {shown(method)}; give a name, such as 'lookup', or an object of a class of "
+            "duodec.methods.Method"
+        )
 
 
 def method(name: str) -> Method:

@@ -23,14 +23,14 @@ class Completion:
     """
 
     text: str
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = field(repr=False)
     finish_reason: FinishReason
     stats: Stats
     method: str
     seed: int
-    logprobs: tuple[Logprob, ...] | None = None
-    prompt_logprobs: tuple[Logprob | None, ...] | None = None
-    others: tuple[Completion, ...] = ()  # of the same prompt, where several were requested
+    logprobs: tuple[Logprob, ...] | None = field(default=None, repr=False)
+    prompt_logprobs: tuple[Logprob | None, ...] | None = field(default=None, repr=False)
+    others: tuple[Completion, ...] = field(default=(), repr=False)  # of the same prompt, if n > 1
 
     @property
     def outputs(self) -> tuple[Completion, ...]:

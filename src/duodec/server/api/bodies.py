@@ -18,6 +18,7 @@ from pydantic import (
     field_validator,
 )
 
+from duodec.chat.contents import NoText, names_function, text_of
 from duodec.chat.template import Message
 from duodec.core.sampling.grammar import Grammar
 from duodec.core.sampling.sampler import SamplingParams, seeded
@@ -264,8 +265,7 @@ def formats_of(name: str, own: ResponseFormat) -> Iterator[tuple[str, str, Any]]
 
 def _with_function(value: Any, expected: str) -> dict[str, Any]:
     """Something with a function that has a name."""
-    function = value.get("function") if isinstance(value, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if not names_function(value):
         raise refused(f"names no function; send {expected}")
     checked: dict[str, Any] = value
     return checked
@@ -304,21 +304,10 @@ class ChatMessage(Object):
     @classmethod
     def _text(cls, value: Any, info: ValidationInfo) -> str:
         """A text, or the texts of a list of parts."""
-        if isinstance(value, str):
-            return value
-        if value is None and info.data.get("tool_calls"):
-            return ""
-        if not isinstance(value, list):
-            raise refused("is no text; send a string")
-        texts = []
-        for part in value:
-            form, text = (
-                (part.get("type"), part.get("text")) if isinstance(part, dict) else (None, None)
-            )
-            if form not in ("text", "input_text") or not isinstance(text, str):
-                raise refused(f"has a part of type {form!r}, and this model reads text only")
-            texts.append(text)
-        return "".join(texts)
+        try:
+            return text_of(value, has_calls=bool(info.data.get("tool_calls")))
+        except NoText as error:
+            raise refused(str(error)) from None
 
     def shown(self) -> Message:
         """For the template."""
