@@ -392,7 +392,7 @@ def test_what_steps_bring_that_are_waited_for_is_learned_by_all_requests(
     monkeypatch.setattr(
         Planner,
         "promised_by_waiting",
-        lambda self, cursor, chosen, num_scored: next(promises) if chosen.sources else 0.0,
+        lambda self, cursor, chosen: next(promises) if chosen.sources else 0.0,
     )
     monkeypatch.setattr(Waits, "observe", lambda *one: seen.append(one))
     monkeypatch.setattr(TextSources, "sources", lambda self, text, depth=0: [self.rows(text)])

@@ -42,7 +42,7 @@ def test_steps_that_bring_nothing_are_waited_for_no_more_for_some_time(brought: 
     assert own.is_worth_waiting(TreeCursor(), nothing)
     num_waits = 0
     while own.is_worth_waiting(TreeCursor(), nothing):
-        waits.observe(own.promised_by_waiting(TreeCursor(), nothing, 0), brought)
+        waits.observe(own.promised_by_waiting(TreeCursor(), nothing), brought)
         num_waits += 1
         assert num_waits < 20
     assert waits.trust > 0.0
@@ -58,7 +58,7 @@ def test_steps_that_bring_what_they_promise_are_waited_for() -> None:
     waits = Waits()
     own, nothing = planner(waits), selected(GivenSource())
     for number in range(200):
-        promised = own.promised_by_waiting(TreeCursor(), nothing, 0)
+        promised = own.promised_by_waiting(TreeCursor(), nothing)
         assert promised
         waits.observe(promised, number % 2 * 2 * promised)
     assert 0.8 < waits.trust <= 1.0
@@ -74,18 +74,9 @@ def test_a_promise_is_the_same_whatever_came_of_earlier_ones() -> None:
         for brought in (1.0, 0.8):
             waits = Waits()
             waits.observe(1.0, brought)
-            promises.add(round(planner(waits).promised_by_waiting(cursor, nothing, 0), 9))
+            promises.add(round(planner(waits).promised_by_waiting(cursor, nothing), 9))
         assert len(promises) == 1
         assert promises.pop() > 0.0
-
-
-def test_what_a_step_brings_pays_for_rows_after_those_that_are_scored() -> None:
-    own, nothing = planner(Waits()), selected(GivenSource())
-    for num_tokens, seconds in ((0, 0.025), (3, 0.025), (7, 0.045)):
-        for _ in range(8):
-            own.costs.observe_forward(seconds, num_tokens)
-    free, dear = (own.promised_by_waiting(TreeCursor(), nothing, n) for n in (0, 3))
-    assert 0.0 < dear < free
 
 
 def test_what_would_have_been_drafted_without_waiting_was_not_brought_by_it() -> None:

@@ -135,11 +135,7 @@ class DraftSelector:
         while (
             request.is_drafting
             and offer.selection is not None
-            and (
-                promised := planner.promised_by_waiting(
-                    self._cursor, offer.selection, len(offer.draft)
-                )
-            )
+            and (promised := planner.promised_by_waiting(self._cursor, offer.selection))
         ):
             total += promised
             self._ask()

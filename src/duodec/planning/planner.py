@@ -117,19 +117,16 @@ class Planner:
 
     def is_worth_waiting(self, cursor: TreeCursor, selection: Selection) -> bool:
         """Whether `promised_by_waiting` is anything."""
-        return self.promised_by_waiting(cursor, selection, self.width(selection)) > 0.0
+        return self.promised_by_waiting(cursor, selection) > 0.0
 
-    def promised_by_waiting(
-        self, cursor: TreeCursor, selection: Selection, num_scored: int
-    ) -> float:
+    def promised_by_waiting(self, cursor: TreeCursor, selection: Selection) -> float:
         """Tokens that one more step of the draft model, whose tree under the text this is, promises
-        beyond what the other sources already propose, of which the first ``num_scored`` would be
-        scored; 0 where, as far as such promises came true lately, decoding is expected to be
-        faster."""
+        beyond what the other sources already propose; 0 where, as far as such promises came true
+        lately, decoding is expected to be faster."""
         if not (self._rate.value or self.costs.is_measured):
             return 0.0  # it may be that the target needs no time at all
         rate = self._caution * (self._rate.value or 1 / max(_TICK_S, self.costs.forward_s(0)))
-        row = rate * self.costs.row_s(num_scored)  # of what it brings, in tokens
+        row = rate * self.costs.row_s(self.width(selection))  # of what it brings, in tokens
         least = rate * self.patience * self.step_s(cursor)
         if not cursor.is_expanded:
             reach = self._reach(selection)  # what the others' trees are like, where they are right
@@ -233,8 +230,6 @@ def best_width(
     forward pass takes ``more_s`` longer, whatever its width.
     """
     num = len(values)
-    if not num:
-        return 0
     return fastest_width(
         values,
         costs.curve(num),
