@@ -437,6 +437,8 @@ def test_a_prompt_that_is_too_long(server: Running) -> None:
     assert "400" in error["message"]
     assert error["param"] == "messages"
     assert refused(server.complete("x" * 1000), 400)["param"] == "prompt"
+    asked = server.post("/v1/responses", {"model": MODEL, "input": "x" * 1000})
+    assert refused(asked, 400)["param"] == "input"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from duodec.server.page import chat_page, content_policy
 from duodec.server.service import Service
 
 _ANTHROPIC, _OLLAMA = "/v1/messages", "/api/"
-_PROMPTS = {"/v1/completions": "prompt", "/api/generate": "prompt", "/v1/responses": "input"}
+_PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}  # where it is not in messages
 _GONE = 499  # nginx's: the client left; nobody reads it but the log
 
 Prepare = Callable[[Mapping[str, Any]], Awaitable[Prepared | dict[str, Any]]]
