@@ -205,8 +205,8 @@ def test_a_path_names_a_model() -> None:
 
 def test_what_is_printed_is_short() -> None:
     model = llm()
-    assert repr(model) == "<LLM target='TableTarget' draft='InlineDrafter' method='auto'>"
-    assert "draft=None" in repr(LLM(TableTarget(TABLE), Letters(), 200))
+    assert repr(model) == "<LLM target=TableTarget drafter=InlineDrafter slots=1>"
+    assert "drafter=None" in repr(LLM(TableTarget(TABLE), Letters(), 200))
     params = replace(PARAMS, max_tokens=150, logprobs=2, prompt_logprobs=2)
     (found,) = model.generate("hello", params, n=3)
     *_, last = model.stream("hello", params)
@@ -320,7 +320,7 @@ def test_a_schema_may_be_a_dictionary() -> None:
 def test_a_name_loads_a_model() -> None:
     with LLM("smollm2-draft", draft=None, context=256) as model:
         assert model.num_context == 256
-        assert repr(model) == "<LLM target='smollm2-draft' draft=None method='auto'>"
+        assert repr(model) == "<LLM target=LlamaTarget drafter=None slots=1>"
         assert model.generate("Once", max_tokens=2)[0].tokens
     with pytest.raises(ModelNotFound):
         LLM("no-such-model")

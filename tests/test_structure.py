@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,10 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     while free := {module for module, others in left.items() if not others}:
         left = {module: others - free for module, others in left.items() if module not in free}
     assert not left, f"among these modules some import each other: {', '.join(sorted(left))}"
+
+
+def test_an_llm_is_made_of_few_parts() -> None:
+    assert len(fields(duodec.LLM)) <= 14
 
 
 @pytest.mark.parametrize("source", sources())

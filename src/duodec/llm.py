@@ -68,8 +68,6 @@ class _Parts:
     parse_special: bool = False  # control tokens spelled in users' texts are control tokens
     clock: Callable[[], float] = perf_counter
     grammars: GrammarCompiler | None = None  # None: of the tokenizer, with the usual limits
-    target_name: str | None = None  # as the user names it; None: it was not loaded by a name
-    draft_name: str | None = None
     _methods: dict[str, Method] = field(default_factory=dict)  # with what they learned
     _turns: Turns = field(default_factory=Turns)
     _scheduler: Scheduler | None = field(default=None, init=False)
@@ -102,9 +100,8 @@ class LLM(_Parts):
             super().__init__(target, *parts, **options)
 
     def __repr__(self) -> str:
-        target = self.target_name or type(self.target).__name__
-        draft = self.draft_name or (self.drafter and type(self.drafter).__name__)
-        return f"<LLM target={target!r} draft={draft!r} method={DEFAULT_METHOD!r}>"
+        drafter = type(self.drafter).__name__ if self.drafter else None
+        return f"<LLM target={type(self.target).__name__} drafter={drafter} slots={self.num_slots}>"
 
     @classmethod
     def load(
@@ -151,8 +148,6 @@ class LLM(_Parts):
             num_slots=config.num_slots,
             parse_special=config.parse_special,
             grammars=GrammarCompiler(loaded.tokenizer, trial),
-            target_name=config.target,
-            draft_name=loaded.draft_name,
             _turns=Turns(loaded.resources),
         )
 

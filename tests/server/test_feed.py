@@ -80,8 +80,10 @@ def test_the_log_says_what_was_generated_of_a_response_that_was_cut_short() -> N
 
     async def main() -> None:
         feed, (ended, running) = feed_of(2)
-        ended.counts, ended.is_over = Counts(5, 3, 2, 1), True
-        running.counts = Counts(7, 4, 6, 3)
+        ended.counts, running.counts = Counts(5, 3, 2, 1), Counts(7, 4, 6, 3)
+        ended.say(DONE)
+        assert [output for _, output in await feed.next(LONG_S)] == [DONE]
+        running.is_over = True  # the scheduler may be the first to end what was cut short
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.disconnect"}

@@ -8,7 +8,7 @@ _TEXTS = ("text", "input_text")  # the types of parts that are texts
 
 
 class NoText(Exception):
-    """Why a content is no text, in words that follow the field's name."""
+    """Why a content is not a text: a sentence whose subject is the field's name."""
 
 
 def text_of(content: object, *, has_calls: bool) -> str:

@@ -40,7 +40,6 @@ class Loaded:
     cores: CoreSharing
     costs: Costs  # as a profile measured them
     resources: ExitStack = field(default_factory=ExitStack)
-    draft_name: str | None = None
 
 
 def load(
@@ -92,7 +91,6 @@ def load(
             ),
             costs=known.costs(is_drafting=not plan.shares_cores) if known else Costs(),
             resources=stack.pop_all(),
-            draft_name=pair.draft_name,
         )
     raise AssertionError("the stack swallows nothing")
 

@@ -48,17 +48,17 @@ class Feed:
         self._requests = requests
         self._on_close = on_close
         self.cut_short: Sequence[Counts] = ()
-        """How far the completions were that had not ended when this was closed."""
+        """How far the completions were whose end was not handed out when this was closed."""
         for i, request in enumerate(requests):
             request.say = partial(self._put, i)
-        self._num_open = len(requests)
+        self._open = set(range(len(requests)))  # choices whose end was not handed out
         self.num_choices = len(requests)
         scheduler.submit(requests)
 
     @property
     def is_over(self) -> bool:
         """Every completion has come to its end."""
-        return not self._num_open
+        return not self._open
 
     @property
     def left_s(self) -> float:
@@ -76,13 +76,13 @@ class Feed:
         outputs = list(_joined(self._taken()))
         if outputs:
             self._quiet_s = perf_counter() + self._interval_s
-        self._num_open -= sum(isinstance(output, Done) for _, output in outputs)
+        self._open.difference_update(i for i, output in outputs if isinstance(output, Done))
         return outputs
 
     def close(self) -> None:
         """Nobody listens any more: what is still in work ends."""
         if self._requests:
-            self.cut_short = [one.counts for one in self._requests if not one.is_over]
+            self.cut_short = [self._requests[i].counts for i in self._open]
         for request in self._requests:
             self._scheduler.abort(request)
         self._requests = ()  # they know this feed: what they hold is freed now, not some time later
